@@ -19,7 +19,7 @@ from ckptmove.model import OneLine
 from ckptmove.pickles.collector import collector_paused
 from ckptmove.text import amount
 from ckptmove.torch_facts.devices import parse_mapping, parse_target
-from ckptmove.verification.measuring import measure
+from ckptmove.verification.measuring import measure_with_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,8 +142,8 @@ def inspect(
 @collector_paused()
 def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None) -> Inspection:
     """Run a request of :func:`inspect`."""
-    from ckptmove.findings.context import Context  # noqa: PLC0415  # convert does not wait for it
-    from ckptmove.findings.registry import find_all  # noqa: PLC0415  # convert does not wait for it
+    from ckptmove.findings.context import Context  # noqa: PLC0415  # slow import, not used by convert
+    from ckptmove.findings.registry import find_all  # noqa: PLC0415  # slow import, not used by convert
 
     target = request.target if request.target is not None else request.expect
     context = Context(parse_target(target) if target is not None else None, request.device_count)
@@ -159,7 +159,7 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
     inventory = checkpoint.inventory
     plan: MovePlan | None = None
     if request.expect is not None:
-        from ckptmove.conversion.plan import plan_for  # noqa: PLC0415  # only `expect` needs this import
+        from ckptmove.conversion.plan import plan_for  # noqa: PLC0415  # slow import, used for `expect` only
 
         plan = plan_for(inventory, request.expect)
     findings = find_all(inventory, context)
@@ -233,7 +233,7 @@ def convert(
             made in place.
         WriteFailed: if the output cannot be written; the partial file is removed, and the source is unchanged.
     """
-    from ckptmove.conversion.conversion import ConvertRequest  # noqa: PLC0415  # inspect does not wait for it
+    from ckptmove.conversion.conversion import ConvertRequest  # noqa: PLC0415  # slow import, not used by inspect
     from ckptmove.conversion.shards import parse_size  # noqa: PLC0415  # slow import, not used by inspect
 
     to, mapping = _targets(to, map_location)
@@ -261,7 +261,7 @@ def convert_checkpoint(request: ConvertRequest) -> ConvertResult:
         raise UsageError("--in-place changes the file itself and takes no --output")
     if request.in_place and (request.force or not request.check):
         raise UsageError("--in-place replaces no other file and reads no tensor: leave out --force and --no-check")
-    from ckptmove.conversion.convert import convert as carry_out  # noqa: PLC0415  # inspect does not wait for it
+    from ckptmove.conversion.convert import convert as carry_out  # noqa: PLC0415  # slow import, not used by inspect
 
     return carry_out(with_default_output(request))
 
@@ -291,7 +291,7 @@ def undo(
         Refused: if the file has no record of a conversion in place, or another process is converting it.
         WriteFailed: if the file cannot be changed; it stays unchanged.
     """
-    from ckptmove.conversion.in_place import undo_in_place  # noqa: PLC0415  # inspect does not wait for it
+    from ckptmove.conversion.in_place import undo_in_place  # noqa: PLC0415  # slow import, not used by inspect
 
     return undo_in_place(os.fspath(path), dry_run=dry_run, limits=limits or Limits(), settle=settle)
 
@@ -363,9 +363,9 @@ def verify(
         UnreadableInput: if it cannot be read, is damaged, or is not a checkpoint.
         LimitExceeded: if it needs more than a limit allows.
     """
-    from ckptmove.verification.case.name import name_of  # noqa: PLC0415  # the only command that pays for this room
-    from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  # the only command that pays for this room
-    from ckptmove.verification.run import verify_checkpoint  # noqa: PLC0415  # the only command that pays for this room
+    from ckptmove.verification.case.name import name_of  # noqa: PLC0415  # slow import, used by verify only
+    from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  # slow import, used by verify only
+    from ckptmove.verification.run import verify_checkpoint  # noqa: PLC0415  # slow import, used by verify only
 
     request = VerifyRequest(
         path=os.fspath(path),
@@ -404,9 +404,9 @@ def diff(
         UnreadableInput: if one of them cannot be read, is damaged, or is not a checkpoint.
         LimitExceeded: if one of them needs more than the limits allow.
     """
-    from ckptmove.comparison.compare import compare  # noqa: PLC0415  # the other commands do not wait for it
+    from ckptmove.comparison.compare import compare  # noqa: PLC0415  # slow import, used by diff only
 
-    return compare(os.fspath(first), os.fspath(second), limits or Limits(), measure, progress)
+    return compare(os.fspath(first), os.fspath(second), limits or Limits(), measure_with_torch, progress)
 
 
 def _targets(to: Device | None, map_location: MapLocation | None) -> tuple[str | None, Mapping[str, str]]:
@@ -471,7 +471,7 @@ def move_request(
     Raises:
         UsageError: if a device is unknown.
     """
-    from ckptmove.moves import MoveRequest, Remap  # noqa: PLC0415  # inspect does not wait for it
+    from ckptmove.moves import MoveRequest, Remap  # noqa: PLC0415  # slow import, not used by inspect
 
     return MoveRequest(
         to=parse_target(to) if to is not None else None,

@@ -164,13 +164,13 @@ class GlobalUse(NamedTuple):
         return self.weights_only_since is not None
 
 
-class Opaque(Enum):
+class OpaqueValue(Enum):
     """Placeholder for a value that only executing the pickle could build."""
 
     OBJECT = "an object"
 
 
-OPAQUE: Final = Opaque.OBJECT
+OPAQUE: Final = OpaqueValue.OBJECT
 
 
 class FlagValue(NamedTuple):

@@ -20,7 +20,7 @@ from ckptmove.verification.plain_numbers import broken_numbers
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.run import checks_without_torch
 from ckptmove.verification.step.entries import leaves, nested_state
-from ckptmove.verification.step.optimizers import choose
+from ckptmove.verification.step.optimizers import choose_optimizer
 from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
 from fuzz.harness import LIMITS, PAGE, opened, require, require_printable
 
@@ -58,14 +58,14 @@ def _show(whole: OpenCheckpoint, facts: tuple[ArchiveFact, ...], request: Verify
     )  # fmt: skip
     require_printable(verification.verification_lines(PAGE, result, verbose=True))
     require_printable(github.verification_lines(result))
-    require_printable([document.dumps(document.verdict(result))])
+    require_printable([document.dumps(document.result_to_json(result))])
 
 
 def _plan_steps(whole: OpenCheckpoint) -> None:
     """What the steps would be made of: every parameter that is listed once, its elements each once."""
     inventory = whole.inventory
     for optimizer, pairing in zip(inventory.optimizers, pair_all(inventory), strict=True):
-        name = choose(optimizer, None).name or "SGD"
+        name = choose_optimizer(optimizer, None).name or "SGD"
         listed = sum(len(group.params) for group in optimizer.groups)
         named = 0
         for batch in batches(iter(select(optimizer, pairing.by_key(), name).pieces), together=False):

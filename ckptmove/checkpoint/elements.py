@@ -49,12 +49,17 @@ class StoredBytes(NamedTuple):
     byteorder: str
 
 
-def extent(stored: StoredBytes, record: TensorRecord) -> Span | None:
-    """Return the bytes in the source from a tensor's first element to its last; None if some are past the storage."""
+def extent_span(storage: Span, record: TensorRecord) -> Span | None:
+    """Return the bytes from a tensor's first element to its last; None if some are past the end of its storage.
+
+    Args:
+        storage: bytes of the tensor's storage.
+        record: the tensor.
+    """
     item = ITEM_BYTES[record.dtype]
-    start = stored.span.start + record.storage_offset * item
+    start = storage.start + record.storage_offset * item
     end = start + extent_numel(record.shape, record.stride) * item
-    return Span(start, end) if end <= stored.span.end else None
+    return Span(start, end) if end <= storage.end else None
 
 
 def extent_numel(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
@@ -69,8 +74,8 @@ def overlaps(record: TensorRecord) -> bool:
     return prod(record.shape) > extent_numel(record.shape, record.stride)
 
 
-def is_dense(record: TensorRecord) -> bool:
-    """Whether a tensor's elements have no gaps between them, in any order."""
+def fills_extent(record: TensorRecord) -> bool:
+    """Whether a tensor has as many elements as its extent: in any order, but without gaps."""
     return prod(record.shape) == extent_numel(record.shape, record.stride)
 
 
@@ -80,13 +85,13 @@ def blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterator[by
     Args:
         stored: storage of the tensor.
         record: the tensor.
-        span: :func:`extent` of the tensor.
+        span: :func:`extent_span` of the tensor.
 
     Raises:
         SourceChanged, AccessFailed: as ``source.read``.
     """
     item = ITEM_BYTES[record.dtype]
-    if is_in_order(record):
+    if is_contiguous(record):
         found = _read(stored, span, item * BLOCK_ELEMENTS)
     else:
         found = in_blocks(_strided(stored.source.read(span.start, span.end), record, item), item * BLOCK_ELEMENTS)
@@ -107,7 +112,7 @@ def little_endian(record: TensorRecord, found: Iterable[bytes | memoryview], byt
         byteorder: their byte order.
     """
     item = ITEM_BYTES[record.dtype]
-    pieces = found if is_in_order(record) else _strided(b"".join(found), record, item)
+    pieces = found if is_contiguous(record) else _strided(b"".join(found), record, item)
     return _ordered(record, in_blocks(pieces, item * BLOCK_ELEMENTS), byteorder, "little")
 
 
@@ -122,7 +127,7 @@ def _ordered(record: TensorRecord, found: Iterator[bytes], source: str, target: 
     return (_swapped(block, word) for block in found) if source != target and word > 1 else found
 
 
-def is_in_order(record: TensorRecord) -> bool:
+def is_contiguous(record: TensorRecord) -> bool:
     """Whether a tensor is contiguous."""
     expected = 1
     for size, step in zip(reversed(record.shape), reversed(record.stride), strict=True):

@@ -104,7 +104,7 @@ class OpenCheckpoint:
         found: list[ArchiveFact] = []
         done = 0
         for part in self.parts:
-            found += part.check(None if progress is None else shifted(progress, done, self.nbytes))
+            found += part.check(None if progress is None else shifted_progress(progress, done, self.nbytes))
             done += part.inventory.size_bytes
         if self.listing is not None:
             checked = {part.name for part in self.parts if isinstance(part, FilePart) and part.has_own_checksums}
@@ -129,7 +129,7 @@ class OpenCheckpoint:
         """
         if other in self.links:
             return f"a link to {self.links[other]}"
-        import hashlib  # noqa: PLC0415  # only diff and verify need it
+        import hashlib  # noqa: PLC0415  # slow import, used by diff and verify only
 
         digest = hashlib.sha256()
         with naming(self.path):
@@ -153,7 +153,7 @@ def no_devices(inventory: Inventory) -> str:
     return ""
 
 
-def shifted(progress: Progress, before: int, total: int) -> Progress:
+def shifted_progress(progress: Progress, before: int, total: int) -> Progress:
     """Progress of one file as a part of the progress of several.
 
     Args:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ckptmove.checkpoint.directories import FileFact
-from ckptmove.checkpoint.elements import StoredBytes, extent
+from ckptmove.checkpoint.elements import StoredBytes, extent_span
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.build import build_inventory
 from ckptmove.checkpoint.inventory.outline import outline as make_outline
@@ -135,7 +135,7 @@ class OpenPart(ABC):
         """Storage of a dense tensor, and the tensor's span in it; None if bytes are missing or encoded."""
         key = self.own_key(record)
         stored = None if key is None else self.storage(key)
-        span = None if stored is None else extent(stored, record)
+        span = None if stored is None else extent_span(stored.span, record)
         return None if stored is None or span is None else (stored, span)
 
     def why_not(self, record: TensorRecord) -> str:
@@ -152,15 +152,12 @@ class OpenPart(ABC):
         return f"{self.name}.{name}" if self.name else name
 
     def own_name(self, name: str) -> str:
-        """Name in the part, from a name in the whole checkpoint."""
+        """Name or storage key in the part, from one in the whole checkpoint."""
         return name[len(self.name) + 1 :] if self.name else name
 
     def own_key(self, record: TensorRecord) -> str | None:
         """Key in the part of the storage that a tensor views."""
-        return None if record.storage is None else self._own_key(record.storage)
-
-    def _own_key(self, key: str) -> str:
-        return key[len(self.name) + 1 :] if self.name else key
+        return None if record.storage is None else self.own_name(record.storage)
 
     @cached_property
     def _kinds(self) -> dict[str, str]:
@@ -277,7 +274,7 @@ class FilePart(OpenPart):
             with collector_paused():
                 container = container_of(source, self._limits)
                 machine = container.read()
-            container.locate([one._replace(key=self._own_key(one.key)) for one in self.inventory.storages])
+            container.locate([one._replace(key=self.own_name(one.key)) for one in self.inventory.storages])
             yield container, machine
         finally:
             source.close()
@@ -344,7 +341,7 @@ class FilePart(OpenPart):
     def _spans(self) -> Mapping[str, Span | None]:
         """Spans of all storages, by key in the file."""
         container = cast("tuple[Container, Machine]", self._held)[0]  # before it is dropped
-        keys = (self._own_key(storage.key) for storage in self.inventory.storages)
+        keys = (self.own_name(storage.key) for storage in self.inventory.storages)
         return {key: container.storage_span(key) for key in keys}
 
     @cached_property

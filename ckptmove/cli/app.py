@@ -72,9 +72,9 @@ def inspect(
 
     Needs no torch and no GPU, and never executes the file. Exits 1 if a finding is an error, which breaks a resume.
     """
-    from ckptmove.api import InspectRequest  # noqa: PLC0415  # --help does not need it
-    from ckptmove.cli.inspect_command import run_inspect  # noqa: PLC0415  # --help does not need it
-    from ckptmove.cli.render.answers import Detail  # noqa: PLC0415  # --help does not need it
+    from ckptmove.api import InspectRequest  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.cli.inspect_command import run_inspect  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.cli.render.answers import Detail  # noqa: PLC0415  # slow import, not used by --help
 
     config = load_config(Path())
     reported = selection(select or (), (*config.ignore, *(ignore or ())))
@@ -180,13 +180,13 @@ def convert(
     Writes a new file, even if nothing changes, or with --in-place changes the file itself. The suffix of --output
     names the format: .safetensors, or .pth for one file of torch.save.
     """  # fmt: skip
-    from ckptmove.api import move_request  # noqa: PLC0415  # --help does not need it
-    from ckptmove.cli import convert_command  # noqa: PLC0415  # --help does not need it
-    from ckptmove.conversion.conversion import ConvertRequest  # noqa: PLC0415  # --help does not need it
-    from ckptmove.conversion.remap.options import remap_options  # noqa: PLC0415  # --help does not need it
-    from ckptmove.conversion.shards import parse_size  # noqa: PLC0415  # slow import, used by convert only
-    from ckptmove.moves import Remap  # noqa: PLC0415  # --help does not need it
-    from ckptmove.torch_facts.devices import parse_mapping  # noqa: PLC0415  # --help does not need it
+    from ckptmove.api import move_request  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.cli import convert_command  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.conversion.conversion import ConvertRequest  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.conversion.remap.options import remap_options  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.conversion.shards import parse_size  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.moves import Remap  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.torch_facts.devices import parse_mapping  # noqa: PLC0415  # slow import, not used by --help
 
     config = load_config(Path())
     renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
@@ -335,9 +335,9 @@ def verify(
     Needs torch. A device that this machine lacks is simulated on the CPU, and the verdict says so. Exits 1 if a check
     fails.
     """
-    from ckptmove.cli.verify_command import run_verify  # noqa: PLC0415  # --help does not need it
-    from ckptmove.conversion.remap.options import remap_options  # noqa: PLC0415  # --help does not need it
-    from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  # --help does not need it
+    from ckptmove.cli.verify_command import run_verify  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.conversion.remap.options import remap_options  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  # slow import, not used by --help
 
     config = load_config(Path())
     reported = selection(select or (), (*config.ignore, *(ignore or ())))
@@ -396,7 +396,7 @@ def diff(
     Files of directories and archives are matched by path. Tensors of a sharded model are matched by name. Exits 1 if
     anything differs.
     """
-    from ckptmove.cli.diff_command import run_diff  # noqa: PLC0415  # --help does not need it
+    from ckptmove.cli.diff_command import run_diff  # noqa: PLC0415  # slow import, not used by --help
 
     renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
     raise typer.Exit(run_diff(as_operand(first), as_operand(second), renderer, Limits().times(limit_factor)))
@@ -416,7 +416,7 @@ def rules(
     _help: options.Help = False,
 ) -> None:
     """Explain what each finding means, and how to fix it."""
-    from ckptmove.cli.rules_command import run_rules  # noqa: PLC0415  # --help does not need it
+    from ckptmove.cli.rules_command import run_rules  # noqa: PLC0415  # slow import, not used by --help
 
     raise typer.Exit(run_rules(code, open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)))
 

@@ -78,8 +78,8 @@ def load_config(folder: Path) -> Config:
 
 def _check(config: Config) -> None:
     """Check the device and the codes here, where the error can name the file."""
-    from ckptmove.findings.codes import codes_of  # noqa: PLC0415  # most folders have no such file
-    from ckptmove.torch_facts.devices import parse_target  # noqa: PLC0415  # most folders have no such file
+    from ckptmove.findings.codes import codes_of  # noqa: PLC0415  # slow import, not used without a config file
+    from ckptmove.torch_facts.devices import parse_target  # noqa: PLC0415  # slow import, not used without a config file
 
     try:
         if config.to is not None:
@@ -91,7 +91,7 @@ def _check(config: Config) -> None:
 
 
 def _table(path: Path) -> dict[str, object]:
-    import tomli  # noqa: PLC0415  # most folders have no such file
+    import tomli  # noqa: PLC0415  # slow import, not used without a config file
 
     try:
         document = tomli.loads(path.read_text(encoding="utf-8"))

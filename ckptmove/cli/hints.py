@@ -9,7 +9,7 @@ from glob import has_magic
 from typing import TYPE_CHECKING, Final
 
 from ckptmove import errors
-from ckptmove.cli.meant import link_target, similar_path
+from ckptmove.cli.meant import read_link, similar_path
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.io import changes
 from ckptmove.limits import TREE_MEMORY
@@ -114,7 +114,7 @@ def _(error: errors.CaseUnusable) -> str:
 def _(error: errors.MissingFile) -> str:
     if has_magic(error.path or ""):
         return "the glob, typed or in pyproject.toml, matches no file; it is relative to the working directory"
-    if link_target(error.path or ""):
+    if read_link(error.path or ""):
         return f"restore its target, or change the link: ln -sfn FILE {quoted(error.path or '')}"
     near = similar_path(error.path or "")
     return f"did you mean {quoted(near)}?" if near else "check the path; it is relative to the working directory"

@@ -81,7 +81,7 @@ def similar_path(path: str) -> str:
     return "".join(os.path.join(folder, near) for near in difflib.get_close_matches(name, names, n=1, cutoff=_NEARLY))  # noqa: PTH118  # a path stays as it was typed
 
 
-def link_target(path: str) -> str:
+def read_link(path: str) -> str:
     """The target of a symbolic link, as stored; empty for other paths."""
     try:
         return os.readlink(path)  # noqa: PTH115  # a Path would normalize the target

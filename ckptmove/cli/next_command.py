@@ -33,7 +33,7 @@ def after_inspection(answer: InspectAnswer) -> str:
     if answer.inspection.unreadable or any(finding.code in _HOPELESS for finding in findings):
         return ""
     if answer.expectation is not None and answer.expectation.misplaced:
-        from ckptmove.findings.context import Context, available_device  # noqa: PLC0415  # convert does not need it
+        from ckptmove.findings.context import Context, available_device  # noqa: PLC0415  # slow import, not used by convert
 
         target = available_device(parse_target(answer.expectation.device), Context(device_count=request.device_count))
         return command_line(["ckptmove", "convert", path, "--to", target])
@@ -107,9 +107,9 @@ def _remap_words(remap: Remap) -> list[str]:
 
 def _is_in_place(inventory: Inventory, keep: Sequence[str]) -> bool:
     """Whether ``verify`` would pass the placement of every tensor, with the device of the model as target."""
-    from ckptmove.conversion.plan import plan_move  # noqa: PLC0415  # only a mapping needs it
-    from ckptmove.findings.context import Context, target_device  # noqa: PLC0415  # only a mapping needs it
-    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # only a mapping needs it
+    from ckptmove.conversion.plan import plan_move  # noqa: PLC0415  # slow import, used for --map only
+    from ckptmove.findings.context import Context, target_device  # noqa: PLC0415  # slow import, used for --map only
+    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # slow import, used for --map only
 
     try:
         home = parse_target(target_device(inventory, Context()) or "cpu")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove import errors
 from ckptmove.cli.hints import hint_for
-from ckptmove.cli.meant import link_target
+from ckptmove.cli.meant import read_link
 from ckptmove.cli.render.answers import Failure
 from ckptmove.cli.signals import Terminated
 from ckptmove.text import command_line
@@ -49,7 +49,7 @@ def failure_of(error: errors.CkptMoveError) -> Failure:
 
 def _fact(error: errors.CkptMoveError) -> str:
     """The message of an error. A dangling link gets its own message, because something exists at the path."""
-    target = link_target(error.path or "") if isinstance(error, errors.MissingFile) else ""
+    target = read_link(error.path or "") if isinstance(error, errors.MissingFile) else ""
     return f"a link to {target}, which does not exist" if target else error.message
 
 

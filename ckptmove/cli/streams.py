@@ -89,7 +89,7 @@ def page_of(stream: TextIO) -> Page:
         has_signs = True
     if not (stream.isatty() or os.environ.get("FORCE_COLOR")):
         return Page(unicode=has_signs)
-    from rich.console import Console  # noqa: PLC0415  # only a terminal needs it
+    from rich.console import Console  # noqa: PLC0415  # slow import, used for terminals only
 
     console = Console(file=stream)
     return Page(
@@ -110,7 +110,7 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  # open until the process ends
 
 
-def suggest(command: str) -> None:
+def suggest_command(command: str) -> None:
     """Write the next command to type to stderr."""
     say(f"next: {sentence(command)}")
 

@@ -9,7 +9,7 @@ import sys
 from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.checkpoint.elements import blocks, is_dense, overlaps, raw_blocks
+from ckptmove.checkpoint.elements import blocks, fills_extent, overlaps, raw_blocks
 from ckptmove.checkpoint.open_checkpoint import side_by_side
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.state_dicts import WRAPPERS
@@ -211,7 +211,7 @@ class _Comparison:
         if place not in self._compared:
             self._spend(ours[1].nbytes + theirs[1].nbytes)
             # Elements that are dense and in the same order on both sides need not be put into torch's order first.
-            read = raw_blocks if share or (mine.stride == other.stride and is_dense(mine)) else blocks
+            read = raw_blocks if share or (mine.stride == other.stride and fills_extent(mine)) else blocks
             first, second, dtype = read(ours[0], mine, ours[1]), read(theirs[0], other, theirs[1]), other.dtype
             if is_cast:
                 segment = CastSegment(theirs[1], dtype, mine.dtype, sys.byteorder, None)

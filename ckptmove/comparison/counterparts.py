@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ckptmove.model import TensorRecord
 
 #: Key that matches a tensor across files of different names: the folder of its file, and its name in the file.
-_Place: TypeAlias = tuple[str, str]
+_TensorKey: TypeAlias = tuple[str, str]
 #: Maximum number of files named in a message.
 _SHOWN: Final = 4
 
@@ -190,8 +190,8 @@ def _look_in_other_files(found: Counterparts, one: OpenCheckpoint, other: OpenCh
         _put_in_order(found, one)
 
 
-def _by_place(tensors: Iterable[Stored], side: OpenCheckpoint, *, by_folder: bool) -> dict[_Place, list[Stored]]:
-    found: dict[_Place, list[Stored]] = {}
+def _by_place(tensors: Iterable[Stored], side: OpenCheckpoint, *, by_folder: bool) -> dict[_TensorKey, list[Stored]]:
+    found: dict[_TensorKey, list[Stored]] = {}
     for stored in tensors:
         folder = seen_from_top(side, stored.part.name).rpartition("/")[0] if by_folder else ""
         found.setdefault((folder, stored.own_name), []).append(stored)

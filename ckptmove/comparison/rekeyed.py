@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.model import OPAQUE
+from ckptmove.torch_facts.optimizers import DEVICE_FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,8 +29,6 @@ class _Absent:
 
 
 ABSENT: Final = _Absent()
-#: Options that follow the device: a conversion changes them.
-_FLAGS: Final = frozenset({"capturable", "fused"})
 
 
 class Twins(NamedTuple):
@@ -64,7 +63,7 @@ class Twins(NamedTuple):
             return
         told: set[str] = set()
         for path, mine, theirs in (*self._groups(), *self._options(), *self._scalars()):
-            is_flag = path.rpartition(".")[2] in _FLAGS and not flags_count
+            is_flag = path.rpartition(".")[2] in DEVICE_FLAGS and not flags_count
             is_same = (type(mine), repr(mine)) == (type(theirs), repr(theirs)) and mine is not OPAQUE
             if path not in told and not (is_same or is_flag):
                 told.add(path)

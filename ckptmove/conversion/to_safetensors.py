@@ -10,7 +10,7 @@ import zlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from ckptmove.checkpoint.elements import extent_numel, is_in_order, little_endian
+from ckptmove.checkpoint.elements import extent_numel, is_contiguous, little_endian
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, unique
 from ckptmove.conversion.remap.errors import NotInFormat
 from ckptmove.errors import CrcMismatch
@@ -209,7 +209,7 @@ def _kept(group: list[TensorRecord], storage_nbytes: int) -> str | None:
     """Return the name of the tensor to write for a group, or None if no tensor holds the elements of all."""
     if len({(record.dtype, record.storage_offset, record.shape, record.stride) for record in group}) == 1:
         return min(record.name for record in group)
-    if not all(is_in_order(record) or len(record.shape) == 1 for record in group):
+    if not all(is_contiguous(record) or len(record.shape) == 1 for record in group):
         return None  # the library fails to flatten it
     complete = [record.name for record in group if not record.storage_offset and record.nbytes == storage_nbytes]
     return min(complete, default=None)
@@ -223,7 +223,7 @@ def _segments(
 ) -> tuple[Segment, ...]:
     start, end = _area(record)
     part = cut(source, storage, start, end - start)
-    if is_in_order(record) and (byteorder == "little" or ITEM_BYTES[record.dtype] == 1):
+    if is_contiguous(record) and (byteorder == "little" or ITEM_BYTES[record.dtype] == 1):
         return (part,)
     return (StreamSegment(record.nbytes, lambda: little_endian(record, _checked(source, part, overflowed), byteorder)),)
 

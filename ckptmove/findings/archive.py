@@ -139,7 +139,7 @@ def _inner_archives(inventory: Inventory) -> Iterator[Finding]:
         yield found("F804", message, [fact.record for fact in inner], fix)._replace(severity=Severity.WARNING)
 
 
-def hidden_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+def ambiguous_archive(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """F805: bytes that torch ignores, but another reader may read."""
     facts = [fact for fact in inventory.facts if fact.kind == "stray-bytes"]
     if facts:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from ckptmove.findings.context import Context
     from ckptmove.model import Finding, Inventory
 
-Rule: TypeAlias = "Callable[[Inventory, Context], Iterable[Finding]]"
+FindingRule: TypeAlias = "Callable[[Inventory, Context], Iterable[Finding]]"
 
 #: Every rule, in the order of the codes.
-RULES: Final[tuple[Rule, ...]] = (
+RULES: Final[tuple[FindingRule, ...]] = (
     devices.mixed_devices,
     devices.optimizer_device,
     devices.device_index,
@@ -44,11 +44,11 @@ RULES: Final[tuple[Rule, ...]] = (
     archive.truncated,
     archive.compressed_records,
     archive.dead_bytes,
-    archive.hidden_bytes,
+    archive.ambiguous_archive,
 )
 
 #: Rules that compare files with each other: skipped if a file could not be read.
-_OF_THE_WHOLE: Final[tuple[Rule, ...]] = (
+_OF_THE_WHOLE: Final[tuple[FindingRule, ...]] = (
     devices.mixed_devices,
     devices.optimizer_device,
     resume.resume_incomplete,

@@ -38,7 +38,7 @@ _TYPE: Final = re.compile(r"[a-z][a-z0-9_]*")
 _MOST_INDEX: Final = (1 << 15) - 1
 
 
-class Device:
+class ExportDevice:
     """A device in the text.
 
     Attributes:
@@ -90,7 +90,7 @@ class ExportJson:
     Attributes:
         name: name of the record.
         text: its bytes.
-        value: its parsed value, with a :class:`Device` for each device.
+        value: its parsed value, with a :class:`ExportDevice` for each device.
         devices: in the order of the text.
         strings: the distinct strings under the keys ``expr_str`` and ``target``.
     """
@@ -110,7 +110,7 @@ class ExportJson:
         """
         self.name, self.text, self._path = name, text, path
         budget.take(values=sum(text.count(mark) for mark in (b"{", b"[", b",")))
-        self.devices: list[Device] = []
+        self.devices: list[ExportDevice] = []
         self.strings: dict[str, set[str]] = {"expr_str": set(), "target": set()}
         try:
             self.value: Any = json.loads(text.decode("utf-8"), object_pairs_hook=self._object, parse_constant=_refuse)
@@ -163,15 +163,15 @@ class ExportJson:
             kind, index = found["type"], found["index"]
             is_index = index is None or (type(index) is int and 0 <= index <= _MOST_INDEX)
             if is_index and type(kind) is str and _TYPE.fullmatch(kind):
-                self.devices.append(Device(len(self.devices), kind, index))
+                self.devices.append(ExportDevice(len(self.devices), kind, index))
                 return self.devices[-1]
         if len(found) == 1 and type(text := found.get("as_string")) is str and _is_device(json.dumps(text).encode()):
-            self.devices.append(Device(len(self.devices), *split(text), is_string=True))
+            self.devices.append(ExportDevice(len(self.devices), *split(text), is_string=True))
             return self.devices[-1]
         device, argument = found.get("device"), found.get("arg")
-        if type(device) is Device and "sizes" in found:
+        if type(device) is ExportDevice and "sizes" in found:
             device.is_value = True
-        if type(argument) is Device and found.get("name") == "device":
+        if type(argument) is ExportDevice and found.get("name") == "device":
             argument.is_string = False
         for key, texts in self.strings.items():
             if type(found.get(key)) is str:

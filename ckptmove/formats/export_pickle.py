@@ -15,7 +15,7 @@ from ckptmove.torch_facts.dtypes import DTYPE_STORAGE, ITEM_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ckptmove.formats.export_json import Device, ExportJson
+    from ckptmove.formats.export_json import ExportDevice, ExportJson
 
 #: BINUNICODE; and the opcodes of small numbers: BININT1, BININT2, BININT.
 _TEXT: Final = ord("X")
@@ -49,7 +49,7 @@ class ExportPickle:
         self.text(text)
         self.data += b"tR"
 
-    def device(self, tag: str, places: Sequence[tuple[ExportJson, Device]]) -> None:
+    def device(self, tag: str, places: Sequence[tuple[ExportJson, ExportDevice]]) -> None:
         """Push a ``torch.device``, as Python pickles one.
 
         Args:
@@ -73,7 +73,7 @@ class ExportPickle:
         *,
         requires_grad: bool,
         is_parameter: bool,
-        places: Sequence[tuple[ExportJson, Device]],
+        places: Sequence[tuple[ExportJson, ExportDevice]],
     ) -> None:
         """Push a dense tensor.
 
@@ -97,12 +97,12 @@ class ExportPickle:
         self.data += f"ctorch\n{storage}\n".encode() if storage else b"ctorch.storage\nUntypedStorage\n"
         self.text(key)
         self._tag(tag, tag, places)
-        self.data += _number(numel if storage else numel * ITEM_BYTES[dtype]) + b"tQ"
-        self.data += _number(offset) + _numbers(shape) + _numbers(stride) + flag + _HOOKS
+        self.data += push_int(numel if storage else numel * ITEM_BYTES[dtype]) + b"tQ"
+        self.data += push_int(offset) + push_ints(shape) + push_ints(stride) + flag + _HOOKS
         self.data += b"tR" if storage else f"ctorch\n{dtype}\ntR".encode()
         self.data += flag + _HOOKS + b"tR" if is_parameter else b""
 
-    def _tag(self, text: str, tag: str, places: Sequence[tuple[ExportJson, Device]]) -> None:
+    def _tag(self, text: str, tag: str, places: Sequence[tuple[ExportJson, ExportDevice]]) -> None:
         self.slots.append((self._strings, tag, tuple((record, device.place) for record, device in places)))
         self.text(text)
 
@@ -126,9 +126,11 @@ def tags_of(data: bytes, strings: Iterable[int]) -> Iterator[str]:
             count += 1
 
 
-def _number(number: int) -> bytes:
+def push_int(number: int) -> bytes:
+    """Return the operation that pushes a signed 64-bit integer."""
     return b"\x8a\x08" + struct.pack("<q", number)
 
 
-def _numbers(numbers: Sequence[int]) -> bytes:
-    return b"(" + b"".join(map(_number, numbers)) + b"t"
+def push_ints(numbers: Sequence[int]) -> bytes:
+    """Return the operations that push a tuple of signed 64-bit integers."""
+    return b"(" + b"".join(map(push_int, numbers)) + b"t"

@@ -12,6 +12,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ckptmove.errors import DamagedArchive, LimitExceeded, UneditablePickle
+from ckptmove.formats.export_pickle import push_int, push_ints
 from ckptmove.formats.torchscript import TorchScript
 from ckptmove.model import Span
 from ckptmove.pickles.script import PicklePart
@@ -149,7 +150,7 @@ class _Tensors:
         storage = f"ctorch\n{_STORAGES[kind]}\n".encode()
         written = b"".join((
             b"ctorch._utils\n_rebuild_tensor_v2\n((", _text("storage"), storage, _text(key), _text(tensor["device"]),
-            _number(numel), b"tQ", _number(int(tensor.get("offset", 0))), _numbers(sizes), _numbers(strides),
+            push_int(numel), b"tQ", push_int(int(tensor.get("offset", 0))), push_ints(sizes), push_ints(strides),
             b"\x88" if tensor.get("requiresGrad") else b"\x89", b"ccollections\nOrderedDict\n)RtR",
         ))  # fmt: skip
         if len(written) > _TENSOR_BYTES:
@@ -176,11 +177,3 @@ def _module(module: Any, tensors: _Tensors, *, is_root: bool = True) -> Iterator
 def _text(text: str) -> bytes:
     raw = text.encode()
     return b"X" + struct.pack("<I", len(raw)) + raw
-
-
-def _number(number: int) -> bytes:
-    return b"\x8a\x08" + struct.pack("<q", number)
-
-
-def _numbers(numbers: list[int]) -> bytes:
-    return b"(" + b"".join(map(_number, numbers)) + b"t"

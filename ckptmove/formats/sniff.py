@@ -96,8 +96,8 @@ def examine(source: ByteSource, limits: Limits) -> tuple[ContainerName, ZipDirec
     if head[4:8] == _FLATBUFFER:
         raise NotACheckpoint(source.path, "a mobile module in FlatBuffer form")
     if head[257:262] == b"ustar":
-        from ckptmove.formats.tar_index import iterate_members  # noqa: PLC0415  # tars are rare
-        from ckptmove.formats.torch_tar import MEMBERS  # noqa: PLC0415  # and tars of torch rarer still
+        from ckptmove.formats.tar_index import iterate_members  # noqa: PLC0415  # used for tars only
+        from ckptmove.formats.torch_tar import MEMBERS  # noqa: PLC0415  # used for tars only
 
         first = next(iterate_members(source, limits), None)
         if first is not None and first.name.removeprefix("./") in MEMBERS:
@@ -175,7 +175,7 @@ def _is_pickle(head: bytes, source: ByteSource) -> bool:
         return True
     if not head.startswith(_OLD_PICKLE) or source.read(source.size - 1, source.size) != b".":
         return False
-    import pickletools  # noqa: PLC0415  # protocols 0 and 1 are rare
+    import pickletools  # noqa: PLC0415  # used for protocols 0 and 1 only
 
     stream = BytesIO(head)
     try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptmove.errors import DamagedArchive, LimitExceeded, UneditableGraph, UnsupportedContainer
 from ckptmove.formats.export_code import called_names
-from ckptmove.formats.export_json import Device, ExportJson, JsonBudget
+from ckptmove.formats.export_json import ExportDevice, ExportJson, JsonBudget
 from ckptmove.formats.export_pickle import ExportPickle, tags_of
 from ckptmove.formats.nested_streams import NestedStream, insert_streams, open_stream
 from ckptmove.formats.torch_zip import TorchZip
@@ -82,7 +82,7 @@ class _Payload(NamedTuple):
 
     name: str
     config: ExportJson
-    device: Device
+    device: ExportDevice
     is_pickled: bool = False
 
 
@@ -138,7 +138,7 @@ class TorchExport(TorchZip):
         self._graphs: dict[str, ExportJson] = {}
         self._objects: dict[str, str] = {}
         #: Weights, each with its device in a graph.
-        self._expected: list[tuple[_Payload, ExportJson, Device]] = []
+        self._expected: list[tuple[_Payload, ExportJson, ExportDevice]] = []
         self._called: tuple[str, ...] = ()
         self._pickle = ExportPickle()
         models = [match for match in map(_MODEL.fullmatch, self._inside) if match]
@@ -252,7 +252,7 @@ class TorchExport(TorchZip):
 
     def _read_payloads(self, model: str, config: ExportJson) -> None:
         folder = config.name.split("/")[1]
-        first: dict[str, tuple[str, Device]] = {}
+        first: dict[str, tuple[str, ExportDevice]] = {}
         self._pickle.data += b"}("
         for name, row in config.value["config"].items():
             path = row["path_name"]
@@ -274,8 +274,8 @@ class TorchExport(TorchZip):
         self._pickle.data += b"u"
 
     def _tensor(
-        self, record: str, row: dict[str, Any], config: ExportJson, first: dict[str, tuple[str, Device]]
-    ) -> Device:
+        self, record: str, row: dict[str, Any], config: ExportJson, first: dict[str, tuple[str, ExportDevice]]
+    ) -> ExportDevice:
         """Push a tensor. The first row of a payload sets dtype and device for all, as in ``_build_file_map``."""
         meta = row["tensor_meta"]
         device, shape, stride = _device(meta), _integers(meta["sizes"]), _integers(meta["strides"])
@@ -313,7 +313,11 @@ class TorchExport(TorchZip):
 
     def _push_devices(self, model: str) -> None:
         """Push the devices of a program that are in no storage: each once, for all of its places."""
-        groups: dict[str, dict[str, list[tuple[ExportJson, Device]]]] = {"values": {}, "arguments": {}, "payloads": {}}
+        groups: dict[str, dict[str, list[tuple[ExportJson, ExportDevice]]]] = {
+            "values": {},
+            "arguments": {},
+            "payloads": {},
+        }
         graph = self._graphs[model]
         found = [("values" if one.is_value else "arguments", graph, one) for one in graph.devices if not one.is_string]
         found += [("payloads", one.config, one.device) for one in self._payloads[model] if one.is_pickled]
@@ -332,7 +336,6 @@ class TorchExport(TorchZip):
     def _join(self) -> Machine:
         """Read all pickles, and put their trees into one tree."""
         machine = interpret(bytes(self._pickle.data), self.limits)
-        self._own_bytes = len(machine.data)
         machine.globals.clear()  # the JSON imports nothing
         streams: dict[str, NestedStream] = {}
         for node in nodes(machine.root):
@@ -450,10 +453,10 @@ def _inputs(graph: ExportJson) -> Iterator[tuple[str, str]]:
                 yield spec[kind][key], spec[kind]["arg"]["name"]
 
 
-def _device(meta: dict[str, Any]) -> Device:
+def _device(meta: dict[str, Any]) -> ExportDevice:
     """The device in the metadata of a tensor."""
     device = meta["device"]
-    if type(device) is not Device:
+    if type(device) is not ExportDevice:
         raise TypeError
     return device
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from ckptmove.model import ParamGroup, StateEntry
 
+#: Options of a group that depend on the device.
+DEVICE_FLAGS: Final = frozenset({"capturable", "fused"})
+
 
 class OptimizerFacts(NamedTuple):
     """A class of ``torch.optim``.

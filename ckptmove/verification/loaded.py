@@ -336,7 +336,7 @@ def named_tensors(root: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 objects[id(value)] = value
             if held and id(value) not in inside:
                 inside.add(id(value))
-                stack.append((_members(name, held), id(value)))
+                stack.append((_named_members(name, held), id(value)))
                 break
         else:
             stack.pop()
@@ -353,7 +353,7 @@ def _attributes(value: Any) -> dict[str, object]:
     return {name: one for part in both if isinstance(part, dict) for name, one in part.items()}
 
 
-def _members(path: str, value: dict[Any, object] | list[object] | tuple[object, ...] | set[object]) -> Any:
+def _named_members(path: str, value: dict[Any, object] | list[object] | tuple[object, ...] | set[object]) -> Any:
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     return ((f"{path}.{_key(key)}" if path else _key(key), member) for key, member in pairs)
 

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from ckptmove.comparison.gaps import Measure
 
 
-def measure(one: bytes, dtype: str, two: bytes, other: str) -> Gap | None:
-    """Call :func:`ckptmove.verification.magnitude.measure`; None if torch cannot be imported."""
+def measure_with_torch(one: bytes, dtype: str, two: bytes, other: str) -> Gap | None:
+    """Call :func:`ckptmove.verification.magnitude.measure_with_torch`; None if torch cannot be imported."""
     by_torch = measure_of_torch()
     return None if by_torch is None else by_torch(one, dtype, two, other)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from ckptmove.checkpoint.elements import is_contiguous
 from ckptmove.checkpoint.pairing import moments
 from ckptmove.torch_facts.optimizers import BY_NAME, is_elementwise, keeps_state_on_first
 
@@ -54,7 +55,7 @@ class Window(NamedTuple):
         return (tensor.view(-1) if self.flat else tensor).narrow(0, self.start, self.end - self.start)
 
 
-class Piece(NamedTuple):
+class ParameterPiece(NamedTuple):
     """A parameter, or a run of its elements, with its optimizer state.
 
     Attributes:
@@ -84,7 +85,7 @@ class Piece(NamedTuple):
         return self.window.cut(tensor)
 
 
-class Selection(NamedTuple):
+class SelectedParameters(NamedTuple):
     """The parameters of an optimizer that are stepped, and those that are not.
 
     Attributes:
@@ -92,7 +93,7 @@ class Selection(NamedTuple):
         left_out: names of listed parameters that cannot be stepped, by reason.
     """
 
-    pieces: list[Piece]
+    pieces: list[ParameterPiece]
     left_out: dict[str, list[str]]
 
 
@@ -102,7 +103,7 @@ def select(
     algorithm: str,
     chosen: Container[str] | None = None,
     obstacle: Callable[[TensorRecord], str] = lambda record: f"it keeps a {record.kind} tensor ({record.name})",
-) -> Selection:
+) -> SelectedParameters:
     """Select the parameters that can be stepped.
 
     A parameter without state is not stepped if others have state. If the file has no values of a parameter, a tensor
@@ -116,7 +117,7 @@ def select(
         obstacle: returns why state that is not dense cannot be restored, or an empty string if it can.
     """
     entries = {entry.key: entry.without_inner() for entry in optimizer.state}
-    found = Selection([], {})
+    found = SelectedParameters([], {})
     for index, group in enumerate(optimizer.groups):
         for key in group.params:
             entry = entries.get(key)
@@ -138,7 +139,7 @@ def select(
             if known is None or reason:
                 found.left_out.setdefault(reason, []).append(name)
                 continue
-            whole = Piece(name, index, known, parameter is not None, entry, None, prod(known.shape), 0)
+            whole = ParameterPiece(name, index, known, parameter is not None, entry, None, prod(known.shape), 0)
             found.pieces.extend(_cut(whole) if is_elementwise(algorithm) else (whole,))
     return found
 
@@ -148,14 +149,14 @@ def is_dense(record: TensorRecord) -> bool:
     return record.storage is not None and not record.parts and record.kind in {"tensor", "parameter"}
 
 
-def batches(pieces: Iterator[Piece], *, together: bool) -> Iterator[list[Piece]]:
+def batches(pieces: Iterator[ParameterPiece], *, together: bool) -> Iterator[list[ParameterPiece]]:
     """Group pieces into batches, each for one optimizer instance: many small pieces, or one large piece.
 
     Args:
         pieces: the pieces, in the order of their groups.
         together: whether all pieces form one batch.
     """
-    batch: list[Piece] = []
+    batch: list[ParameterPiece] = []
     groups: set[int] = set()
     elements = 0
     for piece in pieces:
@@ -177,7 +178,7 @@ def _stand_in(entry: StateEntry | None, algorithm: str) -> TensorRecord | None:
     return next((record for _, record in moments(entry, known)), None) if entry is not None else None
 
 
-def _cut(piece: Piece) -> Iterator[Piece]:
+def _cut(piece: ParameterPiece) -> Iterator[ParameterPiece]:
     tensors = [piece.parameter, *(record for _, record in piece.entry.tensors)] if piece.entry else [piece.parameter]
     sized = [record for record in tensors if record.shape]
     if piece.elements <= WINDOW_ELEMENTS or any(record.shape != piece.parameter.shape for record in sized):
@@ -190,17 +191,7 @@ def _cut(piece: Piece) -> Iterator[Piece]:
     for start in range(0, rows, step):
         end = min(start + step, rows)
         window = Window(start, end, flat)
-        yield Piece(
+        yield ParameterPiece(
             piece.name, piece.group, piece.parameter, piece.is_stored, piece.entry, window, (end - start) * row,
             start * row,
         )  # fmt: skip
-
-
-def is_contiguous(record: TensorRecord) -> bool:
-    """Whether a dense tensor is contiguous in memory."""
-    expected = 1
-    for size, step in zip(reversed(record.shape), reversed(record.stride), strict=True):
-        if size != 1 and step != expected:
-            return False
-        expected *= size
-    return True

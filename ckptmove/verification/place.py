@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 
-class Place(Protocol):
+class StepDevice(Protocol):
     """A device to make a step on.
 
     Attributes:
@@ -79,7 +79,7 @@ class Site(NamedTuple):
     mode: Literal["real", "simulated", "cpu"]
     reason: str = ""
 
-    def place(self) -> Place:
+    def place(self) -> StepDevice:
         """The device to make the step on."""
         return SimulatedDevice(self.target) if self.mode == "simulated" else TorchDevice(self.target)
 

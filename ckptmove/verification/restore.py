@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from ckptmove.checkpoint.elements import extent_numel
 from ckptmove.text import amount, quoted
 from ckptmove.verification.checks import Offenders, failed, passed, skipped
 from ckptmove.verification.pages import PagesOfFiles
 from ckptmove.verification.restore_pieces import PiecesTally, compare_objects, compare_pieces
-from ckptmove.verification.state import dtype_of, extent_elements
+from ckptmove.verification.state import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.numbers import NumbersTally
     from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.sampling import Sample
-    from ckptmove.verification.state import StoredBytes, StoredTensors
+    from ckptmove.verification.state import StoredExtent, StoredTensors
 
 #: Kinds without bytes of their own in a storage, or whose parts torch does not return.
 NOT_COMPARED: Final = frozenset({"meta", "device-data", "wrapper-subclass", "nested"})
@@ -54,7 +55,7 @@ class RestoreTally:
     differing: Offenders = field(default_factory=Offenders)
     unreadable: Offenders = field(default_factory=Offenders)
     places: dict[str, int] = field(default_factory=dict)
-    known: set[tuple[StoredBytes, int]] = field(default_factory=set)
+    known: set[tuple[StoredExtent, int]] = field(default_factory=set)
     pieces: PiecesTally = field(default_factory=PiecesTally)
 
 
@@ -104,7 +105,7 @@ def survey(
         if record.kind in NOT_COMPARED:
             tally.apart[record.kind] = tally.apart.get(record.kind, 0) + 1
     pages = PagesOfFiles(loaded.mapped & stored.native)
-    seen: set[tuple[StoredBytes, str]] = set()
+    seen: set[tuple[StoredExtent, str]] = set()
     encoded = {fact.storage_key for fact in inventory.facts if fact.kind == "encoded-storage"}
     for record in dense_records(inventory, sample):
         place = stored.place(record)
@@ -169,7 +170,7 @@ class LoadedTensors:
 
 def _compare(
     record: TensorRecord,
-    place: StoredBytes,
+    place: StoredExtent,
     values: torch.Tensor,
     loaded: LoadedFiles,
     tally: RestoreTally,
@@ -211,7 +212,7 @@ def _compare(
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """View the bytes of a dense tensor from its first element to its last, including gaps."""
     item = tensor.element_size()
-    count = extent_elements(tuple(tensor.shape), tuple(tensor.stride()))
+    count = extent_numel(tuple(tensor.shape), tuple(tensor.stride()))
     start = tensor.storage_offset() * item
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), start, (count * item,), (1,))
 

@@ -24,7 +24,7 @@ from ckptmove.verification.checks import CASE, CHECKS, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.evidence import VerifyResult
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
-from ckptmove.verification.sampling import choose
+from ckptmove.verification.sampling import choose_sample
 from ckptmove.verification.step.optimizers import check_override
 from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
 
@@ -153,7 +153,7 @@ def checks_without_torch(
     placed = [part.inventory for part in checkpoint.parts if part.inventory.storages or part.inventory.mentions]
     placed = placed or [checkpoint.parts[0].inventory]
     without_devices = [container_class(one.container).why_no_devices for one in placed]
-    sample = choose(inventory, pairings, asked.sample, asked.seed).size if asked.sample else None
+    sample = choose_sample(inventory, pairings, asked.sample, asked.seed).size if asked.sample else None
     checks = (
         check_file(checkpoint.parts, is_checked=facts is not None),
         skipped("placement", without_devices[0])

@@ -35,7 +35,9 @@ class Sample(NamedTuple):
     size: SampleSize
 
 
-def choose(inventory: Inventory, pairings: Sequence[tuple[OptimizerRecord, Pairing]], count: int, seed: int) -> Sample:
+def choose_sample(
+    inventory: Inventory, pairings: Sequence[tuple[OptimizerRecord, Pairing]], count: int, seed: int
+) -> Sample:
     """Choose a sample that is spread over each optimizer's groups and over all tensors that no optimizer trains.
 
     Args:

@@ -7,7 +7,6 @@ while if they cannot be mapped. A checkpoint may have several files; a storage's
 from __future__ import annotations
 
 import hashlib
-import math
 import mmap
 import os
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
 
+from ckptmove.checkpoint.elements import extent_numel, extent_span
 from ckptmove.errors import DamagedArchive, SourceChanged
 from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ckptmove.checkpoint import elements
+    from ckptmove.checkpoint.elements import StoredBytes
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.io.source import DiskPlace
     from ckptmove.model import TensorRecord
@@ -42,8 +42,8 @@ _BLOCK_BYTES: Final = 2**20
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class StoredBytes(NamedTuple):
-    """Location of bytes that can be read without decoding.
+class StoredExtent(NamedTuple):
+    """Location of a tensor's bytes, from its first element to its last.
 
     Attributes:
         file: name of the file in the checkpoint.
@@ -69,7 +69,7 @@ class StoredTensors:
         self._parts = {part.name: part for part in parts}
         self._mapped = mapped
         self._open: dict[str, FileIO] = {}
-        self._kept: dict[tuple[StoredBytes, str], torch.Tensor] = {}
+        self._kept: dict[tuple[StoredExtent, str], torch.Tensor] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +89,7 @@ class StoredTensors:
         """The part that contains a dense tensor's storage; None if it has no storage."""
         return None if record.storage is None else self._part_at(record.storage)
 
-    def place(self, record: TensorRecord) -> StoredBytes | None:
+    def place(self, record: TensorRecord) -> StoredExtent | None:
         """Location of a dense tensor's bytes, from its first element to its last.
 
         None if the tensor has no storage, or if the storage is encoded or too short.
@@ -99,11 +99,8 @@ class StoredTensors:
         storage = None if part is None or key is None else part.span(key)
         if part is None or key is None or storage is None:
             return None
-        item = ITEM_BYTES[record.dtype]
-        start = storage.start + record.storage_offset * item
-        end = start + extent_elements(record.shape, record.stride) * item
-        whose = key if part.disk is None else ""
-        return StoredBytes(part.name, Span(start, end), whose) if end <= storage.end else None
+        span = extent_span(storage, record)
+        return None if span is None else StoredExtent(part.name, span, key if part.disk is None else "")
 
     def tensor(self, record: TensorRecord) -> torch.Tensor:
         """Build a dense tensor with its dtype, sizes and strides on the CPU. Writing to it never changes the file.
@@ -143,7 +140,7 @@ class StoredTensors:
         ends = (end for end in range(len(key) - 1, 0, -1) if key[end] == "/" and key[:end] in self._parts)
         return next((self._parts[key[:end]] for end in ends), self._parts.get(""))
 
-    def _extent(self, place: StoredBytes, record: TensorRecord) -> torch.Tensor:
+    def _extent(self, place: StoredExtent, record: TensorRecord) -> torch.Tensor:
         """Bytes as a flat uint8 tensor, in this machine's byte order."""
         if place.span.nbytes == 0:
             return torch.empty(0, dtype=torch.uint8)
@@ -217,7 +214,7 @@ def _swaps(part: OpenPart) -> bool:
 
 def _gathered(part: OpenPart, key: str, span: Span) -> bytearray:
     """Read bytes that are compressed, or not contiguous on disk."""
-    stored = cast("elements.StoredBytes", part.storage(key))  # a span of it is known
+    stored = cast("StoredBytes", part.storage(key))  # a span of it is known
     buffer = bytearray(span.nbytes)
     for block in _blocks(span.start, span.end):
         buffer[block.start - span.start : block.end - span.start] = stored.source.read(block.start, block.end)
@@ -229,28 +226,16 @@ def _blocks(start: int, end: int) -> Iterator[Span]:
     return (Span(first, min(first + _BLOCK_BYTES, end)) for first in range(start, end, _BLOCK_BYTES))
 
 
-def extent_elements(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Number of elements from a tensor's first to its last, including gaps; 0 for an empty tensor."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-
-
-def overlaps(record: TensorRecord) -> bool:
-    """Whether several elements of a dense tensor share memory."""
-    return math.prod(record.shape) > extent_elements(record.shape, record.stride)
-
-
 def distinct(values: torch.Tensor) -> torch.Tensor:
     """A view of all values of a tensor, in any shape; values of an expanded tensor occur once.
 
     A tensor that overlaps itself in another way is returned with its gaps.
     """
-    extent = extent_elements(tuple(values.shape), tuple(values.stride()))
+    numel = extent_numel(tuple(values.shape), tuple(values.stride()))
     for dimension, step in enumerate(values.stride()):
         if not step and values.shape[dimension] > 1:
             values = values.narrow(dimension, 0, 1)
-    return values if values.numel() <= extent else values.as_strided((extent,), (1,))
+    return values if values.numel() <= numel else values.as_strided((numel,), (1,))
 
 
 def dtype_of(name: str) -> torch.dtype:

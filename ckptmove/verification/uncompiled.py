@@ -36,7 +36,7 @@ class Uncompiled(ModuleType):
         """Import the real module for anything else."""
         if sys.modules.get(_NAME) is self:
             del sys.modules[_NAME], _torch._dynamo  # noqa: SLF001  # the real module must not find this one
-        import torch._dynamo as real  # noqa: PLC0415  # import as late as possible
+        import torch._dynamo as real  # noqa: PLC0415  # a slow import
 
         return getattr(real, name)
 

@@ -33,7 +33,7 @@ from ckptmove.verification.place import find_site
 from ckptmove.verification.plain_numbers import broken_numbers
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.restore import survey
-from ckptmove.verification.sampling import choose
+from ckptmove.verification.sampling import choose_sample
 from ckptmove.verification.state import StoredTensors
 from ckptmove.verification.step.counters import check_counters
 from ckptmove.verification.step.resume import Bench, resume
@@ -126,7 +126,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             for _, record in (pairing.matches if pairing.is_certain else ())
             if record is not None
         )
-        sample = choose(inventory, pairings, request.sample, request.seed) if request.sample else None
+        sample = choose_sample(inventory, pairings, request.sample, request.seed) if request.sample else None
         loaded = LoadedFiles(checkpoint.parts, stored, sample=sample)
         counters = check_counters(inventory, stored)
         for part in checkpoint.parts:
@@ -162,7 +162,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
 
 
 def _emit_case(bench: Bench, case: str, emit: Emit) -> None:
-    from ckptmove.verification.case.check import check_case  # noqa: PLC0415  # only needed for --case
+    from ckptmove.verification.case.check import check_case  # noqa: PLC0415  # slow import, used for --case only
 
     try:
         emit({"check": check_to_json(check_case(bench, case))})

@@ -874,4 +874,4 @@ def held(tensor):
         stride=tuple(tensor.stride()), storage="0", storage_offset=tensor.storage_offset(), nbytes=tensor.nbytes,
     )  # fmt: skip
     stored = elements.StoredBytes(MemorySource("w", data), Span(0, len(data)), sys.byteorder)
-    return stored, record, elements.extent(stored, record)
+    return stored, record, elements.extent_span(stored.span, record)

@@ -10,7 +10,7 @@ from trained import OPTIMIZERS, Training, as_plain, device_by_path, save
 
 import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
-from ckptmove.verification.step.stored_state import optimizer_state
+from ckptmove.verification.step.stored_state import optimizer_state_dict
 
 RATES = ("optimizer.param_groups.0.lr", "optimizer.param_groups.0.initial_lr",
          "scheduler.base_lrs.0", "scheduler._last_lr.0")  # fmt: skip
@@ -162,6 +162,6 @@ def test_a_case_is_given_tensor_options(tmp_path):
 
     with open_checkpoint(path) as checkpoint:
         [optimizer] = checkpoint.inventory.optimizers
-        [group] = optimizer_state(optimizer, checkpoint.inventory, Source())["param_groups"]
+        [group] = optimizer_state_dict(optimizer, checkpoint.inventory, Source())["param_groups"]
     assert group["lr"] == RATES[0]
     assert group["betas"] == ("optimizer.param_groups.0.betas.0", "optimizer.param_groups.0.betas.1")

@@ -100,7 +100,7 @@ def test_its_verification_says_nothing_to_the_terminal(tmp_path, words) -> None:
     human = [*verification_lines(Page(), result, verbose=True), brief_line(result)]
     assert_clean("\n".join([*human, *github.verification_lines(result)]))
     assert not [line for line in human if line.lstrip().startswith("::")]
-    assert document.dumps(document.verdict(result)).isascii()
+    assert document.dumps(document.result_to_json(result)).isascii()
 
 
 @SOME

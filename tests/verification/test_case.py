@@ -495,7 +495,7 @@ def test_a_storage_that_is_gone_is_said(case_check, make, monkeypatch):
     def restore(bench, case):
         raise DamagedArchive("c.pt", "'model.0.weight' is not stored plainly and whole")
 
-    monkeypatch.setattr(room, "restore", restore)
+    monkeypatch.setattr(room, "restore_case", restore)
     assert "is not stored plainly and whole" in case_check(returning())["detail"]
 
 

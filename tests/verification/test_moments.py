@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptmove.model import StateEntry, TensorRecord
-from ckptmove.verification.pieces import Piece
+from ckptmove.verification.pieces import ParameterPiece
 from ckptmove.verification.step.moments import disagreement
 
 
@@ -28,7 +28,7 @@ def said(state, **options):
     }
     entry = StateEntry("0", tuple(records.items()), ())
     first = next(iter(records.values()), TensorRecord("w", "model", "cpu", "float32", (3,), (1,), "0", 0, 12))
-    return disagreement(Piece("w", 0, first, True, entry, None, 3, 0), Source(tensors), options)
+    return disagreement(ParameterPiece("w", 0, first, True, entry, None, 3, 0), Source(tensors), options)
 
 
 OPTIMIZERS = {

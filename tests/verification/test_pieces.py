@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
 from ckptmove.model import TensorRecord
-from ckptmove.verification.pieces import WINDOW_ELEMENTS, Piece, batches, is_contiguous
+from ckptmove.verification.pieces import WINDOW_ELEMENTS, ParameterPiece, batches
 from ckptmove.verification.step.recipe import make_noise
 from ckptmove.verification.step.step import noise_like
 
@@ -12,7 +11,7 @@ RECORD = TensorRecord("w", "model", "cpu", "float32", (2, 3), (3, 1), "0", 0, 24
 
 
 def piece(elements=6, offset=0):
-    return Piece("w", 0, RECORD, True, None, None, elements, offset)
+    return ParameterPiece("w", 0, RECORD, True, None, None, elements, offset)
 
 
 def test_small_pieces_are_stepped_together_and_large_ones_alone():
@@ -27,15 +26,6 @@ def test_an_optimizer_is_given_few_groups_at_once():
     pieces = [piece()._replace(group=index // 2) for index in range(150)]
     assert [len(batch) for batch in batches(iter(pieces), together=False)] == [64, 64, 22]
     assert [len(batch) for batch in batches(iter(pieces), together=True)] == [150]
-
-
-@pytest.mark.parametrize(
-    ("shape", "stride", "expected"),
-    [((2, 3), (3, 1), True), ((2, 3), (1, 2), False), ((1, 3), (99, 1), True), ((), (), True), ((3,), (2,), False)],
-)
-def test_contiguous_is_what_torch_says(shape, stride, expected):
-    assert is_contiguous(RECORD._replace(shape=shape, stride=stride)) is expected
-    assert torch.empty(500).as_strided(shape, stride).is_contiguous() is expected
 
 
 def test_the_gradient_of_a_window_is_the_window_of_the_gradient():

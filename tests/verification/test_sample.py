@@ -15,7 +15,7 @@ from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.cli.render.verification import outcome
 from ckptmove.errors import UsageError
 from ckptmove.verification.pieces import NOT_SAMPLED
-from ckptmove.verification.sampling import choose
+from ckptmove.verification.sampling import choose_sample
 
 LAYERS = 12
 
@@ -58,7 +58,7 @@ def paired(path):
 
 def sampled(path, count, seed=0):
     inventory, pairings = paired(path)
-    return inventory, choose(inventory, pairings, count, seed)
+    return inventory, choose_sample(inventory, pairings, count, seed)
 
 
 @settings(max_examples=60, deadline=None)

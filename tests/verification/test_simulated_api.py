@@ -30,7 +30,7 @@ def test_the_module_of_the_target_answers_as_long_as_the_device_stands(mps):
 
 def test_a_target_is_meant_by_its_name_while_it_stands(cuda):
     for device in (SimulatedDevice("cuda:41"), cuda):
-        first = targets.name_of(torch.device(device.device.type))
+        first = targets.tag_of(torch.device(device.device.type))
         with device:
             assert targets.meant_by(device.target) == device.device
         assert targets.meant_by(device.target) is None

@@ -29,7 +29,7 @@ def test_a_kind_alone_is_its_first_device_until_another_is_chosen(second):
             torch.cuda.set_device(number)
             assert torch.cuda.current_device() == number
             for asked in ("cuda", torch.device("sim"), number, name):
-                assert targets.name_of(targets.meant_by(asked)) == (name if asked != "cuda" else f"cuda:{number}")
+                assert targets.tag_of(targets.meant_by(asked)) == (name if asked != "cuda" else f"cuda:{number}")
             assert second.device_of(torch.ones(1, device=torch.device("sim"))) == name
         with torch.cuda.device(0):
             assert torch.cuda.current_device() == 0

@@ -7,7 +7,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.flat import complete
-from ckptmove.checkpoint.inventory.layout import Origin, find_origin
+from ckptmove.checkpoint.inventory.layout import DetectedLayout, detect_layout
 from ckptmove.checkpoint.inventory.mentions import code_mentions
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
 from ckptmove.checkpoint.inventory.walk import Walk
@@ -49,18 +49,19 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
     storages = walk.reader.storages()
     located = container.locate(storages)  # first: locating storages can add names to machine.globals
     names, mentions = [*machine.globals], walk.mentions
-    origin = find_origin(machine.root, walk.modules, names)
+    detected = detect_layout(machine.root, walk.modules, names)
     if container.name == "torchscript":
         names = [name for name in names if not name.startswith(_SCRIPT_NAMES)]
-        mentions, origin = _script_mentions(container, mentions, limits.factor * _MOST_MENTIONS), Origin("module")
+        mentions = _script_mentions(container, mentions, limits.factor * _MOST_MENTIONS)
+        detected = DetectedLayout("module")
     root = as_dict(machine.root)
     inventory = Inventory(
         path=container.source.path,
         container=container.name,
-        layout=origin.layout,
+        layout=detected.layout,
         size_bytes=container.source.size,
-        torch_version=container.torch_version or origin.torch_version,
-        producer=container.producer or origin.producer,
+        torch_version=container.torch_version or detected.torch_version,
+        producer=container.producer or detected.producer,
         root_keys=tuple(key_text(key) for key in root.keys()) if root is not None else (),  # noqa: SIM118  # no mapping
         tensors=tuple(walk.tensors),
         storages=storages,
@@ -144,6 +145,6 @@ def _script_mentions(container: Container, found: list[Mention], most: int) -> l
 
 
 def _opcode_name(code: int) -> str:
-    import pickletools  # noqa: PLC0415  # rarely needed
+    import pickletools  # noqa: PLC0415  # slow import, rarely used
 
     return next(opcode.name for opcode in pickletools.opcodes if ord(opcode.code) == code)

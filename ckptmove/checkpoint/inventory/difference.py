@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
-from ckptmove.checkpoint.inventory.tensor_nodes import members
+from ckptmove.checkpoint.inventory.tensor_nodes import DENSE_REBUILDS, named_items
 from ckptmove.pickles.tree import Call, Dict, Global, List, Node, Opaque, Persistent, Sequence, Tuple
 from ckptmove.torch_facts.devices import is_device_string
 
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     Sites = Collection[int]
     _Key = tuple[str, str]
 
-#: Functions whose first two arguments are a storage and an offset, which may differ: only the sharing differs then.
-_REBUILDS: Final = frozenset({
-    "torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3",
-})  # fmt: skip
 _SHOWN: Final = 60
 _MISSING: Final = Opaque("nothing")
 
@@ -82,7 +78,7 @@ def tree_changes(
             continue  # before its members are paired: a list may contain itself many times
         inner = None if tensors is None else _of_tensors(path, mine, other, tensors)
         if inner is None and _MISSING not in (mine, other) and isinstance(mine, Node) and type(mine) is type(other):
-            inner = _members(path, mine, other)
+            inner = _member_pairs(path, mine, other)
         if inner is None:
             if not _is_same(mine, other):
                 yield TreeChange(path or "the root", _shown(mine), _shown(other), _is_lone_tensor(mine, other, tensors))
@@ -151,9 +147,9 @@ def _kept_members(value: Value) -> dict[str, tuple[Value, int]] | None:
 def _of_tensors(path: str, mine: Value, other: Value, tensors: TensorNodes) -> Iterable[Pair] | None:
     """Pair the parts of two tensors that are not in their records, or the members of a container on one side only."""
     if mine is _MISSING and tensors.hold(other):
-        return ((_join(path, key), _MISSING, -1, value, -1) for key, value in members(other))
+        return ((_join(path, key), _MISSING, -1, value, -1) for key, value in named_items(other))
     if other is _MISSING and tensors.hold(mine):
-        return ((_join(path, key), value, -1, _MISSING, -1) for key, value in members(mine))
+        return ((_join(path, key), value, -1, _MISSING, -1) for key, value in named_items(mine))
     ours, theirs = tensors.node(mine), tensors.node(other)
     return None if ours is None or theirs is None else _tensor(path, ours, theirs)
 
@@ -176,7 +172,7 @@ def _tensor(path: str, mine: TensorNode, other: TensorNode) -> list[Pair]:
     return found
 
 
-def _members(path: str, mine: Node, other: Value) -> list[Pair]:
+def _member_pairs(path: str, mine: Node, other: Value) -> list[Pair]:
     """Pair the members of two nodes of one type."""
     if isinstance(mine, Sequence) and isinstance(other, Sequence):
         return _items(path, mine, other)
@@ -238,7 +234,8 @@ def _call(path: str, mine: Call, other: Call) -> list[Pair]:
         (path, mine.assigned, -1, other.assigned, -1),
     ]
     ours, theirs = mine.args, other.args
-    if mine.name in _REBUILDS and type(ours) is Tuple and type(theirs) is Tuple:
+    # Storages and offsets may differ: only the sharing differs then.
+    if mine.name in DENSE_REBUILDS and type(ours) is Tuple and type(theirs) is Tuple:
         ours, theirs = (Tuple(one.items[2:], one.starts[2:]) for one in (ours, theirs))
     return [*found, (path, ours, mine.args_start, theirs, other.args_start)]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Dict, Value
 
 
-class Origin(NamedTuple):
+class DetectedLayout(NamedTuple):
     """Layout and producer of a checkpoint.
 
     Attributes:
@@ -33,8 +33,8 @@ class Origin(NamedTuple):
     torch_version: str | None = None
 
 
-def find_origin(root: Value, modules: Sequence[str], globals_: Iterable[str]) -> Origin:
-    """Detect the origin of a checkpoint.
+def detect_layout(root: Value, modules: Sequence[str], globals_: Iterable[str]) -> DetectedLayout:
+    """Detect the layout of a checkpoint.
 
     Args:
         root: root of the tree.
@@ -42,13 +42,13 @@ def find_origin(root: Value, modules: Sequence[str], globals_: Iterable[str]) ->
         globals_: full names that the pickle imports.
     """
     if "" in modules:
-        return Origin("module")
+        return DetectedLayout("module")
     by_class = trainer_by_classes(globals_)
     pairs = as_dict(root)
     if pairs is None:
-        return Origin(by_class.layout if by_class else "other")
+        return DetectedLayout(by_class.layout if by_class else "other")
     trainer = trainer_by_keys(string_keys(pairs)) or by_class
-    return Origin(
+    return DetectedLayout(
         trainer.layout if trainer else "plain", _producer(pairs, trainer) if trainer else None, _torch_version(pairs)
     )
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint.inventory.numpy_scalars import scalar_value
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, members
 from ckptmove.model import OPAQUE, FlagValue, OptimizerRecord, ParamGroup, StateEntry
 from ckptmove.pickles.tree import Call, Node, Sequence
-from ckptmove.torch_facts.optimizers import candidates
+from ckptmove.torch_facts.optimizers import DEVICE_FLAGS, candidates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.inventory.flattened import FlatOptimizer
     from ckptmove.model import TensorRecord
     from ckptmove.pickles.tree import Dict, Value
-
-_FLAGS: Final = ("capturable", "fused")
 
 
 @dataclass(slots=True)
@@ -78,7 +76,7 @@ def draft_optimizer(pairs: Dict, where: str, spend: Callable[[int], None]) -> Op
     for index, item in enumerate(listed.items if isinstance(listed, Sequence) else ()):
         group = as_dict(item)
         if group is not None:
-            spend(_extent(group))
+            spend(_option_count(group))
             groups.append(
                 _group(group, f"{where}.param_groups.{index}" if where else f"param_groups.{index}", object_keys)
             )
@@ -99,12 +97,12 @@ def draft_flat_optimizer(flat: FlatOptimizer, where: str, spend: Callable[[int],
     groups = []
     prefix = f"{where}.param_groups." if where else "param_groups."
     for name, options in flat.groups:
-        spend(_extent(options))
+        spend(_option_count(options))
         groups.append(_group(options, f"{prefix}{name}", {})._replace(params=(name,)))
     return OptimizerDraft(where, tuple(groups), {}, (), is_flat=True)
 
 
-def _extent(group: Dict) -> int:
+def _option_count(group: Dict) -> int:
     return len(group.flat) + sum(len(_items(value)) for value in group.flat[1::2])
 
 
@@ -130,7 +128,7 @@ def _group(pairs: Dict, where: str, object_keys: dict[int, str]) -> ParamGroup:
             names = tuple(item for item in _items(value) if type(item) is str)
         elif not isinstance(value, Node):
             options.append((name, value))
-            if name in _FLAGS and isinstance(value, bool):
+            if name in DEVICE_FLAGS and isinstance(value, bool):
                 flags.append(FlagValue(name, value, start))
         elif isinstance(value, Sequence) and not any(isinstance(item, Node) for item in value.items):
             options.append((name, tuple(value.items)))

@@ -70,7 +70,7 @@ def _named_tensors(
                 entered.add((id(node), name))
             prefix = "" if name is None else f"{name}."
             members = []
-            for key, kind, value in _members(node):
+            for key, kind, value in _typed_members(node):
                 budget.spend(1)
                 budget.write(len(prefix) + len(key))
                 if prefix + key in parents or prefix + key in names:
@@ -93,7 +93,7 @@ def _is_leaf(node: Value, reader: TensorReader) -> TypeGuard[Call | Persistent]:
     return isinstance(node, Persistent) or (isinstance(node, Call) and reader.is_tensor(node))
 
 
-def _members(node: Value) -> Iterator[tuple[str, str, Value]]:
+def _typed_members(node: Value) -> Iterator[tuple[str, str, Value]]:
     """Iterate over the members of a node: name, type of the key, value."""
     if isinstance(node, Sequence):
         yield from ((str(place), "", item) for place, item in enumerate(node.items))

@@ -49,6 +49,8 @@ _ARGUMENTS: Final[dict[str, tuple[str, dict[str, int], tuple[int, ...]]]] = {
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _DEVICE_DATA,
     "torch._utils._rebuild_xla_tensor": _DEVICE_DATA,
 }
+#: Functions whose first two arguments are a storage and an offset.
+DENSE_REBUILDS: Final = frozenset(name for name, (kind, _, _) in _ARGUMENTS.items() if kind == "dense")
 
 
 class TensorNode(NamedTuple):
@@ -109,7 +111,7 @@ class TensorNodes:
             if self.is_tensor(node):
                 found.append(id(node))
                 continue
-            for _, value in members(node):
+            for _, value in named_items(node):
                 if not isinstance(value, Node):
                     continue
                 parents.setdefault(id(value), []).append(id(node))
@@ -124,7 +126,7 @@ class TensorNodes:
             found += (parent for parent in parents.pop(one, ()) if parent not in self._holders)
 
 
-def members(node: Value) -> Iterator[tuple[str, Value]]:
+def named_items(node: Value) -> Iterator[tuple[str, Value]]:
     """Iterate over name and value of the members of a list, tuple, set or dict; nothing for other values."""
     pairs = as_dict(node)
     if isinstance(node, Sequence):

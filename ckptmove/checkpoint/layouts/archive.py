@@ -138,7 +138,7 @@ def standing_facts(listing: Listing) -> tuple[ArchiveFact, ...]:
     return listing.members.facts if isinstance(listing, ArchiveListing) else ()
 
 
-def limits_of(listing: Listing, path: str, limits: Limits) -> Limits:
+def member_limits(listing: Listing, path: str, limits: Limits) -> Limits:
     """Resource limits for a file, which are lower for a compressed member of an archive."""
     return listing.members.limits(path, limits) if isinstance(listing, ArchiveListing) else limits
 

@@ -10,7 +10,7 @@ from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptmove.checkpoint.elements import blocks, is_in_order, raw_blocks
+from ckptmove.checkpoint.elements import blocks, is_contiguous, raw_blocks
 from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
@@ -35,7 +35,7 @@ class ChunkElements:
         """
         self._stored, self._record, self._start = stored, record, span.start
         self._item = ITEM_BYTES[record.dtype]
-        self._held = None if is_in_order(record) else b"".join(blocks(stored, record, span))
+        self._held = None if is_contiguous(record) else b"".join(blocks(stored, record, span))
 
     def read(self, first: int, last: int) -> bytes:
         """The elements from ``first`` to ``last`` (exclusive); errors as of the source."""

@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.checkpoint.directories import FileFact
-from ckptmove.checkpoint.elements import StoredBytes, extent, overlaps
+from ckptmove.checkpoint.elements import StoredBytes, extent_span, overlaps
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
@@ -220,7 +220,7 @@ class DistributedPart(OpenPart):
         (record,) = chunk_in(stream, source, piece, self._container, limits)
         span = None if record.storage is None else stream.storage_span(record.storage)
         stored = None if span is None else StoredBytes(stream.source, span, stream.byteorder)
-        place = None if stored is None else extent(stored, record)
+        place = None if span is None else extent_span(span, record)
         if stored is None or place is None or overlaps(record):  # an expanded one has any number
             raise damaged_piece(source, piece, "is compressed, incomplete, or has overlapping elements")
         return stream.name, stored, record, place

@@ -87,7 +87,9 @@ def file_record(path: str, inventory: Inventory, expression: str | None) -> File
     )
 
 
-def merge(path: str, container: ContainerName, parts: Sequence[OpenPart], size_bytes: int) -> DirectoryInventory:
+def merge_inventories(
+    path: str, container: ContainerName, parts: Sequence[OpenPart], size_bytes: int
+) -> DirectoryInventory:
     """Merge the inventories of all parts; the layout is left to the caller.
 
     Args:

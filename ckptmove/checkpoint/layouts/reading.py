@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.outline import OutlineLine
-from ckptmove.checkpoint.layouts.archive import inner_archives, limits_of, standing_facts
+from ckptmove.checkpoint.layouts.archive import inner_archives, member_limits, standing_facts
 from ckptmove.checkpoint.layouts.detect import layout_of, require_shards
 from ckptmove.checkpoint.layouts.distributed import find_distributed, is_distributed, read_distributed
 from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
-from ckptmove.checkpoint.layouts.merge import file_record, merge, moved_inventory
+from ckptmove.checkpoint.layouts.merge import file_record, merge_inventories, moved_inventory
 from ckptmove.checkpoint.layouts.open_files import OpenFiles
 from ckptmove.checkpoint.naming import naming
-from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint, shifted
+from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint, shifted_progress
 from ckptmove.checkpoint.parts import FilePart, read_file
 from ckptmove.checkpoint.trainers import TRAINERS, is_spoiled
 from ckptmove.errors import EmptyDirectory, LimitExceeded, NotACheckpoint, UnreadableInput
@@ -153,7 +153,7 @@ class Reader:
         try:
             with naming(listing.full(path)):
                 listing.look(path)
-                limits = limits_of(listing, path, self._limits)  # only if it may be a checkpoint
+                limits = member_limits(listing, path, self._limits)  # only if it may be a checkpoint
                 source = self._files.source(path) if self._keep_trees else listing.open(path)
                 with closing(source):  # a kept one is opened again when it is read
                     part = FilePart(read_file(source, limits), limits, listing.disk(file))
@@ -181,7 +181,7 @@ class Reader:
     def _look_into(self, part: OpenPart, path: str) -> None:
         """Check a part and make its outline, if requested, while its tree is in memory."""
         if self._check:
-            progress = None if self._progress is None else shifted(self._progress, self._done, self._total)
+            progress = None if self._progress is None else shifted_progress(self._progress, self._done, self._total)
             part.inventory = replace(part.inventory, facts=part.check(progress))
         if self._make_outline:
             for line in part.outline():
@@ -211,7 +211,7 @@ class Reader:
     def _merged(self, outside: tuple[ArchiveFact, ...]) -> DirectoryInventory:
         """Inventory of all parts together."""
         listing, parts = self._listing, self._parts
-        inventory = merge(listing.path, listing.container, parts, listing.size_bytes)
+        inventory = merge_inventories(listing.path, listing.container, parts, listing.size_bytes)
         contents = inventory.contents
         if len(parts) == 1 and not parts[0].name:
             inventory = replace(inventory, container="dcp", globals=parts[0].inventory.globals)

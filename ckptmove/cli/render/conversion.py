@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cli.render.page import Column, table
+from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
 from ckptmove.cli.render.text import clean, sentence, size
 from ckptmove.conversion.policy import DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RULES
 from ckptmove.text import Command, amount
@@ -22,7 +22,6 @@ _REASONS: Final = {rule.name: rule.reason for rule in RULES} | {
 }
 #: Name of the rule of ``--keep``.
 _KEEP: Final = "keep"
-_DEVICE: Final = "cyan"
 #: Shortest time in seconds for which a rate is shown: a shorter one measures the start, not the disk.
 _WORTH_A_RATE: Final = 1.0
 #: Lines of one kind of change that are shown.
@@ -145,8 +144,8 @@ def _alike(edits: tuple[StorageEdit, ...]) -> list[tuple[StorageEdit, ...]]:
 
 def _edits(page: Page, groups: list[tuple[StorageEdit, ...]]) -> Iterator[str]:
     columns = (
-        Column("from", style=_DEVICE),
-        Column("to", style=_DEVICE),
+        Column("from", style=DEVICE_STYLE),
+        Column("to", style=DEVICE_STYLE),
         Column("tensors", right=True),
         Column("bytes", right=True),
         Column("reason"),

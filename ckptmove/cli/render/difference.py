@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cli.render.page import Column, table
+from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
 from ckptmove.cli.render.text import clean
 from ckptmove.comparison.differences import Gap
 from ckptmove.text import amount
@@ -88,8 +88,8 @@ def _changes(page: Page, changes: Sequence[Change], *, verbose: bool) -> Iterato
     measured = any(change.gap is not None for change in changes)
     columns = (
         Column("what"),
-        Column("from", style="cyan"),
-        Column("to", style="cyan"),
+        Column("from", style=DEVICE_STYLE),
+        Column("to", style=DEVICE_STYLE),
         *((Column("max abs", right=True), Column("max rel", right=True)) if measured else ()),
         Column("count", right=True),
         Column("first of them", gives_way=True),

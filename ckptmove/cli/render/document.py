@@ -263,7 +263,7 @@ def _plan(plan: MovePlan) -> Json:
     }
 
 
-def verdict(result: VerifyResult) -> Json:
+def result_to_json(result: VerifyResult) -> Json:
     """One entry of ``results``, the answer of ``verify``."""
     return {
         "path": result.path,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.cli.render.renderer import Renderer
 from ckptmove.cli.render.text import clean
-from ckptmove.cli.streams import say, suggest
+from ckptmove.cli.streams import say, suggest_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ class HumanRenderer(Renderer):
         out.report(inspection.inspection_lines(out.page, answer))
         command = after_inspection(answer)
         if command:
-            suggest(command)
+            suggest_command(command)
 
     def convert(self, answer: ConvertAnswer) -> None:
         from ckptmove.cli.next_command import after_conversion
@@ -94,7 +94,7 @@ class HumanRenderer(Renderer):
                 out.report(rules.entry_lines(out.page, entry))
         else:
             out.lines(rules.catalogue_lines(out.page, entries))
-            suggest("ckptmove rules CODE")
+            suggest_command("ckptmove rules CODE")
 
     def failure(self, failure: Failure) -> None:
         self._out.failure(failure)

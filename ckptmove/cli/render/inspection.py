@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.cli.render.answers import shares
-from ckptmove.cli.render.page import Column, table
+from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
 from ckptmove.cli.render.text import clean, sentence, size
 from ckptmove.model import Severity
 from ckptmove.text import amount
@@ -27,7 +27,6 @@ _NOUNS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.
 _FIRST: Final = 3
 #: Files of a directory that are listed without -v: enough for a run on one machine.
 _MOST_FILES: Final = 24
-_DEVICE: Final = "cyan"
 #: Meanings of verdicts. A verdict is about a name only: a file of safe names may still hold wrong or huge values.
 _VERDICTS: Final = {
     "safe": "a known name of checkpoints, harmless by itself",
@@ -60,7 +59,7 @@ def inspection_lines(page: Page, answer: InspectAnswer) -> Iterator[str]:
         yield from _expectation(page, answer.expectation, verbose=detail.verbose)
     if answer.inspection.unchecked:
         yield from page.wrap(unchecked_line(answer.inspection), 2)
-    yield verdict(page, findings) + _unread(answer)
+    yield findings_summary(page, findings) + _unread(answer)
 
 
 def unchecked_line(inspection: Inspection) -> str:
@@ -117,7 +116,7 @@ def finding_lines(page: Page, findings: Sequence[Finding], *, verbose: bool) -> 
             yield f"  {page.paint('fix', 'dim')} {sentence(finding.fix)}"
 
 
-def verdict(page: Page, findings: Sequence[Finding]) -> str:
+def findings_summary(page: Page, findings: Sequence[Finding]) -> str:
     """The number of findings by severity, in the color of the most severe."""
     worst = next((severity for severity in Severity if any(f.severity is severity for f in findings)), None)
     return page.paint(_counts(findings) or "no findings", STYLES[worst] if worst else "bold green")
@@ -162,7 +161,7 @@ def _files(page: Page, inventory: DirectoryInventory, *, verbose: bool) -> Itera
         Column("file", gives_way=True),
         Column("roles"),
         Column("layout"),
-        Column("devices", gives_way=True, style=_DEVICE),
+        Column("devices", gives_way=True, style=DEVICE_STYLE),
         Column("tensors", right=True),
         Column("size", right=True),
     )
@@ -191,7 +190,7 @@ def _files(page: Page, inventory: DirectoryInventory, *, verbose: bool) -> Itera
 
 def _devices(page: Page, inventory: Inventory) -> Iterator[str]:
     columns = (
-        Column("device", gives_way=True, style=_DEVICE),
+        Column("device", gives_way=True, style=DEVICE_STYLE),
         Column("role"),
         Column("tensors", right=True),
         Column("bytes", right=True),
@@ -229,7 +228,7 @@ def _tensors(page: Page, tensors: Sequence[TensorRecord]) -> Iterator[str]:
     columns = (
         Column("name", gives_way=True),
         Column("role"),
-        Column("device", style=_DEVICE),
+        Column("device", style=DEVICE_STYLE),
         Column("dtype"),
         Column("shape", gives_way=True),
         Column("bytes", right=True),

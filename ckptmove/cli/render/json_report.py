@@ -53,9 +53,9 @@ class JsonRenderer(Renderer):
         self._keys = undone(result)
 
     def verify(self, answer: VerifyAnswer) -> None:
-        from ckptmove.cli.render.document import verdict
+        from ckptmove.cli.render.document import result_to_json
 
-        self._keys.setdefault("results", []).append(verdict(answer.result))
+        self._keys.setdefault("results", []).append(result_to_json(answer.result))
 
     def diff(self, result: DiffResult) -> None:
         from ckptmove.cli.render.document import difference

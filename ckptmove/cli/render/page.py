@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 _MARKS: Final = {"passed": "✓", "failed": "✗", "skipped": "–"}  # noqa: RUF001  # a dash: neither yes nor no
 _ASCII_MARKS: Final = {"passed": "ok", "failed": "FAILED", "skipped": "-"}
+#: Style of devices in tables.
+DEVICE_STYLE: Final = "cyan"
 #: Smallest width of a shortened column.
 _NARROWEST: Final = 12
 
@@ -33,8 +35,8 @@ class Page(NamedTuple):
         """Style a text if colors are shown; ``style`` is one of rich, for example ``bold red``."""
         if not self.color or not style or not text:
             return text
-        from rich.color import ColorSystem  # noqa: PLC0415  # only a terminal with colors needs it
-        from rich.style import Style  # noqa: PLC0415  # only a terminal with colors needs it
+        from rich.color import ColorSystem  # noqa: PLC0415  # slow import, used for colors only
+        from rich.style import Style  # noqa: PLC0415  # slow import, used for colors only
 
         # The 16 standard colors, which users choose in their terminal.
         return Style.parse(style).render(text, color_system=ColorSystem.STANDARD)

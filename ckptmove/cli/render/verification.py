@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cli.render.inspection import finding_lines, verdict
+from ckptmove.cli.render.inspection import finding_lines, findings_summary
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.model import Severity
 
@@ -38,7 +38,7 @@ def verification_lines(page: Page, result: VerifyResult, *, verbose: bool, stric
         shown = [finding for finding in result.findings if verbose or finding.severity is not Severity.INFO]
         yield from ["", *finding_lines(page, shown, verbose=verbose)] if shown else []
         codes = ", ".join(dict.fromkeys(finding.code for finding in result.findings))
-        yield f"{verdict(page, result.findings)} ({codes})"
+        yield f"{findings_summary(page, result.findings)} ({codes})"
     for line in page.wrap(outcome(result, strict=strict), 2):
         yield page.paint(line, _STYLES[_status(result, strict=strict)])
 

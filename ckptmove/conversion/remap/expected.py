@@ -10,7 +10,7 @@ from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.build import tree_inventory
 from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.inventory.shapes import as_dict
-from ckptmove.checkpoint.layouts.merge import merge, moved_inventory
+from ckptmove.checkpoint.layouts.merge import merge_inventories, moved_inventory
 from ckptmove.checkpoint.parts import FilePart, OpenPart
 from ckptmove.conversion.remap.errors import NotGathered
 from ckptmove.conversion.remap.folder import touched
@@ -94,7 +94,7 @@ def _opened(
             part.put_at(base, old.extras())
             base += part.pickle_bytes
             parts.append(part)
-    inventory = merge(original.path, original.inventory.container, parts, original.inventory.size_bytes)
+    inventory = merge_inventories(original.path, original.inventory.container, parts, original.inventory.size_bytes)
     whole = replace(inventory, layout=original.inventory.layout)
     changed = touched(original, result, kept)
     indexes = new_indexes(cast("Listing", original.listing), result, kept, changed)

@@ -108,7 +108,7 @@ def _gradients_checked(name_of: Callable[[torch.device], str]) -> Iterator[None]
     apply = BackwardCFunction.apply
 
     def checked(node: Any, *grads: Any) -> Any:
-        returned = apply(node, *grads)  # type: ignore[no-untyped-call]  # torch leaves it so
+        returned = apply(node, *grads)  # type: ignore[no-untyped-call]  # torch has no annotation
         found = list(returned) if isinstance(returned, tuple) else [returned]
         wanted = [place for place, needed in enumerate(node.needs_input_grad) if needed]
         edges = [(index, *edge) for index, edge in enumerate(node.next_functions) if edge[0] is not None]
@@ -173,7 +173,7 @@ def _reraised(name_of: Callable[[torch.device], str]) -> Iterator[None]:
     try:
         yield
     finally:
-        module._engine_run_backward = engine  # noqa: SLF001  # the engine, put back
+        module._engine_run_backward = engine  # noqa: SLF001  # restore the engine
 
 
 def _checked_gradients(outputs: Any, gradients: Any, name_of: Callable[[torch.device], str]) -> tuple[Any, ...]:

@@ -80,7 +80,7 @@ def blame(error: BaseException, scene: Scene) -> Blame:
     line = frames[-1].spot.line if frames else scene.home
     text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
     fix = without_cuda(frames[-1].spot, scene) if frames and any(words in text for words in _NO_CUDA) else NO_FIX
-    return Blame(f"{text}, {_at(line)}", fix, {"error": text, **place_of(line)})
+    return Blame(f"{text}, {_at(line)}", fix, {"error": text, **line_evidence(line)})
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -116,7 +116,7 @@ def _of_strays(
         "on": device,
         "operation": operation,
         "aten": aten,
-        **place_of(line),
+        **line_evidence(line),
         "made_at": str(first.made or ""),
         "error": " ".join(f"{type(error).__name__}: {error}".split()),
     }
@@ -133,7 +133,7 @@ def _of_gradient(error: WrongGradient, scene: Scene) -> Blame:
         "tensor": made,
         "on": device,
         "operation": f"torch.autograd.Function {error.function}",
-        **place_of(line),
+        **line_evidence(line),
         "error": f"RuntimeError: {error}",
     }
     return Blame(f"{made} is on {device}, and its input is on {wanted}, {_at(line)}", fix, figures)
@@ -200,6 +200,6 @@ def _at(line: Line) -> str:
     return f"at {line}: {line.source}" if line.source else f"at {line}"
 
 
-def place_of(line: Line) -> dict[str, object]:
+def line_evidence(line: Line) -> dict[str, object]:
     """Evidence about a line."""
     return {"file": line.file, "line": line.number, "source": line.source}

@@ -23,7 +23,7 @@ from ckptmove.verification.case.source import (
     spot_of,
     stored_by,
 )
-from ckptmove.verification.case.tensor_names import leaves
+from ckptmove.verification.case.tensor_names import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -94,7 +94,7 @@ def device_parameter(node: ast.AST | None, path: str, home: Line) -> str:
     return ""
 
 
-class Moment(NamedTuple):
+class UserFrame(NamedTuple):
     """A frame of the user's code at an earlier time, without references to its objects.
 
     Attributes:
@@ -108,15 +108,15 @@ class Moment(NamedTuple):
     tensors: frozenset[str]
 
 
-def moments(entrance: Entrance, frame: FrameType | None) -> list[Moment]:
+def user_frames(entrance: Entrance, frame: FrameType | None) -> list[UserFrame]:
     """The frames of the user's code among a frame and its callers, the innermost first."""
     found = []
     while (frame := entrance.caller(frame)) is not None:
         own = {f"self.{key}": one for key, one in getattr(frame.f_locals.get("self"), "__dict__", {}).items()}
         named = {**frame.f_locals, **own}
         modules = {name: weakref.ref(one) for name, one in named.items() if isinstance(one, torch.nn.Module)}
-        tensors = {name for name, one in named.items() if isinstance(one, Iterator) or any(leaves(one))}
-        found.append(Moment(spot_of(frame), modules, frozenset(tensors)))
+        tensors = {name for name, one in named.items() if isinstance(one, Iterator) or any(tensors_in(one))}
+        found.append(UserFrame(spot_of(frame), modules, frozenset(tensors)))
         frame = frame.f_back
     return found
 
@@ -125,12 +125,12 @@ class Given(NamedTuple):
     """Arguments of a call of ``Case``.
 
     Attributes:
-        moment: the frame that made the call.
+        frame: the frame that made the call.
         statement: the statement that contains the call.
         model, optimizer, criterion, batch: expressions of the arguments; None for a missing one.
     """
 
-    moment: Moment
+    frame: UserFrame
     statement: ast.stmt
     model: ast.expr | None = None
     optimizer: ast.expr | None = None
@@ -140,12 +140,12 @@ class Given(NamedTuple):
     @property
     def path(self) -> str:
         """Path of the file."""
-        return self.moment.spot.line.path
+        return self.frame.spot.line.path
 
     @property
     def line(self) -> Line:
         """Line of the call."""
-        return self.moment.spot.line
+        return self.frame.spot.line
 
     def of_parts(self, model: str, optimizer: str) -> Given:
         """The arguments for one model and one optimizer of several, by key; an empty key for the only one."""
@@ -172,7 +172,7 @@ def noted_calls(entrance: Entrance) -> Iterator[dict[int, Given]]:
     def noted(case: Case, *args: Any, **kwargs: Any) -> None:
         init(case, *args, **kwargs)
         frame = sys._getframe(1)  # noqa: SLF001  # the caller, without a traceback
-        found = moments(entrance, frame)
+        found = user_frames(entrance, frame)
         statement = found[0].spot.statement if found else None
         if statement is not None:
             is_direct = found[0].spot.code is frame.f_code
@@ -185,19 +185,19 @@ def noted_calls(entrance: Entrance) -> Iterator[dict[int, Given]]:
         Case.__init__ = init  # type: ignore[method-assign]  # the dataclass's own
 
 
-def _given(moment: Moment, statement: ast.stmt, count: int, keywords: set[str]) -> Given:
-    call = moment.spot.node
+def _given(frame: UserFrame, statement: ast.stmt, count: int, keywords: set[str]) -> Given:
+    call = frame.spot.node
     if not isinstance(call, ast.Call) or len(call.args) != count or {one.arg for one in call.keywords} != keywords:
-        return Given(moment, statement)  # `Case(*parts)`, or a function that calls it
+        return Given(frame, statement)  # `Case(*parts)`, or a function that calls it
     named = {**dict(zip(_FIELDS, call.args, strict=False)), **{str(one.arg): one.value for one in call.keywords}}
-    return Given(moment, statement, **{key: one for key, one in named.items() if key in _FIELDS})
+    return Given(frame, statement, **{key: one for key, one in named.items() if key in _FIELDS})
 
 
 def has_literal_keys(value: Any, tensor: torch.Tensor) -> bool:
     """Whether the ``repr`` of each key on the way to a tensor is an expression for it: that of an ``Enum`` is not."""
     if value is tensor:
         return True
-    key = next(key for key, one in _items(value) if any(part is tensor for _, part in leaves(one)))
+    key = next(key for key, one in _items(value) if any(part is tensor for _, part in tensors_in(one)))
     return (not isinstance(value, Mapping) or _is_literal(key)) and has_literal_keys(value[key], tensor)
 
 
@@ -218,7 +218,7 @@ def rebuilt(name: str, value: Any, tensor: torch.Tensor, device: str) -> str:
     """
     if value is tensor:
         return f"{name}.to({device})"
-    key = next(key for key, one in _items(value) if any(part is tensor for _, part in leaves(one)))
+    key = next(key for key, one in _items(value) if any(part is tensor for _, part in tensors_in(one)))
     fields = getattr(value, "_fields", None)
     if fields is not None:
         inner = rebuilt(f"{name}.{fields[key]}", value[key], tensor, device)

@@ -15,17 +15,17 @@ from torch import nn
 from ckptmove.case import Case
 from ckptmove.errors import CaseUnusable, CkptMoveError, UnreadableInput
 from ckptmove.text import amount
-from ckptmove.verification.case.blame import Blame, blame, place_of
+from ckptmove.verification.case.blame import Blame, blame, line_evidence
 from ckptmove.verification.case.case_call import noted_calls
 from ckptmove.verification.case.check_fixes import as_batch, built_again, unmoved, unsaved
 from ckptmove.verification.case.edits import NO_FIX, Fix
 from ckptmove.verification.case.fixes import Scene, model_first
 from ckptmove.verification.case.name import parse_case
-from ckptmove.verification.case.parts import by_key, models_of, optimizers_of, require_usable
-from ckptmove.verification.case.restore import restore
+from ckptmove.verification.case.parts import by_key, models_of, optimizers_of, require_usable_case
+from ckptmove.verification.case.restore import restore_case
 from ckptmove.verification.case.source import line_of
-from ckptmove.verification.case.step import UnusableCase, WholeDataset, one_batch, take_step
-from ckptmove.verification.case.tensor_names import leaves, names_of
+from ckptmove.verification.case.step import UnusableCase, WholeDataset, one_batch, train_step
+from ckptmove.verification.case.tensor_names import names_of, tensors_in
 from ckptmove.verification.case.user_code import Entrance
 from ckptmove.verification.case.watch import Watch
 from ckptmove.verification.checks import failed, passed, skipped
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.case.step import Taken
     from ckptmove.verification.case.tensor_names import NamedTensor
     from ckptmove.verification.evidence import CheckResult
-    from ckptmove.verification.place import Place
+    from ckptmove.verification.place import StepDevice
     from ckptmove.verification.step.resume import Bench
 
 _NAME = "case"
@@ -92,7 +92,7 @@ class _Run:
     """
 
     bench: Bench
-    place: Place
+    place: StepDevice
     entrance: Entrance
     watch: Watch
     home: Line
@@ -150,7 +150,7 @@ def _leave_autocast_out() -> torch.library.Library:
     Returns:
         The library. The rule ends when it is collected, so the cache keeps it.
     """
-    library = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it so
+    library = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]  # torch has no annotation
     library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # type: ignore[no-untyped-call]  # torch has no annotations for it
     return library
 
@@ -179,7 +179,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     if orphans is not None:
         return orphans
     try:
-        restored = restore(run.bench, case)
+        restored = restore_case(run.bench, case)
     except UnreadableInput as error:
         return Blame(str(error))
     except Ambiguous:
@@ -203,7 +203,7 @@ def _called(function: Callable[..., Any], device: torch.device, typed: str) -> C
     case = function(device) if takes_device else function()
     if not isinstance(case, Case):
         raise CaseUnusable(f"{typed} returns a {type(case).__name__}, not a ckptmove.Case")
-    require_usable(case, typed)
+    require_usable_case(case, typed)
     for part in () if takes_device else models_of(case):
         part.module.to(device)
     return case
@@ -223,8 +223,8 @@ def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
     if optimizer is None or not trained:
         return None
     model, name = trained[0]
-    moments = run.watch.built.get(id(optimizer.optimizer), [])
-    built = moments[0].spot.line if moments else None
+    frames = run.watch.built.get(id(optimizer.optimizer), [])
+    built = frames[0].spot.line if frames else None
     at = f", built at {built}: {built.source}," if built is not None else ""
     moved = [line for line in run.watch.moved if built is None or line.number > built.number]
     then = f"; the model is moved at {moved[0]}: {moved[0].source}" if moved else ""
@@ -234,8 +234,8 @@ def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
     )
     figures = {"tensor": f"{model.name}.{name}", "operation": "torch.optim.Optimizer.step"}
     given = None if run.given is None else run.given.of_parts(model.key, optimizer.key)
-    fix = built_again(given, moments, home)
-    return Blame(fault, fix, figures | (place_of(built) if built is not None else {}))
+    fix = built_again(given, frames, home)
+    return Blame(fault, fix, figures | (line_evidence(built) if built is not None else {}))
 
 
 def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
@@ -247,12 +247,12 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
     with attempt, torch.autograd.set_detect_anomaly(mode=True, check_nan=False), run.watch:
         case = replace(case, batch=one_batch(case.batch))
         early |= names_of(case)
-        taken.append(take_step(case, case.batch, run.place))
+        taken.append(train_step(case, case.batch, run.place))
     run.figures["seconds"] = round(time.perf_counter() - started, 3)
     if isinstance(attempt.error, UnusableCase):
         return _unusable(attempt.error, run)
-    moments = {part.key: run.watch.built.get(id(part.optimizer)) for part in optimizers_of(case)}
-    built = {key: found for key, found in moments.items() if found}
+    frames = {part.key: run.watch.built.get(id(part.optimizer)) for part in optimizers_of(case)}
+    built = {key: found for key, found in frames.items() if found}
     # Reported if the traceback has no line of the user's code, as for `optimizer.step`.
     late = run.watch.moved[moves:] or [home, *(found[0].spot.line for found in built.values())]
     scene = run.scene._replace(late=late[-1], early=early, built=built)
@@ -265,7 +265,7 @@ def _unusable(error: UnusableCase, run: _Run) -> Blame:
     is_dataset = isinstance(error, WholeDataset)
     figures: dict[str, object] = {"tensor": "batch", "operation": "torch.Tensor.to"} if is_dataset else {}
     fix = as_batch(run.given, run.home) if is_dataset else NO_FIX
-    return Blame(f"{error}, in the case at {run.home}", fix, {**figures, **place_of(run.home)})
+    return Blame(f"{error}, in the case at {run.home}", fix, {**figures, **line_evidence(run.home)})
 
 
 def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scene) -> Blame | str:
@@ -350,11 +350,11 @@ def _off_target(run: _Run, part: OptimizerPart, scene: Scene) -> Blame | None:
 
 def _whole_dataset(run: _Run, case: Case) -> list[str]:
     """A note about a whole dataset that the user's code moves at once: the target may have no room for it."""
-    batch = {id(one) for _, one in leaves(case.batch)}
+    batch = {id(one) for _, one in tensors_in(case.batch)}
     for transfer in run.watch.transfers:
         if transfer.rows and not any(id(one) in batch for one in run.watch.lineage(transfer.tensor)):
             line, fix = transfer.spot.line, unmoved(transfer.spot)
-            run.figures |= {"tensor": "a whole dataset", "operation": "torch.Tensor.to", **place_of(line)}
+            run.figures |= {"tensor": "a whole dataset", "operation": "torch.Tensor.to", **line_evidence(line)}
             run.figures |= {"fix": fix.text, "fix_at": fix.where}
             rows = f"{len(transfer.tensor):,} rows are moved at once for a batch of {transfer.rows:,}"
             return [f"note: a whole dataset, {rows}, at {line}: {line.source}", f"fix: {fix}"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ckptmove.verification.case.case_call import Given, Moment
+    from ckptmove.verification.case.case_call import Given, UserFrame
     from ckptmove.verification.case.source import Line, Spot
     from ckptmove.verification.case.user_code import Entrance
 
@@ -36,7 +36,7 @@ _REBUILT: Final = (
 )
 
 
-def built_again(given: Given | None, built: Sequence[Moment], home: Line) -> Fix:
+def built_again(given: Given | None, built: Sequence[UserFrame], home: Line) -> Fix:
     """The statement that built the optimizer, once more before the call of ``Case``.
 
     Args:
@@ -46,15 +46,15 @@ def built_again(given: Given | None, built: Sequence[Moment], home: Line) -> Fix
     """
     if given is None or given.model is None:
         return Fix(f"{_REBUILT}, in the case at {home}")
-    for moment in built:
-        statement = moment.spot.statement
-        if moment.spot.code is given.moment.spot.code and statement is not None and _is_fresh(statement, given, moment):
+    for frame in built:
+        statement = frame.spot.statement
+        if frame.spot.code is given.frame.spot.code and statement is not None and _is_fresh(statement, given, frame):
             return before(given.path, given.statement, text_of(given.path, statement))
     name = ast.unparse(given.model)
     return Fix(f"{_REBUILT}: build it again before {given.line}, from {name}.parameters()")
 
 
-def _is_fresh(statement: ast.stmt, given: Given, moment: Moment) -> bool:
+def _is_fresh(statement: ast.stmt, given: Given, frame: UserFrame) -> bool:
     """Whether a statement, run again, builds the optimizer of the model's present parameters, and leaves the model."""
     target, value = assigned(statement)
     model, optimizer = given.model, given.optimizer
@@ -63,7 +63,7 @@ def _is_fresh(statement: ast.stmt, given: Given, moment: Moment) -> bool:
     if ast.unparse(target) != optimizer.id or not read(model).isdisjoint(stored(statement)):
         return False
     reads_model = any(isinstance(one, ast.expr) and ast.unparse(one) == ast.unparse(model) for one in ast.walk(value))
-    return reads_model and moment.tensors.isdisjoint(read(value))
+    return reads_model and frame.tensors.isdisjoint(read(value))
 
 
 def as_batch(given: Given | None, home: Line) -> Fix:

@@ -87,7 +87,7 @@ def text_of(path: str, node: ast.AST) -> str:
     return text if text and "\n" not in text else ast.unparse(node)
 
 
-def moved(path: str, node: ast.expr, device: str) -> str:
+def with_to(path: str, node: ast.expr, device: str) -> str:
     """Source text of an expression followed by ``.to(device)``."""
     text = text_of(path, node)
     return f"{text}.to({device})" if isinstance(node, _ATOMS) else f"({text}).to({device})"
@@ -115,7 +115,7 @@ def with_move(
         rows = [node for node in nodes if taken and isinstance(node, ast.Subscript) and node.value in reads]
         found = [*rows, *(one for one in reads if not any(row.value is one for row in rows))]
         found = sorted((one for one in found if one not in moves), key=lambda one: one not in own)
-        fix = replaced(path, *((node, moved(path, node, device)) for node in found)) if found else NO_FIX
+        fix = replaced(path, *((node, with_to(path, node, device)) for node in found)) if found else NO_FIX
         if fix.where:
             return fix
     return None
@@ -152,7 +152,7 @@ def with_device(spot: Spot, operation: str, device: str) -> Fix:
     if isinstance(call, ast.Call) and callee(call) == operation.rpartition(".")[2]:
         calls = [one for one in nodes_of(spot) if isinstance(one, ast.Call) and callee(one) == callee(call)]
         if operation.startswith("torch.Tensor.") or _has(call, "generator"):
-            return replaced(path, (call, moved(path, call, device)))
+            return replaced(path, (call, with_to(path, call, device)))
         # Also the other calls of the line that make a tensor in the same way, unless they are arguments of this one.
         inner = set(ast.walk(call))
         same = [call, *(one for one in calls if one not in inner and one.lineno == call.lineno)]
@@ -190,7 +190,7 @@ def _on_device(path: str, call: ast.Call, device: str) -> tuple[ast.expr, str] |
     if given is not None:
         return None if text_of(path, given.value) == device else (given.value, device)
     if _has(call, None):
-        return call, moved(path, call, device)  # `**options` may contain the device
+        return call, with_to(path, call, device)  # `**options` may contain the device
     more = ", " * bool(call.args or call.keywords) + f"device={device})"
     return call, text_of(path, call)[:-1].rstrip(" ,") + more
 

@@ -25,14 +25,14 @@ from ckptmove.verification.case.edits import (
     before,
     is_of_torch,
     is_written,
-    moved,
     replaced,
     text_of,
     with_device,
     with_expression,
     with_move,
+    with_to,
 )
-from ckptmove.verification.case.fixes_attributes import as_buffer, as_container, is_plain
+from ckptmove.verification.case.fixes_attributes import as_buffer, as_container, is_in_container
 from ckptmove.verification.case.source import (
     SCOPES,
     Running,
@@ -47,18 +47,18 @@ from ckptmove.verification.case.source import (
     read,
     stored,
 )
-from ckptmove.verification.case.tensor_names import leaves
+from ckptmove.verification.case.tensor_names import tensors_in
 from ckptmove.verification.case.watch import target_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckptmove.verification.case.case_call import Found, Given, Moment
+    from ckptmove.verification.case.case_call import Found, Given, UserFrame
     from ckptmove.verification.case.source import Line, Spot
     from ckptmove.verification.case.tensor_names import NamedTensor
     from ckptmove.verification.case.user_code import Entrance
     from ckptmove.verification.case.watch import Origin, Watch
-    from ckptmove.verification.place import Place
+    from ckptmove.verification.place import StepDevice
 
 _LOSSES: Final = "criterion"
 #: Functions that make a tensor without a call that ``__torch_function__`` sees, or only with calls of their own.
@@ -83,15 +83,15 @@ class Scene(NamedTuple):
     watch: Watch
     entrance: Entrance
     names: Mapping[int, NamedTensor]
-    place: Place
+    place: StepDevice
     home: Line
     late: Line
     given: Given | None = None
     early: Mapping[int, NamedTensor] = {}  # never written to
-    built: Mapping[str, list[Moment]] = {}  # never written to
+    built: Mapping[str, list[UserFrame]] = {}  # never written to
 
 
-def device_at(node: ast.AST | None, path: str, scene: Scene, known: str = "", module: str = "") -> str:
+def device_expression(node: ast.AST | None, path: str, scene: Scene, known: str = "", module: str = "") -> str:
     """Expression for the target at a node: an expression known there, the case's device, or the target's name."""
     return known or device_parameter(node, path, scene.home) or module or _target(scene)
 
@@ -109,13 +109,13 @@ def device_in(running: Running, scene: Scene) -> str:
     """Expression for the target at the statement of a frame."""
     spot = running.spot
     known = target_in(running.frame, spot, scene.place.device)
-    return device_at(spot.statement, spot.line.path, scene, *known)
+    return device_expression(spot.statement, spot.line.path, scene, *known)
 
 
 def where_made(origin: Origin, scene: Scene) -> Fix:
     """The device in the call that made a tensor."""
     spot = origin.spot
-    device = device_at(spot.statement, spot.line.path, scene, origin.device, origin.module)
+    device = device_expression(spot.statement, spot.line.path, scene, origin.device, origin.module)
     loaded = None if _is_direct(origin) else _where_unseen(spot, device)
     fix = loaded or with_device(spot, origin.operation, device)
     return fix if fix.text else Fix(f"move the result of {made_by(origin)} at {spot.line}: .to({device})")
@@ -150,7 +150,7 @@ def _where_unseen(spot: Spot, device: str) -> Fix | None:
             whole = taken[whole]
         is_sure = callee(call) not in LOADS or whole is not call or call in operands
         if is_sure and whole not in is_moved:
-            changes.append((whole, moved(path, whole, device)))
+            changes.append((whole, with_to(path, whole, device)))
     fix = replaced(path, *changes) if changes else NO_FIX
     return fix if fix.where else None
 
@@ -173,7 +173,7 @@ def where_called(origin: Origin | None, frames: Sequence[Running], scene: Scene)
             fix = _where_unseen(spot, device)
         else:
             calls = [one for one in nodes_of(spot) if callee(one) == origin.spot.code.co_name]
-            changes = [(one, moved(spot.line.path, one, device)) for one in calls if isinstance(one, ast.Call)]
+            changes = [(one, with_to(spot.line.path, one, device)) for one in calls if isinstance(one, ast.Call)]
             fix = replaced(spot.line.path, *changes) if changes else None
         if fix is not None and fix.where:
             return fix
@@ -217,7 +217,7 @@ def _where_read_before(found: Found, device: str, scene: Scene) -> Fix:
     near = spot.statement
     every = [] if near is None or is_written(nodes_of(spot), name) else earlier(near)
     for one in every:
-        known = device if _is_set_before(device, one) else device_at(one, spot.line.path, scene)
+        known = device if _is_set_before(device, one) else device_expression(one, spot.line.path, scene)
         fix = with_move(spot, [name], known, nodes=list(head_of(one)))
         if fix is not None:
             return fix
@@ -252,14 +252,14 @@ def of_tensor(known: NamedTensor, frames: Sequence[Running], root: Origin | None
 def _of_attribute(known: NamedTensor, frames: Sequence[Running], root: Origin | None, scene: Scene) -> Fix:
     """Fix for an attribute of a module: a buffer, a list of torch's, or a move in the line that uses it."""
     is_one = isinstance(known.held, torch.Tensor)
-    fix = as_buffer(known, root) if is_one else None if is_plain(known) else as_container(known, root)
+    fix = as_buffer(known, root) if is_one else None if is_in_container(known) else as_container(known, root)
     if fix is not None:
         return fix
     way = f"self.{known.key}{known.name.rpartition(f'.{known.key}')[2]}"
     used = where_used([known.tensor], frames, scene, way)
     if used is not None and used[1].where:
         return used[1]
-    is_kept = is_plain(known) and not is_one and has_literal_keys(known.held, known.tensor)
+    is_kept = is_in_container(known) and not is_one and has_literal_keys(known.held, known.tensor)
     for frame, spot in reversed(frames):
         if frame.f_locals.get("self") is known.holder and is_kept and spot.statement is not None:
             device = device_in(Running(frame, spot), scene)
@@ -267,7 +267,7 @@ def _of_attribute(known: NamedTensor, frames: Sequence[Running], root: Origin | 
             every = f"{{key: one.to({device}) for key, one in {name}.items()}}"
             value = every if isinstance(held, Mapping) else rebuilt(name, held, known.tensor, device)
             return before(spot.line.path, spot.statement, f"{name} = {value}")
-    if is_plain(known) and not is_one:
+    if is_in_container(known) and not is_one:
         return Fix(f"move {known.name} before it is used{_seen(frames)}: .to(device)")
     what = "a buffer" if is_one else "a part of the model"
     return Fix(f"make {known.name} {what} where it is first assigned{_seen(frames)}")
@@ -279,9 +279,9 @@ def model_first(scene: Scene, known: NamedTensor) -> Fix:
     if given is None or given.model is None:
         name = known.model or "model"
         return Fix(f"{name} = {name}.to(device), before the optimizer is built, in the case at {scene.home}")
-    device = device_at(given.statement, given.path, scene)
+    device = device_expression(given.statement, given.path, scene)
     if not isinstance(given.model, (ast.Name, ast.Attribute)):
-        return replaced(given.path, (given.model, moved(given.path, given.model, device)))
+        return replaced(given.path, (given.model, with_to(given.path, given.model, device)))
     name = text_of(given.path, given.model)
     text = f"{name} = {name}.to({device})"
     every = _before_which(given, name, scene.built.get(known.optimizer, []))
@@ -290,12 +290,12 @@ def model_first(scene: Scene, known: NamedTensor) -> Fix:
     return next((fix for fix in fixes if fix.where), words)
 
 
-def _before_which(given: Given, name: str, built: list[Moment]) -> Iterator[ast.stmt]:
+def _before_which(given: Given, name: str, built: list[UserFrame]) -> Iterator[ast.stmt]:
     """The statements before which the model may be moved: the one that built the optimizer, if the model existed."""
-    model = given.moment.modules.get(name, lambda: None)()
-    for moment in built:
-        then, builder = moment.modules.get(name, lambda: None)(), moment.spot.statement
-        if moment.spot.code is given.moment.spot.code and builder is not None and then is not None and then is model:
+    model = given.frame.modules.get(name, lambda: None)()
+    for frame in built:
+        then, builder = frame.modules.get(name, lambda: None)(), frame.spot.statement
+        if frame.spot.code is given.frame.spot.code and builder is not None and then is not None and then is model:
             around = [one for one in parents(builder) if isinstance(one, ast.stmt)]
             outer = takewhile(lambda one: not isinstance(one, SCOPES) and name not in stored(one), around)
             yield [builder, *outer][-1]
@@ -330,7 +330,7 @@ def _of_container(known: NamedTensor, running: Running, device: str) -> Fix | No
     spot = running.spot
     for name, value in list(running.frame.f_locals.items()):
         is_container = isinstance(value, (Mapping, tuple, list))
-        way = next((way for way, one in leaves(value, name) if one is known.tensor), None) if is_container else None
+        way = next((way for way, one in tensors_in(value, name) if one is known.tensor), None) if is_container else None
         if way is None or not has_literal_keys(value, known.tensor):
             continue
         fix = with_move(spot, [way], device)
@@ -351,7 +351,7 @@ def _of_container(known: NamedTensor, running: Running, device: str) -> Fix | No
 def _holder(value: Any, tensor: torch.Tensor) -> Any:
     """The innermost container of a tensor."""
     for one in value.values() if isinstance(value, Mapping) else value:
-        if one is not tensor and any(part is tensor for _, part in leaves(one)):
+        if one is not tensor and any(part is tensor for _, part in tensors_in(one)):
             return _holder(one, tensor)
     return value
 
@@ -366,7 +366,7 @@ def _of_loss(known: NamedTensor, root: Origin | None, scene: Scene) -> Fix:
     if given is None or given.criterion is None:
         name = known.name if below else _LOSSES
         return Fix(f"{name} = {name}.to(device), in the case at {scene.home}")
-    device = device_at(given.statement, given.path, scene)
+    device = device_expression(given.statement, given.path, scene)
     name = ast.unparse(given.criterion)
     text = f"{name}{below} = {name}{below}.to({device})"
     built = assignment_before(given.statement, name)
@@ -374,5 +374,5 @@ def _of_loss(known: NamedTensor, root: Origin | None, scene: Scene) -> Fix:
         fix = after(given.path, built, text)
         return fix if fix.where else before(given.path, given.statement, text)
     if is_module:
-        return replaced(given.path, (given.criterion, moved(given.path, given.criterion, device)))
+        return replaced(given.path, (given.criterion, with_to(given.path, given.criterion, device)))
     return Fix(f"make {known.name} on the device passed to the function, for {given.line}")

@@ -21,7 +21,7 @@ from ckptmove.verification.case.source import (
     nodes_of_class,
     parents,
 )
-from ckptmove.verification.case.tensor_names import leaves
+from ckptmove.verification.case.tensor_names import tensors_in
 
 if TYPE_CHECKING:
     from ckptmove.verification.case.tensor_names import NamedTensor
@@ -176,7 +176,7 @@ def _last_statement(one: _Setting) -> ast.stmt:
     return body[-1] if body else one.statement
 
 
-def is_plain(known: NamedTensor) -> bool:
+def is_in_container(known: NamedTensor) -> bool:
     """Whether a list or dict contains the tensor itself and it is not a parameter: torch has no list of buffers."""
     is_parameter = isinstance(known.tensor, nn.Parameter)
-    return not is_parameter and any(one is known.tensor for _, one in leaves(known.held))
+    return not is_parameter and any(one is known.tensor for _, one in tensors_in(known.held))

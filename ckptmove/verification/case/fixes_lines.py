@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from ckptmove.verification.case.edits import Fix, moved, replaced, text_of
-from ckptmove.verification.case.fixes import device_at
+from ckptmove.verification.case.edits import Fix, replaced, text_of, with_to
+from ckptmove.verification.case.fixes import device_expression
 from ckptmove.verification.case.source import FUNCTIONS, Line, assignment_before, callee, line_of, nodes_of, tree_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def returned(line: Line, error: WrongGradient) -> tuple[Line, Fix]:
         there, written = f"one.to({device})", ast.unparse(node)
         text = f"tuple(one if one is None else {there} for one in {written})" if _is_several(node) else ""
         if there not in written and not written.endswith((f".to({device})", "None")):
-            fix = replaced(line.path, (node, text or moved(line.path, node, device)))
+            fix = replaced(line.path, (node, text or with_to(line.path, node, device)))
             return line_of(line.path, node.lineno), fix
     return line, Fix(f"return it at {line} where the input is: .to({device})")
 
@@ -60,7 +60,7 @@ def _is_several(value: ast.expr) -> bool:
 def without_cuda(spot: Spot, scene: Scene) -> Fix:
     """A line that names CUDA, with the case's device instead."""
     path = spot.line.path
-    device = device_at(spot.statement, path, scene)
+    device = device_expression(spot.statement, path, scene)
     for node in nodes_of(spot):
         if isinstance(node, ast.Call) and callee(node) == "cuda" and isinstance(node.func, ast.Attribute):
             return replaced(path, (node, f"{text_of(path, node.func.value)}.to({device})"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import nn
 
 from ckptmove.verification.case.edits import Fix, after, before
-from ckptmove.verification.case.fixes import device_at, device_in, is_fixed
+from ckptmove.verification.case.fixes import device_expression, device_in, is_fixed
 from ckptmove.verification.case.source import (
     FUNCTIONS,
     assigned,
@@ -76,7 +76,7 @@ def _modules(frame: FrameType) -> Iterator[tuple[str, nn.Module, object]]:
 def where_held(found: Held, scene: Scene) -> Fix:
     """Move of a module after the statement that assigns it, if that knows the target; else before its use."""
     for path, statement, name in _assignments(found):
-        device = device_at(statement, path, scene)
+        device = device_expression(statement, path, scene)
         fix = after(path, statement, f"{name} = {name}.to({device})")
         if fix.where and not is_fixed(device, scene):
             return fix

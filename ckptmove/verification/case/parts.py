@@ -75,7 +75,7 @@ def optimizers_of(case: Case) -> tuple[OptimizerPart, ...]:
     return (OptimizerPart("optimizer", "", case.optimizer_part, case.optimizer),)
 
 
-def require_usable(case: Case, typed: str) -> None:
+def require_usable_case(case: Case, typed: str) -> None:
     """Check the types of a case's fields, and that they go together.
 
     Args:

@@ -20,7 +20,7 @@ from ckptmove.verification.step.stored_state import (
     is_inside,
     model_state,
     no_part,
-    optimizer_state,
+    optimizer_state_dict,
     place_of,
 )
 from ckptmove.verification.step.trial import STEP_ERRORS
@@ -58,7 +58,7 @@ class Restored(NamedTuple):
     figures: dict[str, object]
 
 
-def restore(bench: Bench, case: Case) -> Restored:
+def restore_case(bench: Bench, case: Case) -> Restored:
     """Load the stored state into a case, the models first.
 
     Raises:
@@ -124,7 +124,7 @@ def _restore_optimizer(
     record = _matching(bench.pairings, case, own, models)
     _require_class(record, own)
     _require_shapes(record, case, own)
-    state = optimizer_state(record, bench.checkpoint.inventory, source)
+    state = optimizer_state_dict(record, bench.checkpoint.inventory, source)
     try:
         own.optimizer.load_state_dict(state)
     except STEP_ERRORS as error:

@@ -72,8 +72,8 @@ class Running(NamedTuple):
 def library() -> Any:
     """``executing.Source``; None without ``executing`` and ``asttokens``: then fixes are sentences, no edits."""
     try:
-        import asttokens  # noqa: F401, PLC0415  # for the positions of nodes
-        from executing import Source  # noqa: PLC0415  # the tool works without
+        import asttokens  # noqa: F401, PLC0415  # `executing` gives positions of nodes only with it
+        from executing import Source  # noqa: PLC0415  # an optional dependency
     except ImportError:
         return None
     return Source

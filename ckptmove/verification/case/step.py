@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader, Dataset
 from ckptmove.torch_facts.devices import supports_capturable
 from ckptmove.verification.case.parts import optimizers_of
 from ckptmove.verification.case.tensor_names import parts
-from ckptmove.verification.simulated.targets import BACKEND, name_of
+from ckptmove.verification.simulated.targets import BACKEND, tag_of
 
 if TYPE_CHECKING:
     from ckptmove.case import Case
     from ckptmove.verification.case.parts import OptimizerPart
-    from ckptmove.verification.place import Place
+    from ckptmove.verification.place import StepDevice
 
 
 #: Hint for a ``step`` that calls ``optimizer.step()`` or ``backward()`` itself.
@@ -67,7 +67,7 @@ class OwnSteps:
         reached: identities of the parameters that a step changed or that had a gradient in one.
     """
 
-    def __init__(self, part: OptimizerPart, place: Place) -> None:
+    def __init__(self, part: OptimizerPart, place: StepDevice) -> None:
         self.count = 0
         self.moved: set[int] = set()
         self.reached: set[int] = set()
@@ -105,7 +105,7 @@ class Taken(NamedTuple):
     own: dict[str, OwnSteps]
 
 
-def take_step(case: Case, batch: Any, place: Place) -> Taken:
+def train_step(case: Case, batch: Any, place: StepDevice) -> Taken:
     """Make one training step.
 
     Raises:
@@ -123,13 +123,13 @@ def take_step(case: Case, batch: Any, place: Place) -> Taken:
             with suppress(AttributeError):  # a wrapper around an optimizer may not call Optimizer.__init__
                 stack.callback(optimizer.register_step_pre_hook(_refuse_own_step).remove)
             loss = loss_of(case, batch, place.device)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it so
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation
         losses.append(loss.detach())
         return loss
 
     if isinstance(optimizer, torch.optim.LBFGS):
         own[""].begin()
-        optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch leaves it so
+        optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch has no annotation
     else:
         closure()
         _refuse_capturable(optimizer)
@@ -191,10 +191,10 @@ def _refuse_capturable(optimizer: torch.optim.Optimizer) -> None:
     names = {kind.__module__ for kind in type(optimizer).__mro__} - {torch.optim.Optimizer.__module__}
     groups = [group for group in optimizer.param_groups if group.get("capturable")]
     devices = {one.device for group in groups for one in group["params"] if one.grad is not None}
-    refused = [one for one in devices if one.type == BACKEND and not supports_capturable(name_of(one))]
+    refused = [one for one in devices if one.type == BACKEND and not supports_capturable(tag_of(one))]
     if refused and any(name.startswith("torch.optim.") for name in names):
         raise AssertionError(
-            f"If capturable=True, params and state_steps must be on supported devices, and not on {name_of(refused[0])}"
+            f"If capturable=True, params and state_steps must be on supported devices, and not on {tag_of(refused[0])}"
         )
 
 

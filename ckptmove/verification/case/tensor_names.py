@@ -58,7 +58,7 @@ def names_of(case: Case) -> dict[int, NamedTensor]:
     return names
 
 
-def leaves(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in nested tuples, lists and dicts, each with its Python expression."""
     return ((way, one) for way, one in parts(value, path) if isinstance(one, torch.Tensor))
 
@@ -118,16 +118,16 @@ def _of_criterion(case: Case) -> Iterator[NamedTensor]:
             yield NamedTensor(f"criterion.{name}", "criterion", tensor, holder=criterion)
         yield from _attributes(criterion, "criterion")
     elif isinstance(criterion, functools.partial):
-        for path, tensor in leaves(criterion.keywords, "criterion.keywords"):
+        for path, tensor in tensors_in(criterion.keywords, "criterion.keywords"):
             yield NamedTensor(path, "criterion", tensor)
     elif criterion is not None:
         for key, value in getattr(criterion, "__dict__", {}).items():
-            for path, tensor in leaves(value, f"criterion.{key}"):
+            for path, tensor in tensors_in(value, f"criterion.{key}"):
                 yield NamedTensor(path, "criterion", tensor)
 
 
 def _of_batch(case: Case) -> Iterator[NamedTensor]:
-    for path, tensor in leaves(case.batch):
+    for path, tensor in tensors_in(case.batch):
         yield NamedTensor(f"batch{path}", "batch", tensor, path)
 
 
@@ -143,7 +143,7 @@ def _of_optimizer(case: Case) -> Iterator[NamedTensor]:
                 name, model = own.get(id(parameter), (f"param_groups[{number}]['params'][{index}]", ""))
                 if id(parameter) not in own:
                     yield NamedTensor(f"{part.name}.{name}", "state", parameter, optimizer=part.key)
-                for path, tensor in leaves(part.optimizer.state.get(parameter, {})):
+                for path, tensor in tensors_in(part.optimizer.state.get(parameter, {})):
                     state = f"{part.name}.state[{name!r}]{path}"
                     yield NamedTensor(state, "state", tensor, model=model, optimizer=part.key)
             for key, value in group.items():

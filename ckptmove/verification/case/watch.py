@@ -16,20 +16,20 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
-from ckptmove.verification.case.case_call import late_names, moments
+from ckptmove.verification.case.case_call import late_names, user_frames
 from ckptmove.verification.case.source import Line, Spot, line_of, spot_of
 from ckptmove.verification.simulated import targets
 from ckptmove.verification.simulated.data import become
 from ckptmove.verification.simulated.pinning import made_pinned
-from ckptmove.verification.simulated.targets import name_of
+from ckptmove.verification.simulated.targets import tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from ckptmove.verification.case.case_call import Moment
+    from ckptmove.verification.case.case_call import UserFrame
     from ckptmove.verification.case.user_code import Entrance
-    from ckptmove.verification.place import Place
+    from ckptmove.verification.place import StepDevice
 
 
 _OPTIMIZER: Final = torch.optim.Optimizer.__init__.__code__.co_filename
@@ -101,7 +101,7 @@ class Watch(TorchFunctionMode):
         moved: the user's lines that moved a module, in order.
     """
 
-    def __init__(self, place: Place, target: str, entrance: Entrance) -> None:
+    def __init__(self, place: StepDevice, target: str, entrance: Entrance) -> None:
         """Create the mode.
 
         Args:
@@ -112,7 +112,7 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.refusals: list[Refusal] = []
         self.transfers: list[Transfer] = []
-        self.built: dict[int, list[Moment]] = {}
+        self.built: dict[int, list[UserFrame]] = {}
         self.moved: list[Line] = []
         self._device = place.device
         self._entrance = entrance
@@ -193,7 +193,7 @@ class Watch(TorchFunctionMode):
         if func == _IS_LEAF and file == _OPTIMIZER:
             optimizer = id(frame.f_locals["self"])
             if optimizer not in self.built:
-                self.built[optimizer] = moments(self._entrance, caller)
+                self.built[optimizer] = user_frames(self._entrance, caller)
             return
         line = line_of(caller.f_code.co_filename, caller.f_lineno)
         if func in _MOVES and file == _MODULE and self.moved[-1:] != [line]:
@@ -241,14 +241,14 @@ def target_in(frame: FrameType, spot: Spot, device: torch.device) -> tuple[str, 
         f"{name}.device" for name, one in names.items() if isinstance(one, torch.Tensor) and one.device == device
     )
     devices = (name for name, one in names.items() if isinstance(one, torch.device) and one == device)
-    tags = {name_of(device), str(device)}
+    tags = {tag_of(device), str(device)}
     named = (name for name, one in kept.items() if isinstance(one, (str, torch.device)) and _target(one) in tags)
     modules = (f"next({name}.parameters()).device" for name, one in (names | kept).items() if _is_on(one, device))
     return next(itertools.chain(tensors, devices), ""), next(itertools.chain(named, modules), "")
 
 
 def _target(named: str | torch.device) -> str:
-    return name_of(named) if isinstance(named, torch.device) else named
+    return tag_of(named) if isinstance(named, torch.device) else named
 
 
 def _is_on(module: object, device: torch.device) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch.jit import _state as torchscript
 
 from ckptmove.verification.simulated import targets
-from ckptmove.verification.simulated.device_module import Device, DeviceCalls, DeviceOf
+from ckptmove.verification.simulated.device_module import DeviceCalls, DeviceContext, DeviceOf
 from ckptmove.verification.simulated.device_streams import Event, Stream, StreamContext, any_stream
 from ckptmove.verification.simulated.generator import generators_on_device
 from ckptmove.verification.simulated.loading import storages_on_device
@@ -28,7 +28,7 @@ _CLASSES: Final[dict[str, object]] = {
     "Stream": Stream,
     "Event": Event,
     "StreamContext": StreamContext,
-    "device": Device,
+    "device": DeviceContext,
     "device_of": DeviceOf,
 }
 #: Functions of `torch.accelerator` that need a backend in C++.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from ckptmove.verification.simulated.targets import BACKEND, name_of
+from ckptmove.verification.simulated.targets import BACKEND, tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +73,7 @@ def become(tensor: torch.Tensor, value: torch.Tensor) -> None:
         RuntimeError: if it is not a leaf, because its history would be lost.
     """
     if not tensor.is_leaf:
-        raise RuntimeError(f"the data of an operation's result cannot be moved to {name_of(value.device)} in place")
+        raise RuntimeError(f"the data of an operation's result cannot be moved to {tag_of(value.device)} in place")
     gradient = tensor.grad
     tensor.grad = None
     if isinstance(tensor, nn.Parameter):

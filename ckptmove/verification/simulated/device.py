@@ -29,10 +29,10 @@ from ckptmove.verification.simulated.api import patched_torch_api
 from ckptmove.verification.simulated.data import become, parameters_moved_in_place
 from ckptmove.verification.simulated.device_module import DeviceModule
 from ckptmove.verification.simulated.generator import refuse_generator
-from ckptmove.verification.simulated.loading import BEFORE_OTHERS, restore
+from ckptmove.verification.simulated.loading import BEFORE_OTHERS, restore_storage
 from ckptmove.verification.simulated.pinning import is_pinned, made_pinned, pin, refuse_pinning
 from ckptmove.verification.simulated.rules import WHOLE_OPS, CrossDeviceError, operand_devices, refuse_dtype, schema_of
-from ckptmove.verification.simulated.targets import BACKEND, kind_of, name_of
+from ckptmove.verification.simulated.targets import BACKEND, kind_of, tag_of
 from ckptmove.verification.simulated.whole import run_whole
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class SimulatedDevice:
         # The autograd engine counts devices at the first backward of the process and fails on later ones, unless the
         # backward runs in the calling thread.
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(mode=False))
-        self._entered.enter_context(as_on_a_real_device(name_of))
+        self._entered.enter_context(as_on_a_real_device(tag_of))
         self._entered.enter_context(parameters_moved_in_place())
         self._entered.enter_context(patched_torch_api(self.device, _place))
         if not targets.is_any_active():  # one mode serves all devices
@@ -102,7 +102,7 @@ class SimulatedDevice:
         Raises:
             TypeError: if the target does not have the dtype.
         """
-        refuse_dtype(name_of(self.device), tensor.dtype)
+        refuse_dtype(tag_of(self.device), tensor.dtype)
         return SimulatedTensor(tensor.detach().clone(), self.device)
 
     def to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -111,7 +111,7 @@ class SimulatedDevice:
 
     def device_of(self, tensor: torch.Tensor) -> str:
         """A tensor's device tag, as torch prints it on the target's machine: `cuda:0`, `mps:0`, `cpu`."""
-        return name_of(tensor.device)
+        return tag_of(tensor.device)
 
 
 class SimulatedTensor(torch.Tensor):
@@ -195,7 +195,7 @@ class SimulatedTensor(torch.Tensor):
         if force:
             return self.host.numpy(force=True)
         raise TypeError(
-            f"can't convert {name_of(self.device)} device type tensor to numpy. "
+            f"can't convert {tag_of(self.device)} device type tensor to numpy. "
             "Use Tensor.cpu() to copy the tensor to host memory first."
         )
 
@@ -203,14 +203,14 @@ class SimulatedTensor(torch.Tensor):
         return format(self.host, spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # unannotated there
-        return f"{repr(self.host)[:-1]}, device='{name_of(self.device)}')"
+        return f"{repr(self.host)[:-1]}, device='{tag_of(self.device)}')"
 
 
 class _Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__ is not annotated
     """Pass every operation to `_run`; a factory has no simulated operand, so only a mode intercepts it."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it so
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotation
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -249,7 +249,7 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
             return func.decompose(*args, **kwargs)
     inner_args, inner_kwargs = pytree.tree_map(_inner, (args, kwargs))
     try:
-        result_devices = operand_devices(func, args, kwargs, name_of) if asked is None else [asked]
+        result_devices = operand_devices(func, args, kwargs, tag_of) if asked is None else [asked]
         refuse_generator(schema_of(func).name, leaves, result_devices[0])
         refuse_pinning(schema_of(func).name, args, kwargs)
         results = func(*inner_args, **inner_kwargs)
@@ -290,7 +290,7 @@ def _wrap(results: Any, result_devices: list[torch.device], simulated: Mapping[i
 
 
 def _place(inner: torch.Tensor, device: torch.device) -> SimulatedTensor:
-    refuse_dtype(name_of(device), inner.dtype)
+    refuse_dtype(tag_of(device), inner.dtype)
     return SimulatedTensor(inner, device)
 
 
@@ -312,12 +312,12 @@ def _register_backend() -> Any:
     guard = make_guard(torch._C._autograd.DeviceType.PrivateUse1)  # noqa: SLF001  # as in torch's own guard
     module = DeviceModule(targets.kind)
     getattr(backend_registration, _SETUP)(BACKEND, backend_module=module, device_guard=guard)
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it so
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch has no annotation
     library.impl("empty.memory_format", _kernel(torch.ops.aten.empty.memory_format), "PrivateUse1")
     library.impl("empty_strided", _kernel(torch.ops.aten.empty_strided.default), "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
     library.impl("_local_scalar_dense", lambda one: one.host.item(), "PrivateUse1")
-    torch.serialization.register_package(BEFORE_OTHERS, lambda _: None, restore)
+    torch.serialization.register_package(BEFORE_OTHERS, lambda _: None, restore_storage)
     # CPU kernels for the thread of a data loader, in which no mode is active.
     library.impl("_pin_memory", pin, "CPU")
     library.impl("is_pinned", is_pinned, "CPU")

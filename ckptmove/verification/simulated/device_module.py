@@ -53,7 +53,7 @@ class DeviceCalls:
 
     def device_count(self) -> int:
         """Number of devices of the target's machine."""
-        return targets.count()
+        return targets.device_count()
 
     def current_device(self) -> int:
         """Index of the current device."""
@@ -138,7 +138,7 @@ class DeviceCalls:
         """Make a device the current one."""
         chosen = _chosen(device)
         if chosen is not None:
-            targets.choose(chosen)
+            targets.set_current(chosen)
 
     max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
     current_allocated_memory = driver_allocated_memory = memory_allocated
@@ -149,7 +149,7 @@ class DeviceCalls:
     set_per_process_memory_fraction = _nothing
 
 
-class Device:
+class DeviceContext:
     """A context that changes the current device."""
 
     def __init__(self, device: Any) -> None:
@@ -166,7 +166,7 @@ class Device:
         self._open.close()
 
 
-class DeviceOf(Device):
+class DeviceOf(DeviceContext):
     """A context that makes the device of a tensor current."""
 
     def __init__(self, tensor: torch.Tensor) -> None:

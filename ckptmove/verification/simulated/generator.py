@@ -110,7 +110,7 @@ def refuse_generator(operation: str, leaves: Iterable[Any], device: torch.device
         if not isinstance(leaf, Generator) or device.type == "meta":
             continue
         home = _HOMES.get(_address(leaf), leaf.device)
-        wanted, found = targets.name_of(device), targets.name_of(home)
+        wanted, found = targets.tag_of(device), targets.tag_of(home)
         if operation == "aten::randperm" and wanted != found:
             raise RuntimeError(f"Expected a '{wanted}' generator device but found '{found}'")
         wanted, found = targets.kind_of(device), targets.kind_of(home)

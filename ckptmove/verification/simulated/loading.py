@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BEFORE_OTHERS: Final[Any] = 0.5
 
 
-def restore(storage: Any, location: str) -> Any:
+def restore_storage(storage: Any, location: str) -> Any:
     """Mark a storage, which stays in CPU memory, with its simulated device; None for another device.
 
     A function for `torch.serialization.register_package`: `location` is a tag, or the result of `map_location` for it.

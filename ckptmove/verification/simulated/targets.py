@@ -62,7 +62,7 @@ def at_least(devices: int) -> None:
     _ENTERED.append((device, max(count, devices)))
 
 
-def count() -> int:
+def device_count() -> int:
     """Number of devices of the active type on the target's machine."""
     return max((count for device, count in _ENTERED if kind_of(device) == kind()), default=1)
 
@@ -79,7 +79,7 @@ def current() -> torch.device:
     return chosen[-1] if chosen else device_for(f"{kind()}:0")
 
 
-def choose(device: torch.device) -> None:
+def set_current(device: torch.device) -> None:
     """Make a device current."""
     _CHOSEN.append(device)
 
@@ -95,19 +95,19 @@ def chosen(device: torch.device) -> Iterator[None]:
         _CHOSEN[:] = before
 
 
-def name_of(device: torch.device) -> str:
+def tag_of(device: torch.device) -> str:
     """The target's tag for a simulated device; any other device's own tag."""
     if device.type != BACKEND:
         return str(device)
     index: int | None = device.index  # torch's own annotation leaves the None out
     if index is None:
-        return name_of(current())
+        return tag_of(current())
     return _TARGETS.get(index) or f"{kind()}:{index}"
 
 
 def kind_of(device: torch.device) -> str:
     """The target's device type (`cuda`) for a simulated device; any other device's own type."""
-    return name_of(device).partition(":")[0]
+    return tag_of(device).partition(":")[0]
 
 
 def meant_by(asked: Any) -> torch.device | None:
@@ -143,15 +143,15 @@ def require_device(device: torch.device) -> torch.device:
         RuntimeError: if it does not, with torch's message.
     """
     is_entered = any(device == one for one, _ in _ENTERED)
-    if _ENTERED and not is_entered and kind_of(device) == kind() and number_of(device) >= count():
+    if _ENTERED and not is_entered and kind_of(device) == kind() and number_of(device) >= device_count():
         raise RuntimeError("CUDA error: invalid device ordinal" if kind() == "cuda" else _missing(device))
     return device
 
 
 def _missing(device: torch.device) -> str:
-    return f"{name_of(device)} does not exist: the machine has {amount(count(), f'{kind()} device')}"
+    return f"{tag_of(device)} does not exist: the machine has {amount(device_count(), f'{kind()} device')}"
 
 
 def number_of(device: torch.device) -> int:
     """Index of a simulated device among the devices of its type on the target's machine."""
-    return int(name_of(device).partition(":")[2])
+    return int(tag_of(device).partition(":")[2])

@@ -8,7 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ckptmove.verification.simulated.rules import operand_devices
-from ckptmove.verification.simulated.targets import name_of
+from ckptmove.verification.simulated.targets import tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ def run_whole(
 
     def run(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        return _WholeOp.apply(func, spec, inner, place, *leaves)  # type: ignore[no-untyped-call]  # torch leaves it so
+        return _WholeOp.apply(func, spec, inner, place, *leaves)  # type: ignore[no-untyped-call]  # torch has no annotation
 
     return run
 
@@ -42,7 +42,7 @@ class _WholeOp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, func: Any, spec: Any, inner: Any, place: Any, *leaves: Any) -> Any:
         args, kwargs = pytree.tree_unflatten(leaves, spec)
-        device = operand_devices(func, args, kwargs, name_of)[0]
+        device = operand_devices(func, args, kwargs, tag_of)[0]
         hosts = [inner(leaf) for leaf in leaves]
         needed = [at for at, wanted in enumerate(ctx.needs_input_grad[-len(leaves) :]) if wanted]
         for at in needed:

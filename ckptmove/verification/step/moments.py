@@ -18,7 +18,7 @@ from ckptmove.verification.state import dtype_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckptmove.verification.pieces import Piece, TensorSource
+    from ckptmove.verification.pieces import ParameterPiece, TensorSource
 
 #: Factor on the bounds, because schedules change the betas during training and elements are rounded.
 _SLACK: Final = 16.0
@@ -31,7 +31,7 @@ _DTYPES: Final = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.
 _DEFAULT_BETAS: Final = (0.9, 0.999)
 
 
-def disagreement(piece: Piece, source: TensorSource, options: Mapping[str, object]) -> str:
+def disagreement(piece: ParameterPiece, source: TensorSource, options: Mapping[str, object]) -> str:
     """Contradictions between the moments of a piece, as text; empty if consistent.
 
     Args:
@@ -64,7 +64,7 @@ def disagreement(piece: Piece, source: TensorSource, options: Mapping[str, objec
     return "; ".join(filter(None, found))
 
 
-def broken_history(piece: Piece, source: TensorSource) -> str:
+def broken_history(piece: ParameterPiece, source: TensorSource) -> str:
     """The first contradiction in the history of LBFGS, as text; empty if consistent.
 
     Args:

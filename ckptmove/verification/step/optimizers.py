@@ -34,7 +34,7 @@ class Choice(NamedTuple):
     note: str = ""
 
 
-def choose(optimizer: OptimizerRecord, override: str | None) -> Choice:
+def choose_optimizer(optimizer: OptimizerRecord, override: str | None) -> Choice:
     """Choose the class to step an optimizer with.
 
     Args:

@@ -16,12 +16,12 @@ from ckptmove.verification.step.step import stored_state, stored_values
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.verification.pieces import Piece, TensorSource
+    from ckptmove.verification.pieces import ParameterPiece, TensorSource
     from ckptmove.verification.step.step import Stepped
     from ckptmove.verification.step.tally import Trial, TrialTally
 
 
-def check_parameter(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:
+def check_parameter(trial: Trial, piece: ParameterPiece, after: Stepped, tally: TrialTally) -> None:
     """Check the step of one piece, and add the results to the tally."""
     name, member = piece.name, tally.member(piece.name)
     before = stored_values(piece, trial.source)
@@ -49,7 +49,7 @@ def check_parameter(trial: Trial, piece: Piece, after: Stepped, tally: TrialTall
     _count(trial, piece, after, tally)
 
 
-def _state_faults(trial: Trial, piece: Piece, after: Stepped) -> Iterator[str]:
+def _state_faults(trial: Trial, piece: ParameterPiece, after: Stepped) -> Iterator[str]:
     is_known = trial.recipe.name in BY_NAME
     if is_known:  # report the cause before its effects
         moments = disagreement(piece, trial.source, trial.recipe.groups[piece.group])
@@ -65,13 +65,13 @@ def _state_faults(trial: Trial, piece: Piece, after: Stepped) -> Iterator[str]:
     yield from after.vanished
 
 
-def _was_finite(trial: Trial, piece: Piece, key: str) -> bool:
+def _was_finite(trial: Trial, piece: ParameterPiece, key: str) -> bool:
     """Whether a state value was finite in the file; other libraries may store infinite values on purpose."""
     record = None if piece.entry is None else piece.entry.tensor(key)
     return record is not None and _all_finite(piece.cut(trial.source.tensor(record), record))
 
 
-def _is_state_moved(trial: Trial, piece: Piece, after: Stepped) -> bool:
+def _is_state_moved(trial: Trial, piece: ParameterPiece, after: Stepped) -> bool:
     """Whether a moment changed. With a tiny learning rate the update of the parameter is lost in rounding."""
     before = stored_state(piece, trial.source)
     return any(
@@ -79,7 +79,7 @@ def _is_state_moved(trial: Trial, piece: Piece, after: Stepped) -> bool:
     )
 
 
-def _count(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> None:
+def _count(trial: Trial, piece: ParameterPiece, after: Stepped, tally: TrialTally) -> None:
     iterations = dict(piece.entry.scalars).get("n_iter") if piece.entry is not None else None
     if isinstance(iterations, int) and keeps_state_on_first(trial.recipe.name):
         now = after.state.get("n_iter", 0)
@@ -101,7 +101,7 @@ def _count(trial: Trial, piece: Piece, after: Stepped, tally: TrialTally) -> Non
     tally.counts = min(low, now), max(high, now)
 
 
-def stored_count(piece: Piece, source: TensorSource) -> float | None:
+def stored_count(piece: ParameterPiece, source: TensorSource) -> float | None:
     """The stored step count of a piece; None if the file has none."""
     if piece.entry is None:
         return None

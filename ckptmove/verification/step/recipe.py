@@ -34,7 +34,7 @@ _MOST_ITERATIONS: Final = 1000
 IMPLEMENTATION_FLAGS: Final = frozenset({"capturable", "differentiable", "foreach", "fused"})
 
 
-class Refused(RuntimeError):
+class ForeignError(RuntimeError):
     """A class of another library raised an exception; the message begins with the exception's type."""
 
 
@@ -70,7 +70,7 @@ class Recipe(NamedTuple):
 
     @contextmanager
     def running(self, draw: int = 0) -> Iterator[None]:
-        """Context of a step: fixed random numbers, and exceptions of another library as :class:`Refused`.
+        """Context of a step: fixed random numbers, and exceptions of another library as :class:`ForeignError`.
 
         Args:
             draw: seed for the random numbers of a class of another library.
@@ -95,7 +95,7 @@ def is_foreign(name: str) -> bool:
 
 
 class _ForeignErrors:
-    """Convert exceptions of another library's class to :class:`Refused`, including ``SystemExit``."""
+    """Convert exceptions of another library's class to :class:`ForeignError`, including ``SystemExit``."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -107,10 +107,10 @@ class _ForeignErrors:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         is_foreign_error = isinstance(error, (Exception, SystemExit)) and not isinstance(
-            error, (CkptMoveError, MemoryError, Refused)
+            error, (CkptMoveError, MemoryError, ForeignError)
         )
         if is_foreign_error and is_foreign(self._name):
-            raise Refused(f"{type(error).__name__}: {error}") from error
+            raise ForeignError(f"{type(error).__name__}: {error}") from error
 
 
 def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, seed: int) -> Recipe | None:
@@ -127,13 +127,13 @@ def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, see
     try:
         with _ForeignErrors(name):
             required = _required(named, optimizer)
-    except Refused as error:
+    except ForeignError as error:
         raise CannotBuild(str(error)) from error
     kind: Callable[..., torch.optim.Optimizer] = partial(named, **required)
     records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
     try:
         defaults = _defaults(name, kind)
-    except Refused as error:
+    except ForeignError as error:
         if not (required and isinstance(error.__cause__, ValueError) and _can_be_built(name, named, required)):
             raise CannotBuild(str(error)) from error
         raise
@@ -178,7 +178,7 @@ def _can_be_built(name: str, kind: Callable[..., torch.optim.Optimizer], require
     other = {key: type(value)(1) if type(value) in {int, float} else value for key, value in required.items()}
     try:
         _defaults(name, partial(kind, **other))
-    except Refused:
+    except ForeignError:
         return False
     return True
 
@@ -232,8 +232,8 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
             given.pop("lr", None)  # a scheduler may end at 0, which some constructors refuse
         try:
             _defaults(recipe.name, partial(recipe.optimizer, **given))
-        except (ValueError, TypeError, LookupError, Refused) as error:
-            cause = error.__cause__ if isinstance(error, Refused) else error
+        except (ValueError, TypeError, LookupError, ForeignError) as error:
+            cause = error.__cause__ if isinstance(error, ForeignError) else error
             if not recipe.is_foreign or isinstance(cause, ValueError):
                 return f"{group.where}: {' '.join(str(cause).split()) or type(cause).__name__}"
     return ""

@@ -9,6 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.elements import extent_numel, overlaps
 from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import UncastableDtype, UnreadableInput, UnsupportedDtype
@@ -23,9 +24,9 @@ from ckptmove.verification.checks import NOTHING_TO_RESUME
 from ckptmove.verification.pieces import WINDOW_ELEMENTS, is_dense, select
 from ckptmove.verification.place import TorchDevice
 from ckptmove.verification.restore import LoadedTensors
-from ckptmove.verification.state import StoredTensors, extent_elements, overlaps
+from ckptmove.verification.state import StoredTensors
 from ckptmove.verification.step.entries import tensors_of
-from ckptmove.verification.step.optimizers import choose
+from ckptmove.verification.step.optimizers import choose_optimizer
 from ckptmove.verification.step.recipe import (
     IMPLEMENTATION_FLAGS,
     CannotBuild,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.loaded import LoadedFiles
     from ckptmove.verification.pieces import TensorSource
-    from ckptmove.verification.place import Place, Site
+    from ckptmove.verification.place import Site, StepDevice
     from ckptmove.verification.request import VerifyRequest
     from ckptmove.verification.sampling import Sample
     from ckptmove.verification.step.optimizers import Choice
@@ -190,13 +191,13 @@ def _try(
     pairing: Pairing,
     chosen: frozenset[str] | None,
     second: TensorSource,
-    place: Place,
+    place: StepDevice,
     extra_tensors: _ExtraTensors,
     report: StepReport,
     tally: TrialTally,
 ) -> None:
     named = f"{optimizer.where or 'the optimizer'} was not stepped: "
-    choice = choose(optimizer, _override(bench, optimizer))
+    choice = choose_optimizer(optimizer, _override(bench, optimizer))
     recipe = _recipe(bench, optimizer, choice, named, report, tally)
     if recipe is None:
         return
@@ -314,7 +315,7 @@ def _overlapping(optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe) -
     for record in (*parameters, *state, *options):
         count = prod(record.shape)
         if count > WINDOW_ELEMENTS and is_dense(record) and overlaps(record):
-            held = amount(extent_elements(record.shape, record.stride), "element")
+            held = amount(extent_numel(record.shape, record.stride), "element")
             return f"{record.name}: {amount(count, 'value')} overlap in {held} of memory"
     return ""
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from ckptmove.model import StateEntry
-    from ckptmove.verification.pieces import Piece, TensorSource
-    from ckptmove.verification.place import Place
+    from ckptmove.verification.pieces import ParameterPiece, TensorSource
+    from ckptmove.verification.place import StepDevice
     from ckptmove.verification.step.entries import TensorOption
     from ckptmove.verification.step.recipe import Recipe
 
@@ -43,7 +43,7 @@ class Draft(NamedTuple):
         curvature: curvature of the objective, for an optimizer that evaluates its own gradients.
     """
 
-    piece: Piece
+    piece: ParameterPiece
     largest: float
     shows: bool
     scale: float
@@ -69,7 +69,7 @@ class Stepped:
     vanished: list[str] = field(default_factory=list)
 
 
-def scaled(piece: Piece, source: TensorSource, name: str) -> Draft:
+def scaled(piece: ParameterPiece, source: TensorSource, name: str) -> Draft:
     """Scale the gradient of a piece to the magnitude of its moments.
 
     With a larger gradient the effect of the state would be lost in rounding.
@@ -128,7 +128,7 @@ def as_one(drafts: Sequence[Draft], source: TensorSource) -> list[Draft]:
     ]
 
 
-def noise_like(values: torch.Tensor, piece: Piece, noise: torch.Tensor, scale: float) -> torch.Tensor:
+def noise_like(values: torch.Tensor, piece: ParameterPiece, noise: torch.Tensor, scale: float) -> torch.Tensor:
     """Seeded values in the shape of others; they depend on the piece and not on the device or batch."""
     count = values.numel() * (2 if values.is_complex() else 1)
     start = (zlib.crc32(piece.name.encode(errors="replace")) + piece.offset) % NOISE_PERIOD
@@ -143,7 +143,7 @@ def take_step(
     recipe: Recipe,
     drafts: Sequence[Draft],
     source: TensorSource,
-    place: Place,
+    place: StepDevice,
     *,
     with_state: bool,
     moment_factor: float | None = None,
@@ -199,7 +199,7 @@ def take_step(
     return stepped
 
 
-def step_without_file(recipe: Recipe, drafts: Sequence[Draft], source: TensorSource, place: Place) -> None:
+def step_without_file(recipe: Recipe, drafts: Sequence[Draft], source: TensorSource, place: StepDevice) -> None:
     """Step pieces twice with default options: without state, and from the state that the first step made.
 
     Only the state of the parameters is restored, as in :func:`take_step`.
@@ -230,7 +230,7 @@ def _in_training(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _restored(
-    recipe: Recipe, drafts: Sequence[Draft], source: TensorSource, place: Place, *, with_state: bool
+    recipe: Recipe, drafts: Sequence[Draft], source: TensorSource, place: StepDevice, *, with_state: bool
 ) -> tuple[torch.optim.Optimizer, list[torch.Tensor], list[dict[str, Any]]]:
     """Restore an optimizer as a script does; return it, its parameters, and the state loaded for each."""
     pieces = [draft.piece for draft in drafts]
@@ -254,7 +254,7 @@ def _restored(
     return _in_training(optimizer), parameters, found
 
 
-def copy_to(tensor: torch.Tensor, tag: str, place: Place) -> torch.Tensor:
+def copy_to(tensor: torch.Tensor, tag: str, place: StepDevice) -> torch.Tensor:
     """Copy a stored tensor: to the CPU if the file has it there, else to the place's device.
 
     A wrapper subclass stays on the CPU: ``load_state_dict`` moves it to its parameter's device as a whole.
@@ -264,13 +264,13 @@ def copy_to(tensor: torch.Tensor, tag: str, place: Place) -> torch.Tensor:
     return tensor.detach().clone() if tag == "cpu" else place.to_device(tensor)
 
 
-def stored_values(piece: Piece, source: TensorSource) -> torch.Tensor:
+def stored_values(piece: ParameterPiece, source: TensorSource) -> torch.Tensor:
     """Values of a piece before the step; zeros, which show the smallest update, if the file has none."""
     values = piece.cut(source.tensor(piece.parameter), piece.parameter)
     return values if piece.is_stored else torch.zeros_like(values)
 
 
-def stored_state(piece: Piece, source: TensorSource) -> dict[str, torch.Tensor]:
+def stored_state(piece: ParameterPiece, source: TensorSource) -> dict[str, torch.Tensor]:
     """Tensors in a piece's state before the step, by path, with wrapper subclasses opened."""
     stored = () if piece.entry is None else piece.entry.tensors
     return opened({key: piece.cut(source.tensor(record), record) for key, record in stored})
@@ -283,7 +283,7 @@ def _step(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], 
         optimizer.step()
 
 
-def _parameter(draft: Draft, source: TensorSource, place: Place, recipe: Recipe) -> torch.Tensor:
+def _parameter(draft: Draft, source: TensorSource, place: StepDevice, recipe: Recipe) -> torch.Tensor:
     values = stored_values(draft.piece, source)
     parameter = place.to_device(values).requires_grad_()
     gradient = noise_like(values, draft.piece, recipe.noise, draft.scale)
@@ -293,7 +293,7 @@ def _parameter(draft: Draft, source: TensorSource, place: Place, recipe: Recipe)
 
 
 def _state(
-    piece: Piece, entry: StateEntry, source: TensorSource, place: Place, factor: float = 1.0
+    piece: ParameterPiece, entry: StateEntry, source: TensorSource, place: StepDevice, factor: float = 1.0
 ) -> dict[str, object]:
     tensors: dict[str, object] = {}
     for key, record in entry.tensors:
@@ -307,14 +307,14 @@ def _multiplied(value: torch.Tensor, factor: float) -> torch.Tensor:
     return value.copy_(value.dequantize() * factor) if is_wrapper(value) else value * factor
 
 
-def _options(options: Mapping[str, TensorOption], source: TensorSource, place: Place) -> dict[str, object]:
+def _options(options: Mapping[str, TensorOption], source: TensorSource, place: StepDevice) -> dict[str, object]:
     return {
         name: each_tensor(option, lambda record: copy_to(source.tensor(record), record.device, place))
         for name, option in options.items()
     }
 
 
-def _devices(state: Mapping[str, Any], place: Place) -> dict[str, str]:
+def _devices(state: Mapping[str, Any], place: StepDevice) -> dict[str, str]:
     return {key: place.device_of(value) for key, value in state.items() if isinstance(value, torch.Tensor)}
 
 
@@ -327,7 +327,9 @@ def _casts(stored: Mapping[str, Any], restored: Mapping[str, Any]) -> list[tuple
     ]
 
 
-def _vanished(stored: Mapping[str, Any], restored: Mapping[str, Any], place: Place, keys: Sequence[str]) -> list[str]:
+def _vanished(
+    stored: Mapping[str, Any], restored: Mapping[str, Any], place: StepDevice, keys: Sequence[str]
+) -> list[str]:
     """Cast keys with values that became zero, as text."""
     found = []
     for key in keys:
@@ -338,7 +340,11 @@ def _vanished(stored: Mapping[str, Any], restored: Mapping[str, Any], place: Pla
 
 
 def _stepped(
-    parameter: torch.Tensor, state: Mapping[str, Any], place: Place, before: Mapping[str, str], rates: Collection[str]
+    parameter: torch.Tensor,
+    state: Mapping[str, Any],
+    place: StepDevice,
+    before: Mapping[str, str],
+    rates: Collection[str],
 ) -> Stepped:
     """The result for one parameter.
 

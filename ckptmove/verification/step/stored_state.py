@@ -128,7 +128,7 @@ def model_state(
     return chosen.where, state
 
 
-def optimizer_state(optimizer: OptimizerRecord, inventory: Inventory, source: TensorSource) -> dict[str, Any]:
+def optimizer_state_dict(optimizer: OptimizerRecord, inventory: Inventory, source: TensorSource) -> dict[str, Any]:
     """The state_dict of an optimizer, for ``load_state_dict``.
 
     Options that the file stores as objects are left out, so the optimizer keeps its own.

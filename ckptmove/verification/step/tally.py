@@ -11,7 +11,7 @@ from ckptmove.verification.step.entries import tensors_of
 if TYPE_CHECKING:
     from ckptmove.model import OptimizerRecord
     from ckptmove.verification.pieces import TensorSource
-    from ckptmove.verification.place import Place
+    from ckptmove.verification.place import StepDevice
     from ckptmove.verification.step.recipe import Recipe
 
 
@@ -34,8 +34,8 @@ class Trial(NamedTuple):
     reference: Recipe
     source: TensorSource
     second: TensorSource
-    place: Place
-    other: Place
+    place: StepDevice
+    other: StepDevice
     exact: bool
 
     def has_zero_rate(self, group: int) -> bool:

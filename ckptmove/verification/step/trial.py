@@ -15,13 +15,13 @@ from ckptmove.verification.place import TorchDevice
 from ckptmove.verification.state import bits
 from ckptmove.verification.step.optimizers import uses_state
 from ckptmove.verification.step.parameter import check_parameter, stored_count
-from ckptmove.verification.step.recipe import CannotBuild, Refused
+from ckptmove.verification.step.recipe import CannotBuild, ForeignError
 from ckptmove.verification.step.step import Draft, Stepped, as_one, scaled, step_without_file, stored_state, take_step
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
-    from ckptmove.verification.pieces import Piece
+    from ckptmove.verification.pieces import ParameterPiece
     from ckptmove.verification.step.tally import Trial, TrialTally
 
 #: Exceptions of torch for a refused step, and of this package for bytes that cannot be read.
@@ -56,7 +56,7 @@ TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
 }
 
 
-def try_optimizer(trial: Trial, pieces: Iterator[Piece], tally: TrialTally) -> None:
+def try_optimizer(trial: Trial, pieces: Iterator[ParameterPiece], tally: TrialTally) -> None:
     """Step every piece three times: restored, restored on the reference device, and fresh. Stop at the first error."""
     name = trial.recipe.name
     tally.trials.append(trial)
@@ -68,7 +68,7 @@ def try_optimizer(trial: Trial, pieces: Iterator[Piece], tally: TrialTally) -> N
                 drafts = as_one(drafts, trial.source)
             stepped = take_step(trial.recipe, drafts, trial.source, trial.place, with_state=True)
         except STEP_ERRORS as error:
-            tally.limit = _limit(trial, drafts) if isinstance(error, Refused) else ""
+            tally.limit = _limit(trial, drafts) if isinstance(error, ForeignError) else ""
             tally.error = "" if tally.limit else _locate(trial, batch, drafts, error)
             tally.unread = isinstance(error, UnreadableInput)
             return
@@ -85,12 +85,12 @@ def _limit(trial: Trial, drafts: Sequence[Draft]) -> str:
         return f"it refuses to step {len(drafts)} of {listed} parameters, and the others have no state"
     try:
         step_without_file(trial.recipe, drafts, trial.source, TorchDevice("cpu"))
-    except Refused as error:
+    except ForeignError as error:
         return f"{trial.recipe.name} makes no step from gradients and the state of its parameters: {error_text(error)}"
     return ""
 
 
-def _locate(trial: Trial, batch: Sequence[Piece], drafts: Sequence[Draft], error: Exception) -> str:
+def _locate(trial: Trial, batch: Sequence[ParameterPiece], drafts: Sequence[Draft], error: Exception) -> str:
     """The parameter of a batch that torch refuses to step, with the error; the batch's first if all step alone."""
     by_itself = len(drafts) > 1 and not steps_together(trial.recipe.name)
     refusals = (_refusal(trial, draft) for draft in drafts) if by_itself else iter(())
@@ -107,10 +107,10 @@ def _refusal(trial: Trial, draft: Draft) -> str:
     return ""
 
 
-def _missing_key(trial: Trial, piece: Piece, error: Exception) -> str:
+def _missing_key(trial: Trial, piece: ParameterPiece, error: Exception) -> str:
     """The key that a parameter's state or group lacks, if the error is a KeyError; else empty."""
     group = trial.optimizer.groups[piece.group]
-    cause = error.__cause__ if isinstance(error, Refused) else error
+    cause = error.__cause__ if isinstance(error, ForeignError) else error
     key = str(cause.args[0]) if isinstance(cause, KeyError) and cause.args else ""
     if not key or piece.entry is None or key in state_keys(piece.entry) or key in dict(group.options):
         return ""
@@ -123,7 +123,7 @@ def error_text(error: Exception) -> str:
     """An exception as one line; without the type for exceptions of this package."""
     if isinstance(error, (UnreadableInput, NoWrapper)):
         return str(error)
-    text = str(error) if isinstance(error, (CannotBuild, Refused)) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, (CannotBuild, ForeignError)) else f"{type(error).__name__}: {error}"
     return " ".join(text.split()).rstrip(":")  # the message may be empty
 
 
@@ -133,7 +133,7 @@ def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], 
         others = take_step(trial.reference, drafts, trial.second, trial.other, with_state=True)
     except STEP_ERRORS as error:
         refusal = f"the reference step fails: {error_text(error)}"
-        if isinstance(error, (Refused, NoWrapper)):
+        if isinstance(error, (ForeignError, NoWrapper)):
             tally.incomparable = refusal
         else:
             tally.apart.add(f"{drafts[0].piece.name}: {refusal}")

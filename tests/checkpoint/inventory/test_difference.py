@@ -13,7 +13,7 @@ import torch
 
 from ckptmove.checkpoint.inventory import difference
 from ckptmove.checkpoint.inventory.difference import tree_changes
-from ckptmove.checkpoint.inventory.tensor_nodes import members
+from ckptmove.checkpoint.inventory.tensor_nodes import named_items
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.comparison.other_content import device_sites
 from ckptmove.limits import Limits
@@ -179,4 +179,4 @@ def test_a_list_that_holds_itself_many_times_is_gone_through_once(monkeypatch):
 
 
 def test_an_object_that_is_no_dict_and_no_list_has_no_members():
-    assert list(members(Call(Global("a", "B"), Tuple((1,), (0,)), 0))) == []
+    assert list(named_items(Call(Global("a", "B"), Tuple((1,), (0,)), 0))) == []

@@ -12,7 +12,7 @@ import torch
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.limits import Limits
-from ckptmove.verification.sampling import choose
+from ckptmove.verification.sampling import choose_sample
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def chosen(path, count, seed=0):
     with open_checkpoint(str(path), Limits(), keep_trees=True) as checkpoint:
         inventory = checkpoint.inventory
         pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
-        names = choose(inventory, pairings, count, seed).names
+        names = choose_sample(inventory, pairings, count, seed).names
         files = {part.name: {record.name for record in part.inventory.tensors} for part in checkpoint.parts}
     return {name for name, own in files.items() if own & names}, set(files)
 

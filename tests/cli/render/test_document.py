@@ -44,7 +44,7 @@ def test_every_key_that_the_schema_names_has_to_be_there() -> None:
 
 
 def test_the_schema_leaves_room_for_later_keys() -> None:
-    answer = document.envelope("verify", 0, []) | {"results": [document.verdict(result())], "later": 1}
+    answer = document.envelope("verify", 0, []) | {"results": [document.result_to_json(result())], "later": 1}
     answer["results"][0]["proven"] = True
     jsonschema.Draft202012Validator(SCHEMA).validate(answer)
 
@@ -78,7 +78,7 @@ def test_evidence_of_any_kind_is_json() -> None:
         "count": 3, "rate": 0.5, "worst": math.inf, "mean": math.nan, "equal": True, "none": None, "text": "x",
         "pair": (1, -math.inf), "list": [1.5], "map": {1: math.nan}, "odd": Path("a"),
     }  # fmt: skip
-    answer = document.envelope("verify", 0, []) | {"results": [document.verdict(result(*evidence.items()))]}
+    answer = document.envelope("verify", 0, []) | {"results": [document.result_to_json(result(*evidence.items()))]}
     jsonschema.Draft202012Validator(SCHEMA).validate(answer)
     assert json.loads(document.dumps(answer))["results"][0]["checks"][0]["evidence"] == evidence | {
         "worst": "inf", "mean": "nan", "pair": [1, "-inf"], "list": [1.5], "map": {"1": "nan"}, "odd": "a",

@@ -65,8 +65,8 @@ def test_a_finding_without_place_and_cure() -> None:
 def test_colors_are_those_of_the_gravest() -> None:
     page = Page(color=True)
     mild, grave = finding(severity=Severity.WARNING), finding(severity=Severity.ERROR)
-    assert inspection.verdict(page, [mild, grave]) == "\x1b[1;31m1 error, 1 warning\x1b[0m"
-    assert inspection.verdict(page, []) == "\x1b[1;32mno findings\x1b[0m"
+    assert inspection.findings_summary(page, [mild, grave]) == "\x1b[1;31m1 error, 1 warning\x1b[0m"
+    assert inspection.findings_summary(page, []) == "\x1b[1;32mno findings\x1b[0m"
     (line,) = inspection.finding_lines(page, [mild], verbose=False)
     assert line == "\x1b[1;33mwarning R302 resume-incomplete\x1b[0m: no scheduler"
 
