@@ -319,7 +319,7 @@ class _Renaming:
     def _similar(self, option: str, word: str) -> tuple[str, ...]:
         """Return beginnings of keys, or keys that are similar to a glob."""
         if option != "--rename":
-            return tuple(islice(dict.fromkeys(f"{key.partition('.')[0]}." for key in self._examples), _SHOWN))
+            return tuple(islice(dict.fromkeys("".join(key.partition(".")[:2]) for key in self._examples), _SHOWN))
         short = [key for key in self._examples[:_MOST_KEYS] if len(key) <= _LONGEST]
         near = difflib.get_close_matches(word.partition("=")[0][:_LONGEST], short, n=_SHOWN)
         return tuple(near or short[:_SHOWN])

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, cast, get_args
 
 from ckptmove.checkpoint.entries import entries
+from ckptmove.checkpoint.inventory.objects import module_attributes
 from ckptmove.checkpoint.inventory.shapes import key_text
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.conversion.remap.errors import (
@@ -23,7 +24,7 @@ from ckptmove.conversion.remap.errors import (
 )
 from ckptmove.model import Role
 from ckptmove.moves import Dropped
-from ckptmove.pickles.tree import Node, Sequence
+from ckptmove.pickles.tree import Call, Node, Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Dict, Value
 
 _ROLES: Final[frozenset[str]] = frozenset(get_args(Role))
+#: Roles of parts that consist of tensors.
+_OF_TENSORS: Final = frozenset({"model", "ema", "criterion"})
 #: Names that an error shows, and names that a mistyped one is compared with.
 _SHOWN: Final = 4
 _MOST_NAMES: Final = 1000
@@ -98,7 +101,9 @@ class _Selection:
         self._base = base
         self._tensors = [(path, one) for one in inventory.tensors if (path := self._below(one.name))]
         sections = [(path, role) for where, role in inventory.sections if (path := self._below(where))]
-        self._named = [*((path, one.role) for path, one in self._tensors), *sections]
+        #: Tensors, then sections that need no tensors.
+        self._named: list[tuple[str, Role]] = [(path, one.role) for path, one in self._tensors]
+        self._named += (section for section in sections if section[1] not in _OF_TENSORS)
         self._owners = self._find_owners()
         self._roles = self._find_roles()
         #: Why each entry is removed; empty for one that stays.
@@ -127,17 +132,34 @@ class _Selection:
         return owners
 
     def _find_roles(self) -> list[Role | None]:
-        """Return the roles of all entries; an object without one has the role of everything in it."""
+        """Return the roles of all entries.
+
+        An object without a role has that of everything in it. The key alone does not make ``model_args`` a model.
+        """
         inside: dict[int, set[Role]] = {}
         for (_, role), owner in zip(self._named, self._owners, strict=True):
             inside.setdefault(owner, set()).add(role)
         holders = {entry.parent for entry in self.entries}
+        hold_tensors = self._with_holders(self._owners[: len(self._tensors)])
         roles = [entry.role for entry in self.entries]
         for index, entry in enumerate(self.entries):
             found: set[Role] = inside.get(index, {"other"})
             if entry.role is None and index not in holders and len(found) == 1:
-                roles[index] = found.pop()
+                (roles[index],) = found
+            if roles[index] in _OF_TENSORS and index not in hold_tensors and not _is_module(entry.value):
+                is_inside = index > 0 and roles[entry.parent] == roles[index]
+                roles[index] = roles[index] if is_inside else "other"
         return roles
+
+    def _with_holders(self, owners: Iterable[int]) -> set[int]:
+        """Return entries, and the entries around them."""
+        found: set[int] = set()
+        for owner in owners:
+            index = owner
+            while index >= 0 and index not in found:
+                found.add(index)
+                index = self.entries[index].parent
+        return found
 
     def find(self, path: str) -> int:
         """Return the entry of ``--as-root``; of several with this path the one with the longest keys."""
@@ -156,7 +178,7 @@ class _Selection:
         for word in words:
             test = _test(word)
             hits = [test(entry.path, role) for entry, role in zip(self.entries, self._roles, strict=True)]
-            inner = [test(path, role) for path, role in self._named]
+            inner = [test(*named) for named in self._named]
             if not any(hits) and not any(inner):
                 raise NoMatch(option, word, self._similar(word))
             own = [one or hit for one, hit in zip(own, hits, strict=True)]
@@ -268,16 +290,14 @@ class _Selection:
         for index, (entry, reason) in enumerate(zip(self.entries, self._reasons, strict=True)):
             tops.append((tops[entry.parent] if self._reasons[entry.parent] else index) if reason else 0)
         sizes = {storage.key: storage.nbytes for storage in self._inventory.storages}
-        counts, nbytes, storages = Counter[int](), Counter[int](), set[tuple[int, str]]()
+        counts, viewed = Counter[int](), Counter[tuple[int, str | None]]()
         for (_, tensor), owner in zip(self._tensors, self._owners, strict=False):
-            top = tops[owner]
-            counts[top] += 1
+            counts[tops[owner]] += 1
             for part in tensor.dense():
-                if part.storage is None:
-                    nbytes[top] += part.nbytes
-                elif (top, part.storage) not in storages:
-                    storages.add((top, part.storage))
-                    nbytes[top] += sizes[part.storage]
+                viewed[tops[owner], part.storage] += part.nbytes
+        nbytes = Counter[int]()
+        for (top, storage), size in viewed.items():
+            nbytes[top] += size if storage is None else min(size, sizes[storage])  # tied tensors count once
         prefix = f"{self._base}." if self._base else ""
         return tuple(
             Dropped(prefix + self.entries[index].path, counts[index], nbytes[index], self._reasons[index])
@@ -292,6 +312,10 @@ class _Selection:
         short = (path for entry in listed if len(path := entry.path) <= _LONGEST)
         near = difflib.get_close_matches(word[:_LONGEST], dict.fromkeys((*roles, *short)), n=_SHOWN)
         return tuple(near or islice((entry.path for entry in listed if not entry.parent), _SHOWN))
+
+
+def _is_module(value: Value) -> bool:
+    return type(value) is Call and module_attributes(value) is not None
 
 
 def _test(word: str) -> Callable[[str, Role | None], bool]:

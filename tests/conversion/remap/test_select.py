@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from trees import SavedTree
@@ -15,7 +19,9 @@ from ckptmove.conversion.remap.errors import (
     SharedPart,
 )
 from ckptmove.conversion.remap.select import select
+from ckptmove.model import Inventory
 from ckptmove.moves import Dropped, Remap
+from ckptmove.pickles.tree import Dict
 
 
 @pytest.fixture
@@ -26,6 +32,13 @@ def selected(tmp_path):
         return tree.load(root), dropped
 
     return change
+
+
+class Bag:
+    """An object with attributes."""
+
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
 
 
 def names(dropped):
@@ -115,11 +128,28 @@ def test_everything_in_a_dict_goes_with_the_dict(selected) -> None:
     assert names(dropped) == {"config"}
 
 
-def test_a_storage_counts_once_in_each_part(selected) -> None:
+def test_tied_tensors_count_once_in_each_part(selected) -> None:
     weight = torch.ones(4)
-    content = {"model": {"a.weight": weight, "b.weight": weight[:2]}, "ema": {"a.weight": weight}, "n": 1}
+    content = {"model": {"a.weight": weight, "b.weight": weight[:2]}, "ema": {"a.weight": weight[2:]}, "n": 1}
     _, dropped = selected(content, drop=("model", "ema"))
-    assert dropped == (Dropped("model", 2, 16, "drop"), Dropped("ema", 1, 16, "drop"))
+    assert dropped == (Dropped("model", 2, 16, "drop"), Dropped("ema", 1, 8, "drop"))
+
+
+def test_a_part_without_tensors_is_no_model(selected) -> None:
+    content = {
+        "model": {"a.weight": torch.ones(1), "version": 3, "_extra_state": {"a": 1}},
+        "model_args": {"depth": 3, "betas": [1, 2]},
+        "model_config": Bag(x=1),
+        "loops": {"state_dict": {}},
+    }
+    loaded, dropped = selected(content, only=("model",))
+    assert loaded == {"model": content["model"]}
+    assert names(dropped) == {"model_args", "model_config", "loops"}
+
+
+def test_a_loss_without_tensors_is_a_criterion(selected) -> None:
+    loaded, dropped = selected({"loss": nn.CrossEntropyLoss(), "epoch": 1}, drop=("criterion",))
+    assert (loaded, names(dropped)) == ({"epoch": 1}, {"loss"})
 
 
 def test_parts_without_a_storage_count_their_bytes(selected) -> None:
@@ -228,13 +258,6 @@ def test_parts_of_a_pickled_object_are_refused(selected) -> None:
     assert caught.value.where == ""
 
 
-class Bag:
-    """An object with attributes."""
-
-    def __init__(self, **attributes):
-        self.__dict__.update(attributes)
-
-
 def test_an_object_has_the_role_of_its_content(tmp_path) -> None:
     content = {"bag": Bag(model=nn.Linear(1, 1)), "empty": Bag(x=1), "mixed": Bag(net=nn.Linear(1, 1), x=torch.ones(1))}
     content["late"] = 1
@@ -336,3 +359,54 @@ def test_other_keys_next_to_a_flat_optimizer_may_go(selected) -> None:
     flat = {"state.a.w.exp_avg": torch.ones(1), "param_groups.a.w.lr": 0.1, "note": "x", "b.w": torch.ones(1)}
     loaded, _ = selected(flat, drop=("note",))
     assert list(loaded) == ["state.a.w.exp_avg", "param_groups.a.w.lr", "b.w"]
+
+
+# --- any tree --------------------------------------------------------------------------------------------------------
+
+TREES = st.recursive(
+    st.integers(0, 3), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, min_size=1), max_leaves=12
+)
+GLOBS = st.sampled_from(["a", "*.b", "?.a", "*c*", "a.b.*", "[ab].?"])
+
+
+def as_tree(value):
+    if not isinstance(value, dict):
+        return value
+    flat = [item for key, one in value.items() for item in (key, as_tree(one))]
+    return Dict(flat, [-1] * len(flat))
+
+
+def as_value(tree):
+    return {key: as_value(one) for key, one, _ in tree.pairs()} if isinstance(tree, Dict) else tree
+
+
+def leaves(value, path=()):
+    if not isinstance(value, dict):
+        return {path: value}
+    return {key: one for name, inner in value.items() for key, one in leaves(inner, (*path, name)).items()}
+
+
+def matches(path, globs):
+    """Whether a glob matches a path or a path around it."""
+    return any(fnmatchcase(".".join(path[:end]), glob) for end in range(1, len(path) + 1) for glob in globs)
+
+
+@settings(max_examples=60)
+@given(TREES.filter(lambda tree: isinstance(tree, dict)), st.sets(GLOBS, max_size=2), st.sets(GLOBS, max_size=2))
+def test_the_values_that_stay_are_those_that_the_globs_say(value, only, drop) -> None:
+    inventory = Inventory(path="x", container="torch-zip", layout="plain", size_bytes=0)
+    tree, before = as_tree(value), leaves(value)
+    remap = Remap(only=tuple(only), drop=tuple(drop))
+    expected = {
+        path: one for path, one in before.items() if (not only or matches(path, only)) and not matches(path, drop)
+    }
+    if not all(any(matches(path, {glob}) for path in before) for glob in only | drop):
+        with pytest.raises(NoMatch):
+            select(tree, inventory, remap)
+    elif not expected:
+        with pytest.raises(NothingLeft):
+            select(tree, inventory, remap)
+    else:
+        root, dropped = select(tree, inventory, remap)
+        assert leaves(as_value(root)) == expected
+        assert {path for path in before if matches(path, names(dropped))} == set(before) - set(expected)
