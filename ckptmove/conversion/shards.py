@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import UsageError
@@ -31,7 +30,8 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     number, unit, binary = match.groups() if match is not None else ("0", "K", "")
-    nbytes = int(Decimal(number) * (1024 if binary else 1000) ** (_POWERS.index(unit.upper()) + 1))
+    factor: int = (1024 if binary else 1000) ** (_POWERS.index(unit.upper()) + 1)
+    nbytes = round(float(number) * factor)
     if not nbytes:
         raise UsageError(f"'{text[:40]}' is not a size with a unit, for example 5GB, 500MB or 2GiB")
     return nbytes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
 from ckptmove.conversion.remap.errors import NotCastable, SharedStorage
 from ckptmove.errors import UsageError
-from ckptmove.io.cast import cast_blocks
+from ckptmove.io.cast import CAST_BLOCK, cast_blocks
 from ckptmove.io.contracts import CastSegment, CopySegment, FromSource, InflateSegment, StreamSegment
 from ckptmove.io.cut import cut, in_blocks
 from ckptmove.io.segments import blocks_of, length
@@ -20,17 +20,16 @@ from ckptmove.model import Role, Span
 from ckptmove.moves import StorageEdit, Trimmed
 from ckptmove.pickles.rebuild_arguments import LARGEST, NotATensor, count, dtype_name, geometry
 from ckptmove.pickles.tree import Call, Global, Node, Persistent, Tuple
-from ckptmove.torch_facts.dtypes import DTYPE_STORAGE, ITEM_BYTES, PACKED
+from ckptmove.torch_facts.dtypes import CASTABLE_FLOATS, DTYPE_STORAGE, ITEM_BYTES, PACKED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.model import StorageRef, TensorRecord
     from ckptmove.moves import Remap
     from ckptmove.pickles.tree import Value
 
-_FLOATING: Final = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _ROLES: Final = frozenset(get_args(Role)) - {"rng"}
 _V3: Final = "_rebuild_tensor_v3"
 #: Functions whose first arguments are storage, offset, size and stride.
@@ -45,11 +44,10 @@ _MOST_NESTED: Final = 16
 #: Number of arguments of ``_rebuild_tensor_v2`` without metadata, and index of the dtype in those of v3.
 _V2_ARGUMENTS: Final = 6
 _DTYPE: Final = 6
+#: Fields of the id of a storage; a legacy stream adds None, or a view of another storage.
 _PERSISTENT_FIELDS: Final = 5
 #: Kinds of tensors that name their dtype apart from a storage.
 _NAMES_DTYPE: Final = frozenset({"wrapper-subclass", "device-data", "meta"})
-#: Bytes per block of a cast; a multiple of every element size.
-_BLOCK: Final = 1 << 18
 
 
 class StorageChange(NamedTuple):
@@ -158,23 +156,29 @@ def resize(root: Value, tensors: Sequence[TensorRecord], storages: Sequence[Stor
     trimmed: list[Trimmed] = []
     edits: list[StorageEdit] = []
     for storage in storages:
-        found, cast = tuple(names[storage.key]), casts.get(storage.key)
-        whole = Span(0, storage.nbytes)
-        span = _reached(storage, uses) if remap.compact else whole
+        found, cast, extents = tuple(names[storage.key]), casts.get(storage.key), _extents(storage, uses)
         if cast is not None:
-            _require_castable(storage, uses, cast[0], found[0])
+            _require_castable(cast[0], extents, found[0])
             edits.append(
                 StorageEdit(storage.key, found, storage.device, storage.device, storage.nbytes, "dtype", cast, (), ())
             )
+        whole = Span(0, storage.nbytes)
+        span = _reached(storage, extents) if remap.compact else whole
         if span != whole:
             trimmed.append(Trimmed(storage.key, found, storage.nbytes, span.nbytes))
         if cast is not None or span != whole:
             changes[storage.key] = change = StorageChange(span, cast)
-            _apply(storage, uses, change)
+            _apply(storage, extents, uses.ids[storage.key].values(), change)
     return StoragePlan(changes, tuple(trimmed), tuple(edits))
 
 
-def changed_bytes(source: ByteSource, segment: Segment, change: StorageChange, byteorder: str) -> Segment:
+def changed_bytes(
+    source: ByteSource,
+    segment: Segment,
+    change: StorageChange,
+    byteorder: str,
+    overflowed: Callable[[int], None] | None = None,
+) -> Segment:
     """Return the segment of a storage after a change.
 
     Args:
@@ -182,16 +186,14 @@ def changed_bytes(source: ByteSource, segment: Segment, change: StorageChange, b
         segment: all bytes of the storage before the change.
         change: the change.
         byteorder: byte order of the storage, ``little`` or ``big``; it stays the same.
+        overflowed: called with the number of values that a cast made infinite, for bytes that are neither copied nor
+            inflated as a whole. ``write_segments`` counts the others.
 
     Raises:
         DamagedArchive: if the storage has fewer bytes than the change keeps.
     """
-    start, nbytes = change.span.start, change.span.nbytes
-    if change.cast is not None:
-        old, new = (ITEM_BYTES[dtype] for dtype in change.cast)
-        segment = _cast_bytes(source, segment, change.cast, byteorder)
-        start, nbytes = start // old * new, nbytes // old * new
-    return cut(source, segment, start, nbytes)
+    part = cut(source, segment, change.span.start, change.span.nbytes)
+    return part if change.cast is None else _cast_bytes(source, part, change.cast, byteorder, overflowed)
 
 
 # --- uses of storages ------------------------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ def _find_uses(root: Value) -> _Uses:
             if key is None or type(member) is not Persistent or type(member.pid) is not Tuple:
                 continue
             uses.ids[key][id(member.pid)] = member.pid
-            if view is not None and index == 0 and len(member.pid.items) == _PERSISTENT_FIELDS:
+            if view is not None and index == 0 and not any(member.pid.items[_PERSISTENT_FIELDS:]):
                 uses.views[key].append(view)
             else:
                 uses.fixed.add(key)
@@ -259,24 +261,24 @@ def _storage_key(value: Value) -> str | None:
 # --- what changes ----------------------------------------------------------------------------------------------------
 
 
-def _reached(storage: StorageRef, uses: _Uses) -> Span:
+def _extents(storage: StorageRef, uses: _Uses) -> list[tuple[_View, _Extent]]:
+    """Return the tensors of a storage with their places; empty if the storage has other uses, or a place is unknown."""
+    if storage.key in uses.fixed:
+        return []
+    views = [(view, view.extent(storage)) for view in uses.views.get(storage.key, ())]
+    known = [(view, extent) for view, extent in views if extent is not None]
+    return known if len(known) == len(views) else []
+
+
+def _reached(storage: StorageRef, extents: Sequence[tuple[_View, _Extent]]) -> Span:
     """Return the bytes of a storage from the first to the last element of its tensors; all if that is not known."""
     whole = Span(0, storage.nbytes)
-    views = uses.views.get(storage.key)
-    if views is None or storage.key in uses.fixed or storage.dtype in PACKED:
+    if not extents or storage.dtype in PACKED:
         return whole
-    starts, ends, unit = [], [], 1
-    for view in views:
-        extent = view.extent(storage)
-        if extent is None:
-            return whole
-        item = ITEM_BYTES[extent.dtype]
-        unit = max(unit, item)
-        if extent.span:
-            starts.append(extent.offset * item)
-            ends.append((extent.offset + extent.span) * item)
-    start, end = min(starts, default=0), max(ends, default=0)
-    return whole if end > storage.nbytes else Span(start - start % unit, end)
+    places = [(extent.offset, extent.span, ITEM_BYTES[extent.dtype]) for _, extent in extents]
+    start = min((offset * item for offset, span, item in places if span), default=0)
+    end = max(((offset + span) * item for offset, span, item in places if span), default=0)
+    return whole if end > storage.nbytes else Span(start - start % max(item for _, _, item in places), end)
 
 
 def _casts(tensors: Sequence[TensorRecord], request: Sequence[tuple[str, str]]) -> dict[str, tuple[str, str]]:
@@ -289,9 +291,11 @@ def _casts(tensors: Sequence[TensorRecord], request: Sequence[tuple[str, str]]) 
         for part in record.dense():
             if part.storage is None or record.kind == "storage":
                 continue
-            if target is None or part.dtype == target or part.dtype not in _FLOATING:
+            if target is None or part.dtype == target or not _is_floating(part.dtype):
                 others.setdefault(part.storage, record)
                 continue
+            if part.dtype not in CASTABLE_FLOATS:
+                raise NotCastable(record.name, f"there is no cast from {part.dtype}")
             _record, *dtypes = wanted.setdefault(part.storage, (record, part.dtype, target))
             if dtypes != [part.dtype, target]:
                 others.setdefault(part.storage, record)
@@ -300,13 +304,17 @@ def _casts(tensors: Sequence[TensorRecord], request: Sequence[tuple[str, str]]) 
     return {key: (source, target) for key, (_, source, target) in wanted.items()}
 
 
+def _is_floating(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
+
+
 def _targets(request: Sequence[tuple[str, str]]) -> dict[str, str]:
     targets: dict[str, str] = {}
     for role, dtype in request:
         if role and role not in _ROLES:
             raise UsageError(f"--dtype: '{role[:40]}' is not one of the roles {', '.join(sorted(_ROLES))}")
-        if dtype not in _FLOATING:
-            raise UsageError(f"--dtype: '{dtype[:40]}' is not one of {', '.join(_FLOATING)}")
+        if dtype not in CASTABLE_FLOATS:
+            raise UsageError(f"--dtype: '{dtype[:40]}' is not one of {', '.join(sorted(CASTABLE_FLOATS))}")
         targets[role or "model"] = dtype
     return targets
 
@@ -318,41 +326,40 @@ def _target(record: TensorRecord, targets: Mapping[str, str]) -> str | None:
         return None
     if record.role == "optimizer" and (not record.shape or record.name.endswith(".step")):
         return None
-    if record.kind in _NAMES_DTYPE and record.dtype in _FLOATING and record.dtype != target:
+    if record.kind in _NAMES_DTYPE and _is_floating(record.dtype) and record.dtype != target:
         raise NotCastable(record.name, f"it is a {record.kind} tensor")
     return target
 
 
-def _require_castable(storage: StorageRef, uses: _Uses, dtype: str, name: str) -> None:
-    if storage.key in uses.fixed:
-        raise NotCastable(name, "its storage is also saved without a tensor")
-    extents = [view.extent(storage) for view in uses.views[storage.key]]
-    if any(extent is None or extent.dtype != dtype for extent in extents):
-        raise NotCastable(name, "its storage has tensors of another dtype, or tensors that code computes")
+def _require_castable(dtype: str, extents: Sequence[tuple[_View, _Extent]], name: str) -> None:
+    if not extents:
+        raise NotCastable(name, "its storage is also saved without a tensor, or code computes a tensor of it")
+    if any(extent.dtype != dtype for _, extent in extents):
+        raise NotCastable(name, "tensors of other dtypes share its storage")
 
 
 # --- edits -----------------------------------------------------------------------------------------------------------
 
 
-def _apply(storage: StorageRef, uses: _Uses, change: StorageChange) -> None:
+def _apply(
+    storage: StorageRef, extents: Iterable[tuple[_View, _Extent]], pids: Iterable[Tuple], change: StorageChange
+) -> None:
     """Change persistent ids, storage offsets, and rebuild functions."""
     source, target = change.cast or ("", "")
-    for view in uses.views[storage.key]:
-        extent = view.extent(storage)
-        if extent is not None:
-            offset = extent.offset - change.span.start // ITEM_BYTES[extent.dtype] if extent.span else 0
-            view.args.items = (view.args.items[0], offset, *view.args.items[2:])
-            if target:
-                _set_dtype(view, target)
+    for view, extent in extents:
+        offset = extent.offset - change.span.start // ITEM_BYTES[extent.dtype] if extent.span else 0
+        view.args.items = (view.args.items[0], offset, *view.args.items[2:])
+        if target:
+            _set_dtype(view, target)
     nbytes = change.span.nbytes
     unit = ITEM_BYTES[storage.dtype]
     kind = _storage_class(target) if target else None
     if target:
         nbytes = nbytes // ITEM_BYTES[source] * ITEM_BYTES[target]
         unit = ITEM_BYTES[target] if target in DTYPE_STORAGE else 1
-    for pid in uses.ids[storage.key].values():
-        word, old, key, device, _ = pid.items
-        pid.items = (word, kind or old, key, device, nbytes // unit)
+    for pid in pids:
+        word, old, key, device, _, *rest = pid.items
+        pid.items = (word, kind or old, key, device, nbytes // unit, *rest)
 
 
 def _storage_class(dtype: str) -> Global:
@@ -377,18 +384,25 @@ def _set_dtype(view: _View, dtype: str) -> None:
         view.args.items = (*items[:_DTYPE], Global("torch", dtype), *metadata)
         view.args.starts = (-1,) * len(view.args.items)
     for holder in view.holders:
-        if type(holder) is Call:
-            holder.func = function
-        elif type(holder) is Tuple:
+        if isinstance(holder, Tuple):
             holder.items = (function, *holder.items[1:])
+        else:
+            holder.func = function
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------
 
 
-def _cast_bytes(source: ByteSource, segment: Segment, cast: tuple[str, str], byteorder: str) -> Segment:
+def _cast_bytes(
+    source: ByteSource,
+    segment: Segment,
+    cast: tuple[str, str],
+    byteorder: str,
+    overflowed: Callable[[int], None] | None,
+) -> Segment:
     if isinstance(segment, FromSource):
-        return FromSource(segment.source, _cast_bytes(segment.source, segment.segment, cast, byteorder))
+        inner = _cast_bytes(segment.source, segment.segment, cast, byteorder, overflowed)
+        return FromSource(segment.source, inner)
     if isinstance(segment, CopySegment):
         return CastSegment(segment.span, *cast, byteorder, next(iter(segment.checks), None))
     if isinstance(segment, InflateSegment):
@@ -396,6 +410,6 @@ def _cast_bytes(source: ByteSource, segment: Segment, cast: tuple[str, str], byt
     elements = CastSegment(Span(0, length(segment)), *cast, byteorder, None)
 
     def blocks() -> Iterator[bytes]:
-        return cast_blocks(in_blocks(blocks_of(source, (segment,)), _BLOCK), elements, source.path)
+        return cast_blocks(in_blocks(blocks_of(source, (segment,)), CAST_BLOCK), elements, source.path, overflowed)
 
     return StreamSegment(length(elements), blocks)
