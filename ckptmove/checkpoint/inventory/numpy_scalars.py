@@ -10,6 +10,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.pickles.tree import Call, Python2Str, Tuple
+from ckptmove.torch_facts.weights_only import modern_name
 
 if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
@@ -47,6 +48,8 @@ def bytes_of(value: Value) -> bytes | None:
         return value
     if isinstance(value, str):
         return value.raw if type(value) is Python2Str else value.encode() if value.isascii() else None
+    if type(value) is Call and modern_name(value.name) == "builtins.bytes":
+        return b"" if _items(value.args) == () else None
     if type(value) is Call and value.name == "_codecs.encode":
         match _items(value.args):
             case (str() as text, "latin1") if text.isascii() or max(text) <= "\xff":

@@ -228,8 +228,7 @@ class NotPlain(Refused):
     def __init__(self, objects: tuple[tuple[str, str, str], ...], *, is_dangerous: bool = False) -> None:
         shown = "; ".join(f"{where or 'the root'} ({name}): {why}" for where, name, why in objects[:_SHOWN])
         more = f"; and {len(objects) - _SHOWN} more" if len(objects) > _SHOWN else ""
-        count = f"{len(objects)} object{'' if len(objects) == 1 else 's'}"
-        super().__init__(f"--plain cannot replace {count}: {shown}{more}")
+        super().__init__(f"no plain value for {shown}{more}")
         self.objects = objects
         self.is_dangerous = is_dangerous
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.checkpoint.inventory.objects import extent, module_attributes
+from ckptmove.checkpoint.inventory.numpy_scalars import bytes_of
+from ckptmove.checkpoint.inventory.objects import extent
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, state_dict_of, string_keys
 from ckptmove.conversion.remap.errors import NotPlain
-from ckptmove.conversion.remap.state_dicts import ModuleState, object_state
-from ckptmove.conversion.remap.values import VALUES, NoPlainValue, arguments, callable_name
+from ckptmove.conversion.remap.state_dicts import ModuleState, is_module, object_state
+from ckptmove.conversion.remap.values import UNKNOWN, VALUES, NoPlainValue, arguments, callable_name
 from ckptmove.errors import LimitExceeded
 from ckptmove.moves import Replaced
 from ckptmove.pickles.tensors import TensorReader
@@ -50,10 +51,13 @@ _WRAPPER: Final = "torch._utils._rebuild_wrapper_subclass"
 _DEVICE_DATA: Final = "torch._utils._rebuild_device_tensor_from_numpy"
 #: Names that weights-only mode allows, but not in every supported torch, and that have another plain form.
 _REPLACED: Final = frozenset({"builtins.set"})
+#: Functions that rebuild a dense tensor, and the first argument that is not its storage or its shape.
+_DENSE: Final = frozenset(f"torch._utils._rebuild_tensor{version}" for version in ("", "_v2", "_v3"))
+_HOOKS: Final = 5
 #: Largest integer of LONG1 in bits. torch's weights-only unpickler has no LONG4.
 _MOST_BITS: Final = 8 * 255 - 1
+_ITSELF: Final = "its value is the object itself"
 _KINDS: Final = {"_codecs.encode": "bytes", "builtins.bytearray": "bytearray", "builtins.complex": "complex"}
-_UNKNOWN: Final = "only the call gives its value"
 
 
 def make_plain(root: Value, limits: Limits) -> tuple[Value, tuple[Replaced, ...]]:
@@ -70,14 +74,28 @@ def make_plain(root: Value, limits: Limits) -> tuple[Value, tuple[Replaced, ...]
         NotPlain: if objects have no plain value, or the tree names functions that no checkpoint needs.
         LimitExceeded: if the plain values are more than the limits allow.
     """
-    found = list(_dangerous(root))
-    if found:
-        raise NotPlain(tuple(found), is_dangerous=True)
+    if _names_dangerous(root):
+        raise NotPlain(tuple(_dangerous(root)), is_dangerous=True)
     return _Plain(limits).run(root)
 
 
+def _names_dangerous(root: Value) -> bool:
+    """Whether any part of the tree names a function that no checkpoint needs."""
+    seen: set[int] = set()
+    stack = [root] if isinstance(root, Node) else []
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if type(node) is Global and _is_dangerous(node):
+            return True
+        stack += [value for value in node.members() if isinstance(value, Node)]
+    return False
+
+
 def _dangerous(root: Value) -> Iterator[tuple[str, str, str]]:
-    """Yield path, name and reason of each function that no checkpoint needs, in any part of the tree."""
+    """Yield path, name and reason of each function that no checkpoint needs."""
     seen: set[int] = set()
     stack: list[tuple[Value, _Link]] = [(root, None)]
     while stack:
@@ -85,27 +103,49 @@ def _dangerous(root: Value) -> Iterator[tuple[str, str, str]]:
         if not isinstance(node, Node) or id(node) in seen:
             continue
         seen.add(id(node))
-        name = node.full_name if type(node) is Global else ""
-        if name and classify(name).verdict == "dangerous":
-            yield _path(link), name, "no checkpoint needs it, and it can run code"
-        if type(node) is not Global:
-            stack += reversed(list(_children(node, link)))
+        if type(node) is Global and _is_dangerous(node):
+            yield _path(link), node.full_name, "it can run code, and no checkpoint needs it"
+        stack += reversed(list(_children(node, link)))
+
+
+def _is_dangerous(node: Global) -> bool:
+    return classify(node.full_name).verdict == "dangerous"
 
 
 def _children(node: Node, link: _Link) -> Iterator[tuple[Value, _Link]]:
-    """Iterate over the values directly in a node, with their paths; arguments and state have the path of their call."""
+    """Iterate over the nodes and large integers directly in a node, with their paths.
+
+    Arguments, items and state of a call have the path of the call.
+    """
     if isinstance(node, Sequence):
-        for index, item in enumerate(node.items):
-            yield item, (link, str(index))
+        yield from ((item, (link, str(index))) for index, item in enumerate(node.items) if _is_visited(item))
     elif type(node) is Dict:
         for key, value, _ in node.pairs():
-            text = key_text(key)
-            if isinstance(key, Node):
-                yield key, (link, f"{text}.key")
-            yield value, (link, text)
-    else:
-        for value in node.members():
-            yield value, link
+            if _is_visited(key):
+                yield key, (link, f"{key_text(key)}.key")
+            if _is_visited(value):
+                yield value, (link, key_text(key))
+    elif not (type(node) is Call and _is_common_tensor(node)):
+        members = node.members()
+        if type(node) is Call and type(node.args) is Tuple:
+            members = (node.func, *node.args.items, *members[2:])
+        yield from ((value, link) for value in members if _is_visited(value))
+
+
+def _is_common_tensor(call: Call) -> bool:
+    """Whether nothing in a call but its storage and its shape can be an object: a shortcut for most tensors."""
+    return call.name in _DENSE and not any(
+        isinstance(value, Node) and not (type(value) is Call and _is_empty_dict(value))
+        for value in arguments(call)[_HOOKS:]
+    )
+
+
+def _is_empty_dict(call: Call) -> bool:
+    return call.name == "collections.OrderedDict" and not any(arguments(call)) and call.state is call.assigned is None
+
+
+def _is_visited(value: Value) -> bool:
+    return isinstance(value, Node) or (type(value) is int and value.bit_length() > _MOST_BITS)
 
 
 def _path(link: _Link) -> str:
@@ -144,23 +184,28 @@ class _Plain:
                 try:
                     new = self._replacement(value, link)
                 except NoPlainValue as error:
-                    self._refused.append((_path(link), _class_of(value), error.why))
+                    self._refused.append((self._where(link), _class_of(value), error.why))
                     continue
                 if new is not value:
                     self._put(value, new, link)
                     stack.append((new, link))
                 elif type(value) is not Persistent:  # what the id of a storage contains is not a value of the file
-                    stack += reversed([child for child in _children(value, link) if _is_visited(child[0])])
+                    stack += reversed(list(_children(value, link)))
         self._check_keys()
         if self._refused:
             raise NotPlain(tuple(self._refused))
         for node in self._seen.values():
             self._fill(node)
-        replaced = (
-            Replaced(_path(link), source, target or self._kind(self._resolved(new)))
+        replaced = [
+            Replaced(self._where(link), source, target or self._kind(self._resolved(new)))
             for link, source, new, target in self._noted
-        )
+        ]
         return self._resolved(root), tuple(replaced)
+
+    def _where(self, link: _Link) -> str:
+        path = _path(link)
+        self._spend(len(path))
+        return path
 
     def _spend(self, values: int) -> None:
         self._values += values
@@ -172,12 +217,12 @@ class _Plain:
     def _check_atom(self, value: Value, link: _Link) -> None:
         if type(value) is int and value.bit_length() > _MOST_BITS:
             why = "weights-only mode loads integers of at most 255 bytes"
-            self._refused.append((_path(link), "builtins.int", why))
+            self._refused.append((self._where(link), "builtins.int", why))
 
     def _put(self, value: Node, new: Value, link: _Link) -> None:
         """Note a replacement, unless it leads back to the value."""
         if self._resolved(new) is value:
-            self._refused.append((_path(link), _class_of(value), "its value is the object itself"))
+            self._refused.append((self._where(link), _class_of(value), _ITSELF))
         else:
             self._new[id(value)] = new
 
@@ -211,12 +256,12 @@ class _Plain:
         if _is_allowed(name) and call.kwargs is None:
             call.opcode = REDUCE  # the only call that every torch makes for these names
             return call
-        if name == "builtins.bytes" and not arguments(call):  # b"" in protocol 2
+        if name == "builtins.bytes" and bytes_of(call) is not None:  # b"" in protocol 2
             return self._encode(b"")
         self._spend(extent(call))
         if name.startswith("omegaconf."):
             return self._note(link, name, self._container(call))
-        if module_attributes(call) is not None:
+        if is_module(call):
             state = ModuleState(self._limits, self._spend).read(call)
             return self._note(link, call.name, state, "state_dict")
         source, value = self._plain_value(call, name)
@@ -224,6 +269,8 @@ class _Plain:
 
     def _plain_value(self, call: Call, name: str) -> tuple[str, Value]:
         """Return the class of an object and its plain value."""
+        if call.kwargs is not None and call.state is None and not call.assigned and not call.appended:
+            raise NoPlainValue(UNKNOWN)
         convert = VALUES.get(name)
         if convert is not None:
             return name, convert(call)
@@ -237,8 +284,6 @@ class _Plain:
             raise NoPlainValue("another call computes its class")
         if call.state is not None:
             return name, self._attributes(call, name, args)
-        if call.kwargs is not None:
-            raise NoPlainValue(_UNKNOWN)
         return name, _built(name, args, is_new=is_new)
 
     def _attributes(self, call: Call, name: str, args: tuple[Value, ...]) -> Value:
@@ -257,8 +302,11 @@ class _Plain:
         """Return the content of an omegaconf container, or the value of a node."""
         pairs = as_dict(call.state)
         for key in ("_content", "_val"):
+            value = pairs.get(key) if pairs is not None else None
+            if value is call:
+                raise NoPlainValue(_ITSELF)
             if pairs is not None and key in string_keys(pairs):
-                return pairs.get(key)
+                return value
         if pairs is None:
             return self._plain_value(call, modern_name(call.name))[1]
         return pairs
@@ -298,9 +346,9 @@ class _Plain:
             keys = self._seen[identity].members()[::2]
             new = [_hashed(key, self._resolved) for key in keys]
             if None in new:
-                self._refused.append((_path(link), "builtins.dict", "one of its keys would be a dict or a list"))
+                self._refused.append((self._where(link), "builtins.dict", "one of its keys would be a dict or a list"))
             elif len(set(new)) < len({_hashed(key, lambda value: value) for key in keys}):
-                self._refused.append((_path(link), "builtins.dict", "two of its keys would be equal"))
+                self._refused.append((self._where(link), "builtins.dict", "two of its keys would be equal"))
 
     def _fill(self, node: Node) -> None:
         """Put the replacements of a node's members in their places."""
@@ -311,7 +359,12 @@ class _Plain:
         elif type(node) is Dict:
             node.flat[:] = map(self._resolved, node.flat)
         elif type(node) is Call and id(node) not in self._new:
-            node.args, node.state = self._resolved(node.args), self._resolved(node.state)
+            self._fill_call(node)
+
+    def _fill_call(self, call: Call) -> None:
+        call.state = self._resolved(call.state)
+        if type(call.args) is Tuple:
+            self._fill(call.args)
 
     def _resolved(self, value: Value) -> Value:
         """Return what finally stands for a value."""
@@ -365,7 +418,7 @@ def _built(name: str, args: tuple[Value, ...], *, is_new: bool) -> Value:
         return args[0]
     if is_new:
         return Tuple(args, (-1,) * len(args))
-    raise NoPlainValue(_UNKNOWN)
+    raise NoPlainValue(UNKNOWN)
 
 
 def _hashed(key: Value, resolved: Callable[[Value], Value]) -> tuple[object, ...] | None:
@@ -386,11 +439,6 @@ def _hashed(key: Value, resolved: Callable[[Value], Value]) -> tuple[object, ...
 
 def _is_allowed(name: str) -> bool:
     return classify(name).weights_only and modern_name(name) not in _REPLACED
-
-
-def _is_visited(value: Value) -> bool:
-    """Whether a member needs a look: nodes other than plain tuples of numbers, and large integers."""
-    return isinstance(value, Node) or (type(value) is int and value.bit_length() > _MOST_BITS)
 
 
 def _class_of(node: Node) -> str:

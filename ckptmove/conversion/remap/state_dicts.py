@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 _PARAMETERS: Final = frozenset({"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"})
+_COMPILED: Final = "torch._dynamo.eval_frame.OptimizedModule"
 _SCHEDULERS: Final = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.SWALR")
 #: Attributes of schedulers that their ``state_dict()`` leaves out.
 _NOT_SAVED: Final = frozenset({"optimizer", "_scale_fn_ref", "anneal_func"})
@@ -75,26 +76,36 @@ class ModuleState:
         return result
 
     def _enter(self, module: Value, prefix: str) -> None:
-        pairs = module_attributes(module) if type(module) is Call else None
-        if type(module) is not Call or pairs is None:
-            raise NoPlainValue(f"its submodule '{prefix[:-1]}' is not written as a module")
-        if _writes_own(module.name):
-            raise NoPlainValue(f"{module.name} writes its own state_dict")
         if id(module) in self._open:
             raise NoPlainValue(f"its submodule '{prefix[:-1]}' contains itself")
         if len(self._frames) >= self._limits.depth:
             raise LimitExceeded("the depth of a pickle", limit=self._limits.depth, actual=len(self._frames) + 1)
+        if type(module) is not Call or not is_module(module):
+            raise NoPlainValue(f"its submodule '{prefix[:-1]}' is not written as a module")
+        if _writes_own(module.name):
+            raise NoPlainValue(f"{module.name} writes its own state_dict")
+        self._open.add(id(module))
+        self._frames.append((self._members(module, prefix), prefix, id(module)))
+
+    def _members(self, module: Call, prefix: str) -> Iterator[Member]:
+        """Add the tensors of a module, and return its submodules."""
+        pairs = module_attributes(module)
+        if pairs is None:
+            return iter((("_orig_mod", arguments(module)[0], -1),))
         self._spend(len(pairs.flat) + len(prefix))
         transient = _strings(pairs.get("_non_persistent_buffers_set"))
         for registry, skipped in (("_parameters", frozenset[str]()), ("_buffers", transient)):
-            registered = as_dict(pairs.get(registry))
-            for name, value, _ in members(registered) if registered is not None else ():
+            for name, value, _ in members(as_dict(pairs.get(registry)) or Dict([], [])):
                 self._spend(1)
                 if value is not None and name not in skipped:
                     self._pairs.append((prefix + name, _data(value)))
-        children = as_dict(pairs.get("_modules"))
-        self._open.add(id(module))
-        self._frames.append((iter(members(children) if children is not None else ()), prefix, id(module)))
+        return iter(members(as_dict(pairs.get("_modules")) or Dict([], [])))
+
+
+def is_module(call: Call) -> bool:
+    """Whether a call is a pickled ``nn.Module``, or a compiled one: a call with the module as its first argument."""
+    is_compiled = call.name == _COMPILED and len(arguments(call)) > 0
+    return is_compiled or module_attributes(call) is not None
 
 
 def _writes_own(name: str) -> bool:
@@ -132,8 +143,9 @@ def object_state(name: str, attributes: Dict, is_tensor: Callable[[Value], bool]
         return _optimizer_state(groups, state, is_tensor)
     keys = string_keys(attributes)
     if keys.issuperset(_SCALER.values()):
-        enabled = attributes.get("_enabled") is not False
-        return new_dict([(key, attributes.get(source)) for key, source in _SCALER.items()] if enabled else [])
+        return new_dict([(key, attributes.get(source)) for key, source in _SCALER.items()])
+    if name.startswith("torch.") and name.endswith(".GradScaler"):
+        return Dict([], [])  # a scaler that is not enabled
     if name.startswith(_SCHEDULERS) or role_of_keys(keys) == "scheduler":
         return _scheduler_state(attributes)
     return None

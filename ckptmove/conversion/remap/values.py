@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.inventory.numpy_scalars import FORMATS, bytes_of, scalar_value
 from ckptmove.pickles.rebuild_arguments import NotATensor, sizes
 from ckptmove.pickles.tree import Call, Dict, Global, List, Persistent, Sequence, Tuple
+from ckptmove.torch_facts.weights_only import modern_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 #: Longest list that replaces an array or a range, counted once for each axis.
 _MOST_ELEMENTS: Final = 100_000
+UNKNOWN: Final = "only the call gives its value"
 _PARTIAL: Final = "functools.partial"
 _DILL_ARRAY: Final = "dill._dill._create_array"
 _GETATTR: Final = "builtins.getattr"
@@ -54,7 +56,7 @@ def callable_name(value: Value) -> str:
         NoPlainValue: if a call computes it.
     """
     attributes: list[str] = []
-    while type(value) is Call and value.name in {_PARTIAL, "__builtin__.getattr", _GETATTR}:
+    while type(value) is Call and modern_name(value.name) in {_PARTIAL, _GETATTR}:
         items = arguments(value)
         if value.name != _PARTIAL:
             if len(items) != 2 or type(items[1]) is not str:  # noqa: PLR2004  # object and name
@@ -66,7 +68,7 @@ def callable_name(value: Value) -> str:
     named = value.module if type(value) is Persistent else value
     if type(named) is not Global:
         raise NoPlainValue("another call computes its name")
-    return ".".join((named.full_name, *attributes))
+    return ".".join((modern_name(named.full_name), *attributes))
 
 
 # --- the standard library --------------------------------------------------------------------------------------------
@@ -90,6 +92,16 @@ def _uuid(call: Call) -> Value:
         raise NoPlainValue("its state is not the number of a UUID")
     text = f"{number:032x}"
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def _fraction(call: Call) -> Value:
+    """A fraction as text: the arguments are that text until Python 3.10, and two integers since."""
+    match arguments(call):
+        case (int() as numerator, int() as denominator):
+            return f"{numerator}/{denominator}"
+        case (str() as text,):
+            return text
+    raise NoPlainValue(UNKNOWN)
 
 
 def _range(call: Call) -> Value:
@@ -181,7 +193,7 @@ def _delta(call: Call) -> tuple[int, int, int]:
 def _type_of(call: Call) -> Value:
     """``type(None)``, the only type that a pickle writes as a call."""
     if arguments(call) != (None,):
-        raise NoPlainValue("only the call gives its value")
+        raise NoPlainValue(UNKNOWN)
     return "builtins.NoneType"
 
 
@@ -190,7 +202,7 @@ def _type_name(call: Call) -> Value:
     match arguments(call):
         case (str() as name,):
             return name
-    raise NoPlainValue("only the call gives its value")
+    raise NoPlainValue(UNKNOWN)
 
 
 # --- numpy -----------------------------------------------------------------------------------------------------------
@@ -327,6 +339,7 @@ VALUES: Final[dict[str, Callable[[Call], Value]]] = {
     **{f"{module}.{name}": _path("/") for module in _PATHLIB for name in ("Path", "PosixPath", "PurePosixPath")},
     **{f"{module}.{name}": _path("\\") for module in _PATHLIB for name in ("WindowsPath", "PureWindowsPath")},
     "uuid.UUID": _uuid,
+    "fractions.Fraction": _fraction,
     "builtins.range": _range,
     "builtins.slice": lambda call: call.args,
     "builtins.type": _type_of,
