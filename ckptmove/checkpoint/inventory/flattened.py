@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _STATE: Final = "state."
 _OPTIONS: Final = "param_groups."
+#: Beginnings of the keys of a flat optimizer, which may be in a dict with other keys.
+FLAT_KEYS: Final = (_STATE, _OPTIONS)
 #: An option of every optimizer.
 _RATE: Final = ".lr"
 #: Maximum number of parts of a key after its parameter.
@@ -88,7 +90,7 @@ def split_key(key: str, names: Collection[str]) -> tuple[str, str, str]:
     Returns:
         The three parts, whose sum is the key; the first two are empty for a key of another kind.
     """
-    begin = next((one for one in (_STATE, _OPTIONS) if key.startswith(one)), "")
+    begin = next((one for one in FLAT_KEYS if key.startswith(one)), "")
     name = _owner(key[len(begin) :], names) if begin else ""
     return (begin, name, key[len(begin) + len(name) :]) if name else ("", "", key)
 

@@ -7,7 +7,7 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.checkpoint.entries import entries, pairs_of
-from ckptmove.checkpoint.inventory.flattened import split_key
+from ckptmove.checkpoint.inventory.flattened import FLAT_KEYS, split_key
 from ckptmove.checkpoint.inventory.shapes import as_dict, attributes
 from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.conversion.remap.errors import KeysCollide, NoMatch, PartialPrefix
@@ -179,10 +179,12 @@ def rename(root: Value, inventory: Inventory, remap: Remap, shared: KeyMap | Non
     renaming = _Renaming(remap, shared)
     found = entries(root, inventory, remap.as_root)
     paths = [base + entry.path if index else remap.as_root for index, entry in enumerate(found)]
+    flat = {optimizer.where for optimizer in inventory.optimizers if optimizer.is_flat}
     inside: set[int] = set()  # extra state in a state_dict may have dicts of its own
     for index, group in groupby(islice(enumerate(found), 1, None), key=lambda numbered: numbered[1].parent):
         members = dict(group)
-        keys = {at: cast("str", member.key) for at, member in members.items() if _is_key(member)}
+        others = FLAT_KEYS if paths[index] in flat else ()
+        keys = {at: cast("str", member.key) for at, member in members.items() if _is_key(member, others)}
         if index in inside:
             inside.update(members)
         elif found[index].role in _STATE_DICTS and any(members[at].is_tensor for at in keys):
@@ -200,12 +202,13 @@ def rename(root: Value, inventory: Inventory, remap: Remap, shared: KeyMap | Non
     return tuple(renaming.renamed)
 
 
-def _is_key(entry: Entry) -> bool:
-    """Whether an entry belongs to a state_dict; a plain value next to one has a key without a dot."""
+def _is_key(entry: Entry, others: tuple[str, ...]) -> bool:
+    """Whether an entry belongs to a state_dict. The key of a plain value next to one has no dot."""
     key = entry.key
     return (
         isinstance(key, str)
         and entry.role != "optimizer"
+        and not key.startswith(others)
         and (entry.is_tensor or "." in key or key.endswith(_EXTRA_STATE))
     )
 
@@ -259,10 +262,13 @@ class _Renaming:
         targets = {key: new(key) for key in keys}
         for where, listed in lists:
             self._names(where, listed, lambda name: targets.get(name, name))
-        self._keys(f"{prefix}state", state, targets)
+        if self._is_first(state):
+            self._keys(f"{prefix}state", state, targets)
 
     def flat_optimizer(self, record: OptimizerRecord, pairs: Dict) -> None:
         """Change the names of parameters in the keys of a flat optimizer, and in its lists of names."""
+        if not self._is_first(pairs):
+            return
         names = {name for group in record.groups for name in group.params}
         parts = {key: split_key(key, names) for key in pairs.keys() if isinstance(key, str)}  # noqa: SIM118  # no mapping
         new = self._map(record.where, dict.fromkeys(name for _, name, _ in parts.values() if name))
@@ -281,8 +287,6 @@ class _Renaming:
         return is_first
 
     def _keys(self, where: str, pairs: Dict, targets: Mapping[str, str]) -> None:
-        if not self._is_first(pairs):
-            return
         sources: dict[str, str] = {}
         for place in range(0, len(pairs.flat), 2):
             key = pairs.flat[place]
@@ -309,7 +313,7 @@ class _Renaming:
         words = [("--strip-prefix", prefix) for prefix in remap.strip_prefix or ("",)]
         asked = [
             *(words if remap.strip_prefix is not None else ()),
-            *((("--rename", f"{source}={target}") for source, target in remap.rename)),
+            *(("--rename", f"{source}={target}") for source, target in remap.rename),
             *([("--add-prefix", remap.add_prefix)] if remap.add_prefix else ()),
         ]
         for option, word in asked:

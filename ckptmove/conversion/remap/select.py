@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, cast, get_args
 
 from ckptmove.checkpoint.entries import entries
+from ckptmove.checkpoint.inventory.flattened import FLAT_KEYS
 from ckptmove.checkpoint.inventory.objects import module_attributes
 from ckptmove.checkpoint.inventory.shapes import key_text
 from ckptmove.checkpoint.pairing import pair_all
@@ -41,8 +42,6 @@ _OF_TENSORS: Final = frozenset({"model", "ema", "criterion"})
 _SHOWN: Final = 4
 _MOST_NAMES: Final = 1000
 _LONGEST: Final = 200
-#: Keys of a flat optimizer, which may be in a dict with other keys.
-_FLAT: Final = ("state.", "param_groups.")
 
 
 def select(root: Value, inventory: Inventory, remap: Remap) -> tuple[Value, tuple[Dropped, ...]]:
@@ -248,7 +247,7 @@ class _Selection:
         """Refuse to remove a part of an optimizer, or a part of the parameters of one that stays."""
         optimizer, reasons = self._inventory.optimizers[number], self._reasons
         if optimizer.is_flat:
-            members = [index for index in members if key_text(self.entries[index].key).startswith(_FLAT)]
+            members = [index for index in members if key_text(self.entries[index].key).startswith(FLAT_KEYS)]
         removed = [index if reasons[index] else self._lost[index] for index in members]
         lost = [index for index in removed if index]
         if lost and not all(reasons[index] for index in members):

@@ -277,6 +277,20 @@ def test_a_flat_optimizer_lists_all_names_once(renamed) -> None:
     assert len(changes) == 8
 
 
+def test_a_flat_optimizer_may_be_next_to_a_state_dict(renamed) -> None:
+    content = {
+        "state.module.a.w.exp_avg": torch.ones(1),
+        "param_groups.module.a.w.lr": 0.1,
+        "module.a.w": torch.ones(1),
+        "module.a.b": torch.ones(1),
+    }
+    loaded, _ = renamed({"first": content, "second": content}, WRAPPED)
+    assert list(loaded["second"]) == ["state.a.w.exp_avg", "param_groups.a.w.lr", "a.w", "a.b"]
+    loaded, changes = renamed({"first": content, "second": content}, Remap(add_prefix="net."))
+    assert "state.net.module.a.w.exp_avg" in loaded["first"]
+    assert len(changes) == 4
+
+
 def test_numbers_and_pickled_optimizers_are_no_names(tmp_path) -> None:
     model = Net()
     optimizer = stepped(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
