@@ -22,8 +22,10 @@ path, size = sys.argv[1], int(sys.argv[2])
 torch.manual_seed(0)
 each = size // 4 // 3 // 24
 model = {f"module.layers.{i}.weight": torch.randn(each) for i in range(24)}
-state = {i: {"step": torch.tensor(9.0), "exp_avg": torch.randn(each), "exp_avg_sq": torch.rand(each)} for i in range(24)}
-group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, "params": list(range(24))}
+moments = lambda: {"exp_avg": torch.randn(each), "exp_avg_sq": torch.rand(each)}
+state = {i: {"step": torch.tensor(9.0), **moments()} for i in range(24)}
+group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False}
+group["params"] = list(range(24))
 torch.save({"model": model, "optimizer": {"state": state, "param_groups": [group]}, "epoch": 3}, path)
 """
 LOAD = "import sys, torch\nc = torch.load(sys.argv[1], map_location='cpu', weights_only=True)\n"
