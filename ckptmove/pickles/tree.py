@@ -252,7 +252,7 @@ Value: TypeAlias = "Node | str | bytes | int | float | bool | None"
 
 
 def nodes(root: Value) -> Iterator[Node]:
-    """Iterate over the nodes of a tree, each once."""
+    """Iterate over the nodes of a tree, each once, in the order of the pickle."""
     seen: set[int] = set()
     stack = [root]
     while stack:
@@ -260,4 +260,4 @@ def nodes(root: Value) -> Iterator[Node]:
         if isinstance(node, Node) and id(node) not in seen:
             seen.add(id(node))
             yield node
-            stack += node.members()
+            stack += reversed(node.members())

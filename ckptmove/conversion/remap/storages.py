@@ -19,7 +19,7 @@ from ckptmove.io.segments import blocks_of, length
 from ckptmove.model import Role, Span
 from ckptmove.moves import StorageEdit, Trimmed
 from ckptmove.pickles.rebuild_arguments import LARGEST, NotATensor, count, dtype_name, geometry
-from ckptmove.pickles.tree import Call, Global, Node, Persistent, Tuple
+from ckptmove.pickles.tree import Call, Global, Node, Persistent, Tuple, nodes
 from ckptmove.torch_facts.dtypes import CASTABLE_FLOATS, DTYPE_STORAGE, ITEM_BYTES, PACKED
 
 if TYPE_CHECKING:
@@ -200,10 +200,10 @@ def changed_bytes(
 
 
 def _find_uses(root: Value) -> _Uses:
-    nodes = list(_nodes(root))
-    views = _dense_views(nodes)
+    found = list(nodes(root))
+    views = _dense_views(found)
     uses = _Uses(defaultdict(list), defaultdict(dict), set())
-    for members, view in [((root,), None), *((node.members(), views.get(id(node))) for node in nodes)]:
+    for members, view in [((root,), None), *((node.members(), views.get(id(node))) for node in found)]:
         for index, member in enumerate(members):
             key = _storage_key(member)
             if key is None or type(member) is not Persistent or type(member.pid) is not Tuple:
@@ -216,22 +216,10 @@ def _find_uses(root: Value) -> _Uses:
     return uses
 
 
-def _nodes(root: Value) -> Iterator[Node]:
-    """Iterate over every node once."""
-    seen: set[int] = set()
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, Node) and id(node) not in seen:
-            seen.add(id(node))
-            yield node
-            stack += node.members()
-
-
-def _dense_views(nodes: Iterable[Node]) -> dict[int, _View]:
+def _dense_views(found: Iterable[Node]) -> dict[int, _View]:
     """Return the arguments of all dense tensors by the ``id`` of their tuple."""
     views: dict[int, _View] = {}
-    for node in nodes:
+    for node in found:
         if type(node) is not Call:
             continue
         holder: Call | Tuple = node
