@@ -1,7 +1,7 @@
 """Replace the objects of a tree by values that ``torch.load(weights_only=True)`` loads.
 
-The replacements are dicts, lists, tuples, strings and numbers. Every torch from the oldest supported one on loads them,
-except for bytes (since torch 2.5) and complex numbers (since torch 2.6), which have no other plain form.
+The replacements are dicts, lists, tuples, strings and numbers, which every supported torch loads. Bytes and bytearrays
+(since torch 2.5), complex numbers (since torch 2.6) and newer dtypes stay, because they have no other plain form.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ _DENSE: Final = frozenset(f"torch._utils._rebuild_tensor{version}" for version i
 _HOOKS: Final = 5
 #: Largest integer of LONG1 in bits. torch's weights-only unpickler has no LONG4.
 _MOST_BITS: Final = 8 * 255 - 1
+#: Largest number of items in a key, with those of the tuples in it.
+_LARGEST_KEY: Final = 1000
+_TWO_FORMS: Final = "it has a value and attributes"
 _ITSELF: Final = "its value is the object itself"
 _KINDS: Final = {"_codecs.encode": "bytes", "builtins.bytearray": "bytearray", "builtins.complex": "complex"}
 
@@ -163,7 +166,7 @@ class _Plain:
         self._limits = limits
         self._reader = TensorReader()
         self._values = 0
-        #: Every visited node by its ``id``: what the pass replaces must stay alive, so that no ``id`` is used again.
+        #: Every visited node by its ``id``. Replaced nodes must stay alive, or a new node could get the same ``id``.
         self._seen: dict[int, Node] = {}
         self._new: dict[int, Value] = {}
         self._links: dict[int, _Link] = {}
@@ -189,7 +192,7 @@ class _Plain:
                 if new is not value:
                     self._put(value, new, link)
                     stack.append((new, link))
-                elif type(value) is not Persistent:  # what the id of a storage contains is not a value of the file
+                elif type(value) is not Persistent:  # the id of a storage is not a value of the file
                     stack += reversed(list(_children(value, link)))
         self._check_keys()
         if self._refused:
@@ -274,22 +277,24 @@ class _Plain:
         convert = VALUES.get(name)
         if convert is not None:
             return name, convert(call)
+        name, args, is_new = _constructor(call, name)
         pairs = as_dict(call)
         if pairs is not None:
             return name, pairs
         if call.appended is not None:
             return name, call.appended
-        name, args, is_new = _constructor(call, name)
         if not name:
             raise NoPlainValue("another call computes its class")
         if call.state is not None:
+            if is_new and args:  # a string or a tuple of a class with attributes
+                raise NoPlainValue(_TWO_FORMS)
             return name, self._attributes(call, name, args)
         return name, _built(name, args, is_new=is_new)
 
     def _attributes(self, call: Call, name: str, args: tuple[Value, ...]) -> Value:
         """Return the attributes of an object, or the state that its ``__getstate__`` returned."""
         if any(isinstance(value, Node) and type(value) is not Global for value in args):
-            raise NoPlainValue("its arguments and its attributes are not of one form")
+            raise NoPlainValue(_TWO_FORMS)
         parts = call.state.items if type(call.state) is Tuple else ()
         is_pair = len(parts) == 2 and all(part is None or as_dict(part) is not None for part in parts)  # noqa: PLR2004
         pairs = state_dict_of(call.state) if is_pair else as_dict(call.state)
@@ -324,14 +329,14 @@ class _Plain:
         kind = args[0] if args else None
         if name == _WRAPPER and not (type(kind) is Global and _is_allowed(kind.full_name)):
             raise NoPlainValue("a wrapper subclass has no bytes of its own")
-        if name == _DEVICE_DATA or not _is_allowed(name):
+        if not _is_rebuilt(name):
             raise NoPlainValue("not every torch.load(weights_only=True) rebuilds it")
         return call
 
     def _subclass(self, call: Call, name: str, link: _Link) -> Value:
         args = arguments(call)
         inner = Call(args[0], args[2], -1) if len(args) > 2 else None  # noqa: PLR2004  # function, class, arguments
-        if inner is None or not self._reader.is_tensor(inner) or inner.name == _WRAPPER:
+        if inner is None or not self._reader.is_tensor(inner) or inner.name == _WRAPPER or not _is_rebuilt(inner.name):
             raise NoPlainValue("only its class rebuilds the tensor")
         kind = callable_name(args[1])
         if name == _FROM_TYPE_V2 and _is_allowed(kind):
@@ -346,7 +351,7 @@ class _Plain:
             keys = self._seen[identity].members()[::2]
             new = [_hashed(key, self._resolved) for key in keys]
             if None in new:
-                self._refused.append((self._where(link), "builtins.dict", "one of its keys would be a dict or a list"))
+                self._refused.append((self._where(link), "builtins.dict", "one of its keys would not be hashable"))
             elif len(set(new)) < len({_hashed(key, lambda value: value) for key in keys}):
                 self._refused.append((self._where(link), "builtins.dict", "two of its keys would be equal"))
 
@@ -367,7 +372,7 @@ class _Plain:
             self._fill(call.args)
 
     def _resolved(self, value: Value) -> Value:
-        """Return what finally stands for a value."""
+        """Return the final replacement of a value: the value itself if it has none."""
         passed: list[int] = []
         while isinstance(value, Node) and id(value) in self._new:
             passed.append(id(value))
@@ -422,10 +427,10 @@ def _built(name: str, args: tuple[Value, ...], *, is_new: bool) -> Value:
 
 
 def _hashed(key: Value, resolved: Callable[[Value], Value]) -> tuple[object, ...] | None:
-    """Return what a key compares by; None if its type is not hashable."""
+    """Return what a key compares by; None if it is not hashable, or very large."""
     found: list[object] = []
     stack = [key]
-    while stack:
+    while stack and len(found) <= _LARGEST_KEY:
         value = resolved(stack.pop())
         if type(value) is Tuple:
             found.append((len(value.items),))
@@ -434,11 +439,16 @@ def _hashed(key: Value, resolved: Callable[[Value], Value]) -> tuple[object, ...
             return None
         else:
             found.append(id(value) if isinstance(value, Node) else value)
-    return tuple(found)
+    return None if stack else tuple(found)
 
 
 def _is_allowed(name: str) -> bool:
     return classify(name).weights_only and modern_name(name) not in _REPLACED
+
+
+def _is_rebuilt(name: str) -> bool:
+    """Whether weights-only mode rebuilds tensors with a function; numpy arrays become lists, which are no tensors."""
+    return name != _DEVICE_DATA and _is_allowed(name)
 
 
 def _class_of(node: Node) -> str:

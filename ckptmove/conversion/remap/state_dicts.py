@@ -1,4 +1,4 @@
-"""Convert pickled modules, optimizers, schedulers and ``GradScaler`` to what their ``state_dict()`` returns."""
+"""Convert pickled modules, optimizers, schedulers and ``GradScaler`` to their state_dicts."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def object_state(name: str, attributes: Dict, is_tensor: Callable[[Value], bool]
     Raises:
         NoPlainValue: if an optimizer has the state of a parameter that is in no group.
     """
-    groups, state = attributes.get("param_groups"), optimizer_state(attributes)
-    if state is not None and isinstance(groups, Sequence):
+    groups, state = _groups(attributes.get("param_groups")), optimizer_state(attributes)
+    if state is not None and any(is_tensor(one) for _, params in groups for one in params.items):
         return _optimizer_state(groups, state, is_tensor)
     keys = string_keys(attributes)
     if keys.issuperset(_SCALER.values()):
@@ -151,15 +151,19 @@ def object_state(name: str, attributes: Dict, is_tensor: Callable[[Value], bool]
     return None
 
 
-def _optimizer_state(groups: Sequence, state: Dict, is_tensor: Callable[[Value], bool]) -> Dict:
+def _groups(value: Value) -> list[tuple[Dict, Sequence]]:
+    """Return the groups of an optimizer with their parameters; nothing if one has no parameters."""
+    groups = value.items if isinstance(value, Sequence) else ()
+    found = [(pairs, pairs.get("params")) for pairs in map(as_dict, groups) if pairs is not None]
+    complete = [(pairs, params) for pairs, params in found if isinstance(params, Sequence)]
+    return complete if len(complete) == len(groups) else []
+
+
+def _optimizer_state(groups: list[tuple[Dict, Sequence]], state: Dict, is_tensor: Callable[[Value], bool]) -> Dict:
     """Number the parameters over all groups, as ``torch.optim.Optimizer.state_dict`` does."""
     numbers: dict[int, int] = {}
     packed: list[Value] = []
-    for group in groups.items:
-        pairs = as_dict(group)
-        params = pairs.get("params") if pairs is not None else None
-        if pairs is None or not isinstance(params, Sequence):
-            raise NoPlainValue("a group of the optimizer has no list of parameters")
+    for pairs, params in groups:
         for one in params.items:
             numbers.setdefault(id(one), len(numbers))
         options: list[tuple[Value, Value]] = [(key, value) for key, value, _ in unique(pairs) if key != "params"]

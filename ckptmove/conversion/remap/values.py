@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 #: Longest list that replaces an array or a range, counted once for each axis.
 _MOST_ELEMENTS: Final = 100_000
+#: Python writes integers of at most 4,300 digits as text.
+_MOST_IN_TEXT: Final = 10**4000
+#: Reason for refusing an object that a function makes.
 UNKNOWN: Final = "only the call gives its value"
 _PARTIAL: Final = "functools.partial"
 _DILL_ARRAY: Final = "dill._dill._create_array"
@@ -97,7 +100,7 @@ def _uuid(call: Call) -> Value:
 def _fraction(call: Call) -> Value:
     """A fraction as text: the arguments are that text until Python 3.10, and two integers since."""
     match arguments(call):
-        case (int() as numerator, int() as denominator):
+        case (int() as numerator, int() as denominator) if max(abs(numerator), abs(denominator)) < _MOST_IN_TEXT:
             return f"{numerator}/{denominator}"
         case (str() as text,):
             return text
@@ -107,7 +110,7 @@ def _fraction(call: Call) -> Value:
 def _range(call: Call) -> Value:
     match arguments(call):
         case (int() as start, int() as stop, int() as step) if step:
-            found = range(start, stop, step)
+            found = range(start, stop, step)[: _MOST_ELEMENTS + 1]  # `len` of a very long range raises OverflowError
             if len(found) <= _MOST_ELEMENTS:
                 return new_list(list(found))
     raise NoPlainValue("the range is too long for a list")
@@ -185,13 +188,13 @@ def _timedelta(call: Call) -> Value:
 
 def _delta(call: Call) -> tuple[int, int, int]:
     match arguments(call):
-        case (int() as days, int() as seconds, int() as micros) if abs(days) < 10**9:
+        case (int() as days, int() as seconds, int() as micros) if max(abs(days), abs(seconds), abs(micros)) < 10**9:
             return days, seconds, micros
     raise NoPlainValue("its state is not one of this version of Python")
 
 
 def _type_of(call: Call) -> Value:
-    """``type(None)``, the only type that a pickle writes as a call."""
+    """The name of ``NoneType``, which a pickle writes as ``type(None)``."""
     if arguments(call) != (None,):
         raise NoPlainValue(UNKNOWN)
     return "builtins.NoneType"
@@ -227,8 +230,9 @@ def _array(call: Call) -> Value:
         raise NoPlainValue("the array is not written as numpy does") from None
     numel = prod(axes)
     if numel * len(axes) > _MOST_ELEMENTS:
-        shown = f"{numel:,} values" + (f" in {len(axes)} axes" if len(axes) > 1 else "")
-        raise NoPlainValue(f"the array is too large for a list: {shown}")
+        raise NoPlainValue(f"the array has more than {_MOST_ELEMENTS // max(len(axes), 1):,} values")
+    if not numel:
+        return new_list([])
     elements = _elements(dtype, content, numel)
     if is_fortran:
         elements = [elements[offset] for offset in _fortran_offsets(axes)]
@@ -245,8 +249,6 @@ def _parts_of_array(call: Call) -> tuple[Value, ...]:
 def _nested(elements: list[Value], axes: tuple[int, ...]) -> Value:
     if not axes:
         return elements[0]
-    if not elements:
-        return new_list([])
     for size in reversed(axes[1:]):
         elements = [new_list(elements[begin : begin + size]) for begin in range(0, len(elements), size)]
     return new_list(elements)

@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_files import foreign, loaded, plain, saved
 
+from ckptmove.conversion.remap.errors import NotPlain
 from ckptmove.conversion.remap.plain import make_plain
-from ckptmove.errors import LimitExceeded, NotPlain
+from ckptmove.errors import LimitExceeded
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.tree import Call, Dict, Global, List, Opaque, Persistent, Tuple
@@ -237,6 +238,7 @@ def tuple_of(*items: object) -> Tuple:
 
 
 V2 = Global("torch._utils", "_rebuild_tensor_v2")
+NESTED = Global("torch._utils", "_rebuild_nested_tensor")
 WRAPPER = Global("torch._utils", "_rebuild_wrapper_subclass")
 
 
@@ -256,6 +258,10 @@ def test_a_tensor_subclass_of_an_old_torch() -> None:
         (call("torch._tensor._rebuild_from_type_v2", V2), "torch._tensor._rebuild_from_type_v2"),
         (call("torch._tensor._rebuild_from_type_v2", Global("a", "f"), Global("a", "B"), tuple_of(), None), "a.B"),
         (call("torch._tensor._rebuild_from_type_v2", WRAPPER, Global("a", "B"), tuple_of(), None), "a.B"),
+        (
+            call("torch._tensor._rebuild_from_type_v2", NESTED, Global("torch", "Tensor"), tuple_of(), None),
+            "torch.Tensor",
+        ),
         (call(WRAPPER.full_name, Global("a", "B")), WRAPPER.full_name),
         (call("torch._utils._rebuild_nested_tensor"), "torch._utils._rebuild_nested_tensor"),
         (call("torch._utils._rebuild_device_tensor_from_numpy"), "torch._utils._rebuild_device_tensor_from_numpy"),
@@ -313,6 +319,18 @@ def test_attributes_of_an_object_that_is_built_from_others_are_not_enough() -> N
         make_plain(made, Limits())
 
 
+class Label(str):  # noqa: SLOT000  # it has attributes
+    pass
+
+
+def test_a_value_with_attributes_is_refused() -> None:
+    label = Label("a")
+    label.language = "en"
+    with pytest.raises(NotPlain) as refused:
+        loaded(saved([label]))
+    assert [one[:2] for one in refused.value.objects] == [("0", f"{Label.__module__}.Label")]
+
+
 def test_every_refused_object_is_named() -> None:
     objects = [call("library.compute") for _ in range(6)]
     with pytest.raises(NotPlain) as refused:
@@ -343,6 +361,14 @@ def test_keys_that_would_collide_or_cannot_be_hashed_are_refused() -> None:
         with pytest.raises(NotPlain) as refused:
             loaded(saved({"a": value}))
         assert [one[:2] for one in refused.value.objects] == [("a", "builtins.dict")]
+
+
+def test_keys_that_take_forever_to_hash_are_refused() -> None:
+    key: object = call("library.Leaf")
+    for _ in range(64):
+        key = tuple_of(key, key)
+    with pytest.raises(NotPlain):
+        make_plain(Dict([key, 1], [-1, -1]), Limits())
 
 
 def test_equal_keys_of_the_source_are_no_collision() -> None:
