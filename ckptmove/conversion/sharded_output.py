@@ -68,7 +68,7 @@ def _shard_files(conversion: Conversion) -> Mapping[str, tuple[Segment, ...]]:
     """Segments of each new file, by its name."""
     remapped = cast("Remapped", conversion.remapped)
     new = NewFiles(remapped, conversion)
-    metadata = {**new.metadata(remapped.root), "format": "pt"}
+    metadata = new.metadata(remapped.root)
     state = new.flat_state(remapped.root)
     shards = split_shards(state.tensors, cast("int", conversion.request.shard_bytes))
     files = {

@@ -53,11 +53,6 @@ class FlatState(NamedTuple):
     tied: Mapping[str, str]
 
     @property
-    def metadata(self) -> dict[str, str]:
-        """The metadata of a single file: the format of ``save_pretrained``, and the tied names of ``save_model``."""
-        return {**self.tied, "format": "pt"}
-
-    @property
     def dropped(self) -> tuple[Dropped, ...]:
         """The tied tensors that are not written."""
         return tuple(Dropped(name, 1, 0, "tied") for name in self.tied)

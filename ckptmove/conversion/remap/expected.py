@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 _SAFETENSORS: Final = "safetensors"
+#: Place of ``requires_grad`` in the arguments of ``_rebuild_tensor_v2`` and ``_rebuild_tensor_v3`` (torch/_utils.py).
+_REQUIRES_GRAD: Final = 4
 
 
 def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap, limits: Limits) -> OpenCheckpoint:
@@ -59,6 +61,8 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
         UsageError, Refused: as of :func:`ckptmove.conversion.remap.remapping.remap`.
     """
     one_file = converted.listing is None
+    names = {part.name for part in original.parts}
+    is_split = not one_file and not names.issuperset(part.name for part in converted.parts)
     is_table = all(part.inventory.container == _SAFETENSORS for part in converted.parts)
     was_table = all(part.inventory.container == _SAFETENSORS for part in original.parts)
     is_gathered = not original.is_whole and one_file
@@ -67,12 +71,12 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
         return original
     plan = MovePlan(MoveRequest(to=None, remap=options))
     try:
-        result = remap(original, plan, limits, as_file=one_file or is_table)
+        result = remap(original, plan, limits, as_file=one_file or (is_table and is_split))
     except NotGathered:
         if options == Remap():
             return original
         raise
-    is_new_table = is_table and not was_table
+    is_new_table = result.is_file and is_table and not was_table
     return _opened(original, result, limits, is_table=is_table, is_new_table=is_new_table)
 
 
@@ -106,10 +110,23 @@ def _table(result: Remapped) -> Value:
     """A state_dict as safetensors stores it: without attributes, and each tied tensor once."""
     root, sizes = result.root, {storage.key: storage.nbytes for storage in result.inventory.storages}
     tied = tied_names(dense_records(root), sizes)
-    flat = [item for key, value, _ in cast("Dict", as_dict(root)).pairs() if key not in tied for item in (key, value)]
+    pairs = cast("Dict", as_dict(root)).pairs()
+    flat = [item for key, value, _ in pairs if key not in tied for item in (key, _without_grad(value))]
     table = Call(Global("collections", "OrderedDict"), Tuple((), ()), -1)
     table.assigned = Dict(flat, [-1] * len(flat))
     return table
+
+
+def _without_grad(value: Value) -> Value:
+    """A tensor as a plain one: safetensors stores neither a Parameter nor ``requires_grad``."""
+    while type(value) is Call and value.name.startswith("torch._utils._rebuild_parameter"):
+        value = cast("Tuple", value.args).items[0]
+    args = value.args if type(value) is Call else None
+    if type(value) is Call and type(args) is Tuple and len(args.items) > _REQUIRES_GRAD:
+        items = [*args.items]
+        items[_REQUIRES_GRAD] = False
+        value.args = Tuple(tuple(items), args.starts)
+    return value
 
 
 class ExpectedPart(OpenPart):

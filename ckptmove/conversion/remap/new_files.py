@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.combine import rename_storages, storage_keys
@@ -126,16 +126,20 @@ class NewFiles:
         """
         metadata = self.metadata(root)
         state = self.flat_state(root)
-        return self._conversion.checked(new_safetensors(state.tensors, metadata | state.metadata))
+        return self._conversion.checked(new_safetensors(state.tensors, {**metadata, **state.tied}))
 
     def metadata(self, root: Value) -> dict[str, str]:
-        """Metadata of the safetensors files that the storages of a tree come from; the first file counts."""
+        """Metadata of a new safetensors file: that of the files its storages come from, or the format of torch.
+
+        If several files have an entry, the first one counts.
+        """
         parts = {part.name: part for part, _ in map(self._remapped.homes.__getitem__, storage_keys(root))}
+        if not all(part.inventory.container == "safetensors" for part in parts.values()):
+            return {"format": "pt"}
         found: dict[str, str] = {}
         for part in parts.values():
-            if isinstance(part, FilePart):
-                with part.content() as (container, _):
-                    found = {**container.notes, **found}
+            with cast("FilePart", part).content() as (container, _):
+                found = {**container.notes, **found}
         return found
 
     def flat_state(self, root: Value) -> FlatState:

@@ -75,7 +75,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
     def found() -> Inventory:
         return tree_inventory(root, inventory.path, inventory.container, limits, pickle_bytes)
 
-    renamed = rename(root, found(), options)
+    renamed = rename(root, inventory, options)
     if as_file and not checkpoint.is_whole and not options.as_root:
         root = gather(cast("Dict", root), inventory.path, ranks)
     new = found()

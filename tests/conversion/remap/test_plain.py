@@ -336,7 +336,7 @@ def test_every_refused_object_is_named() -> None:
     with pytest.raises(NotPlain) as refused:
         make_plain(List(objects, [-1] * 6), Limits())
     assert [one[0] for one in refused.value.objects] == list("012345")
-    assert "2 more" in str(refused.value)
+    assert "3 more" in str(refused.value)
 
 
 class Runs:
