@@ -405,10 +405,12 @@ def _(error: errors.WriteFailed) -> str:
 
 @hint_for.register(remap_errors.NoMatch)
 def _(error: remap_errors.NoMatch) -> str:
-    if not error.known:
-        return "list the names of its parts and tensors: ckptmove inspect PATH"
-    what = "its keys begin with" if error.option == "--strip-prefix" else "names in the checkpoint:"
-    return f"{what} {', '.join(map(quoted, error.known))}"
+    if error.known:
+        begin = "its keys begin with" if error.option == "--strip-prefix" else "names in the checkpoint:"
+        return f"{begin} {', '.join(map(quoted, error.known))}"
+    if error.option in {"--strip-prefix", "--add-prefix", "--rename"}:
+        return "it holds no state_dict; turn a pickled model into one with --plain"
+    return "list the names of its parts and tensors: ckptmove inspect PATH"
 
 
 @hint_for.register(remap_errors.InsideObject)
