@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.inventory.build import tree_inventory
 from ckptmove.conversion.remap.combine import combine
+from ckptmove.conversion.remap.errors import InsideObject
 from ckptmove.conversion.remap.gather import gather, lost_order, require_gatherable
 from ckptmove.conversion.remap.plain import make_plain
 from ckptmove.conversion.remap.rename import rename
@@ -67,10 +68,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
     pickle_bytes = sum(part.inventory.size_bytes for part in checkpoint.parts)
     root = combine(checkpoint, plan, limits)
     ranks = lost_order(root, inventory) if as_file else {}
-    replaced: tuple[Replaced, ...] = ()
-    if options.plain:
-        root, replaced = make_plain(root, limits)
-    root, dropped = select(root, inventory, options)
+    root, dropped, replaced = _parts(root, inventory, options, limits)
 
     def found() -> Inventory:
         return tree_inventory(root, inventory.path, inventory.container, limits, pickle_bytes)
@@ -104,3 +102,22 @@ def _unreached(inventory: Inventory, options: Remap) -> Iterator[Dropped]:
     for fact in inventory.facts if options.compact else ():
         if fact.kind in {"orphan-record", "stray-bytes", "kept-for-undo"}:
             yield Dropped(fact.record, 0, fact.nbytes, "compact")
+
+
+def _parts(
+    root: Value, inventory: Inventory, options: Remap, limits: Limits
+) -> tuple[Value, tuple[Dropped, ...], tuple[Replaced, ...]]:
+    """The tree with the selected parts, as plain values if requested; what was dropped, and what was replaced.
+
+    Parts are dropped first, so that ``--drop`` leaves out objects without a plain value. A part inside an object can
+    only be dropped when the object has become a dict.
+    """
+    if not options.plain:
+        return *select(root, inventory, options), ()
+    try:
+        root, dropped = select(root, inventory, options)
+    except InsideObject:
+        root, replaced = make_plain(root, limits)
+        return *select(root, inventory, options), replaced
+    root, replaced = make_plain(root, limits)
+    return root, dropped, replaced

@@ -63,7 +63,7 @@ def test_torch_sees_the_planned_tags_and_the_same_values(tmp_path, protocol, tar
     source, output = save(tmp_path / "a.pth", pickle_protocol=protocol), tmp_path / "b.pth"
     result = ckptmove.api.convert(str(source), to=target, output=str(output))
     assert result.bytes_copied == output.stat().st_size
-    assert "the file holds no CRCs: its bytes were copied unchecked" in result.notes
+    assert "the file has no CRCs: its bytes were copied unchecked" in result.notes
     for weights_only in {False, protocol in {2, 3}}:
         moved, tags = load(output, weights_only=weights_only)
         assert tags == [target] * 6
