@@ -61,22 +61,22 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
         UsageError, Refused: as of :func:`ckptmove.conversion.remap.remapping.remap`.
     """
     one_file = converted.listing is None
-    names = {part.name for part in original.parts}
-    is_split = not one_file and not names.issuperset(part.name for part in converted.parts)
     is_table = all(part.inventory.container == _SAFETENSORS for part in converted.parts)
     was_table = all(part.inventory.container == _SAFETENSORS for part in original.parts)
     is_gathered = not original.is_whole and one_file
+    names = {part.name for part in original.parts}
+    as_file = one_file or (is_table and not names.issuperset(part.name for part in converted.parts))
     is_deflated = any(fact.kind == "compressed-storage" for fact in original.inventory.facts)
     if options == Remap() and not (is_gathered or is_deflated) and is_table == was_table:
         return original
     plan = MovePlan(MoveRequest(to=None, remap=options))
     try:
-        result = remap(original, plan, limits, as_file=one_file or (is_table and is_split))
+        result = remap(original, plan, limits, as_file=as_file)
     except NotGathered:
         if options == Remap():
             return original
         raise
-    is_new_table = result.is_file and is_table and not was_table
+    is_new_table = result.is_file and is_table and not (was_table and original.is_whole)
     return _opened(original, result, limits, is_table=is_table, is_new_table=is_new_table)
 
 
