@@ -35,7 +35,7 @@ _BROKEN: Final = LACKING | {"damaged-piece"}
 #: Forms of ``torch.save`` that are written as a zip archive, as torch does since 1.6, if more than devices changes.
 _OLD_FORMS: Final = frozenset({"torch-legacy", "torch-tar", "pickle"})
 _CONTAINERS: Final[dict[str, ContainerName]] = {
-    "torch": "torch-zip", "safetensors": "safetensors", "shards": "directory",
+    "torch": "torch-zip", "safetensors": "safetensors", "shards": "safetensors",
 }  # fmt: skip
 
 
@@ -115,7 +115,7 @@ class Conversion:
         self._container = _CONTAINERS.get(self.format, inventory.container)
         if self.remapped is not None and self._container in _OLD_FORMS:
             self._container = "torch-zip"
-        if self._container != inventory.container:
+        if self._container != inventory.container or self.format == "shards":
             self.plan = self.plan._replace(format=self._container)
         new = inventory if self.remapped is None else self.remapped.inventory
         self.notes = [note for note in (checkpoint.recovered,) if note and request.in_place]

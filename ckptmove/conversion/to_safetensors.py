@@ -1,7 +1,9 @@
 """Convert a state_dict to the tensors of a safetensors file.
 
 Tied weights are written once, as ``safetensors.torch.save_model`` does: see ``_remove_duplicate_names`` and
-``_find_shared_tensors`` in safetensors/torch.py.
+``_find_shared_tensors`` in safetensors/torch.py. ``save_model`` keeps the first name in the alphabet. Here it is the
+first name in the state_dict: ``from_pretrained`` of transformers needs the embedding, which comes before the head that
+is tied to it, and ``load_model`` accepts either name.
 """
 
 from __future__ import annotations
@@ -166,9 +168,10 @@ def tied_names(records: Sequence[TensorRecord], sizes: Mapping[str, int]) -> dic
             by_storage[record.storage].append(record)
     tied: dict[str, str] = {}
     refused: list[tuple[str, str]] = []
+    order = {record.name: place for place, record in enumerate(records)}
     for key, sharing in by_storage.items():
         for group in _overlapping(sharing):
-            kept = _kept(group, sizes[key])
+            kept = _kept(sorted(group, key=lambda record: order[record.name]), sizes[key])
             names = sorted(record.name for record in group)
             if kept is None:
                 refused += ((name, f"a tensor that overlaps '{names[0]:.100}'") for name in names[1:])
@@ -201,13 +204,13 @@ def _area(record: TensorRecord) -> tuple[int, int]:
 
 
 def _kept(group: list[TensorRecord], storage_nbytes: int) -> str | None:
-    """Return the name of the tensor to write for a group, or None if no tensor holds the elements of all."""
+    """Return the first tensor that holds the elements of all in a group, or None."""
     if len({(record.dtype, record.storage_offset, record.shape, record.stride) for record in group}) == 1:
-        return min(record.name for record in group)
+        return group[0].name
     if not all(is_contiguous(record) or len(record.shape) == 1 for record in group):
         return None  # the library fails to flatten it
     complete = [record.name for record in group if not record.storage_offset and record.nbytes == storage_nbytes]
-    return min(complete, default=None)
+    return complete[0] if complete else None
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------

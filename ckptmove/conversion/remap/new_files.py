@@ -126,7 +126,7 @@ class NewFiles:
         """
         metadata = self.metadata(root)
         state = self.flat_state(root)
-        return self._conversion.checked(new_safetensors(state.tensors, {**metadata, **state.tied}))
+        return self._conversion.checked(new_safetensors(state.tensors, {**state.tied, **metadata}))
 
     def metadata(self, root: Value) -> dict[str, str]:
         """Metadata of a new safetensors file: that of the files its storages come from, or the format of torch.

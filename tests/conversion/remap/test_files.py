@@ -101,7 +101,10 @@ CHANGES = {
     "dtype": ({"dtype": "bf16"}, cast(torch.bfloat16, "model")),
     "dtype-of-role": ({"dtype": {"ema": "fp16"}}, cast(torch.float16, "ema")),
     "dtype-of-optimizer": ({"dtype": {"optimizer": "double"}}, cast(torch.float64, "optimizer", skip=("step",))),
-    "dtype-up": ({"dtype": "float64", "only": "model"}, lambda tree: cast(torch.float64, "model")({"model": tree["model"]})),
+    "dtype-up": (
+        {"dtype": "float64", "only": "model"},
+        lambda tree: cast(torch.float64, "model")({"model": tree["model"]}),
+    ),
     "all": (
         {"strip_prefix": True, "drop": ["optimizer", "rng"], "plain": True, "dtype": "half", "compact": True},
         everything,
