@@ -321,6 +321,10 @@ class FilePart(OpenPart):
             found = tuple(FileFact.of(fact, self.name) for fact in found)
         return self.inventory.facts + found
 
+    def flaws(self) -> tuple[ArchiveFact, ...]:
+        """Facts about its bytes, after comparing them with the CRC of its archive."""
+        return () if self._files is None else self._files.listing.flaws(self.name)
+
     def budget(self) -> Budget:
         """A new budget for one walk over the tree."""
         return Budget(*self._budget)

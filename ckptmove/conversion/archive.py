@@ -12,6 +12,7 @@ from ckptmove.conversion.remap.folder import RemappedFolder
 from ckptmove.errors import CrcMismatch
 from ckptmove.io.contracts import BytesSegment
 from ckptmove.io.segments import blocks_of, length, shifted, without_checks
+from ckptmove.moves import MovePlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.conversion.conversion import Conversion
     from ckptmove.io.contracts import Segment
-    from ckptmove.moves import MovePlan
 
 
 def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing: ArchiveListing) -> tuple[Segment, ...]:
@@ -30,7 +30,7 @@ def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
     Raises:
         CkptMoveError: as of :meth:`ckptmove.conversion.conversion.Conversion.lay_out`.
     """
-    changes = _Changes(conversion, listing)
+    changes, plan = _Changes(conversion, listing), conversion.plan
     if conversion.remapped is not None:
         new = RemappedFolder(conversion, conversion.remapped, checkpoint)
         if new.removed:
@@ -38,9 +38,11 @@ def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
                 f"it has no room to leave out {min(new.removed)}: unpack it first, or name a file with --output X.pth"
             )
             raise NotRemappable(listing.path, "archive", reason)
-        return listing.members.lay_out({path: new.segments[path] for path in new.segments})
-    for part, own in zip(checkpoint.parts, split_plan(conversion.plan, checkpoint.parts), strict=True):
-        changes.add(cast("FilePart", part), own)  # a distributed checkpoint in an archive is refused
+        changes.segments.update(new.segments)
+        plan = MovePlan(plan.request)  # the changed members have their moves
+    for part, own in zip(checkpoint.parts, split_plan(plan, checkpoint.parts), strict=True):
+        if part.name not in changes.segments:
+            changes.add(cast("FilePart", part), own)  # a distributed checkpoint in an archive is refused
     if changes.inflated:
         inflated = ", ".join(changes.inflated)
         conversion.notes.append(f"compressed in the source, stored uncompressed in the new archive: {inflated}")

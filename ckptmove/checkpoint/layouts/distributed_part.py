@@ -18,10 +18,18 @@ from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.checkpoint.layouts.distributed import check_pieces, file_records, pieces_of_files
-from ckptmove.checkpoint.layouts.distributed_pieces import DAMAGE, chunk_in, damaged_piece, limits_of, open_chunk
+from ckptmove.checkpoint.layouts.distributed_pieces import (
+    DAMAGE,
+    check_piece,
+    chunk_in,
+    damaged_piece,
+    limits_of,
+    open_chunk,
+)
 from ckptmove.checkpoint.layouts.merge import moved_inventory
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.parts import OpenPart
+from ckptmove.errors import CrcMismatch
 from ckptmove.formats.chunks import Chunk
 from ckptmove.formats.dcp.metadata import StoredObject
 from ckptmove.io.part import PartSource
@@ -128,6 +136,21 @@ class DistributedPart(OpenPart):
         for chunk, piece in self._found(self._tensors[key]) or ():
             kind = cast("ContainerName", self._kind_of(piece))  # _found returns only known kinds
             yield StoredPiece(PartSource(self._source(piece), piece.span), _place(piece), kind, chunk)
+
+    def require_sound(self, key: str) -> None:
+        """Compare the pieces of a tensor with their CRCs.
+
+        Args:
+            key: name of the tensor.
+
+        Raises:
+            CrcMismatch: if a piece is damaged.
+            UnreadableInput, LimitExceeded: if one cannot be read.
+        """
+        for _, piece in self._found(self._tensors[key]) or ():
+            source = self._source(piece)
+            for fact in check_piece(source, piece, self._container, limits_of(piece, self._limits, self._container)):
+                raise CrcMismatch(source.path, fact.record)
 
     def objects(self) -> Iterator[tuple[str, StoredPiece]]:
         """Pieces of objects that are not tensors, by name, except missing ones and those that wrote their own bytes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.io.part import check_within
@@ -28,6 +29,7 @@ class OpenFiles:
         self.listing = listing
         self._listed = {file.path: file for file in listing.files}
         self._open: dict[str, ByteSource] = {}
+        self._lock = Lock()  # the files of a new directory are written in several threads
 
     def source(self, path: str) -> ByteSource:
         """Bytes of a file, which need not be closed.
@@ -39,12 +41,13 @@ class OpenFiles:
 
     def opened(self, path: str) -> ByteSource:
         """A file, open until enough other files are read; errors as of :meth:`source`."""
-        source = self._open.pop(path, None)
-        if source is None:
-            if len(self._open) == _MOST_OPEN:
-                self._open.pop(next(iter(self._open))).close()
-            source = self.listing.open(path)
-        self._open[path] = source
+        with self._lock:
+            source = self._open.pop(path, None)
+            if source is None:
+                if len(self._open) == _MOST_OPEN:
+                    self._open.pop(next(iter(self._open))).close()
+                source = self.listing.open(path)
+            self._open[path] = source
         if path in self._listed:  # a link to a file of the directory is not listed itself
             self.listing.require_unchanged(self._listed[path])
         return source

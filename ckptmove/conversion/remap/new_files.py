@@ -10,21 +10,23 @@ from ckptmove.conversion.remap.combine import rename_storages, storage_keys
 from ckptmove.conversion.remap.errors import MixedByteOrders
 from ckptmove.conversion.remap.storages import changed_bytes
 from ckptmove.conversion.to_safetensors import dense_records, flat_state
-from ckptmove.errors import DamagedArchive
+from ckptmove.errors import CrcMismatch, DamagedArchive
 from ckptmove.formats.new_torch_zip import NewStorage, new_torch_file
 from ckptmove.formats.safetensors_new import new_safetensors
 from ckptmove.io.contracts import FromSource, StreamSegment
 from ckptmove.io.cut import cut
 from ckptmove.io.locations import stem
+from ckptmove.io.outputs import do_nothing
 from ckptmove.io.part import MemorySource
 from ckptmove.io.segments import length
 from ckptmove.pickles.tree import Call, Global, Persistent, nodes
 from ckptmove.pickles.write import write_pickle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from ckptmove.checkpoint.elements import StoredBytes
+    from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.conversion.conversion import Conversion
@@ -80,8 +82,7 @@ class NewFiles:
         """
         if not self.keeps_storages(part, root):
             return None
-        if not part.has_checksums:
-            self._conversion.unchecked.append(part.name)
+        self._check([part])
         with part.content() as (container, _):
             return self._conversion.checked(container.lay_out(self.pickle(part, root), {}))
 
@@ -111,6 +112,7 @@ class NewFiles:
         orders = {part.byteorder: part.path for part, _ in map(self._remapped.homes.__getitem__, keys)}
         if len(orders) > 1:
             raise MixedByteOrders(orders["big"])
+        self._check(self._parts(keys))
         storages = [self._new_storage(key, number) for key, number in keys.items()]
         _name_classes(root)
         rename_storages(root, keys.__getitem__)
@@ -133,21 +135,40 @@ class NewFiles:
 
         If several files have an entry, the first one counts.
         """
-        parts = {part.name: part for part, _ in map(self._remapped.homes.__getitem__, storage_keys(root))}
-        if not all(part.inventory.container == "safetensors" for part in parts.values()):
+        parts = self._parts(storage_keys(root))
+        if not all(part.inventory.container == "safetensors" for part in parts):
             return {"format": "pt"}
         found: dict[str, str] = {}
-        for part in parts.values():
+        for part in parts:
             with cast("FilePart", part).content() as (container, _):
                 found = {**container.notes, **found}
         return found
 
     def flat_state(self, root: Value) -> FlatState:
         """The tensors of a state_dict; errors as of :meth:`safetensors_file`."""
+        self._check(self._parts(storage_keys(root)))
         overflowed = self._conversion.overflowed.append
         state = flat_state(dense_records(root), self._bytes_of, self.source, overflowed)
         self._conversion.plan = self._conversion.plan._replace(dropped=(*self._conversion.plan.dropped, *state.dropped))
         return state
+
+    def _parts(self, keys: Iterable[str]) -> Collection[OpenPart]:
+        """The parts of storages, each once, in the order of the keys."""
+        return dict.fromkeys(self._remapped.homes[key][0] for key in keys)
+
+    def _check(self, parts: Iterable[OpenPart]) -> None:
+        """Compare files without CRCs with the CRCs of their archive, and collect those that have neither.
+
+        Raises:
+            CrcMismatch: if a file is damaged.
+        """
+        request = self._conversion.request
+        for part in parts if request.check and not request.dry_run else ():
+            if isinstance(part, FilePart) and not part.has_own_checksums:
+                if not part.has_checksums:
+                    self._conversion.unchecked.append(part.name)
+                elif part.flaws():
+                    raise CrcMismatch(part.path, part.name)
 
     def _bytes_of(self, key: str) -> tuple[Segment, str]:
         return self.storage(key)[0], self._remapped.homes[key][0].byteorder
@@ -182,7 +203,9 @@ class NewFiles:
         else:
             stored = part.storage(key)
             if stored is not None:
-                return StreamSegment(stored.span.nbytes, partial(_blocks, stored)), None
+                pieces = cast("DistributedPart", part)
+                check = partial(pieces.require_sound, key) if self._conversion.request.check else do_nothing
+                return StreamSegment(stored.span.nbytes, partial(_blocks, stored, check)), None
         raise DamagedArchive(part.path, f"bytes of storage '{key:.40}' are missing")
 
 
@@ -191,7 +214,9 @@ def has_unreached(part: OpenPart, plan: MovePlan) -> bool:
     return plan.request.remap.compact and any(fact.kind in UNREACHED for fact in part.inventory.facts)
 
 
-def _blocks(stored: StoredBytes) -> Iterator[bytes]:
+def _blocks(stored: StoredBytes, check: Callable[[], None]) -> Iterator[bytes]:
+    """Bytes of a tensor that is assembled from pieces. They are not read in order, so they are checked before."""
+    check()
     for start in range(stored.span.start, stored.span.end, _BLOCK):
         yield stored.source.read(start, min(start + _BLOCK, stored.span.end))
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, cast
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.inventory.build import tree_inventory
 from ckptmove.conversion.remap.combine import combine
-from ckptmove.conversion.remap.errors import InsideObject
+from ckptmove.conversion.remap.errors import InsideObject, NoMatch
 from ckptmove.conversion.remap.gather import gather, lost_order, require_gatherable
 from ckptmove.conversion.remap.plain import make_plain
 from ckptmove.conversion.remap.rename import rename
 from ckptmove.conversion.remap.select import select
-from ckptmove.conversion.remap.storages import resize
+from ckptmove.conversion.remap.storages import is_floating, resize
 from ckptmove.moves import Dropped
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
     if as_file and not checkpoint.is_whole and not options.as_root:
         root = gather(cast("Dict", root), inventory.path, ranks)
     new = found()
+    _require_dtypes(new, options)
     storages = resize(root, new.tensors, new.storages, options)
     new = found()
     kept = {storage.key for storage in new.storages}
@@ -95,6 +96,14 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
         storages=storages,
         homes={one.key: (part, one) for part in checkpoint.parts for one in part.inventory.storages},
     )
+
+
+def _require_dtypes(inventory: Inventory, options: Remap) -> None:
+    """Raise NoMatch if a dtype is requested for a role without floating tensors."""
+    known = {one.role for one in inventory.tensors if any(is_floating(part.dtype) for part in one.dense())}
+    for role, dtype in options.dtype:
+        if (role or "model") not in known:
+            raise NoMatch("--dtype", f"{role or 'model'}={dtype}", tuple(sorted(known)))
 
 
 def _unreached(inventory: Inventory, options: Remap) -> Iterator[Dropped]:

@@ -279,7 +279,7 @@ def _casts(tensors: Sequence[TensorRecord], request: Sequence[tuple[str, str]]) 
         for part in record.dense():
             if part.storage is None or record.kind == "storage":
                 continue
-            if target is None or part.dtype == target or not _is_floating(part.dtype):
+            if target is None or part.dtype == target or not is_floating(part.dtype):
                 others.setdefault(part.storage, record)
                 continue
             if part.dtype not in CASTABLE_FLOATS:
@@ -292,7 +292,8 @@ def _casts(tensors: Sequence[TensorRecord], request: Sequence[tuple[str, str]]) 
     return {key: (source, target) for key, (_, source, target) in wanted.items()}
 
 
-def _is_floating(dtype: str) -> bool:
+def is_floating(dtype: str) -> bool:
+    """Whether the elements of a dtype are real floating point numbers."""
     return dtype.startswith(("float", "bfloat"))
 
 
@@ -314,7 +315,7 @@ def _target(record: TensorRecord, targets: Mapping[str, str]) -> str | None:
         return None
     if record.role == "optimizer" and (not record.shape or record.name.endswith(".step")):
         return None
-    if record.kind in _NAMES_DTYPE and _is_floating(record.dtype) and record.dtype != target:
+    if record.kind in _NAMES_DTYPE and is_floating(record.dtype) and record.dtype != target:
         raise NotCastable(record.name, f"it is a {record.kind} tensor")
     return target
 
