@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import UsageError
-from ckptmove.io.locations import default_output
+from ckptmove.io.locations import default_output, without_suffix
 from ckptmove.io.outputs import do_nothing
 from ckptmove.limits import Limits
 from ckptmove.model import OneLine
@@ -272,7 +272,8 @@ def with_default_output(request: ConvertRequest) -> ConvertRequest:
         return request
     move = request.move
     tag = parse_target(move.to).replace(":", "") if move.to else "moved" if move.mapping else "new"
-    return replace(request, default_output=default_output(request.path, tag))
+    path = request.path if request.shard_bytes is None else without_suffix(request.path)
+    return replace(request, default_output=default_output(path, tag))
 
 
 def undo(

@@ -44,6 +44,21 @@ class UsageError(CkptMoveError):
     kind = "usage"
 
 
+class NotAPath(UsageError):
+    """A path of ``convert`` does not exist, and is probably the value of an option.
+
+    Attributes:
+        word: the path as the user typed it.
+        option: the option, with its dashes.
+    """
+
+    def __init__(self, word: str, option: str) -> None:
+        meaning = "a device, and not a PATH" if option == "--to" else "no existing PATH"
+        super().__init__(f"'{word}' is {meaning}")
+        self.word = word
+        self.option = option
+
+
 class UnknownDevice(UsageError):
     """torch does not know the device.
 
@@ -251,17 +266,17 @@ class OutputIsFolder(Refused):
 
 
 class OutputSuffix(Refused):
-    """The suffix of the output belongs to another format than the source.
+    """The suffix of the output does not fit its format.
 
     Attributes:
-        instead: the same path with the suffix of the source.
+        instead: the same path with a suffix that does.
     """
 
     kind = "output-suffix"
 
     def __init__(self, path: str, suffix: str, container: str, instead: str) -> None:
         super().__init__(
-            f"the output keeps the format of the source, {container}, which '{suffix}' does not fit", path=path
+            f"the format of the output is {container}, which the suffix '{suffix}' does not fit", path=path
         )
         self.instead = instead
 

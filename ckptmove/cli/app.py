@@ -99,6 +99,7 @@ def inspect(
 
 @app.command()
 def convert(
+    context: typer.Context,
     paths: options.Paths = None,
     to: options.To = None,
     maps: Annotated[
@@ -117,7 +118,8 @@ def convert(
             "--output",
             "-o",
             metavar="OUT",
-            help="New file (default: model.cuda0.pth for model.pth; model.moved.pth with --map alone).",
+            help="New file (default: model.cuda0.pth for model.pth; model.moved.pth with --map alone, model.new.pth "
+            "without a device).",
             show_default=False,
         ),
     ] = None,
@@ -178,7 +180,8 @@ def convert(
     and no target device.
 
     Writes a new file, even if nothing changes, or with --in-place changes the file itself. The suffix of --output
-    names the format: .safetensors, or .pth for one file of torch.save.
+    names the format: .safetensors, or .pth for one file of torch.save. With --to alone, a format without devices
+    (safetensors, torch.distributed.checkpoint) is copied, and only with --output.
     """  # fmt: skip
     from ckptmove.api import move_request  # noqa: PLC0415  # slow import, not used by --help
     from ckptmove.cli import convert_command  # noqa: PLC0415  # slow import, not used by --help
@@ -192,23 +195,7 @@ def convert(
     renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
     limits = Limits().times(limit_factor)
     if undo:
-        remapping = (strip_prefix, add_prefix, rename, only, drop, as_root, compact, plain, dtype, shard_size)
-        others = (
-            to,
-            maps,
-            keep,
-            output,
-            output_dir,
-            skip_existing,
-            in_place,
-            force,
-            cast,
-            rewrite_strings,
-            no_check,
-            strict,
-            *remapping,
-        )
-        convert_command.require_alone(*others)
+        convert_command.require_alone(context.params)
         named = single_path(paths or (), config, "convert --undo")
         raise typer.Exit(convert_command.run_undo(named, renderer, dry_run=dry_run, limits=limits))
     remap = remap_options(
@@ -230,7 +217,9 @@ def convert(
         rewrite_strings=rewrite_strings,
         remap=remap,
     )
-    outputs = convert_command.outputs(checkpoint_paths(paths or (), config, "convert"), output, output_dir)
+    convert_command.require_paths(paths or (), context.params)
+    found = checkpoint_paths(paths or (), config, "convert")
+    outputs = convert_command.outputs(found, output, output_dir, is_sharded=shard_size is not None)
     requests = [
         ConvertRequest(
             path=path,
@@ -248,12 +237,7 @@ def convert(
     strict_from = "" if strict or config.path is None else config.path
     is_strict = strict or config.strict
     code = convert_command.run_convert(
-        requests,
-        renderer,
-        strict=is_strict,
-        strict_from=strict_from,
-        skip_existing=skip_existing,
-        folder=output_dir,
+        requests, renderer, strict=is_strict, strict_from=strict_from, skip_existing=skip_existing, folder=output_dir
     )
     raise typer.Exit(code)
 

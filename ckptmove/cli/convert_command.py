@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
+from glob import has_magic
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove import api
 from ckptmove.cli.batch import for_each
@@ -14,11 +16,12 @@ from ckptmove.cli.paths import as_operand
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.render.answers import ConvertAnswer, Summary
 from ckptmove.cli.signals import settle
-from ckptmove.errors import OutputIsStdout, StdoutFailed, UsageError
-from ckptmove.io.locations import exists, inside, make_folder
+from ckptmove.errors import NotAPath, OutputIsStdout, StdoutFailed, UsageError
+from ckptmove.io.locations import exists, inside, make_folder, remove_empty_folder, without_suffix
+from ckptmove.torch_facts.devices import is_device_string
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.cli.render.renderer import Renderer
     from ckptmove.conversion.conversion import ConvertRequest
@@ -26,8 +29,41 @@ if TYPE_CHECKING:
     from ckptmove.moves import ConvertResult
 
 
-def outputs(paths: Sequence[str], output: str | None, folder: str | None) -> list[tuple[str, str | None]]:
+#: Options that ``--undo`` can be combined with, as parameters of the command.
+_WITH_UNDO: Final = frozenset(
+    {"paths", "undo", "dry_run", "limit_factor", "as_json", "form", "quiet", "verbose", "_version", "_help"}
+)
+
+
+def require_paths(words: Sequence[str], options: Mapping[str, object]) -> None:
+    """Check that no value of ``--to`` or ``--output`` was typed as a path, before anything is written.
+
+    Args:
+        words: the typed paths.
+        options: the parameters of the command; those that were not typed are empty.
+
+    Raises:
+        NotAPath: if one was.
+    """
+    missing = [word for word in words if not exists(word)]
+    devices = [word for word in missing if is_device_string(word)]
+    if len(words) > 1 and len(devices) == 1 and not options["to"]:
+        raise NotAPath(devices[0], "--to")
+    has_output = options["output"] or options["output_dir"]
+    if len(words) == 2 and missing == [words[1]] and not has_output and not has_magic(words[1]):  # noqa: PLR2004  # as of cp
+        raise NotAPath(words[1], "--output")
+
+
+def outputs(
+    paths: Sequence[str], output: str | None, folder: str | None, *, is_sharded: bool
+) -> list[tuple[str, str | None]]:
     """Each checkpoint with its typed output, or None for the default.
+
+    Args:
+        paths: the checkpoints.
+        output: the value of ``--output``, or None.
+        folder: the value of ``--output-dir``, or None.
+        is_sharded: whether each output is a folder.
 
     Raises:
         UsageError: if ``--output`` is set for several checkpoints, or together with ``--output-dir``.
@@ -38,7 +74,8 @@ def outputs(paths: Sequence[str], output: str | None, folder: str | None) -> lis
         raise UsageError(f"--output names one new file, not {len(paths)}: use --output-dir DIR")
     if folder is None:
         return [(path, None if output is None else as_operand(output)) for path in paths]
-    return [(path, inside(as_operand(folder), path)) for path in paths]
+    names = map(without_suffix, paths) if is_sharded else paths
+    return [(path, inside(as_operand(folder), name)) for path, name in zip(paths, names, strict=True)]
 
 
 def run_convert(
@@ -69,34 +106,50 @@ def run_convert(
     if any(request.output == "-" for request in requests):
         raise OutputIsStdout
     targets = [api.with_default_output(request) for request in requests]
-    made = {one.target for one in targets if not one.in_place}
+    made = {one.target for one in targets if one.target != one.path}
     chosen = [one for one in targets if len(targets) == 1 or one.path not in made]
     doubled = [target for target, count in Counter(one.target for one in chosen).items() if count > 1]
     if doubled:
         raise UsageError(f"several checkpoints would be written as {doubled[0]}")
-    if folder is not None and not chosen[0].dry_run:
-        make_folder(as_operand(folder))
+    skipped: list[str] = []
 
     def work(request: ConvertRequest) -> tuple[int, tuple[()]]:
         if skip_existing and not request.in_place and exists(request.target):
             renderer.skipped(request.path, request.target)
+            skipped.append(request.path)
             return YES, ()
         result = _convert(replace(request, dry_run=request.dry_run or strict), renderer)
         code = NO if strict and result.unmatched else YES
         if strict and not request.dry_run and code == YES:
             result = _convert(request, renderer)
-        try:
-            renderer.convert(ConvertAnswer(request, result, code, strict_from))
-        except StdoutFailed as error:
-            raise StdoutFailed(error.reason, output=result.output) from error
+        written.append(result.output)
+        renderer.convert(ConvertAnswer(request, result, code, strict_from))
         return code, ()
 
-    if len(chosen) == 1:  # its error ends the command, with a hint that needs the command line
-        summary = Summary("convert", work(chosen[0])[0])
-    else:
-        summary = for_each("convert", chosen, work, renderer)
-    renderer.finish(summary)
+    written: list[str | None] = []
+    try:
+        with _new_folder(None if folder is None or chosen[0].dry_run else as_operand(folder)):
+            if len(chosen) == 1:  # its error ends the command, with a hint that needs the command line
+                summary = Summary("convert", work(chosen[0])[0])
+            else:
+                summary = for_each("convert", chosen, work, renderer)._replace(skipped=len(skipped))
+        renderer.finish(summary)
+    except StdoutFailed as error:
+        raise StdoutFailed(error.reason, output=written[-1] if written else None) from error
     return summary.exit_code
+
+
+@contextmanager
+def _new_folder(path: str | None) -> Iterator[None]:
+    """Create a folder, and remove it again if nothing was written into it."""
+    if path is None or exists(path):
+        yield
+        return
+    make_folder(path)
+    try:
+        yield
+    finally:
+        remove_empty_folder(path)
 
 
 def _convert(request: ConvertRequest, renderer: Renderer) -> ConvertResult:
@@ -104,13 +157,16 @@ def _convert(request: ConvertRequest, renderer: Renderer) -> ConvertResult:
         return api.convert_checkpoint(replace(request, progress=progress, settle=settle, began=perf_counter()))
 
 
-def require_alone(*others: object) -> None:
+def require_alone(options: Mapping[str, object]) -> None:
     """Check that no other option was typed with ``--undo``.
+
+    Args:
+        options: the parameters of the command; those that were not typed are empty.
 
     Raises:
         UsageError: if one was.
     """
-    if any(others):
+    if any(value for name, value in options.items() if name not in _WITH_UNDO):
         raise UsageError("--undo restores the file and takes no other option than --dry-run")
 
 

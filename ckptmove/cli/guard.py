@@ -18,20 +18,25 @@ from ckptmove.cli.render.registry import open_default_report, open_error_report
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.cli.signals import Terminated, settle
 from ckptmove.cli.streams import open_closed_streams, say
-from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UnknownDevice, UnsupportedDtype
+from ckptmove.errors import (
+    CkptMoveError,
+    InPlaceImpossible,
+    NotAPath,
+    OutOfMemory,
+    StdoutFailed,
+    UnknownDevice,
+    UnsupportedDtype,
+)
 from ckptmove.io.changes import RolledBack
 from ckptmove.io.outputs import LeftoversRemoved
 from ckptmove.pickles.collector import collector_paused
 from ckptmove.text import command_line
-from ckptmove.torch_facts.devices import is_device_string
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 PROGRAM: Final = "ckptmove"
 _COMMANDS: Final = ("inspect", "convert", "verify", "diff", "rules")
-#: Start of Typer's message for a second positional argument.
-_ONE_TOO_MANY: Final = "Got unexpected extra argument"
 #: Names of ``--to`` in other programs.
 _MEANS_TO: Final = frozenset({"--device", "--dst", "--dest", "--target", "--map-location"})
 #: Base class of Typer's usage errors. Typer exports only this subclass, and its base has moved between modules.
@@ -104,11 +109,7 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
         code = run()
     except CkptMoveError as error:
         failure = failure_of(error)
-        if isinstance(error, UnknownDevice) and error.suggestion is not None:
-            failure = failure._replace(hint=f"did you mean: {retyped(PROGRAM, words, error.device, error.suggestion)}")
-        elif type(error) is UnsupportedDtype and words[0] == "convert":  # not its subclass, which --cast cannot help
-            cast = command_line([PROGRAM, "convert", "--cast", *words[1:]])
-            failure = failure._replace(hint=f"{failure.hint}: {cast}")
+        failure = failure._replace(hint=_retyped_hint(error, failure.hint, words))
     except _TyperUsageError as error:
         failure = _usage(error, words)
     except (typer.Abort, KeyboardInterrupt, Terminated) as error:
@@ -122,6 +123,20 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
     return _report(failure or failure_of(OutOfMemory()), words)
 
 
+def _retyped_hint(error: CkptMoveError, hint: str, words: Sequence[str]) -> str:
+    """The hint for an error that ended the command, with the whole command line where it can be corrected."""
+    if isinstance(error, UnknownDevice) and error.suggestion is not None:
+        return f"did you mean: {retyped(PROGRAM, words, error.device, error.suggestion)}"
+    if isinstance(error, NotAPath):
+        return f"did you mean: {retyped(PROGRAM, words, error.word, f'{error.option}={error.word}')}"
+    if isinstance(error, InPlaceImpossible):
+        new = command_line([PROGRAM, *(word for word in words if word != "--in-place")])
+        return f"write a new one, named by --output NEW: {new}"
+    if type(error) is UnsupportedDtype and words[0] == "convert":  # not its subclass, which --cast cannot help
+        return f"{hint}: {command_line([PROGRAM, 'convert', '--cast', *words[1:]])}"
+    return hint
+
+
 def _usage(error: Any, words: Sequence[str]) -> Failure:
     command = error.ctx.command_path if error.ctx is not None else PROGRAM
     message = " ".join(error.format_message().split())
@@ -132,21 +147,10 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
     if option in _MEANS_TO and any("--to" in parameter.opts for parameter in error.ctx.command.params):
         message = f"No such option: {option}"
         hint = f"did you mean: {retyped(PROGRAM, words, option, '--to')}"
-    elif command == f"{PROGRAM} convert" and (word := _target_among(words)) and message.startswith(_ONE_TOO_MANY):
-        hint = f"did you mean: {retyped(PROGRAM, words, word, f'--to={word}')}"
-    elif command == f"{PROGRAM} convert" and message.startswith(_ONE_TOO_MANY):
-        hint = f"convert takes one PATH; set the new file with --output: {hint}"
     elif command == PROGRAM and message.startswith("No such"):
         known = {name: {*chain(*(one.opts for one in own.params))} for name, own in error.ctx.command.commands.items()}
         hint = with_command(PROGRAM, words, known)
     return Failure(kind="usage", message=message, hint=hint, path=None, exit_code=USAGE)
-
-
-def _target_among(words: Sequence[str]) -> str | None:
-    """The one word that is a device and not the value of an option."""
-    before = ["", *words]
-    devices = [word for last, word in zip(before, words, strict=False) if is_device_string(word) and last[:1] != "-"]
-    return devices[0] if len(devices) == 1 and "--to" not in words else None
 
 
 def _bug(error: Exception) -> Failure:

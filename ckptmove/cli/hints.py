@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import posixpath
 from functools import singledispatch
 from glob import has_magic
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _NO_SPACE: Final = frozenset({os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)})
 _NO_ACCESS: Final = frozenset({os.strerror(errno.EACCES), os.strerror(errno.EPERM), os.strerror(errno.EROFS)})
 _AGAIN: Final = "compare its size with the original's, and copy or download it again"
+_ONE_FILE: Final = "--output X.pth"
+_SAME_FILES: Final = "keep its files: choose a directory as --output"
 _DISTRUST: Final = "do not load it, and do not trust its source"
 #: Maximum number of ``--drop`` options in one hint.
 _SHOWN_DROPS: Final = 4
@@ -227,7 +230,7 @@ def _(error: errors.OutputExists) -> str:
     path = error.path or ""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):  # noqa: PTH110, PTH112, PTH113  # a path stays as it was typed
         return "only regular files are replaced: choose another path with --output"
-    return "replace it with --force, or choose another path with --output"
+    return "replace it with --force, keep it with --skip-existing, or choose another path with --output"
 
 
 @hint_for.register(errors.OutputIsSource)
@@ -403,6 +406,29 @@ def _(error: errors.WriteFailed) -> str:
     return "the partial file was removed: choose a writable path with --output"
 
 
+@hint_for.register(remap_errors.NotRemappable)
+def _(error: remap_errors.NotRemappable) -> str:
+    if error.container == "archive":
+        return f"unpack it first, or write one file: {_ONE_FILE}"
+    return (
+        f"write one file instead: {_ONE_FILE}" if error.container == "dcp" else "change its module, and save it again"
+    )
+
+
+@hint_for.register(remap_errors.NotGathered)
+def _(error: remap_errors.NotGathered) -> str:
+    if error.folder:
+        one = posixpath.join(error.path or "", error.folder)
+        return f"convert one of them: {command_line(['ckptmove', 'convert', one])}"
+    return _SAME_FILES
+
+
+@hint_for.register(remap_errors.MixedByteOrders)
+def _(error: remap_errors.MixedByteOrders) -> str:
+    del error
+    return _SAME_FILES
+
+
 @hint_for.register(remap_errors.NoMatch)
 def _(error: remap_errors.NoMatch) -> str:
     if error.known:
@@ -410,7 +436,7 @@ def _(error: remap_errors.NoMatch) -> str:
         return f"{begin} {', '.join(map(quoted, error.known))}"
     if error.option in {"--strip-prefix", "--add-prefix", "--rename"}:
         return "it holds no state_dict; turn a pickled model into one with --plain"
-    return "list the names of its parts and tensors: ckptmove inspect PATH"
+    return f"list the names of its parts and tensors: ckptmove inspect --tree {quoted(error.path or 'PATH')}"
 
 
 @hint_for.register(remap_errors.InsideObject)

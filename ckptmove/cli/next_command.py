@@ -11,6 +11,7 @@ from ckptmove.cli.render.text import sentence
 from ckptmove.errors import CkptMoveError, UsageError
 from ckptmove.formats.opening import container_class
 from ckptmove.model import Severity
+from ckptmove.moves import MoveRequest, Remap
 from ckptmove.text import Command, command_line
 from ckptmove.torch_facts.devices import is_accelerator, parse_target
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer
     from ckptmove.model import Inventory
-    from ckptmove.moves import Remap
 
 #: Findings that no other command helps with: bytes are lost, or loading the file is an attack.
 _HOPELESS: Final = frozenset({"F801", "F802", "S702"})
@@ -67,31 +67,30 @@ def after_conversion(answer: ConvertAnswer) -> Iterator[str]:
 
 def _after_moving(answer: ConvertAnswer, output: str) -> str:
     request = answer.result.plan.request
-    if answer.result.plan.is_remapped and not answer.result.in_place:
-        target = ["--to", request.to] if request.to else []
-        against = ["--against", answer.request.path, *_remap_words(request.remap)]
-        return command_line(["ckptmove", "verify", output, *against, *target])
     unmatched = {(one.option, one.glob) for one in answer.result.unmatched}
     kept = [glob for glob in request.keep if ("keep", glob) not in unmatched]
     options = [word for glob in kept for word in ("--keep", glob)]
+    verify = ["ckptmove", "verify", output]
+    against = []
+    if not answer.result.in_place and (request.remap != Remap() or answer.result.plan.format):
+        against = ["--against", answer.request.path, *_remap_words(request.remap)]
     if request.to and all(
         target == request.to for source, target in request.mapping if ("map", source) not in unmatched
     ):
-        return command_line(["ckptmove", "verify", output, "--to", request.to, *options])
+        return command_line([*verify, "--to", request.to, *options, *against])
     # Tensors that no mapping matches have stayed on their device: only the new file shows which one.
     try:
         inventory = api.inspect(output, limits=answer.request.limits).inventory
     except CkptMoveError:
         return ""  # the file was removed meanwhile: the conversion has succeeded all the same
     if _is_in_place(inventory, kept):
-        return command_line(["ckptmove", "verify", output, *options])
+        return command_line([*verify, *options, *against])
     return command_line(["ckptmove", "inspect", output])  # it shows what is on several devices
 
 
 def _remap_words(remap: Remap) -> list[str]:
     """The options of a remapping, as they are typed."""
     values = {
-        "--strip-prefix": remap.strip_prefix or () if remap.strip_prefix != () else ("",),
         "--add-prefix": filter(None, (remap.add_prefix,)),
         "--rename": ("=".join(pair) for pair in remap.rename),
         "--only": remap.only,
@@ -99,17 +98,17 @@ def _remap_words(remap: Remap) -> list[str]:
         "--as-root": filter(None, (remap.as_root,)),
         "--dtype": (f"{role}={dtype}" if role else dtype for role, dtype in remap.dtype),
     }
-    words = [
-        word for option, given in values.items() for one in given for word in ((option, one) if one else (option,))
-    ]
-    return [*words, *(["--compact"] if remap.compact else []), *(["--plain"] if remap.plain else [])]
+    prefixes = [f"--strip-prefix={prefix}" for prefix in remap.strip_prefix or ()]
+    bare = ["--strip-prefix"] if remap.strip_prefix == () else []
+    words = [word for option, given in values.items() for one in given for word in (option, one)]
+    flags = [option for option, is_set in (("--compact", remap.compact), ("--plain", remap.plain)) if is_set]
+    return [*words, *flags, *prefixes, *bare]
 
 
 def _is_in_place(inventory: Inventory, keep: Sequence[str]) -> bool:
     """Whether ``verify`` would pass the placement of every tensor, with the device of the model as target."""
     from ckptmove.conversion.plan import plan_move  # noqa: PLC0415  # slow import, used for --map only
     from ckptmove.findings.context import Context, target_device  # noqa: PLC0415  # slow import, used for --map only
-    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # slow import, used for --map only
 
     try:
         home = parse_target(target_device(inventory, Context()) or "cpu")

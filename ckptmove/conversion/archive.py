@@ -34,10 +34,7 @@ def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
     if conversion.remapped is not None:
         new = RemappedFolder(conversion, conversion.remapped, checkpoint)
         if new.removed:
-            reason = (
-                f"it has no room to leave out {min(new.removed)}: unpack it first, or name a file with --output X.pth"
-            )
-            raise NotRemappable(listing.path, "archive", reason)
+            raise NotRemappable(listing.path, "archive", f"nothing of '{min(new.removed):.200}' would stay in it")
         changes.segments.update(new.segments)
         plan = MovePlan(plan.request)  # the changed members have their moves
     for part, own in zip(checkpoint.parts, split_plan(plan, checkpoint.parts), strict=True):

@@ -10,7 +10,7 @@ from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.conversion.notes import conversion_notes, is_refused, overflow_note, unmatched_options
 from ckptmove.conversion.plan import plan_move
 from ckptmove.conversion.target_format import target_format
-from ckptmove.errors import DamagedArchive
+from ckptmove.errors import DamagedArchive, UsageError
 from ckptmove.io.locations import exists
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.segments import without_checks
@@ -107,9 +107,12 @@ class Conversion:
         """
         inventory, move = checkpoint.inventory, request.move
         is_sharded = request.shard_bytes is not None
+        is_move = move.to is not None or bool(move.mapping)
         self.format = target_format(request.output, request.default_output, inventory, is_sharded=is_sharded)
         self.request = request
-        moves = plan_move(inventory, move) if move.to is not None or move.mapping else MovePlan(move)
+        if not is_move and move.remap == Remap() and self.format == "same":
+            raise UsageError("convert needs a target, --to DEVICE, or another change, for example --strip-prefix")
+        moves = plan_move(inventory, move) if is_move else MovePlan(move)
         self.remapped = self._remap(checkpoint, moves)
         self.plan = moves if self.remapped is None else self.remapped.plan
         self._container = _CONTAINERS.get(self.format, inventory.container)

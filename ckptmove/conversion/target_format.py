@@ -39,8 +39,12 @@ def target_format(output: str | None, default_output: str, inventory: Inventory,
     Raises:
         OutputSuffix: if readers that use the suffix would fail on the output.
     """
-    if output is None or is_sharded:
-        return "shards" if is_sharded else "same"
+    if is_sharded:
+        if output is not None and split_suffix(output)[1].lower() in _SUFFIXES:
+            raise OutputSuffix(output, split_suffix(output)[1], "directory", split_suffix(output)[0])
+        return "shards"
+    if output is None:
+        return "same"
     (root, suffix), source = split_suffix(output), split_suffix(default_output)[1]
     form = inventory.form if isinstance(inventory, DirectoryInventory) else None
     container = form or inventory.container

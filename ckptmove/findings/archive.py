@@ -72,7 +72,9 @@ def compressed_records(inventory: Inventory, context: Context) -> Iterator[Findi
         is_script = container.has_code
         harm = f"{container.loader} inflates them, mmap is impossible" if is_script else "mmap=True reads garbage"
         message = f"{amount(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): {harm}"
-        fix = remap_command(inventory, "--compact") or convert_command(inventory, context)
+        # A conversion for a target inflates them too.
+        compact = "" if context.target is not None else remap_command(inventory, "--compact")
+        fix = compact or convert_command(inventory, context)
         finding = found("F803", message, _where(inventory, facts), fix)
         yield finding._replace(severity=Severity.INFO) if is_script else finding
 

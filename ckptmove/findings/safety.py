@@ -67,7 +67,8 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     message += f"; before torch {' also '.join(_older_refusals(later))}" if later else ""
     where, files = [use.name for use in refused], _refused_files(inventory)
     load = open_load(inventory, files[0] if files else "")
-    if any(use.verdict == "dangerous" or not _PATH.fullmatch(use.name) for use in refused):
+    is_hostile = any(use.verdict == "dangerous" or not _PATH.fullmatch(use.name) for use in refused)
+    if is_hostile:
         fix = _do_not_load(inventory)
     elif container.weights_only is None:
         runs = "the code in it" if container.has_code else "code from the file"
@@ -77,7 +78,7 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     else:
         fix = _allow(inventory, load)
     plain = remap_command(inventory, "--plain")
-    if plain and not any(use.verdict == "dangerous" for use in refused):
+    if plain and not is_hostile:
         fix += f"{';' if '  # ' in fix else '  #'} or without the classes: {plain}"
     yield found("S701", message, files or where, fix)
 

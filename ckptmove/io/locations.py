@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from pathlib import Path
 
 from ckptmove.errors import WriteFailed
 from ckptmove.io.portable import SEPARATORS
@@ -65,9 +66,20 @@ def make_folder(path: str) -> None:
         WriteFailed: if the system refuses.
     """
     try:
-        os.makedirs(path, exist_ok=True)  # noqa: PTH103  # the path stays text
+        Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise WriteFailed(path, os.strerror(error.errno or 0)) from error
+
+
+def remove_empty_folder(path: str) -> None:
+    """Remove a folder if nothing is in it."""
+    with suppress(OSError):
+        Path(path).rmdir()
+
+
+def without_suffix(path: str) -> str:
+    """The path of a file without its suffix, which a folder of the same name does not have."""
+    return path if is_folder(path) else split_suffix(path.removesuffix(".tar"))[0]
 
 
 def inside(folder: str, path: str) -> str:

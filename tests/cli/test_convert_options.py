@@ -111,10 +111,13 @@ def test_strings_move_when_asked(ask, bench) -> None:
     assert (flag["from"], flag["to"]) == ("cpu", "cuda:0")
 
 
-def test_one_checkpoint_at_a_time(ask) -> None:
-    error = ask("convert", "*.pth", "--to", "cpu")["error"]
+def test_one_output_for_one_checkpoint(ask, bench) -> None:
+    before = sorted(bench.iterdir())
+    error = ask("convert", "*.pth", "--to", "cpu", "-o", "out.pth")["error"]
     assert error["kind"] == "usage"
-    assert error["message"].endswith(" 2: dragged.pth, run.pth")
+    assert "--output-dir" in error["message"]
+    assert ask("convert", "run.pth", "--to", "cpu", "-o", "out.pth", "--output-dir", "out")["error"]["kind"] == "usage"
+    assert sorted(bench.iterdir()) == before
 
 
 def test_a_damaged_source_leaves_nothing(ask, bench) -> None:
@@ -190,23 +193,22 @@ def test_what_stays_is_named_where_something_moves_or_was_to_be_kept(say) -> Non
 
 
 @pytest.mark.parametrize(
-    ("source", "output"),
+    ("source", "output", "kind"),
     [
-        ("adamw-cuda3.pth", "x.safetensors"),
-        ("adamw-cuda3.pth", "x.SafeTensors"),
-        ("legacy-adamw-cuda1.pth", "x.npz"),
-        ("weights.safetensors", "x.pth"),
-        ("weights.safetensors", "x.bin"),
-        ("adamw-cuda3.pth", "x.pt2"),
-        ("hf-trainer-cuda3", "x.safetensors"),
-        ("hf-trainer-cuda3", "x.tar"),
+        ("adamw-cuda3.pth", "x.safetensors", "not-in-format"),
+        ("adamw-cuda3.pth", "x.SafeTensors", "not-in-format"),
+        ("legacy-adamw-cuda1.pth", "x.npz", "output-suffix"),
+        ("adamw-cuda3.pth", "x.pt2", "output-suffix"),
+        ("hf-trainer-cuda3", "x.safetensors", "not-in-format"),
+        ("hf-trainer-cuda3", "x.tar", "output-suffix"),
     ],
 )
 @pytest.mark.parametrize("options", [(), ("--dry-run",), ("--force",)], ids=" ".join)
-def test_a_suffix_that_names_another_format_is_refused(ask, bench, source, output, options) -> None:
+def test_a_format_that_cannot_be_written_is_refused(ask, bench, source, output, kind, options) -> None:
     before = {path.name for path in bench.iterdir()}
     document = ask("convert", str(SAMPLES / source), "--to", "cpu", "-o", output, *options)
-    assert (document["error"]["kind"], document["exit_code"]) == ("output-suffix", 4)
+    assert (document["error"]["kind"], document["exit_code"]) == (kind, 4)
+    assert document["error"]["hint"]
     assert {path.name for path in bench.iterdir()} == before
 
 
@@ -229,8 +231,8 @@ def test_a_suffix_that_names_no_other_format_is_taken(ask, source, output) -> No
 def test_an_archive_keeps_its_form(ask, bench) -> None:
     shutil.make_archive(str(bench / "runs"), "zip", SAMPLES / "hf-trainer-cuda3")
     assert ask("convert", "runs.zip", "--to", "cpu", "-o", "x.tar")["error"]["kind"] == "output-suffix"
-    assert ask("convert", "runs.zip", "--to", "cpu", "-o", "x.pth")["error"]["kind"] == "output-suffix"
     assert ask("convert", "runs.zip", "--to", "cpu", "-o", "x.zip")["output"] == "x.zip"
+    assert ask("convert", "runs.zip", "--to", "cpu", "-o", "x.pth")["format"] == "torch-zip"
 
 
 def test_the_suffix_of_the_source_is_taken_for_what_it_is(ask, bench) -> None:

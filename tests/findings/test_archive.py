@@ -81,6 +81,14 @@ class TestArchive:
         assert finding.message == (
             "7,984 bytes in 1 storage are reached by no tensor; 64 bytes in 1 record belong to no storage"
         )
+        assert finding.fix == "ckptmove convert 'runs/my run.pth' --compact"
+
+    def test_views_without_a_convert_command_are_cloned(self, make) -> None:
+        tensors = [make.tensor("model.0", (4,), storage="0")]
+        inventory = make.inventory(tensors, storages=(make.storage("0", 8000),), container="torchscript")
+
+        [finding] = make.findings(inventory, "F804")
+
         assert ".clone() of 1 view" in finding.fix
 
     def test_a_script_is_saved_again_as_one(self, make) -> None:

@@ -10,6 +10,9 @@ from figures import figures
 
 from ckptmove.model import OPAQUE, GlobalUse, Mention
 
+#: The comment that names the command without classes.
+PLAIN = "or without the classes: ckptmove convert 'runs/my run.pth' --plain"
+
 
 def codes(findings) -> list[str]:
     return [finding.code for finding in findings]
@@ -206,9 +209,14 @@ class TestKeys:
 
         assert "state.state_dict " in finding.message
         assert finding.message.endswith("'_orig_mod.module.' (4 tensors)")
-        assert finding.fix.startswith(
-            "state_dict = torch.load('runs/my run.pth', map_location='cpu', weights_only=True)['state']['state_dict'];"
-        )
+        assert finding.fix == "ckptmove convert 'runs/my run.pth' --strip-prefix"
+
+    def test_without_a_convert_command_nested_wrappers_are_stripped_one_at_a_time(self, make) -> None:
+        model = make.model("state.state_dict._orig_mod.module.")
+
+        [finding] = make.findings(make.inventory(model, container="torchscript"), "K601")
+
+        assert "['state']['state_dict'];" in finding.fix
         assert finding.fix.index("(state_dict, '_orig_mod.')") < finding.fix.index("(state_dict, 'module.')")
 
     def test_a_state_dict_at_the_root(self, make) -> None:
@@ -285,7 +293,7 @@ class TestSafety:
         )
         assert finding.fix == (
             "import a, builtins, torch; torch.serialization.add_safe_globals([a.B, builtins.set]); "
-            "torch.load('runs/my run.pth', map_location='cpu', weights_only=True)"
+            f"torch.load('runs/my run.pth', map_location='cpu', weights_only=True)  # {PLAIN}"
         )
 
     @pytest.mark.parametrize(
@@ -299,7 +307,7 @@ class TestSafety:
         [finding] = make.findings(make.inventory(globals=tuple(uses)))
 
         assert "builtins" not in finding.fix
-        assert finding.fix.endswith(f", weights_only=True)  # torch {oldest} or later")
+        assert finding.fix.endswith(f", weights_only=True)  # torch {oldest} or later; {PLAIN}")
 
     def test_what_only_an_older_torch_refuses_is_worth_knowing(self, make) -> None:
         uses = (
@@ -380,7 +388,8 @@ class TestSafety:
     def test_what_no_line_can_name_is_a_matter_of_trust(self, make, name) -> None:
         [finding] = make.findings(make.inventory(globals=(GlobalUse(name, None, "unknown"),)))
 
-        assert finding.fix.endswith(", weights_only=False)  # runs code from the file: only if you trust its origin")
+        trust = "runs code from the file: only if you trust its origin"
+        assert finding.fix.endswith(f", weights_only=False)  # {trust}; {PLAIN}")
         assert name not in finding.fix
 
     def test_nothing_dangerous_is_ever_allowed(self, make) -> None:

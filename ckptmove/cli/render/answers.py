@@ -126,6 +126,7 @@ class Summary(NamedTuple):
         checkpoints: number of checkpoints of the command.
         good: number of checkpoints with the exit code 0.
         unproven: how many of those are not proven to resume.
+        skipped: how many of those were left out by ``--skip-existing``.
         is_complete: False if an interruption left checkpoints out.
     """
 
@@ -135,6 +136,7 @@ class Summary(NamedTuple):
     checkpoints: int = 1
     good: int = 0
     unproven: int = 0
+    skipped: int = 0
     is_complete: bool = True
 
 

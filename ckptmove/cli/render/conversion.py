@@ -17,16 +17,27 @@ if TYPE_CHECKING:
     from ckptmove.io.changes import UndoResult
     from ckptmove.moves import ConvertResult, Kept, MovePlan, StorageEdit
 
-_REASONS: Final = {rule.name: rule.reason for rule in RULES} | {
-    rule.name: rule.reason for rule in (GROUP_FLAG, DEVICE_MENTION, MESH_TYPE)
-}
+_REASONS: Final = (
+    {rule.name: rule.reason for rule in RULES}
+    | {rule.name: rule.reason for rule in (GROUP_FLAG, DEVICE_MENTION, MESH_TYPE)}
+    | {
+        "dtype": "cast to the dtype of --dtype",
+        "tied": "the format stores tensors that are tied once, under another name",
+        "compact": "bytes that no tensor reaches",
+    }
+)
+#: What is written, by its format.
+_FORMATS: Final[dict[str, str]] = {
+    "torch-zip": "one file of torch.save", "safetensors": "a safetensors file", "directory": "safetensors shards",
+}  # fmt: skip
 #: Name of the rule of ``--keep``.
 _KEEP: Final = "keep"
 #: Shortest time in seconds for which a rate is shown: a shorter one measures the start, not the disk.
 _WORTH_A_RATE: Final = 1.0
 #: Lines of one kind of change that are shown.
 _SHOWN: Final = 3
-_NOTHING: Final = "nothing to change: no tensor needs to move"
+_NOTHING: Final = "nothing to change"
+_NO_MOVE: Final = f"{_NOTHING}: no tensor needs to move"
 
 
 def conversion_lines(page: Page, path: str, result: ConvertResult, *, verbose: bool) -> Iterator[str]:
@@ -62,6 +73,11 @@ def brief_line(path: str, result: ConvertResult) -> str:
     return f"{did} {clean(result.output)}: {size(result.bytes_copied)} in {result.seconds:.2f} s{rate}{copied}"
 
 
+def skipped_line(path: str, output: str) -> str:
+    """That a checkpoint was left out because its output exists."""
+    return f"{clean(path)}: skipped, {clean(output)} exists"
+
+
 def undo_line(result: UndoResult) -> str:
     """The outcome of ``--undo``, in one line."""
     path = clean(result.path)
@@ -80,9 +96,10 @@ def plan_lines(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
     # If nothing moves, only tensors that --keep holds back are worth a line.
     kept = tuple(one for one in plan.kept if verbose or not plan.is_empty or one.reason == _KEEP)
     yield from _kept(page, kept, verbose=verbose)
-    if plan.is_empty:
-        yield page.paint(_NOTHING, "bold")
-    changes = [*(edit.reason for edit in plan.edits), *(flag.reason for flag in plan.flags)]
+    if plan.is_empty and not (plan.inflates and plan.request.remap.compact):
+        is_move = plan.request.to is not None or plan.request.mapping
+        yield page.paint(_NO_MOVE if is_move else _NOTHING, "bold")
+    changes = [one.reason for some in (plan.edits, plan.flags, plan.dropped) for one in some]
     yield from _legend(page, {*changes, *(one.reason for one in kept)})
 
 
@@ -107,9 +124,11 @@ def _remapping(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
         yield from _first(page, [f"  {key}" for key in keys], verbose=verbose)
     saved = sum(one.source_nbytes - one.nbytes for one in plan.trimmed)
     if plan.trimmed:
-        yield f"cut {amount(len(plan.trimmed), 'storage')} to the reach of tensors: {size(saved)} less"
+        yield f"trim {amount(len(plan.trimmed), 'storage')} to the bytes that tensors reach: {size(saved)} less"
+    if plan.request.remap.compact and plan.inflates:
+        yield f"inflate {amount(len(plan.inflates), 'storage')}"
     if plan.format:
-        yield f"write as {plan.format}"
+        yield f"write as {_FORMATS[plan.format]}"
 
 
 def _first(page: Page, lines: list[str], *, verbose: bool) -> Iterator[str]:

@@ -36,6 +36,11 @@ class GitHubRenderer(Renderer):
     def convert(self, answer: ConvertAnswer) -> None:
         self._out.lines(conversion_lines(answer))
 
+    def skipped(self, path: str, output: str) -> None:
+        from ckptmove.cli.render.conversion import skipped_line
+
+        self._out.lines([_annotation("notice", path, "convert", skipped_line(path, output))])
+
     def undo(self, result: UndoResult) -> None:
         from ckptmove.cli.render.conversion import undo_line
 

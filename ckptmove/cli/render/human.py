@@ -56,7 +56,9 @@ class HumanRenderer(Renderer):
             say(line)
 
     def skipped(self, path: str, output: str) -> None:
-        self._out.lines([f"{clean(path)}: skipped, {clean(output)} exists"])
+        from ckptmove.cli.render import conversion
+
+        self._out.lines([conversion.skipped_line(path, output)])
 
     def undo(self, result: UndoResult) -> None:
         from ckptmove.cli.render import conversion
@@ -111,7 +113,9 @@ class HumanRenderer(Renderer):
         if summary.checkpoints == 1 or not summary.is_complete:
             return
         doubt = f", {summary.unproven:,} of them not proven" if summary.unproven else ""
-        line = f"{summary.good:,} of {summary.checkpoints:,} {_GOOD[summary.command or '']}{doubt}"
+        rest = f", {summary.skipped:,} skipped" if summary.skipped else ""
+        done = summary.good - summary.skipped
+        line = f"{done:,} of {summary.checkpoints:,} {_GOOD[summary.command or '']}{doubt}{rest}"
         if self._out.quiet:
             self._out.lines([line])
         else:

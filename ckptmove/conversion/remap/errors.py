@@ -143,7 +143,7 @@ class NotRemappable(Refused):
     kind = "not-remappable"
 
     def __init__(self, path: str, container: str, reason: str) -> None:
-        super().__init__(f"a {container} checkpoint cannot be rewritten: {reason}", path=path)
+        super().__init__(f"a checkpoint of format {container} cannot be rewritten: {reason}", path=path)
         self.container = container
 
 

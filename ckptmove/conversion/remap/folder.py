@@ -55,8 +55,7 @@ class RemappedFolder:
 
     def _lay_out(self, part: OpenPart, root: Value) -> tuple[Segment, ...]:
         if not isinstance(part, FilePart):
-            reason = "each rank wrote its own pieces; write one file instead, --output X.pth"
-            raise NotRemappable(part.path, part.inventory.container, reason)
+            raise NotRemappable(part.path, part.inventory.container, "each rank wrote its own pieces")
         if part.inventory.container == "safetensors":
             return self._files.safetensors_file(root)
         own = self._files.same_format(part, root)
