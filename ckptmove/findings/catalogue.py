@@ -263,8 +263,7 @@ _ENTRIES: Final = (
         why="The state_dict of a DataParallel, DDP or compiled model was saved. A plain model refuses it: 'Missing "
         "key(s) in state_dict', 'Unexpected key(s)'; with strict=False it loads nothing and keeps its random "
         "weights.",
-        mend="Strip it with torch.nn.modules.utils.consume_prefix_in_state_dict_if_present, or load into a wrapped "
-        "model.",
+        mend="'ckptmove convert PATH --strip-prefix' removes it from the file. Or load into a wrapped model.",
     ),
     Entry(
         code="S701",
@@ -274,8 +273,8 @@ _ENTRIES: Final = (
         "torch 0.1, which it always refuses",
         why="weights_only=True is the default since torch 2.6: 'Weights only load failed'. With weights_only=False "
         "the file may run any code it holds.",
-        mend="If you trust its origin, allow those names with torch.serialization.add_safe_globals before loading. "
-        "ckptmove itself reads the file without running it.",
+        mend="'ckptmove convert PATH --plain' replaces the objects by plain values, without running the file. Or, if "
+        "you trust its origin, allow those names with torch.serialization.add_safe_globals before loading.",
     ),
     Entry(
         code="S702",
@@ -323,7 +322,7 @@ _ENTRIES: Final = (
         when="the bytes of a storage are compressed in the archive",
         why="Some tool zipped the file again. torch.load reads it correctly, but torch.load(mmap=True) reads the "
         "compressed bytes as numbers: garbage weights, and no error.",
-        mend="Have it stored plainly: 'ckptmove convert PATH --to DEVICE'. Until then, load it without mmap.",
+        mend="'ckptmove convert PATH --compact' stores them uncompressed. Until then, load it without mmap.",
     ),
     Entry(
         code="F804",
@@ -335,8 +334,9 @@ _ENTRIES: Final = (
         why="torch.save writes the whole storage of a view: four rows of an embedding cost the whole table. Nothing "
         "fails; the file is larger than its tensors, and may contain data that you do not want to share. Archives in "
         "archives are copied unchanged: checkpoints in them are not listed, converted or verified.",
-        mend="Save tensor.clone() instead of the view. convert --undo reverts a conversion in place. Unpack an "
-        "archive that contains others.",
+        mend="'ckptmove convert PATH --compact' writes only the bytes that tensors reach. In the script, save "
+        "tensor.clone() instead of the view. convert --undo reverts a conversion in place. Unpack an archive that "
+        "contains others.",
     ),
     Entry(
         code="F805",
@@ -346,8 +346,7 @@ _ENTRIES: Final = (
         why="torch.save writes none. torch.load ignores them; a scanner, or a reader that looks for records from "
         "the front, may take them for another checkpoint than the one that torch loads. Worse faults (two records of "
         "one name, records that share bytes, headers that disagree) are errors, not findings.",
-        mend="Trust the file no more than its source. torch.save(torch.load(PATH, weights_only=True), NEW) leaves them "
-        "out.",
+        mend="Trust the file no more than its source. 'ckptmove convert PATH --compact' leaves them out.",
     ),
 )
 
