@@ -39,7 +39,11 @@ def after_inspection(answer: InspectAnswer) -> str:
         return command_line(["ckptmove", "convert", path, "--to", target])
     if isinstance(inventory, DirectoryInventory) and inventory.form is None and inventory.checkpoints:
         return command_line(["ckptmove", "inspect", posixpath.join(path, inventory.checkpoints[-1])])
-    fix = next((finding.fix for finding in findings if isinstance(finding.fix, Command)), None)
+    fix: str | None = next((finding.fix for finding in findings if isinstance(finding.fix, Command)), None)
+    if fix is None and any(finding.code == "S701" for finding in findings):
+        from ckptmove.findings.context import remap_command  # noqa: PLC0415  # slow import, not used by convert
+
+        fix = remap_command(inventory, "--plain") or None  # the fix of S701 is Python, which keeps the classes
     judged = request.expect or request.target
     devices = [] if request.device_count is None else ["--devices", str(request.device_count)]
     return fix or command_line(["ckptmove", "verify", path, *(["--to", judged] if judged else []), *devices])
