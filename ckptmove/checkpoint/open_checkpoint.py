@@ -139,6 +139,19 @@ class OpenCheckpoint:
                 digest.update(block)
         return f"sha256 {digest.hexdigest()}"
 
+    def weight_map(self, index: str) -> Mapping[str, str]:
+        """The file of each tensor in an index of shards, which was checked when the directory was read.
+
+        Args:
+            index: one of ``others``.
+        """
+        import json  # noqa: PLC0415  # used by diff and verify only
+
+        new = self.rewritten.get(index)
+        blocks = cast("Listing", self.listing).contents(index) if new is None else (new,)
+        found: dict[str, str] = json.loads(b"".join(map(bytes, blocks)))["weight_map"]
+        return found
+
 
 def no_devices(inventory: Inventory) -> str:
     """Why a file stores no device that could be changed; empty if it does.

@@ -153,9 +153,21 @@ class Remainder:
                 continue
             before = self._one.described(ours[place]) if place in ours else "absent"
             after = self._other.described(theirs[place]) if place in theirs else "absent"
-            if before != after:
+            if before == after:
+                continue
+            if self._is_same_index(ours.get(place), theirs.get(place)):
+                indices.append(ours[place])
+            else:
                 yield Change(ours.get(place) or theirs[place], "object", _short(before), _short(after))
         self._note_on(indices, ": not compared, because an index only maps tensors to files")
+
+    def _is_same_index(self, mine: str | None, other: str | None) -> bool:
+        """Whether two files are indexes of shards that differ only in their metadata."""
+        if mine is None or other is None or not is_index(mine.rpartition("/")[2]):
+            return False
+        if mine in self._one.links or other in self._other.links:
+            return False
+        return self._one.weight_map(mine) == self._other.weight_map(other)
 
     def _passed_over(self) -> None:
         """Add notes on hidden and empty folders: they are not compared, and do not count as differences."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.conversion.conversion import Conversion
+from ckptmove.conversion.target_format import names_format
 from ckptmove.errors import ArchiveOfFiles, DamagedArchive, InPlaceImpossible
 from ckptmove.io.locations import is_folder
 from ckptmove.io.new_output import require_new_file
@@ -30,7 +31,7 @@ def convert(request: ConvertRequest) -> ConvertResult:
     if in_place and is_folder(path):
         raise InPlaceImpossible(path, "it is a directory, and only files can be converted in place")
     # A format is only known once the checkpoint is open; a few trees too many cost little.
-    needs_trees = request.move.remap != Remap() or request.output is not None or request.shard_bytes is not None
+    needs_trees = request.move.remap != Remap() or names_format(request.output) or request.shard_bytes is not None
     try:
         with (
             naming(path),

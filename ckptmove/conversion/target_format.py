@@ -27,6 +27,11 @@ _SUFFIXES: Final[dict[str, frozenset[str]]] = {
 }
 
 
+def names_format(output: str | None) -> bool:
+    """Whether the suffix of an output names a format, which may be another one than that of the source."""
+    return output is not None and split_suffix(output)[1].lower() in _SUFFIXES
+
+
 def target_format(output: str | None, default_output: str, inventory: Inventory, *, is_sharded: bool) -> TargetFormat:
     """The format of the output.
 

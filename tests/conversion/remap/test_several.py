@@ -1,0 +1,333 @@
+"""Checkpoints of several files: directories, archives, shards and distributed checkpoints."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import zipfile
+
+import pytest
+import remaps
+import torch
+from distributed_checkpoints import Distributed
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import ckptmove
+from ckptmove.conversion.remap.errors import NotGathered, NotInFormat, NotRemappable
+from ckptmove.errors import CkptMoveError, CrcMismatch
+
+MODEL = {
+    "module.a.weight": torch.arange(12.0).reshape(3, 4),
+    "module.a.bias": torch.arange(3.0),
+    "module.b.weight": torch.arange(5.0),
+    "module.b.count": torch.arange(4),
+}
+NBYTES = sum(tensor.nbytes for tensor in MODEL.values())
+NAMES = ("model-00001-of-00002", "model-00002-of-00002")
+
+
+def stripped(model):
+    return {key.removeprefix("module."): tensor for key, tensor in model.items()}
+
+
+def half(model):
+    return {key: tensor.bfloat16() if tensor.is_floating_point() else tensor for key, tensor in model.items()}
+
+
+def without_bias(model):
+    return {key: tensor for key, tensor in model.items() if not key.endswith("bias")}
+
+
+#: Options, and what they do to the state_dict of a model.
+CHANGES = {
+    "strip": ({"strip_prefix": True}, stripped),
+    "rename": (
+        {"rename": {"module.*": "net.*"}},
+        lambda model: {f"net.{key}": one for key, one in stripped(model).items()},
+    ),
+    "drop": ({"drop": "*.bias"}, without_bias),
+    "dtype": ({"dtype": "bf16"}, half),
+    "all": (
+        {"strip_prefix": True, "drop": "*.bias", "dtype": "bf16", "compact": True, "plain": True},
+        lambda model: half(without_bias(stripped(model))),
+    ),
+}
+
+
+def same(found, wanted):
+    """Two state_dicts hold the same tensors, in any order."""
+    assert {key: (one.dtype, one.shape, remaps.bits(one)) for key, one in found.items()} == {
+        key: (one.dtype, one.shape, remaps.bits(one)) for key, one in wanted.items()
+    }
+
+
+def shards(folder, suffix):
+    """Shards of the model, their index, and another file."""
+    folder.mkdir()
+    items = list(MODEL.items())
+    weight_map = {}
+    for name, part in zip(NAMES, (dict(items[:2]), dict(items[2:])), strict=True):
+        if suffix == ".safetensors":
+            save_file(part, folder / f"{name}{suffix}", {"format": "pt", "source": "test"})
+        else:
+            torch.save(part, folder / f"{name}{suffix}")
+        weight_map |= dict.fromkeys(part, f"{name}{suffix}")
+    index = {"metadata": {"total_size": NBYTES, "more": 1}, "weight_map": weight_map}
+    (folder / f"model{suffix}.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def load_shards(folder, suffix):
+    """The state_dict, through the index."""
+    index = json.loads((folder / f"model{suffix}.index.json").read_text())
+    found = {}
+    for name in set(index["weight_map"].values()):
+        one = load_file(folder / name) if suffix == ".safetensors" else remaps.load(folder / name, weights_only=True)
+        assert {key for key, file in index["weight_map"].items() if file == name} == set(one)
+        found |= one
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in found.values())
+    return found, index
+
+
+def training(folder):
+    """A directory with a model and other files."""
+    tree = remaps.run(objects=False)
+    folder.mkdir()
+    torch.save(tree["model"], folder / "pytorch_model.bin")
+    torch.save(tree["optimizer"], folder / "optimizer.pt")
+    (folder / "vocab.txt").write_text("a")
+    return folder
+
+
+def contents(path):
+    return {one: one.read_bytes() for one in ([path] if path.is_file() else path.rglob("*")) if one.is_file()}
+
+
+def is_sound(path):
+    return not {one.code for one in ckptmove.inspect(path, check=True).findings} & remaps.FORBIDDEN
+
+
+# --- shards -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_shards_stay_shards_with_their_index(suffix, name, tmp_path, compared):
+    options, change = CHANGES[name]
+    source, output = shards(tmp_path / "in", suffix), tmp_path / "out"
+    before = contents(source)
+    ckptmove.convert(source, output=output, **options)
+    found, index = load_shards(output, suffix)
+    same(found, change(MODEL))
+    assert index["metadata"]["more"] == 1
+    assert sorted(one.name for one in output.iterdir()) == sorted(one.name for one in source.iterdir())
+    assert contents(source) == before
+    assert is_sound(output)
+    assert compared(output, source, **options) == 0
+    assert compared(output, source) > 0
+
+
+def test_a_shard_without_tensors_is_left_out(tmp_path, compared):
+    source, output = shards(tmp_path / "in", ".safetensors"), tmp_path / "out"
+    ckptmove.convert(source, output=output, drop="*.b.*")
+    found, _ = load_shards(output, ".safetensors")
+    assert list(found) == ["module.a.bias", "module.a.weight"]
+    assert not (output / f"{NAMES[1]}.safetensors").exists()
+    assert compared(output, source, drop="*.b.*") == 0
+
+
+def test_unchanged_shards_keep_their_bytes(tmp_path):
+    source, output = shards(tmp_path / "in", ".safetensors"), tmp_path / "out"
+    ckptmove.convert(source, output=output, drop="*.a.bias")
+    name = f"{NAMES[1]}.safetensors"
+    assert (output / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_metadata_of_safetensors_is_kept(tmp_path):
+    path, output = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_file(MODEL, path, {"format": "pt", "source": "test"})
+    ckptmove.convert(path, output=output, strip_prefix=True)
+    with output.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    assert header["__metadata__"] == {"format": "pt", "source": "test"}
+    same(load_file(output), stripped(MODEL))
+
+
+# --- other directories, and archives ------------------------------------------------------------------------------------
+
+
+def test_files_of_a_directory_change_together(tmp_path, compared):
+    source, output = training(tmp_path / "in"), tmp_path / "out"
+    options = {"strip_prefix": True, "dtype": {"optimizer": "double"}}
+    result = ckptmove.convert(source, to="cuda:0", output=output, **options)
+    assert {edit.target for edit in result.plan.edits if edit.reason != "dtype"} <= {"cuda:0", "cpu"}
+    assert list(remaps.load(output / "pytorch_model.bin")) == list(stripped(remaps.run()["model"]))
+    assert remaps.load(output / "optimizer.pt")["state"][0]["exp_avg"].dtype == torch.float64
+    assert (output / "vocab.txt").read_text() == "a"
+    assert is_sound(output)
+    assert compared(output, source, **options) == 0
+
+
+def test_a_file_of_a_directory_is_left_out(tmp_path, compared):
+    source, output = training(tmp_path / "in"), tmp_path / "out"
+    result = ckptmove.convert(source, output=output, drop="optimizer")
+    assert [(one.name, one.reason) for one in result.plan.dropped] == [("optimizer.pt", "drop")]
+    assert sorted(one.name for one in output.iterdir()) == ["pytorch_model.bin", "vocab.txt"]
+    assert (output / "pytorch_model.bin").read_bytes() == (source / "pytorch_model.bin").read_bytes()
+    assert compared(output, source, drop="optimizer") == 0
+
+
+def archive(path, members):
+    if path.suffix == ".tar":
+        with tarfile.open(path, "w") as tar:
+            for name, data in members.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+        return path
+    method = zipfile.ZIP_DEFLATED if path.stem == "deflated" else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", method) as new:
+        for name, data in members.items():
+            new.writestr(name, data)
+    return path
+
+
+def members_of(path):
+    if path.suffix == ".tar":
+        with tarfile.open(path) as tar:
+            return {name: tar.extractfile(name).read() for name in tar.getnames()}
+    with zipfile.ZipFile(path) as file:
+        assert file.testzip() is None
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def packed(path, make=remaps.zipped):
+    """An archive of a model, of shards with an index, and of a text."""
+    index = json.dumps({"metadata": {"total_size": NBYTES}, "weight_map": dict.fromkeys(MODEL, "a.safetensors")})
+    save_file(MODEL, path.parent / "shard")
+    shard = (path.parent / "shard").read_bytes()
+    (path.parent / "shard").unlink()
+    return archive(
+        path,
+        {
+            "policy.pth": make(MODEL),
+            "s/a.safetensors": shard,
+            "s/a.safetensors.index.json": index.encode(),
+            "data": b'{"a": 1}',
+        },
+    )
+
+
+ARCHIVES = pytest.mark.parametrize("name", ["plain.zip", "deflated.zip", "plain.tar"])
+
+
+@ARCHIVES
+@pytest.mark.parametrize("make", [remaps.zipped, remaps.legacy, remaps.without_crcs])
+def test_archives_keep_their_members(name, make, tmp_path, compared):
+    source, output = packed(tmp_path / name, make), tmp_path / f"out{name[-4:]}"
+    before = source.read_bytes()
+    ckptmove.convert(source, output=output, strip_prefix=True, dtype="bf16")
+    found = members_of(output)
+    assert list(found) == list(members_of(source))
+    same(remaps.load(io.BytesIO(found["policy.pth"]), weights_only=True), half(stripped(MODEL)))
+    assert json.loads(found["s/a.safetensors.index.json"])["weight_map"].keys() == stripped(MODEL).keys()
+    assert found["data"] == b'{"a": 1}'
+    assert source.read_bytes() == before
+    assert is_sound(output)
+    assert compared(output, source, strip_prefix=True, dtype="bf16") == 0
+    assert compared(output, source, strip_prefix=True) > 0
+
+
+@ARCHIVES
+def test_an_archive_becomes_one_file(name, tmp_path, compared):
+    source, output = packed(tmp_path / name), tmp_path / "out.pth"
+    ckptmove.convert(source, output=output, strip_prefix=True)
+    found = remaps.load(output, weights_only=True, mmap=True)
+    assert list(found) == ["policy", "s/a"]
+    same(found["policy"], stripped(MODEL))
+    assert compared(output, source, strip_prefix=True) == 0
+
+
+@ARCHIVES
+def test_a_member_is_written_as_safetensors(name, tmp_path, compared):
+    source, output = packed(tmp_path / name), tmp_path / "out.safetensors"
+    ckptmove.convert(source, output=output, as_root="policy.pth")
+    same(load_file(output), MODEL)
+    assert compared(output, source, as_root="policy.pth") == 0
+
+
+@ARCHIVES
+def test_an_archive_cannot_leave_out_a_member(name, tmp_path):
+    source, output = packed(tmp_path / name), tmp_path / f"out{name[-4:]}"
+    with pytest.raises(NotRemappable):
+        ckptmove.convert(source, output=output, drop="policy.pth")
+    assert not output.exists()
+
+
+# --- other formats ------------------------------------------------------------------------------------------------------
+
+
+def sharded(tmp_path):
+    return shards(tmp_path / "in", ".safetensors")
+
+
+def sharded_torch(tmp_path):
+    return shards(tmp_path / "in", ".bin")
+
+
+def one_table(tmp_path):
+    save_file(MODEL, tmp_path / "in.safetensors", {"format": "pt"})
+    return tmp_path / "in.safetensors"
+
+
+def one_torch(tmp_path):
+    torch.save(MODEL, tmp_path / "in.pth")
+    return tmp_path / "in.pth"
+
+
+def one_legacy(tmp_path):
+    (tmp_path / "in.pth").write_bytes(remaps.legacy(MODEL))
+    return tmp_path / "in.pth"
+
+
+def distributed(tmp_path):
+    return Distributed.save(tmp_path / "in", MODEL)
+
+
+def mesh(tmp_path):
+    """Pieces of a 2-D mesh, of uneven sizes."""
+    boxes = [(0, (0, 0), (2, 3)), (1, (0, 3), (2, 1)), (2, (2, 0), (1, 3)), (3, (2, 3), (1, 1))]
+    pieces = {"module.a.weight": boxes, "module.b.weight": [(0, (0,), (3,)), (2, (3,), (2,))]}
+    whole = {key: pieces.get(key, [(0, (0,), tuple(one.shape))]) for key, one in MODEL.items()}
+    return Distributed.save_ranks(tmp_path / "in", {key: (one, whole[key]) for key, one in MODEL.items()})
+
+
+SOURCES = [sharded, sharded_torch, one_table, one_torch, one_legacy, distributed, mesh]
+
+
+@pytest.mark.parametrize("make", SOURCES)
+@pytest.mark.parametrize("name", ["none", *CHANGES])
+@pytest.mark.parametrize("form", ["torch", "safetensors", "shards"])
+def test_every_format_becomes_every_other_one(make, name, form, tmp_path, compared):
+    options, change = CHANGES.get(name, ({}, lambda model: model))
+    source = make(tmp_path)
+    before = contents(source)
+    output = tmp_path / {"torch": "out.pth", "safetensors": "out.safetensors", "shards": "out"}[form]
+    others = {"shard_size": 50} if form == "shards" else {}
+    dry = ckptmove.convert(source, output=output, dry_run=True, **others, **options)
+    assert not output.exists()
+    result = ckptmove.convert(source, output=output, **others, **options)
+    assert result.plan == dry.plan
+    if form == "torch":
+        found = remaps.load(output, weights_only=True, mmap=result.container == "torch-zip")
+    else:
+        found = load_file(output) if form == "safetensors" else load_shards(output, ".safetensors")[0]
+    same(found, change(MODEL))
+    assert contents(source) == before
+    assert is_sound(output)
+    assert compared(output, source, **options) == 0
+    if options:
+        assert compared(output, source) > 0

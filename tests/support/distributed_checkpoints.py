@@ -1,0 +1,112 @@
+"""Distributed checkpoints as torch writes them, of several ranks too, and their metadata changed by hand."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+
+import torch
+import torch.distributed.checkpoint as dcp
+from older_torch import IN_ONE_PROCESS
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+HALVES = {"w": (torch.arange(12.0).reshape(4, 3), [(0, (0, 0), (2, 3)), (1, (2, 0), (2, 3))])}
+
+
+class Distributed:
+    """Makes them."""
+
+    @staticmethod
+    def save(folder, tree, **options):
+        """What ``torch.distributed.checkpoint.save`` writes in one process."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # A device that another test simulates in this process has no streams to copy ahead by.
+            writer = dcp.FileSystemWriter(folder, per_thread_copy_ahead=0, **options)
+            dcp.save(tree, storage_writer=writer, **IN_ONE_PROCESS)
+        return folder
+
+    @staticmethod
+    def load(tree, folder):
+        """Fill a tree as ``torch.distributed.checkpoint.load`` does in one process."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.load(tree, checkpoint_id=folder, **IN_ONE_PROCESS)
+
+    @staticmethod
+    def save_ranks(folder, tensors, objects=None):
+        """A checkpoint of several ranks.
+
+        Args:
+            folder: where.
+            tensors: for each name its whole tensor and its chunks: rank, offsets and sizes.
+            objects: for each name the rank and the bytes that it writes.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        files, said, places = {}, {}, {}
+
+        def write(name, offsets, rank, data):
+            stream = files.setdefault(f"__{rank}_0.distcp", io.BytesIO())
+            places[MetadataIndex(name, offsets)] = _StorageInfo(f"__{rank}_0.distcp", stream.tell(), len(data))
+            stream.write(data)
+
+        for name, (whole, chunks) in tensors.items():
+            boxes = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for _, offsets, sizes in chunks]
+            said[name] = TensorStorageMetadata(TensorProperties(dtype=whole.dtype), whole.size(), boxes)
+            for rank, offsets, sizes in chunks:
+                buffer = io.BytesIO()
+                box = tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
+                torch.save(whole[box].clone(), buffer)
+                write(name, offsets, rank, buffer.getvalue())
+        for name, (rank, data) in (objects or {}).items():
+            said[name] = BytesStorageMetadata()
+            write(name, None, rank, data)
+        for name, stream in files.items():
+            (folder / name).write_bytes(stream.getvalue())
+        (folder / ".metadata").write_bytes(pickle.dumps(Metadata(said, None, places)))
+        return folder
+
+    @staticmethod
+    def metadata_of(folder):
+        return pickle.loads((folder / ".metadata").read_bytes())
+
+    @staticmethod
+    def change(folder, edit):
+        """Let a function change the metadata of a checkpoint."""
+        metadata = Distributed.metadata_of(folder)
+        edit(metadata)
+        (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+        return folder
+
+    @staticmethod
+    def trained_tree():
+        """A model and its AdamW as ``get_state_dict`` has them, a schedule, and more."""
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        names = [name for name, _ in model.named_parameters()]
+        state = dict(zip(names, optimizer.state_dict()["state"].values(), strict=True))
+        return {
+            "model": model.state_dict(),
+            "optimizer": {"state": state, "param_groups": [{"lr": 0.001, "params": names}]},
+            "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 3).state_dict(),
+            "step": 3,
+            "rng": torch.get_rng_state(),
+            "pair": [torch.ones(2), torch.ones(3)],
+            "half": torch.ones(3, dtype=torch.bfloat16),
+            "small": torch.ones(3).to(torch.float8_e5m2),
+            "empty": torch.ones(0, 3),
+            "scalar": torch.tensor(3.0),
+        }
