@@ -142,14 +142,14 @@ def run_convert(
 @contextmanager
 def _new_folder(path: str | None) -> Iterator[None]:
     """Create a folder, and remove it again if nothing was written into it."""
-    if path is None or exists(path):
-        yield
-        return
-    make_folder(path)
+    is_new = path is not None and not exists(path)
+    if path is not None:
+        make_folder(path)
     try:
         yield
     finally:
-        remove_empty_folder(path)
+        if path is not None and is_new:
+            remove_empty_folder(path)
 
 
 def _convert(request: ConvertRequest, renderer: Renderer) -> ConvertResult:

@@ -65,7 +65,7 @@ def is_refused(inventory: Inventory) -> bool:
 def overflow_note(values: int) -> str:
     """Note on values that were too large for the dtype that they were cast to."""
     verb = "was" if values == 1 else "were"
-    return f"--cast: {amount(values, 'value')} {verb} too large for the smaller dtype: inf in the new file"
+    return f"{amount(values, 'value')} {verb} too large for the smaller dtype: inf in the new file"
 
 
 def _neighbours(glob: str, names: Sequence[str]) -> str:

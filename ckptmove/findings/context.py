@@ -124,15 +124,15 @@ def convert_command(inventory: Inventory, context: Context, *options: str) -> st
     return Command(" ".join(["ckptmove convert", quoted(inventory.path), "--to", quoted(target), *options]))
 
 
-def remap_command(inventory: Inventory, option: str) -> str:
-    """Return the command that writes a new file with one change; empty if ``convert`` cannot make it.
+def remap_command(inventory: Inventory, *options: str) -> str:
+    """Return the command that writes a new file with some changes; empty if ``convert`` cannot make it.
 
     It does not change keys or storages of files with code, nor those of a distributed checkpoint.
     """
     container = container_class(inventory.container)
     if container.has_code or not container.is_editable:
         return ""
-    return Command(command_line(["ckptmove", "convert", inventory.path, option]))
+    return Command(command_line(["ckptmove", "convert", inventory.path, *options]))
 
 
 def load_expression(inventory: Inventory, where: str = "") -> str:

@@ -30,8 +30,16 @@ def wrapper_prefix(inventory: Inventory, _context: Context) -> Iterator[Finding]
             where = names[container]
             place = f" of {container}" if container else ""
             message = f"every key{place} starts with '{prefix}' ({amount(len(where), 'tensor')})"
-            fix = remap_command(inventory, "--strip-prefix") or _strip_line(inventory, container, prefix)
+            fix = remap_command(inventory, *_plain(inventory), "--strip-prefix") or _strip_line(
+                inventory, container, prefix
+            )
             yield found("K601", message, where, fix)
+
+
+def _plain(inventory: Inventory) -> tuple[str, ...]:
+    """The option that turns pickled modules into state_dicts, if there are any: modules have no keys."""
+    has_modules = any(use.name.startswith("torch.nn.modules.") for use in inventory.globals)
+    return ("--plain",) if has_modules or inventory.layout == "module" else ()
 
 
 def _strip_line(inventory: Inventory, container: str, prefix: str) -> str:

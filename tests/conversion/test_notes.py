@@ -159,7 +159,7 @@ def test_values_that_a_cast_makes_infinite_are_told(tmp_path: Path) -> None:
     for values, told in (([1e300], "1 value was"), ([1e300, -1e39, 1.0, math.inf], "2 values were"), ([1.0], None)):
         torch.save({"w": torch.tensor(values, dtype=torch.float64)}, tmp_path / "wide.pt")
         made = ckptmove.convert(tmp_path / "wide.pt", to="mps", cast=True, force=True)
-        assert made.notes == ((f"--cast: {told} too large for the smaller dtype: inf in the new file",) if told else ())
+        assert made.notes == ((f"{told} too large for the smaller dtype: inf in the new file",) if told else ())
 
 
 def test_an_empty_device_is_no_device() -> None:

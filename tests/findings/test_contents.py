@@ -234,7 +234,7 @@ class TestKeys:
     def test_a_pickled_wrapper_is_unwrapped(self, make) -> None:
         [finding] = make.findings(make.inventory(make.model("module."), layout="module", root_keys=()))
 
-        assert finding.fix == "model = torch.load('runs/my run.pth', map_location='cpu', weights_only=True).module"
+        assert finding.fix == "ckptmove convert 'runs/my run.pth' --plain --strip-prefix"
 
 
 class TestSafety:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckptmove.cli.render.answers import ConvertAnswer
     from ckptmove.cli.render.page import Page
     from ckptmove.io.changes import UndoResult
-    from ckptmove.moves import ConvertResult, Kept, MovePlan, StorageEdit
+    from ckptmove.moves import ConvertResult, Dropped, Kept, MovePlan, StorageEdit
 
 _REASONS: Final = (
     {rule.name: rule.reason for rule in RULES}
@@ -113,7 +113,7 @@ def _remapping(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
         for (source, target), places in replaced.items()
     ], verbose=verbose)  # fmt: skip
     yield from _first(page, [
-        f"drop {clean(one.name)}: {amount(one.tensors, 'tensor')}, {size(one.nbytes)} ({one.reason})"
+        f"drop {clean(one.name)}{_extent(one)} ({one.reason})"
         for one in plan.dropped
     ], verbose=verbose)  # fmt: skip
     renamed: dict[str, list[str]] = {}
@@ -137,6 +137,11 @@ def _first(page: Page, lines: list[str], *, verbose: bool) -> Iterator[str]:
     yield from map(page.cut, lines[:shown])
     if len(lines) > shown:
         yield f"  and {len(lines) - shown:,} more (-v shows them)"
+
+
+def _extent(one: Dropped) -> str:
+    tensors = f"{amount(one.tensors, 'tensor')}, " if one.tensors else ""
+    return f": {tensors}{size(one.nbytes)}" if one.tensors or one.nbytes else ""
 
 
 def _more(count: int) -> str:
