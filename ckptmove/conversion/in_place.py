@@ -37,7 +37,9 @@ def change_file(conversion: Conversion, part: FilePart) -> int:
         Refused, WriteFailed: as of :func:`ckptmove.api.convert`.
     """
     request, plan = conversion.request, conversion.plan
-    if plan.is_empty and not plan.inflates:
+    if plan.inflates:
+        raise InPlaceImpossible(part.path, "its storages are compressed, and the output stores them uncompressed")
+    if plan.is_empty:
         return 0
     remapped = conversion.remapped
     patch = _patch(part, plan) if remapped is None else _remapped_patch(part, conversion, remapped)
@@ -110,8 +112,6 @@ def _patch(part: FilePart, plan: MovePlan) -> Patch:
         InPlaceImpossible: if storages change, or the format has no room for another pickle.
         UneditablePickle: if a change is at a place in the pickle that no Python pickler writes.
     """
-    if plan.inflates:
-        raise InPlaceImpossible(part.path, "its storages are compressed, and the output stores them uncompressed")
     if any(edit.cast for edit in plan.edits):
         raise InPlaceImpossible(part.path, "--cast changes the size of tensors")
     with part.content() as (container, machine):

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptmove
 from ckptmove.conversion.remap.errors import NotGathered, NotInFormat, NotRemappable
-from ckptmove.errors import CkptMoveError, CrcMismatch
+from ckptmove.errors import CrcMismatch, MissingShard, OutputSuffix, OutputExists
 
 MODEL = {
     "module.a.weight": torch.arange(12.0).reshape(3, 4),
@@ -309,7 +309,7 @@ SOURCES = [sharded, sharded_torch, one_table, one_torch, one_legacy, distributed
 
 
 @pytest.mark.parametrize("make", SOURCES)
-@pytest.mark.parametrize("name", ["none", *CHANGES])
+@pytest.mark.parametrize("name", ["none", "all"])
 @pytest.mark.parametrize("form", ["torch", "safetensors", "shards"])
 def test_every_format_becomes_every_other_one(make, name, form, tmp_path, compared):
     options, change = CHANGES.get(name, ({}, lambda model: model))
@@ -331,3 +331,214 @@ def test_every_format_becomes_every_other_one(make, name, form, tmp_path, compar
     assert compared(output, source, **options) == 0
     if options:
         assert compared(output, source) > 0
+
+
+def test_a_distributed_checkpoint_is_what_torch_makes_of_it(tmp_path, compared):
+    source = Distributed.save(tmp_path / "in", Distributed.trained_tree())
+    dcp_to_torch_save(source, tmp_path / "torch.pth")
+    ckptmove.convert(source, output=tmp_path / "out.pth")
+    wanted, found = remaps.load(tmp_path / "torch.pth"), remaps.load(tmp_path / "out.pth", weights_only=True)
+    assert {path: remaps.bits(one) for path, one in remaps.tensors(found)} == {
+        path: remaps.bits(one) for path, one in remaps.tensors(wanted)
+    }
+    assert found["optimizer"]["param_groups"] == wanted["optimizer"]["param_groups"]
+    assert found["scheduler"] == wanted["scheduler"]
+    assert compared(tmp_path / "out.pth", source) == 0
+
+
+def test_parts_of_a_distributed_checkpoint(tmp_path, compared):
+    source = Distributed.save(tmp_path / "in", Distributed.trained_tree())
+    options = {"as_root": "model", "dtype": "bf16"}
+    ckptmove.convert(source, output=tmp_path / "out.safetensors", **options)
+    model = {key: one.bfloat16() for key, one in Distributed.trained_tree()["model"].items()}
+    same(load_file(tmp_path / "out.safetensors"), model)
+    assert compared(tmp_path / "out.safetensors", source, **options) == 0
+
+
+def test_a_distributed_checkpoint_is_not_written_with_changes(tmp_path):
+    with pytest.raises(NotRemappable) as caught:
+        ckptmove.convert(distributed(tmp_path), output=tmp_path / "out", strip_prefix=True)
+    assert caught.value.container == "dcp"
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_become_entries_of_one_file(tmp_path, compared):
+    source, output = training(tmp_path / "in"), tmp_path / "out.pth"
+    ckptmove.convert(source, output=output)
+    found = remaps.load(output, weights_only=True)
+    assert sorted(found) == ["optimizer", "pytorch_model"]
+    remaps.assert_equal(found["pytorch_model"], remaps.run()["model"])
+    assert compared(output, source) == 0
+
+
+def test_tied_weights_are_written_once(tmp_path, compared):
+    tied = {"a.weight": MODEL["module.a.weight"], "b.weight": MODEL["module.a.weight"]}
+    torch.save(tied, tmp_path / "in.pth")
+    result = ckptmove.convert(tmp_path / "in.pth", output=tmp_path / "out.safetensors")
+    assert [(one.name, one.reason) for one in result.plan.dropped] == [("b.weight", "tied")]
+    assert list(load_file(tmp_path / "out.safetensors")) == ["a.weight"]
+    assert compared(tmp_path / "out.safetensors", tmp_path / "in.pth") == 0
+
+
+def test_shards_copy_the_other_files(tmp_path):
+    source, output = shards(tmp_path / "in", ".bin"), tmp_path / "out"
+    (source / "sub").mkdir()
+    (source / "sub" / "notes.txt").write_text("a")
+    (source / "link").symlink_to("config.json")
+    done = []
+    ckptmove.convert(source, output=output, shard_size="1KB", progress=lambda *count: done.append(count))
+    assert sorted(one.name for one in output.iterdir()) == ["config.json", "model.safetensors"]
+    assert done[-1][0] == done[-1][1]
+    assert [one for one, _ in done] == sorted(one for one, _ in done)
+
+
+def test_a_model_in_one_file_becomes_shards(tmp_path):
+    output = tmp_path / "out"
+    ckptmove.convert(one_torch(tmp_path), output=output, shard_size=50)
+    same(load_shards(output, ".safetensors")[0], MODEL)
+    with pytest.raises(OutputExists):
+        ckptmove.convert(tmp_path / "in.pth", output=output, shard_size=50)
+    ckptmove.convert(tmp_path / "in.pth", output=output, shard_size=50, force=True)
+    same(load_shards(output, ".safetensors")[0], MODEL)
+
+
+def test_what_safetensors_cannot_hold_is_named(tmp_path):
+    source = training(tmp_path / "in")
+    with pytest.raises(NotInFormat) as caught:
+        ckptmove.convert(source, output=tmp_path / "out.safetensors")
+    assert {name for name, _ in caught.value.entries} == {"optimizer", "pytorch_model"}
+    with pytest.raises(NotInFormat):
+        ckptmove.convert(source, output=tmp_path / "out", shard_size=100, dry_run=True)
+    assert [one.name for one in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize("suffix", [".gguf", ".zip", ".npz"])
+def test_other_suffixes_are_refused(suffix, tmp_path):
+    with pytest.raises(OutputSuffix):
+        ckptmove.convert(one_table(tmp_path), output=tmp_path / f"out{suffix}")
+
+
+def test_two_files_with_one_key_are_no_state_dict(tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    for name in NAMES:
+        torch.save({"a": torch.ones(1)}, source / f"py{name}.bin")
+    with pytest.raises(NotGathered):
+        ckptmove.convert(source, output=tmp_path / "out.pth")
+
+
+def test_a_shard_that_is_no_dict_is_not_gathered(tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    torch.save({"a": torch.ones(1)}, source / f"py{NAMES[0]}.bin")
+    torch.save([torch.ones(1)], source / f"py{NAMES[1]}.bin")
+    with pytest.raises(NotGathered):
+        ckptmove.convert(source, output=tmp_path / "out.pth")
+
+
+def test_several_checkpoints_are_not_gathered(tmp_path):
+    for name in ("checkpoint-1", "checkpoint-2"):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        training(tmp_path / "run" / name)
+    with pytest.raises(NotGathered) as caught:
+        ckptmove.convert(tmp_path / "run", output=tmp_path / "out.pth")
+    assert caught.value.folder.endswith("checkpoint-2")
+
+
+# --- damage -------------------------------------------------------------------------------------------------------------
+
+
+def damaged(path, tensor):
+    """Change one bit of the only copy of a tensor."""
+    data = bytearray(path.read_bytes())
+    needle = remaps.bits(tensor)
+    assert data.count(needle) == 1
+    data[data.index(needle) + 1] ^= 1
+    path.write_bytes(bytes(data))
+    return path
+
+
+WEIGHT = MODEL["module.a.weight"]
+
+
+def damaged_zip(tmp_path):
+    return damaged(one_torch(tmp_path), WEIGHT)
+
+
+def damaged_archive(tmp_path):
+    return damaged(archive(tmp_path / "in.zip", {"a.pth": remaps.zipped(MODEL), "b": b""}), WEIGHT)
+
+
+def damaged_legacy_member(tmp_path):
+    return damaged(archive(tmp_path / "in.zip", {"a.pth": remaps.legacy(MODEL), "b": b""}), WEIGHT)
+
+
+def damaged_tar(tmp_path):
+    return damaged(archive(tmp_path / "in.tar", {"a.pth": remaps.zipped(MODEL), "b": b""}), WEIGHT)
+
+
+def damaged_shard(tmp_path):
+    source = shards(tmp_path / "in", ".bin")
+    damaged(source / f"{NAMES[0]}.bin", WEIGHT)
+    return source
+
+
+def damaged_piece(tmp_path):
+    source = distributed(tmp_path)
+    damaged(next(source.glob("*.distcp")), WEIGHT)
+    return source
+
+
+DAMAGED = [damaged_zip, damaged_archive, damaged_legacy_member, damaged_tar, damaged_shard, damaged_piece]
+
+
+@pytest.mark.parametrize("make", DAMAGED)
+@pytest.mark.parametrize(
+    "options",
+    [{"strip_prefix": True}, {"dtype": "bf16"}, {"drop": "*.bias"}, {"compact": True}],
+    ids=["strip", "dtype", "drop", "compact"],
+)
+@pytest.mark.parametrize("form", ["", "torch"])
+def test_damaged_bytes_are_never_written(make, options, form, tmp_path):
+    source = make(tmp_path)
+    # A distributed checkpoint is not written with changes.
+    output = tmp_path / ("out.pth" if form or make is damaged_piece else f"out{source.suffix}")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(CrcMismatch):
+        ckptmove.convert(source, output=output, **options)
+    assert sorted(tmp_path.iterdir()) == before
+    ckptmove.convert(source, output=output, check=False, **options)
+    assert output.exists()
+
+
+@pytest.mark.parametrize("make", [damaged_zip, damaged_shard, damaged_piece])
+@pytest.mark.parametrize("form", ["safetensors", "shards"])
+def test_damaged_bytes_are_never_written_as_safetensors(make, form, tmp_path):
+    source = make(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    others = {"shard_size": 50} if form == "shards" else {}
+    with pytest.raises(CrcMismatch):
+        ckptmove.convert(source, output=tmp_path / ("out" if form == "shards" else "out.safetensors"), **others)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_dropped_part_may_be_damaged(tmp_path):
+    source = damaged_piece(tmp_path)
+    ckptmove.convert(source, output=tmp_path / "out.pth", drop="module.a.weight")
+    assert "module.a.weight" not in remaps.load(tmp_path / "out.pth")
+
+
+def test_files_without_crcs_are_noted(tmp_path):
+    source = shards(tmp_path / "in", ".safetensors")
+    result = ckptmove.convert(source, output=tmp_path / "out", strip_prefix=True)
+    assert any(f"{NAMES[0]}.safetensors" in note for note in result.notes)
+    result = ckptmove.convert(source, output=tmp_path / "out.pth", check=False)
+    assert not any(NAMES[0] in note for note in result.notes)
+
+
+def test_a_missing_shard_is_no_smaller_model(tmp_path):
+    source = sharded(tmp_path)
+    (source / f"{NAMES[1]}.safetensors").unlink()
+    with pytest.raises(MissingShard):
+        ckptmove.convert(source, output=tmp_path / "out.pth")
+    assert not (tmp_path / "out.pth").exists()
