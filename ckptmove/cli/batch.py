@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from ckptmove.cli.outcome import YES, failure_of, interruption
 from ckptmove.cli.render.answers import Summary
 from ckptmove.cli.signals import Terminated
+from ckptmove.conversion.remap.errors import NoMatch
 from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def for_each(
         renderer: writes the errors when they occur.
 
     Raises:
-        UsageError: as ``work``; it would be the same for every checkpoint.
+        UsageError: as ``work``, if it would be the same for every checkpoint.
         StdoutFailed: as ``work``.
     """
     is_complete = True
@@ -53,9 +54,9 @@ def for_each(
         try:
             code, errors = work(request)
             failed, has_answer = [failure_of(error) for error in errors], True
-        except (UsageError, StdoutFailed):
-            raise
         except CkptMoveError as error:
+            if isinstance(error, UsageError | StdoutFailed) and not isinstance(error, NoMatch):
+                raise
             failed = [failure_of(one) for one in (error, *error.others)]
         except MemoryError:  # the exception's traceback holds the memory: messages are built after it is released
             pass

@@ -340,7 +340,8 @@ def _(error: errors.UneditablePickle) -> str:
 @hint_for.register(remap_errors.NotInFormat)
 def _(error: remap_errors.NotInFormat) -> str:
     if error.root:
-        return f"write only this state_dict: {command_line(['--as-root', error.root])}"
+        option = "--only" if "*" in error.root else "--as-root"
+        return f"write only this state_dict: {command_line([option, error.root])}"
     keys = [key for key, _ in error.entries if key]
     if not keys:
         return "write a .pth file instead"

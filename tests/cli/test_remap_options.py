@@ -143,7 +143,7 @@ def test_shards(ask, say) -> None:
     index = json.loads(Path("run.new/model.safetensors.index.json").read_text())
     assert {*index["weight_map"].values(), "model.safetensors.index.json"} == {*listing(Path("run.new"))}
     assert ask(*words, "--output-dir", "out")["output"] == str(Path("out/run"))
-    assert "write as safetensors shards" in say(*words, "-o", "other").out
+    assert "\nwrite as safetensors\n" in say(*words, "-o", "other").out
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".zip"])
@@ -169,6 +169,16 @@ def test_several_checkpoints(say, ask, bench) -> None:
     assert said.code == 0
     assert f"dragged.pth: skipped, {Path('new/out/dragged.pth')} exists\n" in said.out
     assert said.out.endswith("\n1 of 2 converted, 1 skipped\n")
+
+
+def test_an_option_without_a_match_in_one_of_them(say, ask, bench) -> None:
+    document = ask("convert", "run.pth", "compiled.pt", "--strip-prefix", "--output-dir", "out")
+    assert document["exit_code"] == 2
+    assert [(error["kind"], error["path"]) for error in document["errors"]] == [("no-match", "run.pth")]
+    assert listing(bench / "out") == ["compiled.pt"]
+    said = say("convert", "run.pth", "compiled.pt", "--strip-prefix", "--output-dir", "out", "--force", "-q")
+    assert said.out.splitlines()[0] == "run.pth: refused"
+    assert said.out.splitlines()[-1] == "1 of 2 converted"
 
 
 def test_outputs_that_exist_are_skipped_in_every_report(check) -> None:
@@ -346,3 +356,16 @@ def test_lines_fit_the_terminal(width) -> None:
     assert max(map(len, lines)) <= width
     assert "drop scheduler (drop)" in lines
     assert "rename 4 keys of model" in lines
+
+
+def test_files_of_a_directory_are_named_as_they_are_typed(ask, bench) -> None:
+    error = ask("convert", "hf", "-o", "x.safetensors")["error"]
+    assert error["hint"].endswith(": --as-root pytorch_model.bin")
+    assert ask("convert", "hf", "-o", "x.safetensors", "--as-root", "pytorch_model.bin")["ok"]
+    safetensors.save_file({"a": torch.ones(1)}, bench / "hf/model-00001-of-00002.safetensors")
+    safetensors.save_file({"b": torch.ones(1)}, bench / "hf/model-00002-of-00002.safetensors")
+    (bench / "hf/pytorch_model.bin").unlink()
+    hint = ask("convert", "hf", "-o", "y.safetensors")["error"]["hint"]
+    assert hint.endswith(": --only 'model-*'")
+    assert ask("convert", "hf", "-o", "y.safetensors", "--only", "model-*")["ok"]
+    assert set(safetensors.load_file("y.safetensors")) == {"a", "b"}

@@ -26,10 +26,6 @@ _REASONS: Final = (
         "compact": "bytes that no tensor reaches",
     }
 )
-#: What is written, by its format.
-_FORMATS: Final[dict[str, str]] = {
-    "torch-zip": "one file of torch.save", "safetensors": "a safetensors file", "directory": "safetensors shards",
-}  # fmt: skip
 #: Name of the rule of ``--keep``.
 _KEEP: Final = "keep"
 #: Shortest time in seconds for which a rate is shown: a shorter one measures the start, not the disk.
@@ -128,7 +124,7 @@ def _remapping(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
     if plan.request.remap.compact and plan.inflates:
         yield f"inflate {amount(len(plan.inflates), 'storage')}"
     if plan.format:
-        yield f"write as {_FORMATS[plan.format]}"
+        yield f"write as {plan.format}"
 
 
 def _first(page: Page, lines: list[str], *, verbose: bool) -> Iterator[str]:

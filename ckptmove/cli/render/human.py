@@ -103,10 +103,10 @@ class HumanRenderer(Renderer):
 
     def no_answer(self, path: str, exit_code: int) -> None:
         """With ``--quiet``, write the one line of this checkpoint all the same."""
-        from ckptmove.cli.outcome import REFUSED
+        from ckptmove.cli.outcome import REFUSED, USAGE
 
         if self._out.quiet:
-            self._out.lines([f"{clean(path)}: {'refused' if exit_code == REFUSED else 'unreadable'}"])
+            self._out.lines([f"{clean(path)}: {'refused' if exit_code in {REFUSED, USAGE} else 'unreadable'}"])
 
     def finish(self, summary: Summary) -> None:
         """Write how many of several checkpoints have the exit code 0."""

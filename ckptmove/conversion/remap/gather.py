@@ -14,7 +14,7 @@ from ckptmove.conversion.remap.errors import NotGathered
 from ckptmove.pickles.tree import Call, Dict, Global, Tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckptmove.model import Inventory
     from ckptmove.pickles.tree import Value
@@ -63,6 +63,15 @@ def gather(root: Dict, path: str, ranks: Mapping[int, int]) -> Value:
         return values[0][1]
     flat: list[Value] = [item for pair in values for item in pair]
     return Dict(flat, [-1] * len(flat))
+
+
+def globs(names: Iterable[str]) -> dict[str, str]:
+    """The keys of :func:`gather` for some files, each with a glob of its files: their name, if it is one file."""
+    found: dict[str, str] = {}
+    for name in names:
+        key = _base(name)
+        found[key] = f"{key}-*" if key in found else name
+    return found
 
 
 def _base(name: str) -> str:

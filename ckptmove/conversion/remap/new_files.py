@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.combine import rename_storages, storage_keys
-from ckptmove.conversion.remap.errors import MixedByteOrders
+from ckptmove.conversion.remap.errors import MixedByteOrders, NotInFormat
 from ckptmove.conversion.remap.storages import changed_bytes
 from ckptmove.conversion.to_safetensors import dense_records, flat_state
 from ckptmove.errors import CrcMismatch, DamagedArchive
@@ -148,7 +148,13 @@ class NewFiles:
         """The tensors of a state_dict; errors as of :meth:`safetensors_file`."""
         self._check(self._parts(storage_keys(root)))
         overflowed = self._conversion.overflowed.append
-        state = flat_state(dense_records(root), self._bytes_of, self.source, overflowed)
+        try:
+            records = dense_records(root)
+        except NotInFormat as error:
+            names = self._remapped.sources
+            entries = tuple((names.get(key, key), found) for key, found in error.entries)
+            raise NotInFormat("safetensors", entries, names.get(error.root, error.root)) from None
+        state = flat_state(records, self._bytes_of, self.source, overflowed)
         self._conversion.plan = self._conversion.plan._replace(dropped=(*self._conversion.plan.dropped, *state.dropped))
         return state
 

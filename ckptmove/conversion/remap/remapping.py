@@ -9,7 +9,7 @@ from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.inventory.build import tree_inventory
 from ckptmove.conversion.remap.combine import combine
 from ckptmove.conversion.remap.errors import InsideObject, NoMatch
-from ckptmove.conversion.remap.gather import gather, lost_order, require_gatherable
+from ckptmove.conversion.remap.gather import gather, globs, lost_order, require_gatherable
 from ckptmove.conversion.remap.plain import make_plain
 from ckptmove.conversion.remap.rename import rename
 from ckptmove.conversion.remap.select import select
@@ -38,6 +38,7 @@ class Remapped:
         plan: all changes.
         is_file: whether the tree is that of one file.
         storages: changes of the storages.
+        sources: keys of the root that name files, each with a glob of its files; empty for the root of one file.
         homes: each storage of the original and its part, by key.
     """
 
@@ -46,6 +47,7 @@ class Remapped:
     plan: MovePlan
     is_file: bool
     storages: StoragePlan
+    sources: Mapping[str, str]
     homes: Mapping[str, tuple[OpenPart, StorageRef]]
 
 
@@ -66,6 +68,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
     if as_file and isinstance(inventory, DirectoryInventory) and not checkpoint.is_whole:
         require_gatherable(inventory)
     pickle_bytes = sum(part.inventory.size_bytes for part in checkpoint.parts)
+    sources: Mapping[str, str] = {}
     root = combine(checkpoint, plan, limits)
     ranks = lost_order(root, inventory) if as_file else {}
     root, dropped, replaced = _parts(root, inventory, options, limits)
@@ -75,6 +78,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
 
     renamed = rename(root, inventory, options)
     if as_file and not checkpoint.is_whole and not options.as_root:
+        sources = globs(cast("str", path) for path, _, _ in cast("Dict", root).pairs())
         root = gather(cast("Dict", root), inventory.path, ranks)
     new = found()
     _require_dtypes(new, options)
@@ -94,6 +98,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
         ),
         is_file=checkpoint.is_whole or as_file,
         storages=storages,
+        sources=sources if len(sources) > 1 else {},
         homes={one.key: (part, one) for part in checkpoint.parts for one in part.inventory.storages},
     )
 
