@@ -8,28 +8,25 @@ is tied to it, and ``load_model`` accepts either name.
 
 from __future__ import annotations
 
-import zlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ckptmove.checkpoint.elements import extent_numel, is_contiguous, little_endian
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, unique
 from ckptmove.conversion.remap.errors import NotInFormat
-from ckptmove.errors import CrcMismatch
 from ckptmove.formats.safetensors_new import NewTensor, obstacle
-from ckptmove.io.cast import cast_blocks
-from ckptmove.io.contracts import CastSegment, CopySegment, FromSource, StreamSegment
-from ckptmove.io.cut import cut
-from ckptmove.io.segments import blocks_of, elements_of, length
+from ckptmove.io.contracts import StreamSegment
+from ckptmove.io.cut import checked_blocks, cut
+from ckptmove.io.segments import length, without_checks
 from ckptmove.moves import Dropped
 from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import Call, Dict, List, Node, Persistent, Set, Tuple
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from ckptmove.io.contracts import ByteSource, CheckedRange, Segment
+    from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.model import TensorRecord
     from ckptmove.pickles.tree import Value
 
@@ -116,6 +113,8 @@ def flat_state(
     for record in records:
         if record.name not in tied and record.storage is not None:
             segment, byteorder = stored[record.storage]
+            # The first tensor of a storage checks all of its bytes.
+            stored[record.storage] = without_checks((segment,))[0], byteorder
             segments = _segments(record, source, segment, byteorder, overflowed) if record.nbytes else ()
             tensors.append(NewTensor(record.name, record.dtype, record.shape, segments))
     return FlatState(tuple(tensors), tied)
@@ -223,30 +222,8 @@ def _segments(
     part = cut(source, storage, start, end - start)
     if is_contiguous(record) and (byteorder == "little" or ITEM_BYTES[record.dtype] == 1):
         return (part,)
-    return (StreamSegment(record.nbytes, lambda: little_endian(record, _checked(source, part, overflowed), byteorder)),)
-
-
-def _checked(source: ByteSource, segment: Segment, overflowed: Overflowed | None) -> Iterator[bytes | memoryview]:
-    """Yield the output bytes of a segment, and check the CRC of copied and cast bytes."""
-    if isinstance(segment, FromSource):
-        return _checked(segment.source, segment.segment, overflowed)
-    if isinstance(segment, CopySegment):
-        return _summed(blocks_of(source, (segment,)), segment.checks, source.path)
-    if isinstance(segment, CastSegment):
-        checks = () if segment.check is None else (segment.check,)
-        elements = _summed(elements_of(source, segment, source.path), checks, source.path)
-        return cast_blocks(elements, segment, source.path, overflowed)
-    return blocks_of(source, (segment,), overflowed)
-
-
-def _summed(
-    blocks: Iterable[bytes | memoryview], checks: tuple[CheckedRange, ...], path: str
-) -> Iterator[bytes | memoryview]:
-    """Yield the blocks of a storage, whose only check covers all its bytes."""
-    crc = 0
-    for block in blocks:
-        crc = zlib.crc32(block, crc) if checks else 0
-        yield block
-    for check in checks:
-        if crc != check.crc:
-            raise CrcMismatch(path, check.record)
+    return (
+        StreamSegment(
+            record.nbytes, lambda: little_endian(record, checked_blocks(source, part, overflowed), byteorder)
+        ),
+    )

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptmove.errors import DamagedArchive
+from ckptmove.errors import CrcMismatch, DamagedArchive
 from ckptmove.io.contracts import (
     BytesSegment,
     CastSegment,
@@ -55,12 +55,28 @@ def test_a_part_has_these_bytes(kind, start, count) -> None:
     assert b"".join(map(bytes, blocks_of(SOURCE, (part,)))) == data[start : start + nbytes]
 
 
-def test_a_whole_keeps_its_check_and_a_part_of_a_copy_is_a_copy() -> None:
+def test_a_whole_keeps_its_check_and_a_part_without_one_is_a_copy() -> None:
     whole, _ = SEGMENTS["copied"]
     assert cut(SOURCE, whole, 0, len(DATA)) is whole
-    assert cut(SOURCE, whole, 8, 4) == CopySegment(Span(12, 16))
+    assert cut(SOURCE, CopySegment(COPIED), 8, 4) == CopySegment(Span(12, 16))
     assert isinstance(cut(SOURCE, SEGMENTS["other"][0], 8, 4).segment, CopySegment)
-    assert cut(SOURCE, SEGMENTS["cast"][0], 8, 4).check is None
+    unchecked = SEGMENTS["cast"][0]._replace(check=None)
+    assert cut(SOURCE, unchecked, 8, 4) == unchecked._replace(span=Span(WIDE.start + 16, WIDE.start + 24))
+
+
+@pytest.mark.parametrize("kind", ["copied", "inflated", "cast"])
+def test_a_part_is_written_only_if_the_whole_has_its_crc(kind) -> None:
+    whole, _ = SEGMENTS[kind]
+    wrong = 1 + zlib.crc32(DATA)
+    if isinstance(whole, CopySegment):
+        whole = whole._replace(checks=(whole.checks[0]._replace(crc=wrong),))
+    elif isinstance(whole, CastSegment):
+        whole = whole._replace(check=whole.check._replace(crc=wrong))
+    else:
+        whole = whole._replace(crc=wrong)
+    part = cut(SOURCE, FromSource(SOURCE, whole), 0, 4)
+    with pytest.raises(CrcMismatch):
+        b"".join(map(bytes, blocks_of(SOURCE, (part,))))
 
 
 @pytest.mark.parametrize("kind", SEGMENTS)

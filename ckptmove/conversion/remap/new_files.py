@@ -205,6 +205,7 @@ class NewFiles:
             with part.content() as (container, _):
                 segment, crc = container.storage_segment(key), container.storage_crc(key)
             if segment is not None:
+                (segment,) = self._conversion.checked((segment,))
                 return FromSource(part.source, segment), crc
         else:
             stored = part.storage(key)

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptmove
 from ckptmove.conversion.remap.errors import NotGathered, NotInFormat, NotRemappable
-from ckptmove.errors import CrcMismatch, MissingShard, OutputSuffix, OutputExists
+from ckptmove.errors import CrcMismatch, MissingShard, OutputExists, OutputSuffix
 
 MODEL = {
     "module.a.weight": torch.arange(12.0).reshape(3, 4),
