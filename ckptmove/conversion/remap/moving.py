@@ -20,7 +20,7 @@ def move_tree(root: Value, plan: MovePlan) -> None:
 
     Args:
         root: the tree of the pickle that the plan was made for.
-        plan: its changes of devices and flags; casts are not applied.
+        plan: its changes of devices and flags; casts change bytes, and are not applied.
 
     Raises:
         UneditablePickle: if a value that the plan changes is not in the tree.

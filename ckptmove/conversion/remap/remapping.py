@@ -17,14 +17,14 @@ from ckptmove.conversion.remap.storages import is_floating, resize
 from ckptmove.moves import Dropped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.conversion.remap.storages import StoragePlan
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory, StorageRef
-    from ckptmove.moves import MovePlan, Remap, Replaced
+    from ckptmove.moves import MovePlan, Remap, Replaced, StorageEdit
     from ckptmove.pickles.tree import Dict, Value
 
 
@@ -82,14 +82,15 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
         root = gather(cast("Dict", root), inventory.path, ranks)
     new = found()
     _require_dtypes(new, options)
-    storages = resize(root, new.tensors, new.storages, options)
+    moved = {edit.storage: edit.cast for edit in plan.edits if edit.cast is not None}
+    storages = resize(root, new.tensors, new.storages, options, moved)
     new = found()
     kept = {storage.key for storage in new.storages}
     return Remapped(
         root=root,
         inventory=new,
         plan=plan._replace(
-            edits=(*(edit for edit in plan.edits if edit.storage in kept), *storages.casts),
+            edits=(*_moves(plan, kept, storages), *storages.casts),
             renamed=renamed,
             dropped=(*dropped, *_unreached(inventory, options)),
             replaced=replaced,
@@ -101,6 +102,14 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
         sources=sources if len(sources) > 1 else {},
         homes={one.key: (part, one) for part in checkpoint.parts for one in part.inventory.storages},
     )
+
+
+def _moves(plan: MovePlan, kept: Collection[str], storages: StoragePlan) -> Iterator[StorageEdit]:
+    """The moves of the storages that are kept; a cast by ``--dtype`` replaces that of a move."""
+    cast = {edit.storage for edit in storages.casts}
+    for edit in plan.edits:
+        if edit.storage in kept:
+            yield edit._replace(cast=None) if edit.storage in cast else edit
 
 
 def _require_dtypes(inventory: Inventory, options: Remap) -> None:
@@ -130,7 +139,7 @@ def _parts(
         return *select(root, inventory, options), ()
     try:
         root, dropped = select(root, inventory, options)
-    except InsideObject:
+    except (InsideObject, NoMatch):
         root, replaced = make_plain(root, limits)
         return *select(root, inventory, options), replaced
     root, replaced = make_plain(root, limits)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
 from ckptmove.conversion.remap.errors import NotCastable, SharedStorage
@@ -128,7 +129,13 @@ class _Uses:
     fixed: set[str]
 
 
-def resize(root: Value, tensors: Sequence[TensorRecord], storages: Sequence[StorageRef], remap: Remap) -> StoragePlan:
+def resize(
+    root: Value,
+    tensors: Sequence[TensorRecord],
+    storages: Sequence[StorageRef],
+    remap: Remap,
+    moved: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+) -> StoragePlan:
     """Change the storages of a tree in place.
 
     ``compact`` cuts each storage to the range from the first to the last element that a tensor reaches. A storage that
@@ -140,6 +147,7 @@ def resize(root: Value, tensors: Sequence[TensorRecord], storages: Sequence[Stor
         tensors: all tensors of the tree.
         storages: all storages of the tree.
         remap: the request; only ``compact`` and ``dtype`` are used.
+        moved: casts of storages that move to a device without their dtype; ``dtype`` has precedence.
 
     Raises:
         UsageError: if ``dtype`` names an unknown role, or a dtype to which nothing can be cast.
@@ -156,9 +164,11 @@ def resize(root: Value, tensors: Sequence[TensorRecord], storages: Sequence[Stor
     trimmed: list[Trimmed] = []
     edits: list[StorageEdit] = []
     for storage in storages:
-        found, cast, extents = tuple(names[storage.key]), casts.get(storage.key), _extents(storage, uses)
+        found, extents = tuple(names[storage.key]), _extents(storage, uses)
+        cast = casts.get(storage.key) or moved.get(storage.key)
         if cast is not None:
             _require_castable(cast[0], extents, found[0])
+        if cast is not None and storage.key in casts:
             edits.append(
                 StorageEdit(storage.key, found, storage.device, storage.device, storage.nbytes, "dtype", cast, (), ())
             )

@@ -63,7 +63,8 @@ def restore_an_object(tree):
 
 
 CHANGES = [
-    flip_a_bit, flip_a_bit_of_the_optimizer, rename_a_key, remove_a_key, add_an_entry, change_an_option, restore_an_object,
+    flip_a_bit, flip_a_bit_of_the_optimizer, rename_a_key, remove_a_key, add_an_entry, change_an_option,
+    restore_an_object,
 ]  # fmt: skip
 
 
