@@ -175,7 +175,7 @@ def test_values_that_a_cast_made_infinite_are_counted_over_all_files(build, tmp_
     folder = tmp_path / "d"
     for name in ("a.pt", "b.pt"):
         build.save(folder / name, {"0.weight": torch.full((3,), 1e300, dtype=torch.float64)}, "cuda:0")
-    assert any("--cast: 6 values " in note for note in ckptmove.convert(folder, to="mps", cast=True).notes)
+    assert any("6 values " in note for note in ckptmove.convert(folder, to="mps", cast=True).notes)
 
 
 def test_legacy_streams_in_a_directory(build, tmp_path):
