@@ -344,7 +344,7 @@ def _(error: remap_errors.NotInFormat) -> str:
         return f"write only this state_dict: {command_line([option, error.root])}"
     keys = [key for key, _ in error.entries if key]
     if not keys:
-        return "write a .pth file instead"
+        return "turn a pickled model into a state_dict with --plain, or write a .pth file instead"
     drops = command_line([word for key in keys[:_SHOWN_DROPS] for word in ("--drop", key)])
     return f"leave them out: {drops}{' ...' if len(keys) > _SHOWN_DROPS else ''}"
 

@@ -90,7 +90,10 @@ def test_parts_are_removed(ask, words, left, reason) -> None:
     assert document["bytes_copied"] < Path("run.pth").stat().st_size
 
 
-def test_storages_are_trimmed(ask) -> None:
+def test_storages_are_trimmed(ask, say) -> None:
+    assert (
+        "\ntrim 1 storage to the bytes that tensors reach: " in say("convert", "view.pt", "--compact", "--dry-run").out
+    )
     document = ask("convert", "view.pt", "--compact", "-o", "out.pt")
     [trimmed] = document["plan"]["trimmed"]
     assert Path("view.pt").stat().st_size - Path("out.pt").stat().st_size >= trimmed["from"] - trimmed["to"] > 0
@@ -280,6 +283,11 @@ def test_an_error_leaves_no_new_folder(ask, bench, words) -> None:
     assert (error["kind"], error["exit_code"]) == ("write-failed", 5)
 
 
+def test_one_checkpoint_is_undone_at_a_time(ask) -> None:
+    error = ask("convert", "run.pth", "dragged.pth", "--undo")["error"]
+    assert (error["kind"], error["exit_code"]) == ("usage", 2)
+
+
 def test_keys_change_in_place(ask, bench) -> None:
     before = (bench / "compiled.pt").read_bytes()
     assert ask("convert", "compiled.pt", "--strip-prefix", "--in-place")["in_place"]
@@ -358,7 +366,7 @@ def test_lines_fit_the_terminal(width) -> None:
     assert "rename 4 keys of model" in lines
 
 
-def test_files_of_a_directory_are_named_as_they_are_typed(ask, bench) -> None:
+def test_files_of_a_directory_are_named_by_their_paths(ask, bench) -> None:
     error = ask("convert", "hf", "-o", "x.safetensors")["error"]
     assert error["hint"].endswith(": --as-root pytorch_model.bin")
     assert ask("convert", "hf", "-o", "x.safetensors", "--as-root", "pytorch_model.bin")["ok"]
