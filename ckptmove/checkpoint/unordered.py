@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Known: TypeAlias = "tuple[Shape, str] | None"
 
 _NUMBER: Final = re.compile(r"([0-9]+)")
+#: Names of parameters that torch's modules register first, in this order, as they are sorted.
+_LEAVES: Final = {"weight": " weight", "bias": " weights bias"}
 
 
 def match_unordered(
@@ -54,5 +56,10 @@ def match_unordered(
 
 
 def _natural_order(tensor: TensorRecord) -> tuple[tuple[int, str], ...]:
-    """Return a sort key that compares the numbers in a name as numbers: layer 2 before layer 10."""
-    return tuple((len(part.lstrip("0")) if part.isdigit() else 0, part) for part in _NUMBER.split(tensor.name))
+    """Return a sort key that compares the numbers in a name as numbers: layer 2 before layer 10.
+
+    A weight comes before the bias of its module, as in torch's own modules.
+    """
+    module, dot, leaf = tensor.name.rpartition(".")
+    name = f"{module}{dot}{_LEAVES.get(leaf, leaf)}"
+    return tuple((len(part.lstrip("0")) if part.isdigit() else 0, part) for part in _NUMBER.split(name))

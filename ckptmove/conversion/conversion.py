@@ -123,6 +123,10 @@ class Conversion:
         new = inventory if self.remapped is None else self.remapped.inventory
         self.notes = [note for note in (checkpoint.recovered,) if note and request.in_place]
         self.notes += conversion_notes(new, self.plan)
+        if self.remapped is not None and self.remapped.is_reordered:
+            self.notes.append(
+                "the order of the model's tensors is not stored: they are written as the optimizer's state fits"
+            )
         self._is_refused = is_refused(new)
         self._unmatched = tuple(unmatched_options(inventory, move))
         self.unchecked: list[str] = []

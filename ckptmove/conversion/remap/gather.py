@@ -33,7 +33,8 @@ def require_gatherable(inventory: DirectoryInventory) -> None:
 def lost_order(root: Value, inventory: Inventory) -> dict[int, int]:
     """Ranks of the model's parameters in the order of an optimizer, by the ``id`` of their nodes.
 
-    Empty unless the files have lost the order of the model, as safetensors does, which sorts its tensors.
+    Empty unless the files have lost the order of the model, as safetensors does, which sorts its tensors. Parameters of
+    one shape may be ranked in another order than the model has: no file tells it. A state_dict is loaded by name.
     """
     if not isinstance(inventory, DirectoryInventory) or not inventory.order_lost:
         return {}

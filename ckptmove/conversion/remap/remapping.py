@@ -37,6 +37,7 @@ class Remapped:
         inventory: content of the new tree.
         plan: all changes.
         is_file: whether the tree is that of one file.
+        is_reordered: whether tensors were put into the order of an optimizer, because theirs was lost.
         storages: changes of the storages.
         sources: keys of the root that name files, each with a glob of its files; empty for the root of one file.
         homes: each storage of the original and its part, by key.
@@ -46,6 +47,7 @@ class Remapped:
     inventory: Inventory
     plan: MovePlan
     is_file: bool
+    is_reordered: bool
     storages: StoragePlan
     sources: Mapping[str, str]
     homes: Mapping[str, tuple[OpenPart, StorageRef]]
@@ -98,6 +100,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
             inflates=tuple(fact.storage_key for fact in inventory.facts if fact.kind == "compressed-storage"),
         ),
         is_file=checkpoint.is_whole or as_file,
+        is_reordered=bool(ranks),
         storages=storages,
         sources=sources if len(sources) > 1 else {},
         homes={one.key: (part, one) for part in checkpoint.parts for one in part.inventory.storages},
