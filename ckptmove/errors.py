@@ -39,9 +39,14 @@ class CkptMoveError(Exception):
 
 
 class UsageError(CkptMoveError):
-    """The request is invalid, for every checkpoint."""
+    """The request is invalid.
+
+    Attributes:
+        is_of_checkpoint: whether it may be valid for another checkpoint.
+    """
 
     kind = "usage"
+    is_of_checkpoint: ClassVar[bool] = False
 
 
 class NotAPath(UsageError):

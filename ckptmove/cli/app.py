@@ -229,15 +229,15 @@ def convert(
             in_place=in_place,
             force=force,
             dry_run=dry_run,
+            strict=strict or config.strict,
             check=not no_check,
             limits=limits,
         )
         for path, new in outputs
     ]
     strict_from = "" if strict or config.path is None else config.path
-    is_strict = strict or config.strict
     code = convert_command.run_convert(
-        requests, renderer, strict=is_strict, strict_from=strict_from, skip_existing=skip_existing, folder=output_dir
+        requests, renderer, strict_from=strict_from, skip_existing=skip_existing, folder=output_dir
     )
     raise typer.Exit(code)
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from ckptmove.cli.outcome import YES, failure_of, interruption
 from ckptmove.cli.render.answers import Summary
 from ckptmove.cli.signals import Terminated
-from ckptmove.conversion.remap.errors import NoMatch
 from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def for_each(
             code, errors = work(request)
             failed, has_answer = [failure_of(error) for error in errors], True
         except CkptMoveError as error:
-            if isinstance(error, UsageError | StdoutFailed) and not isinstance(error, NoMatch):
+            if isinstance(error, StdoutFailed) or (isinstance(error, UsageError) and not error.is_of_checkpoint):
                 raise
             failed = [failure_of(one) for one in (error, *error.others)]
         except MemoryError:  # the exception's traceback holds the memory: messages are built after it is released

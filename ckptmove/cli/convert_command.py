@@ -49,7 +49,7 @@ def require_paths(words: Sequence[str], options: Mapping[str, object]) -> None:
     devices = [word for word in missing if is_device_string(word)]
     if len(words) > 1 and len(devices) == 1 and not options["to"]:
         raise NotAPath(devices[0], "--to")
-    has_output = options["output"] or options["output_dir"]
+    has_output = options["output"] or options["output_dir"] or options["in_place"]
     if len(words) == 2 and missing == [words[1]] and not has_output and not has_magic(words[1]):  # noqa: PLR2004  # as of cp
         raise NotAPath(words[1], "--output")
 
@@ -82,7 +82,6 @@ def run_convert(
     requests: Sequence[ConvertRequest],
     renderer: Renderer,
     *,
-    strict: bool,
     strict_from: str,
     skip_existing: bool,
     folder: str | None,
@@ -92,7 +91,6 @@ def run_convert(
     Args:
         requests: one for each checkpoint.
         renderer: writes the reports.
-        strict: whether an option without a match stops the conversion.
         strict_from: path of the configuration file that sets ``strict``; empty if ``--strict`` was typed.
         skip_existing: whether a checkpoint whose output exists is left out.
         folder: folder of the new files, which is created; None if each is next to its source.
@@ -118,10 +116,8 @@ def run_convert(
             renderer.skipped(request.path, request.target)
             skipped.append(request.path)
             return YES, ()
-        result = _convert(replace(request, dry_run=request.dry_run or strict), renderer)
-        code = NO if strict and result.unmatched else YES
-        if strict and not request.dry_run and code == YES:
-            result = _convert(request, renderer)
+        result = _convert(request, renderer)
+        code = NO if request.strict and result.unmatched else YES
         written.append(result.output)
         renderer.convert(ConvertAnswer(request, result, code, strict_from))
         return code, ()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.cli.meant import with_command
 from ckptmove.cli.outcome import BUG, USAGE, failure_of, interruption, retyped
 from ckptmove.cli.render.answers import Failure, Summary
@@ -88,13 +89,13 @@ class GuardedGroup(TyperGroup):
 def with_bare_prefix(words: Sequence[str]) -> list[str]:
     """A command line whose bare ``--strip-prefix`` has an empty value, which means the prefixes of known wrappers.
 
-    The next word is its value only if it ends with a dot, as a prefix does: ``--strip-prefix model.pth`` names a file.
+    The next word is its value if it is a prefix and not a path: it ends with a dot, or is the name of a wrapper.
     """
     found: list[str] = []
     for index, word in enumerate(words):
         following = words[index + 1] if index + 1 < len(words) else ""
-        is_bare = word == "--strip-prefix" and not (following.endswith(".") and set(following) != {"."})
-        found.append("--strip-prefix=" if is_bare else word)
+        is_prefix = f"{following}." in WRAPPERS or (following.endswith(".") and set(following) != {"."})
+        found.append("--strip-prefix=" if word == "--strip-prefix" and not is_prefix else word)
     return found
 
 

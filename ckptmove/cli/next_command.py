@@ -87,7 +87,7 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
         inventory = api.inspect(output, limits=answer.request.limits).inventory
     except CkptMoveError:
         return ""  # the file was removed meanwhile: the conversion has succeeded all the same
-    if _is_in_place(inventory, kept):
+    if _is_placed(inventory, kept):
         return command_line([*verify, *options, *against])
     return command_line(["ckptmove", "inspect", output])  # it shows what is on several devices
 
@@ -109,7 +109,7 @@ def _remap_words(remap: Remap) -> list[str]:
     return [*words, *flags, *prefixes, *bare]
 
 
-def _is_in_place(inventory: Inventory, keep: Sequence[str]) -> bool:
+def _is_placed(inventory: Inventory, keep: Sequence[str]) -> bool:
     """Whether ``verify`` would pass the placement of every tensor, with the device of the model as target."""
     from ckptmove.conversion.plan import plan_move  # noqa: PLC0415  # slow import, used for --map only
     from ckptmove.findings.context import Context, target_device  # noqa: PLC0415  # slow import, used for --map only

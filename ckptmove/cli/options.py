@@ -38,15 +38,6 @@ Paths = Annotated[
         show_default=False,
     ),
 ]
-Path = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="PATH",
-        help="Checkpoint: a file, a directory or an archive (default: 'checkpoints' of [tool.ckptmove] in "
-        "pyproject.toml).",
-        show_default=False,
-    ),
-]
 To = Annotated[str | None, typer.Option(metavar="DEV", help="Target device: cpu, cuda:0, mps.", show_default=False)]
 Keep = Annotated[
     list[str] | None,

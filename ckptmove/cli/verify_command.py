@@ -6,15 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptmove.cli.batch import for_each
-from ckptmove.cli.outcome import NO, YES
+from ckptmove.cli.outcome import NO, YES, failure_of
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.render.answers import VerifyAnswer
-from ckptmove.errors import UsageError
+from ckptmove.errors import ReportFailed, UsageError
 from ckptmove.verification.run import verify_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ckptmove.cli.render.answers import Summary
     from ckptmove.cli.render.renderer import Renderer
     from ckptmove.cli.selection import Selection
     from ckptmove.verification.request import VerifyRequest
@@ -35,12 +36,11 @@ def run_verify(
     Raises:
         UsageError: if ``--against`` is set for several checkpoints; and as :func:`ckptmove.api.verify`.
         OutputIsNoReport: if the JUnit file is a checkpoint, or another file that is not XML.
-        ReportFailed: if the JUnit file cannot be written.
     """
     against = requests[0].against
     if against is not None and len(requests) > 1:
         raise UsageError(f"--against names the original of one checkpoint, not of {len(requests)}")
-    reports = [renderer]
+    reports: list[Renderer] = [renderer]
     if junit is not None:
         from ckptmove.cli.render.junit import JUnitRenderer  # noqa: PLC0415  # slow import, used for --junit only
 
@@ -60,6 +60,19 @@ def run_verify(
     summary = for_each("verify", requests, work, renderer)
     # With --strict, a checkpoint that is not proven has not passed.
     unproven = 0 if strict else sum(one.result.passed and not one.result.proven for one in answers)
+    summary = summary._replace(unproven=unproven)
     for report in reports:
-        report.finish(summary._replace(unproven=unproven))
+        summary = _finish(report, summary, renderer)
     return summary.exit_code
+
+
+def _finish(report: Renderer, summary: Summary, renderer: Renderer) -> Summary:
+    """Finish a report; the error of one that cannot be written becomes one of the command, whose verdicts are kept."""
+    try:
+        report.finish(summary)
+    except ReportFailed as error:
+        failure = failure_of(error)
+        renderer.failure(failure)
+        code = max(summary.exit_code, failure.exit_code)
+        return summary._replace(exit_code=code, failures=(*summary.failures, failure))
+    return summary

@@ -52,6 +52,7 @@ class ConvertRequest:
         in_place: whether to change the file itself.
         force: whether to replace an existing output.
         dry_run: whether to stop after the plan.
+        strict: whether to stop after the plan if an option of moves matches nothing.
         check: whether to compare copied bytes with their CRCs.
         progress: called with the bytes done so far and the total.
         settle: called before the last step, which cannot be undone.
@@ -67,6 +68,7 @@ class ConvertRequest:
     in_place: bool = False
     force: bool = False
     dry_run: bool = False
+    strict: bool = False
     check: bool = True
     progress: Progress | None = None
     settle: Callable[[], None] = do_nothing
@@ -133,7 +135,8 @@ class Conversion:
         self.overflowed: list[int] = []
         reason = checkpoint.no_devices if self.plan.is_empty and self.remapped is None else ""
         is_idle = bool(reason) and request.output is None and not request.in_place
-        self.is_writing = not (request.dry_run or is_idle)
+        is_stopped = request.strict and bool(self._unmatched)
+        self.is_writing = not (request.dry_run or is_stopped or is_idle)
         if isinstance(inventory, DirectoryInventory) and not is_idle:
             _require_whole(inventory)
         if reason:

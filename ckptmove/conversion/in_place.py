@@ -46,7 +46,7 @@ def change_file(conversion: Conversion, part: FilePart) -> int:
     size = part.inventory.size_bytes
     place = cast("DiskPlace", part.disk)  # the file is on disk
     conversion.notes += _other_names(part.path)
-    if request.dry_run:
+    if not conversion.is_writing:
         return 0
     part.close()
     apply_patch(part.path, patch, place.stamp, request.settle)

@@ -59,7 +59,7 @@ def renamed(document):
         (("compiled.pt", "--strip-prefix"), {"_orig_mod.lm_head.weight": "lm_head.weight"}),
         (("--strip-prefix", "compiled.pt"), {"_orig_mod.lm_head.weight": "lm_head.weight"}),
         (("compiled.pt", "--strip-prefix", "_orig_mod."), {"_orig_mod.lm_head.weight": "lm_head.weight"}),
-        (("compiled.pt", "--strip-prefix=_orig_mod"), {"_orig_mod.lm_head.weight": ".lm_head.weight"}),
+        (("compiled.pt", "--strip-prefix=_orig_mod"), {"_orig_mod.lm_head.weight": "lm_head.weight"}),
         (("run.pth", "--add-prefix", "module."), {"0.weight": "module.0.weight"}),
         (("run.pth", "--rename", "0.*=stem.*"), {"0.weight": "stem.weight", "0.bias": "stem.bias"}),
         (("run.pth", "--rename", "0.weight=w", "--rename", "0.bias=b"), {"0.weight": "w", "0.bias": "b"}),

@@ -107,9 +107,14 @@ def verification_lines(result: VerifyResult, *, strict: bool = False) -> Iterato
 
 
 def difference_lines(result: DiffResult) -> Iterator[str]:
-    """An annotation for each change and each note, and one for the answer."""
+    """An annotation for each difference and each note, and one for the answer."""
     from ckptmove.cli.render import difference
 
+    for what, names in (("added", result.added), ("removed", result.removed)):
+        for name in names:
+            yield _annotation("warning", result.second, f"diff {what}", name)
+    for unknown in result.uncompared:
+        yield _annotation("warning", result.second, "diff uncompared", f"{unknown.name}: {unknown.reason}")
     for change in result.changed:
         how = f"{change.source} -> {change.target}"
         if change.gap is not None:

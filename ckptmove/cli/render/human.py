@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _GOOD: Final = {"inspect": "fine", "convert": "converted", "verify": "passed"}
 
 
+#: Why a checkpoint has no answer, by exit code.
+_NO_ANSWER: Final = {2: "refused", 3: "unreadable", 4: "refused", 5: "not written"}
+
+
 class HumanRenderer(Renderer):
     """Writes each answer as a report; with ``--quiet``, in one line."""
 
@@ -102,11 +106,9 @@ class HumanRenderer(Renderer):
         self._out.failure(failure)
 
     def no_answer(self, path: str, exit_code: int) -> None:
-        """With ``--quiet``, write the one line of this checkpoint all the same."""
-        from ckptmove.cli.outcome import REFUSED, USAGE
-
+        """With ``--quiet``, still write one line for this checkpoint."""
         if self._out.quiet:
-            self._out.lines([f"{clean(path)}: {'refused' if exit_code in {REFUSED, USAGE} else 'unreadable'}"])
+            self._out.lines([f"{clean(path)}: {_NO_ANSWER.get(exit_code, 'failed')}"])
 
     def finish(self, summary: Summary) -> None:
         """Write how many of several checkpoints have the exit code 0."""

@@ -24,6 +24,7 @@ class NoMatch(UsageError):
     """
 
     kind = "no-match"
+    is_of_checkpoint = True
 
     def __init__(self, option: str, word: str, known: tuple[str, ...]) -> None:
         super().__init__(f"{option} '{word:.200}' matches nothing" if word else f"{option} matches nothing")

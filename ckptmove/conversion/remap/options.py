@@ -5,6 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, get_args
 
+from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.errors import UsageError
 from ckptmove.model import Role
 from ckptmove.moves import Remap
@@ -51,7 +52,7 @@ def remap_options(
         UsageError: if one of them is invalid.
     """
     return Remap(
-        strip_prefix=None if strip_prefix is None else tuple(filter(None, strip_prefix)),
+        strip_prefix=None if strip_prefix is None else tuple(map(_with_dot, filter(None, strip_prefix))),
         add_prefix=add_prefix,
         rename=tuple(map(_pair, rename)),
         only=tuple(only),
@@ -61,6 +62,11 @@ def remap_options(
         plain=plain,
         dtype=tuple(map(_role_and_dtype, dtype)),
     )
+
+
+def _with_dot(prefix: str) -> str:
+    """The prefix of a wrapper with its dot, which is easily forgotten."""
+    return f"{prefix}." if f"{prefix}." in WRAPPERS else prefix
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -50,7 +50,11 @@ def same(found: object, expected: object) -> bool:
     return found == expected
 
 
-@pytest.mark.parametrize("wrap", [lambda net: net, nn.DataParallel, torch.optim.swa_utils.AveragedModel], ids=str)
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda net: net, nn.DataParallel, torch.optim.swa_utils.AveragedModel],
+    ids=["bare", "parallel", "averaged"],
+)
 def test_modules(wrap) -> None:
     module = wrap(Net())
     found = loaded(saved({"model": module}))

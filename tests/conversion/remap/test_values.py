@@ -120,7 +120,7 @@ SCALARS = [np.float32(0.1), np.int64(-3), np.bool_(True), np.str_("Grün")]
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-@pytest.mark.parametrize(("value", "expected"), VALUES, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(("value", "expected"), VALUES, ids=lambda value: type(value).__name__)
 def test_objects_of_python(value, expected, protocol) -> None:
     found = loaded(saved({"value": [value]}, protocol))
     assert found.value == {"value": [expected]}
