@@ -14,7 +14,7 @@ from ckptmove.conversion.remap.errors import NotRemappable
 from ckptmove.conversion.remap.moving import move_tree
 from ckptmove.formats.opening import container_class
 from ckptmove.pickles.rebuild_arguments import view_of
-from ckptmove.pickles.tree import Call, Dict, Persistent, Tuple, nodes
+from ckptmove.pickles.tree import Call, Dict, Global, Persistent, Tuple, nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -60,6 +60,7 @@ def _part_tree(part: OpenPart, plan: MovePlan, limits: Limits) -> Value:
     else:
         _place(root, part, plan.request, limits)
     prefix = f"{part.name}/" if part.name else ""
+    _name_classes(root)
     _write_views_as_offsets(root)
     rename_storages(root, lambda key: prefix + key)
     return root
@@ -108,3 +109,10 @@ def _write_views_as_offsets(root: Value) -> None:
             view = view_of(args.items[0])
             if view is not None and type(args.items[1]) is int:
                 node.args = Tuple((args.items[0], args.items[1] + view[0], *args.items[2:]), args.starts)
+
+
+def _name_classes(root: Value) -> None:
+    """Name the classes of pickled modules by globals: only files older than torch 1.6 have persistent ids for them."""
+    for node in list(nodes(root)):
+        if type(node) is Call and type(node.func) is Persistent and type(node.func.module) is Global:
+            node.func = node.func.module

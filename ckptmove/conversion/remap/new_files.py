@@ -19,7 +19,6 @@ from ckptmove.io.locations import stem
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.part import MemorySource
 from ckptmove.io.segments import length
-from ckptmove.pickles.tree import Call, Global, Persistent, nodes
 from ckptmove.pickles.write import write_pickle
 
 if TYPE_CHECKING:
@@ -114,7 +113,6 @@ class NewFiles:
             raise MixedByteOrders(orders["big"])
         self._check(self._parts(keys))
         storages = [self._new_storage(key, number) for key, number in keys.items()]
-        _name_classes(root)
         rename_storages(root, keys.__getitem__)
         segments = new_torch_file(folder, write_pickle(root), storages, next(iter(orders), "little"))
         return self._conversion.checked(segments)
@@ -231,10 +229,3 @@ def _blocks(stored: StoredBytes, check: Callable[[], None]) -> Iterator[bytes]:
 def _own_key(part: OpenPart, key: str) -> str:
     """Key of a storage in its part, from its key in the checkpoint."""
     return key[len(part.name) + 1 :] if part.name else key
-
-
-def _name_classes(root: Value) -> None:
-    """Name the classes of pickled modules by globals: only files older than torch 1.6 have persistent ids for them."""
-    for node in list(nodes(root)):
-        if type(node) is Call and type(node.func) is Persistent and type(node.func.module) is Global:
-            node.func = node.func.module
