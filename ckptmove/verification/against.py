@@ -86,6 +86,8 @@ def differences(
     found: Counterparts,
     limits: Limits,
     sample: Sample | None = None,
+    *,
+    compact: bool = False,
 ) -> Comparison:
     """Differences between a checkpoint and its original, ignoring devices and what ``convert`` changes with them.
 
@@ -95,6 +97,7 @@ def differences(
         found: matched tensors and files of the two.
         limits: resource limits for reading each of them.
         sample: tensors whose values are compared; None for all.
+        compact: whether storages of the checkpoint that are larger than expected are differences.
 
     Raises:
         UnreadableInput, LimitExceeded: as :func:`ckptmove.comparison.compare.compare`.
@@ -110,7 +113,24 @@ def differences(
         lost.add(_describe(change))
     for unknown in result.uncompared:
         lost.add(f"{unknown.name}: {unknown.reason}")
+    for name, nbytes, most in _oversized(found) if compact else ():
+        lost.add(f"{name}: a storage of {nbytes:,} bytes in place of {most:,}")
     return Comparison(lost, result.notes)
+
+
+def _oversized(found: Counterparts) -> Iterator[tuple[str, int, int]]:
+    """Tensors in a storage larger than that of their counterpart: their names, and both sizes in bytes.
+
+    A tensor may have a storage of its own on one side only, and an expanded one may be written with all its elements.
+    """
+    parts = {id(stored.part): stored.part for pair in found.pairs for stored in pair}
+    sizes = {at: {one.key: one.nbytes for one in part.inventory.storages} for at, part in parts.items()}
+    for one, two in found.pairs:
+        for mine, theirs in zip(one.record.dense(), two.record.dense(), strict=False):
+            nbytes = sizes[id(one.part)].get(mine.storage or "", 0)
+            most = max(sizes[id(two.part)].get(theirs.storage or "", 0), mine.nbytes)
+            if nbytes > most:
+                yield mine.name, nbytes, most
 
 
 def _describe(change: Change) -> str:

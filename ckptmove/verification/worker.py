@@ -146,7 +146,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             found = find_counterparts(*sides)
             source = WithWrappers(other_stored, LoadedFiles(other.parts, other_stored))
             original = OriginalTensors(found, other.inventory, source)
-            compared = differences(*sides, found, request.limits, sample)
+            compared = differences(*sides, found, request.limits, sample, compact=request.remap.compact)
             other.require_unchanged()
             restore = _with_original(restore, request.against, compared, casts(found), sample)
         checkpoint.require_unchanged()  # a file may have been replaced by another one of its name

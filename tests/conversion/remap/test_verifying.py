@@ -90,6 +90,27 @@ def test_an_option_that_is_left_out_fails(source, output, left_out, compared):
         assert compared(output, source, **options) > 0
 
 
+@pytest.mark.parametrize("name", ["torch", "directory"])
+def test_a_file_that_was_not_compacted_fails(name, tmp_path, compared):
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    torch.save({"a": torch.arange(1000.0)[:4], "b": torch.ones(2)}, source / "a.pth")
+    if name == "torch":
+        source, output = source / "a.pth", tmp_path / "out.pth"
+    assert compared(source, source) == 0
+    assert compared(source, source, compact=True) == 1
+    ckptmove.convert(source, output=output, compact=True)
+    assert compared(output, source, compact=True) == 0
+
+
+def test_a_compact_table_may_have_larger_storages(tmp_path, compared):
+    """safetensors writes all elements of an expanded tensor, and a storage for each view."""
+    whole = torch.arange(6.0)
+    torch.save({"a": torch.ones(1).expand(8), "b": whole[:3], "c": whole[3:]}, tmp_path / "in.pth")
+    ckptmove.convert(tmp_path / "in.pth", output=tmp_path / "out.safetensors", compact=True)
+    assert compared(tmp_path / "out.safetensors", tmp_path / "in.pth", compact=True) == 0
+
+
 def test_another_option_fails(source, output, compared):
     assert compared(output, source, **OPTIONS, add_prefix="net.") > 0
     with pytest.raises(NoMatch):
