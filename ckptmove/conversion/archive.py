@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast
 from ckptmove.checkpoint.layouts import zip_members
 from ckptmove.checkpoint.layouts.merge import split_plan
 from ckptmove.checkpoint.naming import naming
-from ckptmove.conversion.remap.errors import NotRemappable
 from ckptmove.conversion.remap.folder import RemappedFolder
 from ckptmove.errors import CrcMismatch
 from ckptmove.io.contracts import BytesSegment
@@ -30,20 +29,19 @@ def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
     Raises:
         CkptMoveError: as of :meth:`ckptmove.conversion.conversion.Conversion.lay_out`.
     """
-    changes, plan = _Changes(conversion, listing), conversion.plan
+    changes, plan, removed = _Changes(conversion, listing), conversion.plan, frozenset[str]()
     if conversion.remapped is not None:
         new = RemappedFolder(conversion, conversion.remapped, checkpoint)
-        if new.removed:
-            raise NotRemappable(listing.path, "archive", f"nothing of '{min(new.removed):.200}' would stay in it")
+        removed = new.removed
         changes.segments.update(new.segments)
         plan = MovePlan(plan.request)  # the changed members have their moves
     for part, own in zip(checkpoint.parts, split_plan(plan, checkpoint.parts), strict=True):
-        if part.name not in changes.segments:
+        if part.name not in changes.segments and part.name not in removed:
             changes.add(cast("FilePart", part), own)  # a distributed checkpoint in an archive is refused
     if changes.inflated:
         inflated = ", ".join(changes.inflated)
         conversion.notes.append(f"compressed in the source, stored uncompressed in the new archive: {inflated}")
-    segments = listing.members.lay_out(changes.segments)
+    segments = listing.members.lay_out(changes.segments, removed)
     return segments if conversion.request.check else without_checks(segments)
 
 

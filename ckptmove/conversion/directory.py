@@ -84,9 +84,10 @@ class _Writer:
                 self._plans[part.name] = part, plan
             elif isinstance(part, DistributedPart) and self._request.check:  # no device is stored in its files
                 self._pieces |= part.pieces_of_files()
-        removed = frozenset[str]() if new is None else new.removed
-        self._left = iter([file for file in listing.files if file.path not in removed])
-        self._total = sum(file.size_bytes for file in listing.files)
+        self._removed = frozenset[str]() if new is None else new.removed
+        files = [file for file in listing.files if file.path not in self._removed]
+        self._left = iter(files)
+        self._total = sum(file.size_bytes for file in files)
         self._lock = Lock()
         self._is_over = False
         self.written = 0
@@ -100,9 +101,11 @@ class _Writer:
         """
         self._sink.reserve(self._total)
         for folder in self._listing.folders:
-            self._sink.folder(folder.path, folder.mode)
+            if folder.path not in self._removed:
+                self._sink.folder(folder.path, folder.mode)
         for link in self._listing.links:
-            self._sink.link(link.path, link.target)
+            if link.path not in self._removed:
+                self._sink.link(link.path, link.target)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             try:
                 for worker in [pool.submit(self._work) for _ in range(AT_ONCE)]:

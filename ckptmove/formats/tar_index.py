@@ -10,13 +10,14 @@ next. An archive that two readers could understand differently is an error here.
 from __future__ import annotations
 
 import tarfile
+from posixpath import dirname, join, normpath
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptmove.errors import DamagedArchive, LimitExceeded
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterator, Mapping
 
     from ckptmove.io.contracts import ByteSource
     from ckptmove.limits import Limits
@@ -61,12 +62,14 @@ class TarMember(NamedTuple):
         kind: ``file``, or the type of another member: ``link`` is a hard link, ``other`` a device, a pipe or unknown.
         header: its header, with the extensions of pax or GNU tar before it.
         span: its bytes as stored, without the padding of the last block.
+        target: of a link, the path in the archive that it leads to; else empty.
     """
 
     name: str
     kind: TarKind
     header: Span
     span: Span
+    target: str
 
 
 def read_members(source: ByteSource, limits: Limits) -> tuple[TarMember, ...]:
@@ -226,7 +229,17 @@ def _member(source: ByteSource, info: tarfile.TarInfo, header: Span, extensions:
     begin = _after_sparse_map(source, header.end) if info.type == tarfile.GNUTYPE_SPARSE else header.end
     if begin + padded(size) > source.size:
         raise DamagedArchive(source.path, f"it ends before the end of member '{name:.80}'")
-    return TarMember(name, kind, Span(header.start, begin), Span(begin, begin + size))
+    return TarMember(name, kind, Span(header.start, begin), Span(begin, begin + size), _target(info, name, extensions))
+
+
+def _target(info: tarfile.TarInfo, name: str, extensions: Mapping[bytes, bytes]) -> str:
+    """Path in the archive that a link leads to; empty for another member."""
+    if info.type not in {tarfile.LNKTYPE, tarfile.SYMTYPE}:
+        return ""
+    long_link = extensions.get(tarfile.GNUTYPE_LONGLINK, b"").partition(b"\0")[0]
+    pax = dict(record for code in _PAX for record in _pax_records(extensions.get(code, b"")))
+    text = (pax.get(b"linkpath") or long_link).decode("utf-8", "backslashreplace") or info.linkname
+    return normpath(join(dirname(name), text) if info.type == tarfile.SYMTYPE else text)
 
 
 def _decimal(source: ByteSource, value: bytes, header: Span) -> int:

@@ -13,7 +13,7 @@ from ckptmove.io.listing import ListedFile
 from ckptmove.io.part import PartSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
@@ -80,14 +80,16 @@ class Members(ABC):
         """Read a member and compare it with its CRC: one ``crc-mismatch`` if it differs."""
 
     @abstractmethod
-    def lay_out(self, changed: Mapping[str, Sequence[Segment]]) -> tuple[Segment, ...]:
-        """Segments of the archive with some members changed and everything else unchanged.
+    def lay_out(self, changed: Mapping[str, Sequence[Segment]], removed: Collection[str]) -> tuple[Segment, ...]:
+        """Segments of the archive with some members changed or left out, and everything else unchanged.
 
         Args:
             changed: segments of this archive's source that make up a changed member, by its path.
+            removed: paths of the members and folders that are left out.
 
         Raises:
             CrcMismatch: if an unchanged compressed member differs from its CRC.
+            MustBeUnpacked: if a link leads to a member that is left out.
         """
 
     def listed(self, members: Sequence[tuple[str, int]]) -> tuple[ListedFile, ...]:

@@ -11,7 +11,7 @@ from ckptmove.io.segments import length
 from ckptmove.model import ArchiveFact, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
@@ -47,6 +47,8 @@ class TarMembers(Members):
         # Links are listed too: unpacking a link with the name of a file would replace the file.
         every = self.listed([(member.name, member.span.nbytes) for member in members])
         self._members = {shown_path(member.name): member for member in members if member.kind == "file"}
+        self._links = [member for member in members if member.kind in {"link", "symlink"}]
+        self._folders = [member for member in everything if member.kind == "folder"]
         self.files = tuple(file for file in every if file.path in self._members)
 
     def look(self, path: str) -> None:
@@ -73,19 +75,29 @@ class TarMembers(Members):
         del path
         return ()
 
-    def lay_out(self, changed: Mapping[str, Sequence[Segment]]) -> tuple[Segment, ...]:
-        """Segments of the tar with some members changed and everything else unchanged.
+    def lay_out(self, changed: Mapping[str, Sequence[Segment]], removed: Collection[str]) -> tuple[Segment, ...]:
+        """Segments of the tar with some members changed or left out, and everything else unchanged.
 
         Args:
             changed: segments of the tar's source that make up a changed member, by its path.
+            removed: paths of the members and folders that are left out.
+
+        Raises:
+            MustBeUnpacked: if a link leads to a member that is left out.
         """
+        for link in self._links:
+            if link.target in removed:
+                raise self.refusal(f"member '{link.name:.80}' is a link to '{link.target:.80}', which is left out")
+        new = {shown_path(member.name): member for member in self._folders} | self._members
         pieces: list[Segment] = []
         position = 0
-        for path in sorted(changed, key=lambda path: self._members[path].header.start):
-            member, segments = self._members[path], changed[path]
-            nbytes = sum(map(length, segments))
-            header = self.source.read(member.header.start, member.header.end)
-            pieces += CopySegment(Span(position, member.header.start)), BytesSegment(resized_header(header, nbytes))
-            pieces += *segments, BytesSegment(bytes(padded(nbytes) - nbytes))
+        for path in sorted(new.keys() & {*changed, *removed}, key=lambda path: new[path].header.start):
+            member = new[path]
+            pieces.append(CopySegment(Span(position, member.header.start)))
+            if path in changed:
+                nbytes = sum(map(length, changed[path]))
+                header = self.source.read(member.header.start, member.header.end)
+                pieces += BytesSegment(resized_header(header, nbytes)), *changed[path]
+                pieces.append(BytesSegment(bytes(padded(nbytes) - nbytes)))
             position = padded(member.span.end)
         return (*pieces, CopySegment(Span(position, self.source.size)))

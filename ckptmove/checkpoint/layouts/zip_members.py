@@ -23,7 +23,7 @@ from ckptmove.io.segments import blocks_of, length
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from ckptmove.formats.zip_archive.index import ZipRecord
     from ckptmove.io.contracts import ByteSource, Segment
@@ -156,14 +156,15 @@ class ZipMembers(Members):
         """Read a member and compare it with its CRC: one ``crc-mismatch`` if it differs."""
         return () if self._sound(path) else (FileFact("crc-mismatch", path, self._records[path].nbytes, path),)
 
-    def lay_out(self, changed: Mapping[str, Sequence[Segment]]) -> tuple[Segment, ...]:
-        """Segments of the zip with some members changed and everything else unchanged.
+    def lay_out(self, changed: Mapping[str, Sequence[Segment]], removed: Collection[str]) -> tuple[Segment, ...]:
+        """Segments of the zip with some members changed or left out, and everything else unchanged.
 
         Changed members are stored without compression. They are read once here, because the CRC of a member precedes
         its bytes.
 
         Args:
             changed: segments of the zip's source that make up a changed member, by its path.
+            removed: paths of the members and folders that are left out.
 
         Raises:
             CrcMismatch: if an unchanged compressed member differs from its CRC.
@@ -174,10 +175,13 @@ class ZipMembers(Members):
             for block in blocks_of(self.source, segments):
                 crc = zlib.crc32(block, crc)
             new[self._records[path].place] = NewRecord(tuple(segments), sum(map(length, segments)), crc)
+        every = self._directory.records
+        gone = frozenset(record.place for record in every if shown_path(record.name).rstrip("/") in removed)
+        done = gone.union(new)
         for path, record in self._records.items():
-            if record.method == DEFLATED and record.place not in new and not self._sound(path):
+            if record.method == DEFLATED and record.place not in done and not self._sound(path):
                 raise CrcMismatch(self.source.path, path)  # its bytes are copied without inflating them
-        return Layout(LocalHeaders(self.source, self._directory), alignment=1).build(new)
+        return Layout(LocalHeaders(self.source, self._directory), alignment=1).build(new, gone)
 
     def _contents(self, record: ZipRecord) -> Iterator[bytes | memoryview]:
         blocks = self.source.blocks(self._spans[record.place], _BLOCK)

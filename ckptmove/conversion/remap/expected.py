@@ -13,8 +13,6 @@ from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.layouts.merge import merge_inventories, moved_inventory
 from ckptmove.checkpoint.parts import FilePart, OpenPart
 from ckptmove.conversion.remap.errors import NotGathered
-from ckptmove.conversion.remap.folder import touched
-from ckptmove.conversion.remap.indexes import new_indexes
 from ckptmove.conversion.remap.remapping import remap
 from ckptmove.conversion.to_safetensors import dense_records, tied_names
 from ckptmove.io.cast import CAST_BLOCK, cast_blocks
@@ -33,9 +31,9 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.conversion.remap.kept_files import KeptFiles
     from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.io.contracts import Progress
-    from ckptmove.io.listing import Listing
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact
     from ckptmove.pickles.tree import Value
@@ -91,19 +89,17 @@ def _opened(
         return replace(original, inventory=part.inventory, parts=(part,), listing=None, links={}, others=(), top="")
     parts: list[OpenPart] = []
     base = 0
-    kept = {cast("str", name): root for name, root, _ in cast("Dict", result.root).pairs()}
+    kept = cast("KeptFiles", result.kept)
     for old in original.parts:
-        if old.name in kept:
-            part = ExpectedPart(old.name, old.path, kept[old.name], result, limits)
+        if old.name in kept.roots:
+            part = ExpectedPart(old.name, old.path, kept.roots[old.name], result, limits)
             part.put_at(base, old.extras())
             base += part.pickle_bytes
             parts.append(part)
     inventory = merge_inventories(original.path, original.inventory.container, parts, original.inventory.size_bytes)
     whole = replace(inventory, layout=original.inventory.layout)
-    changed = touched(original, result, kept)
-    indexes = new_indexes(cast("Listing", original.listing), result, kept, changed)
-    others = tuple(path for path in original.others if indexes.get(path) != b"")
-    return replace(original, inventory=whole, parts=tuple(parts), others=others, rewritten=indexes)
+    others = tuple(path for path in original.others if path not in kept.removed)
+    return replace(original, inventory=whole, parts=tuple(parts), others=others, rewritten=kept.indexes)
 
 
 def _table(result: Remapped) -> Value:

@@ -6,22 +6,18 @@ from typing import TYPE_CHECKING, cast
 
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.errors import NotRemappable
-from ckptmove.conversion.remap.indexes import new_indexes
-from ckptmove.conversion.remap.new_files import NewFiles, has_unreached
+from ckptmove.conversion.remap.new_files import NewFiles
 from ckptmove.io.contracts import BytesSegment, FromSource
 from ckptmove.io.locations import stem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.conversion.conversion import Conversion
+    from ckptmove.conversion.remap.kept_files import KeptFiles
     from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.io.contracts import Segment
-    from ckptmove.io.listing import Listing
-    from ckptmove.moves import MovePlan
-    from ckptmove.pickles.tree import Dict, Value
+    from ckptmove.pickles.tree import Value
 
 
 class RemappedFolder:
@@ -29,7 +25,7 @@ class RemappedFolder:
 
     Attributes:
         segments: segments of the files that change, by path.
-        removed: paths of checkpoint files of which nothing is left, and of the indexes of removed shards.
+        removed: paths of the files, links and folders that are left out.
     """
 
     def __init__(self, conversion: Conversion, remapped: Remapped, checkpoint: OpenCheckpoint) -> None:
@@ -40,18 +36,13 @@ class RemappedFolder:
             DamagedArchive, Refused: as of :class:`ckptmove.conversion.remap.new_files.NewFiles`.
         """
         self._files = NewFiles(remapped, conversion)
-        self._remapped = remapped
-        listing = cast("Listing", checkpoint.listing)
-        pairs = cast("Dict", remapped.root).pairs() if not checkpoint.is_whole else ((("", remapped.root, -1)),)
-        roots = {cast("str", path): root for path, root, _ in pairs}
+        kept = cast("KeptFiles", remapped.kept)
         parts = {part.name: part for part in checkpoint.parts}
-        changed = touched(checkpoint, remapped, roots)
-        indexes = new_indexes(listing, remapped, roots, changed)
         self.segments: dict[str, tuple[Segment, ...]] = {}
-        for path in changed & roots.keys():
-            self.segments[path] = self._lay_out(parts[path], roots[path])
-        self.segments |= {path: (BytesSegment(data),) for path, data in indexes.items() if data}
-        self.removed = (parts.keys() - roots.keys()) | {path for path, data in indexes.items() if not data}
+        for path in kept.changed & kept.roots.keys():
+            self.segments[path] = self._lay_out(parts[path], kept.roots[path])
+        self.segments |= {path: (BytesSegment(data),) for path, data in kept.indexes.items() if data}
+        self.removed = kept.removed
 
     def _lay_out(self, part: OpenPart, root: Value) -> tuple[Segment, ...]:
         if not isinstance(part, FilePart):
@@ -62,27 +53,3 @@ class RemappedFolder:
         if own is None:
             return self._files.torch_file(root, stem(part.name))
         return tuple(FromSource(part.source, segment) for segment in own)
-
-
-def touched(checkpoint: OpenCheckpoint, remapped: Remapped, roots: Mapping[str, Value]) -> frozenset[str]:
-    """Paths of the checkpoint files that change or are removed."""
-    plan = remapped.plan
-    return frozenset(
-        part.name
-        for part in checkpoint.parts
-        if part.name not in roots or _is_touched(part.name, plan) or has_unreached(part, plan)
-    )
-
-
-def _is_touched(path: str, plan: MovePlan) -> bool:
-    """Whether a plan changes anything in a file."""
-    storages = (*(edit.storage for edit in plan.edits), *(one.storage for one in plan.trimmed))
-    places = (
-        *(one.where for one in plan.renamed),
-        *(one.where for one in plan.replaced),
-        *(one.where for one in plan.flags),
-        *(one.name for one in plan.dropped),
-    )
-    return any(key.startswith(f"{path}/" if path else "") for key in storages) or any(
-        not path or place == path or place.startswith(f"{path}.") for place in places
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from ckptmove.checkpoint.directories import DirectoryInventory
@@ -10,10 +10,12 @@ from ckptmove.checkpoint.inventory.build import tree_inventory
 from ckptmove.conversion.remap.combine import combine
 from ckptmove.conversion.remap.errors import InsideObject, NoMatch
 from ckptmove.conversion.remap.gather import gather, globs, lost_order, require_gatherable
+from ckptmove.conversion.remap.kept_files import keep_files
 from ckptmove.conversion.remap.plain import make_plain
 from ckptmove.conversion.remap.rename import rename
 from ckptmove.conversion.remap.select import select
 from ckptmove.conversion.remap.storages import is_floating, resize
+from ckptmove.errors import UsageError
 from ckptmove.moves import Dropped
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
+    from ckptmove.conversion.remap.kept_files import KeptFiles
     from ckptmove.conversion.remap.storages import StoragePlan
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory, StorageRef
@@ -41,6 +44,7 @@ class Remapped:
         storages: changes of the storages.
         sources: keys of the root that name files, each with a glob of its files; empty for the root of one file.
         homes: each storage of the original and its part, by key.
+        kept: files of a directory or an archive that keeps its format; else None.
     """
 
     root: Value
@@ -51,6 +55,7 @@ class Remapped:
     storages: StoragePlan
     sources: Mapping[str, str]
     homes: Mapping[str, tuple[OpenPart, StorageRef]]
+    kept: KeptFiles | None = None
 
 
 def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file: bool) -> Remapped:
@@ -63,10 +68,12 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
         as_file: whether several files become one value.
 
     Raises:
-        UsageError: if an option matches nothing, or is invalid.
+        UsageError: if an option matches nothing, or is invalid; if one value would become several files.
         Refused: if a change is not possible.
     """
-    options, inventory = plan.request.remap, checkpoint.inventory
+    options, inventory, listing = plan.request.remap, checkpoint.inventory, checkpoint.listing
+    if options.as_root and not (as_file or checkpoint.is_whole):
+        raise UsageError("--as-root writes one file: name it with a suffix, for example -o model.pth")
     if as_file and isinstance(inventory, DirectoryInventory) and not checkpoint.is_whole:
         require_gatherable(inventory)
     pickle_bytes = sum(part.inventory.size_bytes for part in checkpoint.parts)
@@ -88,7 +95,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
     storages = resize(root, new.tensors, new.storages, options, moved)
     new = found()
     kept = {storage.key for storage in new.storages}
-    return Remapped(
+    result = Remapped(
         root=root,
         inventory=new,
         plan=plan._replace(
@@ -105,6 +112,12 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
         sources=sources if len(sources) > 1 else {},
         homes={one.key: (part, one) for part in checkpoint.parts for one in part.inventory.storages},
     )
+    if as_file or listing is None:
+        return result
+    files = keep_files(checkpoint, listing, result)
+    lost = (link.path for link in listing.links if link.path in files.removed)
+    links = (Dropped(path, 0, 0, "drop" if options.drop else "only") for path in lost)
+    return replace(result, kept=files, plan=result.plan._replace(dropped=(*result.plan.dropped, *links)))
 
 
 def _moves(plan: MovePlan, kept: Collection[str], storages: StoragePlan) -> Iterator[StorageEdit]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ckptmove.errors import DamagedArchive, LimitExceeded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ckptmove.io.contracts import ByteSource
     from ckptmove.limits import Limits
@@ -249,7 +249,12 @@ def join_extra(fields: Sequence[tuple[int, bytes]]) -> bytes:
 
 
 def emit_directory(
-    directory: ZipDirectory, start: int, offsets: Sequence[int], replaced: Mapping[int, Replacement], path: str
+    directory: ZipDirectory,
+    start: int,
+    offsets: Sequence[int],
+    replaced: Mapping[int, Replacement],
+    path: str,
+    removed: Collection[int] = (),
 ) -> bytes:
     """Directory and trailer of the new archive; every byte of an entry that need not change stays.
 
@@ -259,10 +264,13 @@ def emit_directory(
         offsets: new header offset of each record, in the order of the directory.
         replaced: rewritten records, by place.
         path: of the file, for errors.
+        removed: places of the records that are left out.
     """
     raw = directory.raw
     pieces: list[bytes] = []
     for record, offset in zip(directory.records, offsets, strict=True):
+        if record.place in removed:
+            continue
         entry = raw[record.raw_start : record.raw_end]
         replacement = replaced.get(record.place)
         old = int.from_bytes(entry[_OFFSET_AT : _OFFSET_AT + 4], "little")
@@ -272,7 +280,7 @@ def emit_directory(
             entry = _rebuild_entry(entry, record, offset, replacement, path)
         pieces.append(entry)
     nbytes = sum(map(len, pieces))
-    pieces.append(_emit_trailer(directory, start, nbytes))
+    pieces.append(_emit_trailer(directory, len(pieces), start, nbytes))
     return b"".join(pieces)
 
 
@@ -307,16 +315,16 @@ def _rebuild_entry(entry: bytes, record: ZipRecord, offset: int, replacement: Re
     ))  # fmt: skip
 
 
-def _emit_trailer(directory: ZipDirectory, start: int, nbytes: int) -> bytes:
+def _emit_trailer(directory: ZipDirectory, count: int, start: int, nbytes: int) -> bytes:
     """The end records; zip64 records if the source had them or the new archive needs them."""
     old64, end = directory.trailer[: directory.end_at], directory.trailer[directory.end_at :]
-    count = len(directory.records)
-    narrow: tuple[int, ...] = _END.unpack_from(end)[5:7]
+    few, *narrow = _END.unpack_from(end)[4:7]
     # A field that the writer filled without need stays full.
     nbytes32, start32 = (
         U32_MAX if old == U32_MAX else min(new, U32_MAX) for old, new in zip(narrow, (nbytes, start), strict=True)
     )
-    end = end[:12] + struct.pack("<2L", nbytes32, start32) + end[20:]
+    count16 = U16_MAX if old64 and few == U16_MAX else count
+    end = end[:8] + struct.pack("<2H2L", count16, count16, nbytes32, start32) + end[20:]
     if not old64 and U32_MAX not in {nbytes32, start32}:
         return end
     versions = _END64.unpack_from(old64)[2:4] if old64 else (_MADE_BY, _NEEDED)

@@ -30,7 +30,7 @@ from ckptmove.io.contracts import BytesSegment, CheckedRange, CopySegment
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from ckptmove.io.contracts import ByteSource, Segment
 
@@ -241,11 +241,12 @@ class Layout:
         self._copy_from = 0
         self._written = 0
 
-    def build(self, new: Mapping[int, NewRecord]) -> tuple[Segment, ...]:
-        """Segments of the archive with some records replaced.
+    def build(self, new: Mapping[int, NewRecord], removed: Collection[int] = ()) -> tuple[Segment, ...]:
+        """Segments of the archive with some records replaced or left out.
 
         Args:
             new: the new records, by place in the directory.
+            removed: places of the records to leave out.
 
         Raises:
             DamagedArchive: if records overlap, or a local header does not match its record.
@@ -256,6 +257,9 @@ class Layout:
             data_start = self._headers.data_start(record)
             if record.header_offset < self._taken:
                 raise DamagedArchive(self._source.path, f"record '{record.name}' overlaps another record")
+            if record.place in removed:
+                self._leave_out(record, data_start)
+                continue
             offset = offsets[record.place] = self._at(record.header_offset)
             change = new.get(record.place)
             if change is not None:
@@ -264,13 +268,14 @@ class Layout:
             if (offset - record.header_offset) % self._alignment:
                 self._realign(record, offset)
             self._keep(record, data_start)
-        if not new:
+        if not new and not removed:
             self._taken = self._source.size
             self._flush()
             return tuple(self._segments)
         self._taken = self._directory.start
         self._flush()
-        self._put(emit_directory(self._directory, self._written, offsets, replaced, self._source.path))
+        directory = emit_directory(self._directory, self._written, offsets, replaced, self._source.path, removed)
+        self._put(directory)
         return tuple(self._segments)
 
     def append(self, new: Mapping[int, NewRecord], between: bytes) -> bytes:
@@ -318,9 +323,17 @@ class Layout:
         self._flush(record.header_offset)
         header = self._headers.read(record)
         replacement = self._emit(record, header, change, offset)
-        end = header.data_start + record.stored_bytes
-        self._copy_from = self._taken = end + self._descriptor_bytes(record, end)
+        self._skip(record, header.data_start)
         return replacement
+
+    def _leave_out(self, record: ZipRecord, data_start: int) -> None:
+        self._flush(record.header_offset)
+        self._skip(record, data_start)
+
+    def _skip(self, record: ZipRecord, data_start: int) -> None:
+        """Continue after the data of a record and its data descriptor."""
+        end = data_start + record.stored_bytes
+        self._copy_from = self._taken = end + self._descriptor_bytes(record, end)
 
     def _emit(self, record: ZipRecord, header: LocalHeader, change: NewRecord, offset: int) -> Replacement:
         """Write header, bytes and, if the source has one, data descriptor of a new record."""

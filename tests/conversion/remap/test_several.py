@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptmove
 from ckptmove.conversion.remap.errors import MixedByteOrders, NotGathered, NotInFormat, NotRemappable
-from ckptmove.errors import CrcMismatch, MissingShard, OutputExists, OutputSuffix
+from ckptmove.errors import CrcMismatch, MissingShard, MustBeUnpacked, OutputExists, OutputSuffix
 
 MODEL = {
     "module.a.weight": torch.arange(12.0).reshape(3, 4),
@@ -260,11 +260,103 @@ def test_a_member_is_written_as_safetensors(name, tmp_path, compared):
 
 
 @ARCHIVES
-def test_an_archive_cannot_leave_out_a_member(name, tmp_path):
+@pytest.mark.parametrize("drop", ["policy.pth", "s/a.safetensors"])
+@pytest.mark.parametrize("options", [{}, {"strip_prefix": True}], ids=["drop", "strip"])
+def test_a_member_is_left_out(name, drop, options, tmp_path, compared):
     source, output = packed(tmp_path / name), tmp_path / f"out{name[-4:]}"
-    with pytest.raises(NotRemappable):
-        ckptmove.convert(source, output=output, drop="policy.pth")
+    old, before = members_of(source), source.read_bytes()
+    ckptmove.convert(source, output=output, drop=drop, **options)
+    found = members_of(output)
+    gone = {drop, f"{drop}.index.json"}
+    assert list(found) == [one for one in old if one not in gone]
+    kept = {"data"} if options else old.keys() - gone
+    assert {one: found[one] for one in kept} == {one: old[one] for one in kept}
+    assert source.read_bytes() == before
+    assert is_sound(output)
+    assert compared(output, source, drop=drop, **options) == 0
+    assert compared(output, source, **options) > 0
+    archive(output, {one: data for one, data in found.items() if one != "data"})
+    assert compared(output, source, drop=drop, **options) > 0
+
+
+@pytest.mark.parametrize("name", ["streamed.zip", "folders.zip", "folders.tar"])
+def test_a_member_is_left_out_with_its_descriptor_and_its_folder(name, tmp_path):
+    """A zip that is written to a stream has a data descriptor after each member."""
+    source, output = tmp_path / name, tmp_path / f"out{name[-4:]}"
+    members = {"m/a.pth": remaps.zipped(MODEL), "o/b.pth": remaps.zipped(MODEL), "data": b"1"}
+    if name == "streamed.zip":
+        stream = Unseekable()
+        archive_stream(stream, members)
+        source.write_bytes(stream.getvalue())
+    elif name == "folders.zip":
+        archive(source, {"m/": b"", **members, "o/": b""})
+    else:
+        folder = tmp_path / "o"
+        folder.mkdir()
+        archive(source, members)
+        with tarfile.open(source, "a") as tar:
+            tar.add(folder, "o")
+    ckptmove.convert(source, output=output, drop="o/*")
+    names = [one.rstrip("/") for one in names_of(output)]
+    assert names == [one.rstrip("/") for one in names_of(source) if not one.startswith("o")]
+    assert is_sound(output)
+    assert ckptmove.verify(output, against=source, drop="o/*").passed
+
+
+class Unseekable(io.BytesIO):
+    def seekable(self):
+        return False
+
+    def seek(self, *_):
+        raise io.UnsupportedOperation
+
+
+def archive_stream(stream, members):
+    with zipfile.ZipFile(stream, "w") as new:
+        for name, data in members.items():
+            new.writestr(name, data)
+
+
+def names_of(path):
+    if path.suffix == ".tar":
+        with tarfile.open(path) as tar:
+            return tar.getnames()
+    with zipfile.ZipFile(path) as file:
+        assert file.testzip() is None
+        return file.namelist()
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+@pytest.mark.parametrize("folder", ["o", "o" * 120])
+def test_a_member_with_a_link_is_not_left_out(form, kind, folder, tmp_path):
+    source, output = tmp_path / "in.tar", tmp_path / "out.tar"
+    data = remaps.zipped(MODEL)
+    with tarfile.open(source, "w", format=form) as tar:
+        for name in ("m/a.pth", f"{folder}/b.pth"):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+        link = tarfile.TarInfo("m/link")
+        link.type, link.linkname = kind, f"{folder}/b.pth" if kind == tarfile.LNKTYPE else f"../{folder}/b.pth"
+        tar.addfile(link)
+    with pytest.raises(MustBeUnpacked):
+        ckptmove.convert(source, output=output, drop=f"{folder}/*")
     assert not output.exists()
+    ckptmove.convert(source, output=output, drop="m/*")
+    assert names_of(output) == [f"{folder}/b.pth", "m/link"]
+
+
+def test_a_damaged_member_may_be_left_out(tmp_path):
+    source = tmp_path / "deflated.zip"
+    archive(source, {"a.pth": remaps.zipped(MODEL), "notes": b"1" * 1000})
+    with zipfile.ZipFile(source, "a") as file:
+        file.writestr("b.pth", remaps.zipped({"x": WEIGHT + 100}))
+    damaged(source, WEIGHT + 100)
+    with pytest.raises(CrcMismatch):
+        ckptmove.convert(source, output=tmp_path / "out.zip", drop="a.pth")
+    ckptmove.convert(source, output=tmp_path / "out.zip", drop="b.pth")
+    assert names_of(tmp_path / "out.zip") == ["a.pth", "notes"]
 
 
 # --- other formats ------------------------------------------------------------------------------------------------

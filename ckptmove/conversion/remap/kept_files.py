@@ -1,0 +1,68 @@
+"""Decide which files of a directory or an archive change, and which are left out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from ckptmove.conversion.remap.indexes import new_indexes
+from ckptmove.conversion.remap.new_files import has_unreached
+from ckptmove.conversion.remap.other_files import files_of, with_links
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.conversion.remap.remapping import Remapped
+    from ckptmove.io.listing import Listing
+    from ckptmove.moves import MovePlan
+    from ckptmove.pickles.tree import Dict, Value
+
+
+class KeptFiles(NamedTuple):
+    """The files of a directory or an archive that keeps its format.
+
+    Attributes:
+        roots: new trees of the checkpoint files that stay, by path.
+        changed: paths of the checkpoint files that change or are left out.
+        indexes: new content of the indexes whose shards change, by path; empty if no key is left.
+        removed: paths of the files, links and folders that are left out.
+    """
+
+    roots: Mapping[str, Value]
+    changed: frozenset[str]
+    indexes: Mapping[str, bytes]
+    removed: frozenset[str]
+
+
+def keep_files(checkpoint: OpenCheckpoint, listing: Listing, remapped: Remapped) -> KeptFiles:
+    """The files of a checkpoint after its remapping."""
+    pairs = cast("Dict", remapped.root).pairs() if not checkpoint.is_whole else ((("", remapped.root, -1)),)
+    roots = {cast("str", path): root for path, root, _ in pairs}
+    changed = _touched(checkpoint, remapped.plan, roots)
+    indexes = new_indexes(listing, remapped, roots, changed)
+    gone = files_of(checkpoint, listing, {part.name for part in checkpoint.parts} - roots.keys())
+    removed = with_links(listing, gone.union(path for path, data in indexes.items() if not data))
+    return KeptFiles(roots, changed, indexes, removed)
+
+
+def _touched(checkpoint: OpenCheckpoint, plan: MovePlan, roots: Mapping[str, Value]) -> frozenset[str]:
+    """Paths of the checkpoint files that change or are removed."""
+    return frozenset(
+        part.name
+        for part in checkpoint.parts
+        if part.name not in roots or _is_touched(part.name, plan) or has_unreached(part, plan)
+    )
+
+
+def _is_touched(path: str, plan: MovePlan) -> bool:
+    """Whether a plan changes anything in a file."""
+    storages = (*(edit.storage for edit in plan.edits), *(one.storage for one in plan.trimmed))
+    places = (
+        *(one.where for one in plan.renamed),
+        *(one.where for one in plan.replaced),
+        *(one.where for one in plan.flags),
+        *(one.name for one in plan.dropped),
+    )
+    return any(key.startswith(f"{path}/" if path else "") for key in storages) or any(
+        not path or place == path or place.startswith(f"{path}.") for place in places
+    )

@@ -1,0 +1,59 @@
+"""Find the files, links and folders of a checkpoint that a new directory or archive keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from posixpath import dirname, join, normpath
+from typing import TYPE_CHECKING
+
+from ckptmove.checkpoint.layouts.detect import is_index
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.io.listing import Listing
+
+
+def with_links(listing: Listing, gone: Iterable[str]) -> frozenset[str]:
+    """Paths that are left out, with the links to them, and the folders that become empty.
+
+    Args:
+        listing: content of the directory or the archive.
+        gone: paths of files and links to leave out.
+    """
+    folders = (folder.path for folder in listing.folders if folder.path)
+    members = Counter(dirname(path) for path in (*listing.names, *folders))
+    links: dict[str, list[str]] = {}
+    for link in listing.links:
+        links.setdefault(normpath(join(dirname(link.path), link.target)), []).append(link.path)
+    found: set[str] = set()
+    left = list(gone)
+    while left:
+        path = left.pop()
+        if path in found:
+            continue
+        found.add(path)
+        left += links.get(path, ())
+        folder = dirname(path)
+        members[folder] -= 1
+        if folder and not members[folder]:
+            left.append(folder)
+    return frozenset(found)
+
+
+def files_of(checkpoint: OpenCheckpoint, listing: Listing, names: Collection[str]) -> frozenset[str]:
+    """Paths of the files of some parts: a distributed checkpoint has several in its folder."""
+    own = {part.name for part in checkpoint.parts}.union(checkpoint.others)
+    pieces = (file for file in listing.files if not file.is_hidden and file.path not in own and file.folder in names)
+    return listing.names & own.intersection(names).union(file.path for file in pieces)
+
+
+def replaced_by_shards(checkpoint: OpenCheckpoint, listing: Listing) -> frozenset[str]:
+    """Paths that a directory of new shards leaves out: checkpoints, indexes, and links to them.
+
+    Files of an archive outside of its top folder are left out too.
+    """
+    gone = files_of(checkpoint, listing, {part.name for part in checkpoint.parts})
+    apart = (path for path in listing.names if is_index(path.rpartition("/")[2]) or not path.startswith(checkpoint.top))
+    return with_links(listing, gone.union(apart))
