@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, cast
+from pathlib import PurePath
+from posixpath import dirname
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from ckptmove.checkpoint.layouts.detect import is_index
+from ckptmove.checkpoint.naming import naming
+from ckptmove.conversion.remap.errors import NotRemappable
 from ckptmove.conversion.remap.new_files import NewFiles
+from ckptmove.conversion.remap.other_files import replaced_by_shards
 from ckptmove.conversion.shards import INDEX_NAME, shard_index, shard_names, split_shards
 from ckptmove.formats.safetensors_new import new_safetensors
 from ckptmove.io.contracts import BytesSegment
@@ -15,13 +19,13 @@ from ckptmove.io.rewrite import write_segments
 from ckptmove.io.segments import length
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.conversion.conversion import Conversion
     from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.io.contracts import Segment
-    from ckptmove.io.listing import Listing
+    from ckptmove.io.listing import ListedFile, Listing
 
 _FOLDER_MODE: Final = 0o755
 _FILE_MODE: Final = 0o644
@@ -30,22 +34,25 @@ _FILE_MODE: Final = 0o644
 def write_shards(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
     """Write the directory; return the number of bytes. In a dry run, only lay it out.
 
-    Other files of a source directory, for example ``config.json``, are copied.
+    Other files of a source directory or archive, for example ``config.json``, are copied, with their folders and links.
 
     Raises:
         NotInFormat: if safetensors cannot hold a value of the tree.
+        NotRemappable: if the name of a member of an archive leads out of the directory.
         CkptMoveError: as of :func:`ckptmove.api.convert`.
     """
     request = conversion.request
-    files = _shard_files(conversion)
+    files, copied = _shard_files(conversion), _other_files(conversion, checkpoint)
     if not conversion.is_writing:
         return 0
     require_new_folder(request.path, request.target, force=request.force)
-    copied = _other_files(checkpoint)
-    total, written = sum(sum(map(length, segments)) for segments in files.values()), 0
-    with DirectorySink(request.target, frozenset((*files, *copied)), force=request.force) as sink:
+    total, written = sum(sum(map(length, segments)) for segments in files.values()) + copied.nbytes, 0
+    with DirectorySink(request.target, frozenset((*files, *copied.files, *copied.links)), force=request.force) as sink:
         sink.reserve(total)
-        sink.folder("", _FOLDER_MODE)
+        for path, mode in copied.folders.items():
+            sink.folder(path, mode)
+        for path, target in copied.links.items():
+            sink.link(path, target)
         source = NewFiles(cast("Remapped", conversion.remapped), conversion).source
         for name, segments in files.items():
             before = written
@@ -56,10 +63,15 @@ def write_shards(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
 
             with sink.file(name, _FILE_MODE) as new:
                 written += write_segments(source, segments, new, name, count, conversion.overflowed.append)
-        for name in copied:
-            with sink.file(name, _FILE_MODE) as new:
-                for block in cast("Listing", checkpoint.listing).contents(name):
+        listing = cast("Listing", checkpoint.listing)  # with files to copy, there is one
+        for name, file in copied.files.items():
+            with naming(listing.full(file.path)), sink.file(name, file.mode or _FILE_MODE) as new:
+                for block in listing.contents(file.path):
                     new.write(block)
+                listing.require_unchanged(file)
+            written += file.size_bytes
+            if request.progress is not None:
+                request.progress(written, total)
         sink.commit(request.settle)
     return written
 
@@ -80,7 +92,48 @@ def _shard_files(conversion: Conversion) -> Mapping[str, tuple[Segment, ...]]:
     return files
 
 
-def _other_files(checkpoint: OpenCheckpoint) -> tuple[str, ...]:
-    """Files at the top of a source directory that are neither checkpoints nor indexes."""
-    others = (path for path in checkpoint.others if "/" not in path and path not in checkpoint.links)
-    return tuple(path for path in others if not is_index(path))
+class _OtherFiles(NamedTuple):
+    """Content of the source that is copied.
+
+    Attributes:
+        folders: permission bits of each folder, after its parent; the new directory has an empty path.
+        files: by their paths in the new directory.
+        links: targets of the links, by path.
+    """
+
+    folders: Mapping[str, int]
+    files: Mapping[str, ListedFile]
+    links: Mapping[str, str]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all files."""
+        return sum(file.size_bytes for file in self.files.values())
+
+
+def _other_files(conversion: Conversion, checkpoint: OpenCheckpoint) -> _OtherFiles:
+    """Everything below the top of the source except checkpoints, indexes of shards, and links to them."""
+    listing = checkpoint.listing
+    if listing is None:
+        return _OtherFiles({"": _FOLDER_MODE}, {}, {})
+    gone = replaced_by_shards(checkpoint, listing)
+    files = {file.path.removeprefix(checkpoint.top): file for file in listing.files if file.path not in gone}
+    for path in files:
+        if PurePath(path).anchor or ".." in PurePath(path).parts:
+            raise NotRemappable(listing.path, "archive", f"the name of member '{path:.200}' leads out of it")
+    links = {link.path: link.target for link in listing.links if link.path not in gone}
+    lost = [link.path for link in listing.links if link.path in gone]
+    if lost:
+        conversion.notes.append(f"links to replaced files are not copied: {', '.join(lost)}")
+    folders = {"": _FOLDER_MODE, **dict.fromkeys(_parents(files), _FOLDER_MODE)}
+    folders |= {folder.path: folder.mode for folder in listing.folders if folder.path not in gone}
+    return _OtherFiles(dict(sorted(folders.items())), files, links)
+
+
+def _parents(paths: Iterable[str]) -> Iterator[str]:
+    """The folders of an archive, which lists only files."""
+    for path in paths:
+        folder = dirname(path)
+        while folder:
+            yield folder
+            folder = dirname(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
@@ -12,8 +13,11 @@ from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.layouts.merge import merge_inventories, moved_inventory
 from ckptmove.checkpoint.parts import FilePart, OpenPart
-from ckptmove.conversion.remap.errors import NotGathered
+from ckptmove.conversion.remap.errors import NotGathered, NotInFormat
+from ckptmove.conversion.remap.new_files import merged_metadata
+from ckptmove.conversion.remap.other_files import replaced_by_shards
 from ckptmove.conversion.remap.remapping import remap
+from ckptmove.conversion.shards import INDEX_NAME, shard_names
 from ckptmove.conversion.to_safetensors import dense_records, tied_names
 from ckptmove.io.cast import CAST_BLOCK, cast_blocks
 from ckptmove.io.contracts import CastSegment
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from ckptmove.conversion.remap.kept_files import KeptFiles
     from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.io.contracts import Progress
+    from ckptmove.io.listing import Listing
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact
     from ckptmove.pickles.tree import Value
@@ -62,20 +67,66 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
     is_table = all(part.inventory.container == _SAFETENSORS for part in converted.parts)
     was_table = all(part.inventory.container == _SAFETENSORS for part in original.parts)
     is_gathered = not original.is_whole and one_file
-    names = {part.name for part in original.parts}
-    as_file = one_file or (is_table and not names.issuperset(part.name for part in converted.parts))
+    is_resharded = not one_file and is_table and _is_resharded(original, converted, options)
+    as_file = one_file or is_resharded or bool(options.as_root)
     is_deflated = any(fact.kind == "compressed-storage" for fact in original.inventory.facts)
-    if options == Remap() and not (is_gathered or is_deflated) and is_table == was_table:
+    is_new = is_gathered or is_resharded or is_deflated or is_table != was_table
+    if options == Remap() and not is_new:
         return original
     plan = MovePlan(MoveRequest(to=None, remap=options))
     try:
         result = remap(original, plan, limits, as_file=as_file)
-    except NotGathered:
+        is_new_table = result.is_file and is_table and not (was_table and original.is_whole)
+        found = _opened(original, result, limits, is_table=is_table, is_new_table=is_new_table)
+    except (NotGathered, NotInFormat):
         if options == Remap():
             return original
         raise
-    is_new_table = result.is_file and is_table and not (was_table and original.is_whole)
-    return _opened(original, result, limits, is_table=is_table, is_new_table=is_new_table)
+    if one_file or not as_file or original.listing is None:
+        return found
+    return _with_other_files(original, original.listing, found, converted)
+
+
+def _is_resharded(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap) -> bool:
+    """Whether a directory of safetensors files was written with a size of shards.
+
+    If the original has files of the same names, the index or the metadata shows it: each new shard has the metadata of
+    all old ones.
+    """
+    names = [part.name for part in converted.parts]
+    sources = {part.name: part for part in original.parts}
+    has_names = names == shard_names(len(names))
+    if not sources.keys() >= set(names):
+        return has_names or options != Remap()
+    if not has_names:
+        return False
+    if (INDEX_NAME in original.others) != (INDEX_NAME in converted.others):
+        return True
+    found = [merged_metadata([part]) for part in converted.parts]
+    if found == [merged_metadata([sources[name]]) for name in names]:
+        return False
+    whole = merged_metadata([part for part in original.parts if part.inventory.storages])
+    return all(one == whole for one in found)
+
+
+def _with_other_files(
+    original: OpenCheckpoint, listing: Listing, found: OpenCheckpoint, converted: OpenCheckpoint
+) -> OpenCheckpoint:
+    """The expected shards with the other files of the original, and an index that fits the converted shards."""
+    gone = replaced_by_shards(original, listing)
+    others = tuple(path for path in original.others if path not in gone)
+    names, indexes = [part.name for part in converted.parts], {}
+    if len(names) > 1 and names == shard_names(len(names)):
+        tensors = ((part.own_name(one.name), part.name) for part in converted.parts for one in part.inventory.tensors)
+        indexes = {original.top + INDEX_NAME: json.dumps({"weight_map": dict(tensors)}).encode()}
+    return replace(
+        found,
+        listing=listing,
+        links=original.links,
+        others=(*others, *indexes),
+        rewritten=indexes,
+        top=original.top,
+    )
 
 
 def _opened(

@@ -133,14 +133,7 @@ class NewFiles:
 
         If several files have an entry, the first one counts.
         """
-        parts = self._parts(storage_keys(root))
-        if not all(part.inventory.container == "safetensors" for part in parts):
-            return {"format": "pt"}
-        found: dict[str, str] = {}
-        for part in parts:
-            with cast("FilePart", part).content() as (container, _):
-                found = {**container.notes, **found}
-        return found
+        return merged_metadata(self._parts(storage_keys(root)))
 
     def flat_state(self, root: Value) -> FlatState:
         """The tensors of a state_dict; errors as of :meth:`safetensors_file`."""
@@ -212,6 +205,17 @@ class NewFiles:
                 check = partial(pieces.require_sound, key) if self._conversion.request.check else do_nothing
                 return StreamSegment(stored.span.nbytes, partial(_blocks, stored, check)), None
         raise DamagedArchive(part.path, f"bytes of storage '{key:.40}' are missing")
+
+
+def merged_metadata(parts: Collection[OpenPart]) -> dict[str, str]:
+    """Metadata of a safetensors file with the tensors of some files; as :meth:`NewFiles.metadata`."""
+    if not all(part.inventory.container == "safetensors" for part in parts):
+        return {"format": "pt"}
+    found: dict[str, str] = {}
+    for part in parts:
+        with cast("FilePart", part).content() as (container, _):
+            found = {**container.notes, **found}
+    return found
 
 
 def has_unreached(part: OpenPart, plan: MovePlan) -> bool:
