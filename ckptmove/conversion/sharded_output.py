@@ -19,7 +19,7 @@ from ckptmove.io.rewrite import write_segments
 from ckptmove.io.segments import length
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.conversion.conversion import Conversion
@@ -42,7 +42,8 @@ def write_shards(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
         CkptMoveError: as of :func:`ckptmove.api.convert`.
     """
     request = conversion.request
-    files, copied = _shard_files(conversion), _other_files(conversion, checkpoint)
+    files = _shard_files(conversion)
+    copied = _other_files(conversion, checkpoint, files)
     if not conversion.is_writing:
         return 0
     require_new_folder(request.path, request.target, force=request.force)
@@ -111,12 +112,12 @@ class _OtherFiles(NamedTuple):
         return sum(file.size_bytes for file in self.files.values())
 
 
-def _other_files(conversion: Conversion, checkpoint: OpenCheckpoint) -> _OtherFiles:
+def _other_files(conversion: Conversion, checkpoint: OpenCheckpoint, new: Collection[str]) -> _OtherFiles:
     """Everything below the top of the source except checkpoints, indexes of shards, and links to them."""
     listing = checkpoint.listing
     if listing is None:
         return _OtherFiles({"": _FOLDER_MODE}, {}, {})
-    gone = replaced_by_shards(checkpoint, listing)
+    gone = replaced_by_shards(checkpoint, listing, new)
     files = {file.path.removeprefix(checkpoint.top): file for file in listing.files if file.path not in gone}
     for path in files:
         if PurePath(path).anchor or ".." in PurePath(path).parts:

@@ -113,12 +113,13 @@ def _with_other_files(
     original: OpenCheckpoint, listing: Listing, found: OpenCheckpoint, converted: OpenCheckpoint
 ) -> OpenCheckpoint:
     """The expected shards with the other files of the original, and an index that fits the converted shards."""
-    gone = replaced_by_shards(original, listing)
-    others = tuple(path for path in original.others if path not in gone)
-    names, indexes = [part.name for part in converted.parts], {}
+    names = [part.name for part in converted.parts]
+    indexes: dict[str, bytes] = {}
     if len(names) > 1 and names == shard_names(len(names)):
         tensors = ((part.own_name(one.name), part.name) for part in converted.parts for one in part.inventory.tensors)
         indexes = {original.top + INDEX_NAME: json.dumps({"weight_map": dict(tensors)}).encode()}
+    gone = replaced_by_shards(original, listing, (*names, INDEX_NAME) if indexes else names)
+    others = tuple(path for path in original.others if path not in gone)
     return replace(
         found,
         listing=listing,

@@ -49,11 +49,17 @@ def files_of(checkpoint: OpenCheckpoint, listing: Listing, names: Collection[str
     return listing.names & own.intersection(names).union(file.path for file in pieces)
 
 
-def replaced_by_shards(checkpoint: OpenCheckpoint, listing: Listing) -> frozenset[str]:
+def replaced_by_shards(checkpoint: OpenCheckpoint, listing: Listing, new: Collection[str]) -> frozenset[str]:
     """Paths that a directory of new shards leaves out: checkpoints, indexes, and links to them.
 
-    Files of an archive outside of its top folder are left out too.
+    Of an archive, files outside of its top folder are left out too, and those that macOS adds for other files.
+
+    Args:
+        checkpoint: the original.
+        listing: its files.
+        new: names of the new files; links to them are kept.
     """
     gone = files_of(checkpoint, listing, {part.name for part in checkpoint.parts})
-    apart = (path for path in listing.names if is_index(path.rpartition("/")[2]) or not path.startswith(checkpoint.top))
-    return with_links(listing, gone.union(apart))
+    gone |= {path for path in listing.names if is_index(path.rpartition("/")[2]) or not path.startswith(checkpoint.top)}
+    gone |= {file.path for file in listing.files if file.is_hidden and "/." not in f"/{file.folder}"}
+    return gone | with_links(listing, gone.difference(new))

@@ -481,18 +481,6 @@ def test_tied_weights_are_written_once(tmp_path, compared):
     assert compared(tmp_path / "out.safetensors", tmp_path / "in.pth") == 0
 
 
-def test_shards_copy_the_other_files(tmp_path):
-    source, output = shards(tmp_path / "in", ".bin"), tmp_path / "out"
-    (source / "sub").mkdir()
-    (source / "sub" / "notes.txt").write_text("a")
-    (source / "link").symlink_to("config.json")
-    done = []
-    ckptmove.convert(source, output=output, shard_size="1KB", progress=lambda *count: done.append(count))
-    assert sorted(one.name for one in output.iterdir()) == ["config.json", "model.safetensors"]
-    assert done[-1][0] == done[-1][1]
-    assert [one for one, _ in done] == sorted(one for one, _ in done)
-
-
 def test_a_model_in_one_file_becomes_shards(tmp_path):
     output = tmp_path / "out"
     ckptmove.convert(one_torch(tmp_path), output=output, shard_size=50)
