@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from posixpath import dirname
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
@@ -14,6 +13,7 @@ from ckptmove.conversion.shards import INDEX_NAME, shard_index, shard_names, spl
 from ckptmove.formats.safetensors_new import new_safetensors
 from ckptmove.io.contracts import BytesSegment
 from ckptmove.io.directory_sink import DirectorySink
+from ckptmove.io.locations import leads_out
 from ckptmove.io.new_output import require_new_folder
 from ckptmove.io.rewrite import write_segments
 from ckptmove.io.segments import length
@@ -120,7 +120,7 @@ def _other_files(conversion: Conversion, checkpoint: OpenCheckpoint, new: Collec
     gone = replaced_by_shards(checkpoint, listing, new)
     files = {file.path.removeprefix(checkpoint.top): file for file in listing.files if file.path not in gone}
     for path in files:
-        if PurePath(path).anchor or ".." in PurePath(path).parts:
+        if leads_out(path):
             raise NotRemappable(listing.path, "archive", f"the name of member '{path:.200}' leads out of it")
     links = {link.path: link.target for link in listing.links if link.path not in gone}
     lost = [link.path for link in listing.links if link.path in gone]

@@ -33,6 +33,11 @@ def link_target(path: str) -> str:
     return os.path.realpath(path) if os.path.islink(path) else ""  # noqa: PTH114  # the path stays text
 
 
+def leads_out(path: str) -> bool:
+    """Whether the name of a member of an archive leads out of the directory that it is written to."""
+    return bool(Path(path).anchor) or ".." in Path(path).parts
+
+
 def other_names(path: str) -> int:
     """Number of other hard links to a file; 0 if the system refuses to look."""
     with suppress(OSError):

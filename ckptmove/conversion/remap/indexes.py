@@ -9,21 +9,21 @@ from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.layouts.detect import is_index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.io.listing import Listing
+    from ckptmove.model import StorageRef
     from ckptmove.pickles.tree import Value
 
 
 def new_indexes(
-    listing: Listing, remapped: Remapped, roots: Mapping[str, Value], changed: frozenset[str]
+    listing: Listing, storages: Sequence[StorageRef], roots: Mapping[str, Value], changed: frozenset[str]
 ) -> dict[str, bytes]:
     """The new content of each index whose shards change; empty if no key is left.
 
     Args:
         listing: files of the checkpoint.
-        remapped: the remapping.
+        storages: the storages in the new trees.
         roots: trees of the files that are left, by path.
         changed: paths of files that change or are removed.
     """
@@ -40,7 +40,6 @@ def new_indexes(
         index["weight_map"] = dict(sorted(left.items()))
         if "total_size" in (index.get("metadata") or {}):
             inside = tuple(f"{prefix}{name}/" for name in names)
-            storages = remapped.inventory.storages
             index["metadata"]["total_size"] = sum(one.nbytes for one in storages if one.key.startswith(inside))
         found[file.path] = json.dumps(index, indent=2).encode() + b"\n" if left else b""
     return found

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.conversion.remap.indexes import new_indexes
-from ckptmove.conversion.remap.new_files import has_unreached
 from ckptmove.conversion.remap.other_files import files_of, with_links
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
-    from ckptmove.conversion.remap.remapping import Remapped
+    from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.io.listing import Listing
+    from ckptmove.model import StorageRef
     from ckptmove.moves import MovePlan
     from ckptmove.pickles.tree import Dict, Value
+
+#: Kinds of facts about bytes that ``--compact`` changes in each file of ``torch.save``.
+_UNREACHED: Final = frozenset({"orphan-record", "stray-bytes", "kept-for-undo", "compressed-storage"})
 
 
 class KeptFiles(NamedTuple):
@@ -34,12 +37,22 @@ class KeptFiles(NamedTuple):
     removed: frozenset[str]
 
 
-def keep_files(checkpoint: OpenCheckpoint, listing: Listing, remapped: Remapped) -> KeptFiles:
-    """The files of a checkpoint after its remapping."""
-    pairs = cast("Dict", remapped.root).pairs() if not checkpoint.is_whole else ((("", remapped.root, -1)),)
+def keep_files(
+    checkpoint: OpenCheckpoint, listing: Listing, plan: MovePlan, root: Value, storages: Sequence[StorageRef]
+) -> KeptFiles:
+    """The files of a checkpoint after a remapping.
+
+    Args:
+        checkpoint: the original.
+        listing: its files.
+        plan: all changes.
+        root: the new tree.
+        storages: the storages in it.
+    """
+    pairs = cast("Dict", root).pairs() if not checkpoint.is_whole else (("", root, -1),)
     roots = {cast("str", path): root for path, root, _ in pairs}
-    changed = _touched(checkpoint, remapped.plan, roots)
-    indexes = new_indexes(listing, remapped, roots, changed)
+    changed = _touched(checkpoint, plan, roots)
+    indexes = new_indexes(listing, storages, roots, changed)
     gone = files_of(checkpoint, listing, {part.name for part in checkpoint.parts} - roots.keys())
     removed = with_links(listing, gone.union(path for path, data in indexes.items() if not data))
     return KeptFiles(roots, changed, indexes, removed)
@@ -66,3 +79,8 @@ def _is_touched(path: str, plan: MovePlan) -> bool:
     return any(key.startswith(f"{path}/" if path else "") for key in storages) or any(
         not path or place == path or place.startswith(f"{path}.") for place in places
     )
+
+
+def has_unreached(part: OpenPart, plan: MovePlan) -> bool:
+    """Whether ``--compact`` leaves out bytes of a part that no tensor reaches, or stores deflated ones plainly."""
+    return plan.request.remap.compact and any(fact.kind in _UNREACHED for fact in part.inventory.facts)

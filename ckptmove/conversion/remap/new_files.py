@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.combine import rename_storages, storage_keys
 from ckptmove.conversion.remap.errors import MixedByteOrders, NotInFormat
+from ckptmove.conversion.remap.kept_files import has_unreached
 from ckptmove.conversion.remap.storages import changed_bytes
 from ckptmove.conversion.to_safetensors import dense_records, flat_state
 from ckptmove.errors import CrcMismatch, DamagedArchive
@@ -32,11 +33,8 @@ if TYPE_CHECKING:
     from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.conversion.to_safetensors import FlatState
     from ckptmove.io.contracts import ByteSource, Segment
-    from ckptmove.moves import MovePlan
     from ckptmove.pickles.tree import Value
 
-#: Kinds of facts about bytes that ``--compact`` changes in each file of ``torch.save``.
-UNREACHED: Final = frozenset({"orphan-record", "stray-bytes", "kept-for-undo", "compressed-storage"})
 #: Bytes read at a time of a tensor that is assembled from pieces; a multiple of every element size.
 _BLOCK: Final = 1 << 20
 
@@ -216,11 +214,6 @@ def merged_metadata(parts: Collection[OpenPart]) -> dict[str, str]:
         with cast("FilePart", part).content() as (container, _):
             found = {**container.notes, **found}
     return found
-
-
-def has_unreached(part: OpenPart, plan: MovePlan) -> bool:
-    """Whether ``--compact`` leaves out bytes of a part that no tensor reaches, or stores deflated ones plainly."""
-    return plan.request.remap.compact and any(fact.kind in UNREACHED for fact in part.inventory.facts)
 
 
 def _blocks(stored: StoredBytes, check: Callable[[], None]) -> Iterator[bytes]:

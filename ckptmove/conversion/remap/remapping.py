@@ -114,7 +114,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
     )
     if as_file or listing is None:
         return result
-    files = keep_files(checkpoint, listing, result)
+    files = keep_files(checkpoint, listing, result.plan, root, new.storages)
     lost = (link.path for link in listing.links if link.path in files.removed)
     links = (Dropped(path, 0, 0, "drop" if options.drop else "only") for path in lost)
     return replace(result, kept=files, plan=result.plan._replace(dropped=(*result.plan.dropped, *links)))
