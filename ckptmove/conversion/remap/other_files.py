@@ -20,7 +20,7 @@ def with_links(listing: Listing, gone: Iterable[str]) -> frozenset[str]:
 
     Args:
         listing: content of the directory or the archive.
-        gone: paths of files and links to leave out.
+        gone: paths of files to leave out.
     """
     folders = (folder.path for folder in listing.folders if folder.path)
     members = Counter(dirname(path) for path in (*listing.names, *folders))
@@ -31,8 +31,6 @@ def with_links(listing: Listing, gone: Iterable[str]) -> frozenset[str]:
     left = list(gone)
     while left:
         path = left.pop()
-        if path in found:
-            continue
         found.add(path)
         left += links.get(path, ())
         folder = dirname(path)
@@ -60,6 +58,6 @@ def replaced_by_shards(checkpoint: OpenCheckpoint, listing: Listing, new: Collec
         new: names of the new files; links to them are kept.
     """
     gone = files_of(checkpoint, listing, {part.name for part in checkpoint.parts})
-    gone |= {path for path in listing.names if is_index(path.rpartition("/")[2]) or not path.startswith(checkpoint.top)}
+    gone |= {file.path for file in listing.files if is_index(file.name) or not file.path.startswith(checkpoint.top)}
     gone |= {file.path for file in listing.files if file.is_hidden and "/." not in f"/{file.folder}"}
     return gone | with_links(listing, gone.difference(new))
