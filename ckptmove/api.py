@@ -259,6 +259,8 @@ def convert_checkpoint(request: ConvertRequest) -> ConvertResult:
     """Run a request of :func:`convert`."""
     if request.in_place and request.output:
         raise UsageError("--in-place changes the file itself and takes no --output")
+    if request.in_place and request.shard_bytes is not None:
+        raise UsageError("--shard-size writes a new directory, and --in-place changes the file itself: leave one out")
     if request.in_place and (request.force or not request.check):
         raise UsageError("--in-place replaces no other file and reads no tensor: leave out --force and --no-check")
     from ckptmove.conversion.convert import convert as carry_out  # noqa: PLC0415  # slow import, not used by inspect
@@ -331,15 +333,15 @@ def verify(
         to: target device (default: every tensor stays on its device, and the step is made on the model's).
         against: checkpoint whose values must be equal, after the changes of the arguments that follow; a file, a
             directory or an archive.
-        strip_prefix: as of :func:`convert`, with which the checkpoint was made, like all up to ``dtype``.
-        add_prefix: likewise.
-        rename: likewise.
-        only: likewise.
-        drop: likewise.
-        as_root: likewise.
-        compact: likewise.
-        plain: likewise.
-        dtype: likewise.
+        strip_prefix: prefixes that :func:`convert` removed from the keys of ``against``.
+        add_prefix: prefix that it added.
+        rename: patterns of the keys that it renamed, with the new keys.
+        only: patterns of the entries that it kept.
+        drop: patterns of the entries that it dropped.
+        as_root: entry that it made the root.
+        compact: whether it trimmed storages.
+        plain: whether it replaced objects with plain values.
+        dtype: dtypes that it cast tensors to.
         optimizer: optimizer class to step with (default: detected): the name of one of ``torch.optim``, or
             ``pkg.mod:CLASS``, which another process imports and runs.
         require_device: whether a simulated target is a failure.

@@ -47,7 +47,7 @@ def test_nothing_proven_is_a_failure_unless_it_is_told_otherwise(saved):
     def strip(state):
         del state["optimizer"]
 
-    with pytest.raises(AssertionError, match="a resume is not proven"):
+    with pytest.raises(AssertionError, match="not proven to resume"):
         assert_resumes(saved(strip))
     assert not assert_resumes(saved(strip), require_proof=False).proven
 

@@ -1,6 +1,6 @@
 """Read the elements of a tensor from a file, in torch's order.
 
-Memory is one block, or the extent of the tensor if its elements are not in order in the file.
+Memory is one block, or at most 64 MiB if the elements are not in order in the file.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Elements in a block; the largest element has 16 bytes.
 BLOCK_ELEMENTS: Final = 1 << 16
+#: Largest extent of a tensor that is read as a whole.
+_MOST_READ: Final = 32 << 20
 #: Formats of memoryview and array by word size.
 _WORDS: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _LARGEST_WORD: Final = 8
@@ -79,13 +81,16 @@ def fills_extent(record: TensorRecord) -> bool:
     return prod(record.shape) == extent_numel(record.shape, record.stride)
 
 
-def blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterator[bytes]:
-    """Iterate over a tensor's elements in order, in native byte order; each block but the last has ``BLOCK_ELEMENTS``.
+def blocks(
+    stored: StoredBytes, record: TensorRecord, span: Span, byteorder: Literal["little", "big"] = sys.byteorder
+) -> Iterator[bytes]:
+    """Iterate over a tensor's elements in order; each block but the last has ``BLOCK_ELEMENTS``.
 
     Args:
         stored: storage of the tensor.
         record: the tensor.
         span: :func:`extent_span` of the tensor.
+        byteorder: byte order of the blocks; by default the native one.
 
     Raises:
         SourceChanged, AccessFailed: as ``source.read``.
@@ -94,30 +99,25 @@ def blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterator[by
     if is_contiguous(record):
         found = _read(stored, span, item * BLOCK_ELEMENTS)
     else:
-        found = in_blocks(_strided(stored.source.read(span.start, span.end), record, item), item * BLOCK_ELEMENTS)
-    return _native(stored, record, found)
+        found = in_blocks(_in_order(stored.source, record, span), item * BLOCK_ELEMENTS)
+    return _ordered(record, found, stored.byteorder, byteorder)
 
 
 def raw_blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterator[bytes]:
     """Iterate over the elements of a tensor's extent in the order of the file, with gaps, in native byte order."""
-    return _native(stored, record, _read(stored, span, ITEM_BYTES[record.dtype] * BLOCK_ELEMENTS))
+    found = _read(stored, span, ITEM_BYTES[record.dtype] * BLOCK_ELEMENTS)
+    return _ordered(record, found, stored.byteorder, sys.byteorder)
 
 
 def little_endian(record: TensorRecord, found: Iterable[bytes | memoryview], byteorder: str) -> Iterator[bytes]:
-    """Iterate over a tensor's elements in order, little-endian, in blocks of at most ``BLOCK_ELEMENTS``.
+    """Iterate over the elements of a contiguous tensor, little-endian, in blocks of at most ``BLOCK_ELEMENTS``.
 
     Args:
         record: the tensor.
-        found: the bytes of its extent, in blocks of any size.
+        found: its bytes, in blocks of any size.
         byteorder: their byte order.
     """
-    item = ITEM_BYTES[record.dtype]
-    pieces = found if is_contiguous(record) else _strided(b"".join(found), record, item)
-    return _ordered(record, in_blocks(pieces, item * BLOCK_ELEMENTS), byteorder, "little")
-
-
-def _native(stored: StoredBytes, record: TensorRecord, found: Iterator[bytes]) -> Iterator[bytes]:
-    return _ordered(record, found, stored.byteorder, sys.byteorder)
+    return _ordered(record, in_blocks(found, ITEM_BYTES[record.dtype] * BLOCK_ELEMENTS), byteorder, "little")
 
 
 def _ordered(record: TensorRecord, found: Iterator[bytes], source: str, target: str) -> Iterator[bytes]:
@@ -140,6 +140,16 @@ def is_contiguous(record: TensorRecord) -> bool:
 def _read(stored: StoredBytes, span: Span, nbytes: int) -> Iterator[bytes]:
     for start in range(span.start, span.end, nbytes):
         yield stored.source.read(start, min(start + nbytes, span.end))
+
+
+def _in_order(source: Readable, record: TensorRecord, span: Span) -> Iterator[bytes]:
+    """Iterate over the elements of a tensor that is not contiguous, in order."""
+    item = ITEM_BYTES[record.dtype]
+    if span.nbytes <= _MOST_READ:
+        return _strided(source.read(span.start, span.end), record, item)
+    from ckptmove.io.strided import strided_blocks  # noqa: PLC0415  # imports numpy, only for a large tensor
+
+    return strided_blocks(source.read, span.start, record.shape, record.stride, item)
 
 
 def _strided(data: bytes, record: TensorRecord, item: int) -> Iterator[bytes]:

@@ -80,13 +80,13 @@ def compare_stored(
     """Compare two open checkpoints.
 
     Args:
-        one: the first, as :func:`ckptmove.checkpoint.open_checkpoint.side_by_side` returns it.
-        other: the second, likewise.
+        one: the first checkpoint of :func:`ckptmove.checkpoint.open_checkpoint.side_by_side`.
+        other: the second.
         found: pairs of tensors and files to compare.
         criteria: what counts as a difference.
-        limits: as of :func:`compare`.
-        measure: likewise.
-        progress: likewise.
+        limits: resource limits for reading each of them.
+        measure: measures the distance between values; called for blocks whose bytes differ.
+        progress: called with the tensor bytes compared so far and the total, as sizes in the first checkpoint.
 
     Raises:
         UnreadableInput, LimitExceeded: as :func:`compare`.

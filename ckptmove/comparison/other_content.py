@@ -99,7 +99,7 @@ class Remainder:
         self._gathered(rest.values())
 
     def _gathered(self, parts: Collection[OpenPart]) -> None:
-        """Add a note on files that are split or merged on the other side, unless they differ in nothing but tensors."""
+        """Add a note on files that are split or merged on the other side, unless they contain only tensors."""
         if all(map(_is_table, parts)) and len({tuple(sorted(part.extras().items())) for part in parts}) <= 1:
             return
         self._note_on([part.name or part.path for part in parts], ": only tensors were compared")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.conversion.notes import conversion_notes, is_refused, overflow_note, unmatched_options
-from ckptmove.conversion.plan import plan_move
+from ckptmove.conversion.plan import plan_before_remap, plan_move, require_dtypes
 from ckptmove.conversion.target_format import target_format
 from ckptmove.errors import DamagedArchive, UsageError
 from ckptmove.io.locations import exists
@@ -93,6 +94,7 @@ class Conversion:
         plan: the changes to make.
         notes: notes for the user.
         unchecked: paths of the files whose bytes have no CRCs; empty for the one file of a checkpoint.
+        resources: closed after the output was written.
         overflowed: numbers of values that were too large for the dtype of their cast.
         is_writing: whether to write the output. False in a dry run, and without changes if the checkpoint stores no
             devices, unless ``output`` requests a copy.
@@ -114,8 +116,10 @@ class Conversion:
         self.request = request
         if not is_move and move.remap == Remap() and self.format == "same":
             raise UsageError("convert needs a target, --to DEVICE, or another change, for example --strip-prefix")
-        moves = plan_move(inventory, move) if is_move else MovePlan(move)
-        self.remapped = self._remap(checkpoint, moves)
+        is_remap = move.remap != Remap() or self.format != "same"
+        plan = plan_before_remap if is_remap else plan_move
+        moves = plan(inventory, move) if is_move else MovePlan(move)
+        self.remapped = self._remap(checkpoint, moves) if is_remap else None
         self.plan = moves if self.remapped is None else self.remapped.plan
         self._container = _CONTAINERS.get(self.format, inventory.container)
         if self.remapped is not None and self._container in _OLD_FORMS:
@@ -132,6 +136,7 @@ class Conversion:
         self._is_refused = is_refused(new)
         self._unmatched = tuple(unmatched_options(inventory, move))
         self.unchecked: list[str] = []
+        self.resources = ExitStack()
         self.overflowed: list[int] = []
         reason = checkpoint.no_devices if self.plan.is_empty and self.remapped is None else ""
         is_idle = bool(reason) and request.output is None and not request.in_place
@@ -147,13 +152,14 @@ class Conversion:
         if request.dry_run and not is_free and exists(request.target):
             self.notes.append(f"{request.target} already exists: --force replaces it")
 
-    def _remap(self, checkpoint: OpenCheckpoint, moves: MovePlan) -> Remapped | None:
-        request = self.request
-        if request.move.remap == Remap() and self.format == "same":
-            return None
+    def _remap(self, checkpoint: OpenCheckpoint, moves: MovePlan) -> Remapped:
         from ckptmove.conversion.remap.remapping import remap  # noqa: PLC0415  # slow import, rarely needed
 
-        return remap(checkpoint, moves, request.limits, as_file=self.format != "same")
+        request = self.request
+        remapped = remap(checkpoint, moves, request.limits, as_file=self.format != "same")
+        if self.format not in {"safetensors", "shards"} and moves.edits:  # those formats store no device
+            require_dtypes(remapped.inventory, request.move)
+        return remapped
 
     def result(self, written: int) -> ConvertResult:
         """The result, with the number of bytes written."""

@@ -40,7 +40,9 @@ def convert(request: ConvertRequest) -> ConvertResult:
             ) as checkpoint,
         ):
             conversion = Conversion(request, checkpoint)
-            return conversion.result(_carry_out(conversion, checkpoint))
+            with conversion.resources:
+                written = _carry_out(conversion, checkpoint)
+            return conversion.result(written)
     except ArchiveOfFiles as error:
         raise InPlaceImpossible(path, "it is an archive of files, which cannot be converted in place") from error
 

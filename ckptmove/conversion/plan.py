@@ -80,6 +80,42 @@ def plan_for(inventory: Inventory, device: str) -> MovePlan:
     return _planned(inventory, policy, _place(inventory, policy))
 
 
+def plan_before_remap(inventory: Inventory, request: MoveRequest) -> MovePlan:
+    """Plan the moves of a checkpoint of which parts may be dropped or cast before they move.
+
+    Casts are planned if they are requested; a dtype that the target lacks is no error here.
+
+    Args:
+        inventory: the checkpoint.
+        request: the request.
+    """
+    policy = Policy(inventory, request)
+    plan = _planned(inventory, policy, _place(inventory, policy))
+    return plan if request.cast else plan._replace(edits=tuple(edit._replace(cast=None) for edit in plan.edits))
+
+
+def require_dtypes(inventory: Inventory, request: MoveRequest) -> None:
+    """Check that each tensor of a changed checkpoint is on a device that supports its dtype.
+
+    Args:
+        inventory: the checkpoint after its changes.
+        request: the request.
+
+    Raises:
+        UnsupportedDtype: if one is not, without ``cast``.
+        UncastableDtype: if one is not, although casts were planned.
+    """
+    lost: dict[str, list[tuple[str, str]]] = {}
+    for record in inventory.tensors:
+        for part in record.dense():
+            if part.dtype in unsupported_dtypes(part.device):
+                lost.setdefault(part.device, []).append((record.name, part.dtype))
+    for tag, tensors in lost.items():
+        if request.cast:
+            raise UncastableDtype(tag, tuple(tensors), _NO_CAST)
+        raise UnsupportedDtype(tag, tuple(tensors))
+
+
 def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:
     """Decide on every change of a conversion.
 

@@ -54,7 +54,7 @@ def target_format(output: str | None, default_output: str, inventory: Inventory,
     form = inventory.form if isinstance(inventory, DirectoryInventory) else None
     container = form or inventory.container
     named = _SUFFIXES.get(suffix.lower())
-    if named is None or container in named or suffix.lower() == source.lower():
+    if named is None or container in named or (not named and suffix.lower() == source.lower()):
         return "same"
     if suffix.lower() == ".safetensors":
         return "safetensors"

@@ -8,23 +8,25 @@ is tied to it, and ``load_model`` accepts either name.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections import Counter, defaultdict
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
-from ckptmove.checkpoint.elements import extent_numel, is_contiguous, little_endian
+from ckptmove.checkpoint.elements import StoredBytes, blocks, extent_numel, is_contiguous, little_endian
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, unique
 from ckptmove.conversion.remap.errors import NotInFormat
 from ckptmove.formats.safetensors_new import NewTensor, obstacle
-from ckptmove.io.contracts import StreamSegment
+from ckptmove.io.contracts import CopySegment, FromSource, StreamSegment
 from ckptmove.io.cut import checked_blocks, cut
 from ckptmove.io.segments import length, without_checks
+from ckptmove.io.spool import Spool, is_streamed
 from ckptmove.moves import Dropped
 from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import Call, Dict, List, Node, Persistent, Set, Tuple
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.model import TensorRecord
@@ -91,7 +93,11 @@ def dense_records(root: Value) -> tuple[TensorRecord, ...]:
 
 
 def flat_state(
-    records: Sequence[TensorRecord], bytes_of: BytesOf, source: ByteSource, overflowed: Overflowed | None = None
+    records: Sequence[TensorRecord],
+    bytes_of: BytesOf,
+    source: ByteSource,
+    spool: Spool,
+    overflowed: Overflowed | None = None,
 ) -> FlatState:
     """Plan the tensors of a safetensors file, or of several shards.
 
@@ -99,8 +105,10 @@ def flat_state(
         records: dense tensors; see :func:`dense_records`.
         bytes_of: returns the bytes of a storage by its key, with the dtype and the offsets of the records.
         source: source of these bytes, except for those of a ``FromSource``.
+        spool: keeps the bytes of a storage that several tensors share and that can only be read in order. To be closed
+            after the tensors were written.
         overflowed: called with the number of values that a cast made infinite, for casts of tensors that are not
-            contiguous.
+            contiguous and for bytes in the spool.
 
     Raises:
         NotInFormat: if tensors overlap, and neither are all equal nor is one of them the whole storage.
@@ -109,13 +117,17 @@ def flat_state(
     stored = {record.storage: bytes_of(record.storage) for record in records if record.storage is not None}
     sizes = {key: length(segment) for key, (segment, _) in stored.items()}
     tied = tied_names(records, sizes)
+    written = Counter(record.storage for record in records if record.name not in tied and record.nbytes)
+    for key, (segment, byteorder) in stored.items():
+        if written[key] > 1 and is_streamed(segment):
+            stored[key] = spool.hold(source, segment, overflowed), byteorder
     tensors: list[NewTensor] = []
     for record in records:
         if record.name not in tied and record.storage is not None:
             segment, byteorder = stored[record.storage]
             # The first tensor of a storage checks all of its bytes.
             stored[record.storage] = without_checks((segment,))[0], byteorder
-            segments = _segments(record, source, segment, byteorder, overflowed) if record.nbytes else ()
+            segments = (_segment(record, source, segment, byteorder, overflowed),) if record.nbytes else ()
             tensors.append(NewTensor(record.name, record.dtype, record.shape, segments))
     return FlatState(tuple(tensors), tied)
 
@@ -215,15 +227,33 @@ def _kept(group: list[TensorRecord], storage_nbytes: int) -> str | None:
 # --- bytes -----------------------------------------------------------------------------------------------------------
 
 
-def _segments(
+def _segment(
     record: TensorRecord, source: ByteSource, storage: Segment, byteorder: str, overflowed: Overflowed | None
-) -> tuple[Segment, ...]:
+) -> Segment:
     start, end = _area(record)
     part = cut(source, storage, start, end - start)
     if is_contiguous(record) and (byteorder == "little" or ITEM_BYTES[record.dtype] == 1):
-        return (part,)
-    return (
-        StreamSegment(
-            record.nbytes, lambda: little_endian(record, checked_blocks(source, part, overflowed), byteorder)
-        ),
-    )
+        return part
+    elements = StreamSegment(record.nbytes, lambda: _elements(record, source, part, byteorder, overflowed))
+    # The source stays known, so that a change of its file is detected.
+    return FromSource(part.source, elements) if isinstance(part, FromSource) else elements
+
+
+def _elements(
+    record: TensorRecord, source: ByteSource, part: Segment, byteorder: str, overflowed: Overflowed | None
+) -> Iterator[bytes]:
+    """Yield the elements of a tensor in order, little-endian."""
+    while isinstance(part, FromSource):
+        source, part = part
+    found = checked_blocks(source, part, overflowed)
+    if is_contiguous(record):
+        yield from little_endian(record, found, byteorder)
+        return
+    with closing(Spool()) as spool:
+        if isinstance(part, CopySegment):
+            for _ in found if part.checks else ():
+                pass
+        else:
+            source, part = spool.hold(source, part, overflowed)
+        span = cast("CopySegment", part).span
+        yield from blocks(StoredBytes(source, span, byteorder), record, span, "little")

@@ -254,10 +254,10 @@ Value: TypeAlias = "Node | str | bytes | int | float | bool | None"
 def nodes(root: Value) -> Iterator[Node]:
     """Iterate over the nodes of a tree, each once, in the order of the pickle."""
     seen: set[int] = set()
-    stack = [root]
+    stack = [root] if isinstance(root, Node) else []
     while stack:
         node = stack.pop()
-        if isinstance(node, Node) and id(node) not in seen:
+        if id(node) not in seen:
             seen.add(id(node))
             yield node
-            stack += reversed(node.members())
+            stack += [member for member in reversed(node.members()) if isinstance(member, Node)]

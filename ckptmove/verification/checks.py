@@ -42,28 +42,38 @@ class Offenders:
         return self.count > 0
 
     def __str__(self) -> str:
+        return "; ".join(self.failures())
+
+    def failures(self, prefix: str = "") -> list[str]:
+        """The texts, and the number of the others; the prefix goes before the first one."""
         rest = self.count - len(self.first)
-        return "; ".join(self.first) + (f"; and {rest:,} more" if rest else "")
+        more = [f"and {rest:,} more"] if rest else []
+        return [f"{prefix}{self.first[0]}", *self.first[1:], *more] if self.first else []
 
 
-def passed(name: str, detail: str, **evidence: object) -> CheckResult:
-    """Result of a check that passed."""
-    return CheckResult(name=name, status="passed", detail=detail, evidence=tuple(evidence.items()))
+def passed(name: str, detail: str, fix: str = "", /, **evidence: object) -> CheckResult:
+    """Result of a check that passed; the fix is that of a note in the detail."""
+    return CheckResult(name, "passed", _with_fix(detail, fix), tuple(evidence.items()), fix=fix)
 
 
-def failed(name: str, detail: str, **evidence: object) -> CheckResult:
+def failed(name: str, failures: str | list[str], fix: str = "", /, **evidence: object) -> CheckResult:
     """Result of a check that failed."""
-    return CheckResult(name=name, status="failed", detail=detail, evidence=tuple(evidence.items()))
+    parts = (failures,) if isinstance(failures, str) else tuple(failures)
+    return CheckResult(name, "failed", _with_fix("; ".join(parts), fix), tuple(evidence.items()), parts, fix)
 
 
-def skipped(name: str, reason: str, **evidence: object) -> CheckResult:
+def skipped(name: str, reason: str, fix: str = "", /, **evidence: object) -> CheckResult:
     """Result of a check that was not made, with the reason."""
-    return CheckResult(name=name, status="skipped", detail=reason, evidence=tuple(evidence.items()))
+    return CheckResult(name, "skipped", _with_fix(reason, fix), tuple(evidence.items()), fix=fix)
+
+
+def _with_fix(text: str, fix: str) -> str:
+    return f"{text}; fix: {fix}" if fix else text
 
 
 def check_to_json(check: CheckResult) -> dict[str, object]:
-    """A check as JSON, for ``--json`` and for the parent process."""
-    return {"name": check.name, "status": check.status, "detail": check.detail, "evidence": dict(check.evidence)}
+    """A check as JSON, for the parent process."""
+    return {**check._asdict(), "evidence": dict(check.evidence)}
 
 
 def check_from_json(value: Mapping[str, Any]) -> CheckResult:
@@ -73,6 +83,8 @@ def check_from_json(value: Mapping[str, Any]) -> CheckResult:
         status=value["status"],
         detail=value["detail"],
         evidence=tuple(value["evidence"].items()),
+        failures=tuple(value["failures"]),
+        fix=value["fix"],
     )
 
 

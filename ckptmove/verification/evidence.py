@@ -23,14 +23,18 @@ class CheckResult(NamedTuple):
         name: ``file``, ``restore``, ``placement``, ``structure``, ``numbers``, ``step``, ``parity``, ``fresh``, or
             ``case`` with ``--case``.
         status: the outcome.
-        detail: one line with figures, or the reason for a skip.
+        detail: one line with figures, all failures with the fix, or the reason for a skip.
         evidence: figures by name.
+        failures: the failures in the detail; empty if the check did not fail.
+        fix: the fix at the end of the detail: a command or an edit; empty without one.
     """
 
     name: str
     status: CheckStatus
     detail: str
     evidence: tuple[tuple[str, object], ...] = ()
+    failures: tuple[str, ...] = ()
+    fix: str = ""
 
 
 def fails_run(findings: Iterable[Finding], *, strict: bool, proven: bool = True) -> bool:

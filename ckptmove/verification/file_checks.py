@@ -90,10 +90,10 @@ def fail_on_findings(check: CheckResult, findings: Sequence[Finding]) -> CheckRe
         if FAILED_BY.get(finding.code) == check.name and finding.severity is not Severity.INFO:
             unnamed = finding.where[:1] if not any(path in finding.message for path in finding.where) else ()
             faults.add(": ".join([f"{finding.message} ({finding.code})", *unnamed]))
-            fix = fix or (f"; fix: {finding.fix}" if isinstance(finding.fix, Command) else "")
+            fix = fix or (finding.fix if isinstance(finding.fix, Command) else "")
     if check.status == "failed" or not faults:
         return check
-    return failed(check.name, f"{faults}{fix}", **dict(check.evidence))
+    return failed(check.name, faults.failures(), fix, **dict(check.evidence))
 
 
 def check_placement(
@@ -114,7 +114,7 @@ def check_placement(
     """
     target = request.to or "cpu"
     home = available_device(target, Context(device_count=device_count))
-    mend = f"fix: ckptmove convert {quoted(inventory.path)} --to {home}"
+    mend = f"ckptmove convert {quoted(inventory.path)} --to {home}"
     mend += "".join(f" --keep {quoted(glob)}" for glob in request.keep)
     try:
         plan = plan_move(inventory, request._replace(to=None) if as_saved else request)
@@ -122,8 +122,10 @@ def check_placement(
         lacking = Offenders()
         for name, dtype in error.tensors:
             lacking.add(f"{name} is {dtype}")
-        way = error.reason if isinstance(error, UncastableDtype) else f"{mend} --cast"
-        return failed("placement", f"{error.target} has no such dtype: {lacking}; {way}", misplaced=lacking.count)
+        failures = lacking.failures(f"{error.target} has no such dtype: ")
+        reasons = [error.reason] if isinstance(error, UncastableDtype) else []
+        fix = "" if reasons else f"{mend} --cast"
+        return failed("placement", [*failures, *reasons], fix, misplaced=lacking.count)
     if not inventory.storages:
         return skipped("placement", "there are no tensors")
     # A metric on the CPU next to a model takes no part in training, so it does not affect the resume.
@@ -161,10 +163,10 @@ def check_placement(
         wanted = _as_saved(inventory, target, left) if as_saved else f"for {target}"
         return passed("placement", f"{total} placed {wanted}{rest}", **figures)
     parts = [f"{amount(misplaced, 'tensor')} misplaced", *wrong] if wrong else []
-    parts += [f"{amount(flags.count, 'option')} to change: {flags}"] * bool(flags)
+    parts += flags.failures(f"{amount(flags.count, 'option')} to change: ")
     if target == "cpu" and not flags:
         mend += ", or map_location='cpu' where the script loads it"
-    return failed("placement", "; ".join([*parts, mend]), **figures)
+    return failed("placement", parts, mend, **figures)
 
 
 def _as_saved(inventory: Inventory, target: str, left: int) -> str:
@@ -236,7 +238,7 @@ def check_structure(inventory: Inventory, pairings: Sequence[tuple[OptimizerReco
         "model_tensors": models, "paired_by": ", ".join(dict.fromkeys(pairing.how for _, pairing in pairings)),
     }  # fmt: skip
     if faults:
-        return failed("structure", str(faults), **figures)
+        return failed("structure", faults.failures(), **figures)
     found = f"{paired:,} found in the model by {_how(pairings)}" if paired else "none found in the model"
     found += "".join(f" ({pairing.reason})" for _, pairing in pairings if pairing.reason)
     detail = f"{amount(listed, 'parameter')} in {amount(groups, 'group')}, {stated:,} with state; {found}"

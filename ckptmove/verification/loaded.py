@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
 from ckptmove.formats.opening import container_class
-from ckptmove.verification.case.source_file import as_file
+from ckptmove.verification.byte_source_file import as_file
 from ckptmove.verification.digests import StorageDigests
 from ckptmove.verification.pages import is_mapping
 from ckptmove.verification.program import program_pickles, program_tensors

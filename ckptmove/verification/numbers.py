@@ -101,15 +101,14 @@ class NumbersTally:
             "infinite_buffers": self._infinite_buffers,
             "wrong_counts": self.counters.faults.count,
         }
-        faults = []
+        faults: list[str] = []
         if self._not_finite and "N501" not in ignored:
-            faults.append(f"not finite: {self._not_finite}")
+            faults += self._not_finite.failures("not finite: ")
         if self._negative and "N502" not in ignored:
-            faults.append(f"below zero: {self._negative}")
-        if self.counters.faults:
-            faults.append(str(self.counters.faults))
+            faults += self._negative.failures("below zero: ")
+        faults += self.counters.faults.failures()
         if faults:
-            return failed("numbers", "; ".join(faults), **figures)
+            return failed("numbers", faults, **figures)
         if not self._tensors:
             return skipped("numbers", "no readable tensor is known to be a weight or optimizer state", **figures)
         values = f"{amount(self._elements, 'value')} in {amount(self._tensors, 'tensor')}"

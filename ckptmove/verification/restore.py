@@ -246,14 +246,14 @@ def _outcome(path: str, tally: RestoreTally, loaded: LoadedFiles, total: int, lo
         apart += f"; not loaded: {amount(len(loaded.left_out), 'file')} outside the sample"
     error = loaded.error or str(tally.pieces.errors)
     if error:
-        mend = f"; fix: copy or download it again, then: ckptmove inspect --check {quoted(path)}"
+        fix = f"copy or download it again, then: ckptmove inspect --check {quoted(path)}"
         is_damaged = tally.pieces.errors or _DAMAGED in error
-        return failed("restore", f"torch.load fails: {error}{mend if is_damaged else ''}", **figures)
+        return failed("restore", f"torch.load fails: {error}", fix if is_damaged else "", **figures)
     if tally.unreadable:
-        return failed("restore", f"bytes encoded or incomplete: {tally.unreadable}", **figures)
-    differing = "; ".join(str(one) for one in (tally.differing, tally.pieces.differing) if one)
+        return failed("restore", tally.unreadable.failures("bytes encoded or incomplete: "), **figures)
+    differing = [*tally.differing.failures(), *tally.pieces.differing.failures()]
     if differing:
-        return failed("restore", f"{loaded.what} something else: {differing}", **figures)
+        return failed("restore", [f"{loaded.what} something else: {differing[0]}", *differing[1:]], **figures)
     if refused and not tally.compared:
         several = "" not in refused
         detail = (

@@ -12,7 +12,7 @@ import torch
 
 from ckptmove.formats.opening import container_class
 from ckptmove.text import amount
-from ckptmove.verification.case.source_file import as_file
+from ckptmove.verification.byte_source_file import as_file
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.loaded import load
 from ckptmove.verification.state import bits, dtype_of

@@ -81,7 +81,7 @@ def verify_checkpoint(
             nbytes, read_from = original.nbytes, original.read_from
         checkpoint = stack.enter_context(open_checkpoint(request.path, limits, keep_trees=True))
         if original is not None:
-            _refuse_stranger(checkpoint, expected(original, checkpoint, request.remap, limits))
+            _refuse_stranger(checkpoint, original, expected(original, checkpoint, request.remap, limits))
         del original  # the child reads it again, and needs the memory
         until_compared.close()
         limit_tensor_sizes(checkpoint, limits)
@@ -121,9 +121,15 @@ def _refuse_request(request: VerifyRequest) -> None:
         raise UsageError("options of convert describe the change from an original: add --against ORIGINAL")
 
 
-def _refuse_stranger(checkpoint: OpenCheckpoint, original: OpenCheckpoint) -> None:
-    """Raise UsageError if a file and a directory, or an archive, have no tensor of the same name."""
-    if checkpoint.kind != original.kind and not find_counterparts(*side_by_side(checkpoint, original)).pairs:
+def _refuse_stranger(checkpoint: OpenCheckpoint, original: OpenCheckpoint, converted: OpenCheckpoint) -> None:
+    """Raise UsageError if a file and a directory, or an archive, have no tensor of the same name.
+
+    Args:
+        checkpoint: the checkpoint to verify.
+        original: the other one.
+        converted: what a conversion of the original must have written.
+    """
+    if checkpoint.kind != original.kind and not find_counterparts(*side_by_side(checkpoint, converted)).pairs:
         kinds = f"{checkpoint.path} is {checkpoint.kind}, but --against names {original.kind}"
         raise UsageError(f"{kinds} without a tensor of the same name: {original.path}")
 

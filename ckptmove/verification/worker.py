@@ -136,7 +136,7 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         restore = survey(inventory, stored, loaded, numbers, sample)
         refused = refused_states(inventory, stored)
         if refused and restore.status != "failed":
-            restore = failed("restore", f"refused by torch's generators: {refused}", **dict(restore.evidence))
+            restore = failed("restore", refused.failures("refused by torch's generators: "), **dict(restore.evidence))
         original: OriginalTensors | None = None
         if request.against is not None:
             stored_original = stack.enter_context(open_checkpoint(request.against, request.limits, keep_trees=True))
@@ -187,7 +187,7 @@ def _with_original(
     if restore.status == "failed":
         return restore._replace(evidence=evidence)
     if lost:
-        return failed("restore", f"differs from {against}: {lost}", **dict(evidence))
+        return failed("restore", lost.failures(f"differs from {against}: "), **dict(evidence))
     what = "every tensor equals" if compared.notes else "all equal"
     unseen = "" if sample is None or sample.size.is_all else " except the bits of tensors outside the sample"
     ignored = f" and {cast}" if cast else ""

@@ -39,8 +39,8 @@ def test_what_fails_for_want_of_proof_is_not_taken_off_those_that_passed(say, be
 @pytest.mark.parametrize(
     ("words", "level", "code", "doubt"),
     [
-        ((), "warning", 0, "but a resume is not proven: "),
-        (("--strict",), "error", 1, "but a resume is not proven, which --strict fails: "),
+        ((), "warning", 0, "but not proven to resume: "),
+        (("--strict",), "error", 1, "but not proven to resume (a failure with --strict): "),
     ],
 )
 def test_the_verdict_says_what_fails_it(say, bench, monkeypatch, words, level, code, doubt) -> None:

@@ -134,7 +134,7 @@ def test_the_verdict_names_the_check_that_does_not_prove_it(step, case, said):
     result = VerifyResult(
         path="run.pth", target="cpu", mode="cpu", passed=True, proven=False, checks=checks, findings=()
     )
-    assert outcome(result).endswith(f"but a resume is not proven: {said}")
+    assert outcome(result).endswith(f"but not proven to resume: {said}")
 
 
 def test_a_broken_case_says_where_and_what_mends_it(folder, ckptmove, simulates):

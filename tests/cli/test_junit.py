@@ -75,7 +75,7 @@ def test_what_is_not_proven_is_skipped_or_with_strict_a_failure(say, verdicts, b
     assert suite[1].find("skipped").text == SKIPPED[2]
     (outcome,) = suite[2]
     assert outcome.tag == ("failure" if strict else "skipped")
-    by_strict = ", which --strict fails" if strict else ""
+    by_strict = " (a failure with --strict)" if strict else ""
     assert outcome.get("message").endswith(f"{by_strict}: {SKIPPED[2]}")
 
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from wrapped import data_parallel_on_cpu  # noqa: F401  # a fixture for every test here
 
 from ckptmove import api
 from ckptmove.cli.render.conversion import plan_lines
@@ -20,7 +21,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 
 
 @pytest.fixture(autouse=True)
-def files(bench):
+def files(bench, data_parallel_on_cpu):  # noqa: F811  # the fixture
     """More files: a compiled model, a saved view, a directory, pickled objects, and a safetensors file."""
     for sample, name in {
         "nanogpt-compiled-fused.pt": "compiled.pt",

@@ -192,7 +192,7 @@ def test_verify_of_a_sample_says_so_everywhere(say, ask, simulates) -> None:
     (result,) = ask("verify", "run.pth", "--to", "cuda:3", "--sample", "1")["results"]
     assert result["sample"] == {"asked": 1, "parameters": 1, "of_parameters": 4, "tensors": 4, "of_tensors": 16}
     said = say("verify", "run.pth", "--to", "cuda:3", "--sample", "1", "--junit", "report.xml")
-    verdict = "passed, simulated cuda:3, by a sample: 1 of 4 parameters, 4 of 16 tensors, but a resume is not proven: "
+    verdict = "passed, simulated cuda:3, by a sample: 1 of 4 parameters, 4 of 16 tensors, but not proven to resume: "
     assert verdict in " ".join(said.out.split())
     assert "--case" not in said.err
     assert "a sample: 1 of 4 parameters" in Path("report.xml").read_text()

@@ -11,6 +11,7 @@ import tracemalloc
 import warnings
 import zipfile
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,8 @@ def test_a_conversion_changes_devices_alone(tmp_path):
     }
     assert not result.same
     assert str(result).endswith("0 added, 0 removed, 12 changed")
+    unknown = replace(result, changed=(), uncompared=(Uncompared("a", "encoded"),))
+    assert str(unknown).endswith("0 changed, 1 not compared")
 
 
 def test_names_that_only_one_has(compare):

@@ -14,13 +14,16 @@ from open_containers import open_container
 from safetensors.torch import _remove_duplicate_names, load, load_model, save_file, save_model
 from torch import nn
 
+from ckptmove.checkpoint import elements
 from ckptmove.conversion.remap.errors import NotInFormat
 from ckptmove.conversion.to_safetensors import dense_records, flat_state
 from ckptmove.errors import CrcMismatch
 from ckptmove.formats.safetensors_new import new_safetensors
 from ckptmove.io.contracts import CastSegment, CopySegment, FromSource, StreamSegment
+from ckptmove.io.counted import CountedSource
 from ckptmove.io.part import MemorySource
 from ckptmove.io.segments import blocks_of
+from ckptmove.io.spool import Spool
 from ckptmove.limits import Limits
 
 
@@ -45,8 +48,10 @@ def file_of(source, state, metadata):
 
 def flat(path):
     """The plan and the file of the state_dict in a file."""
-    with opened(path) as (container, records):
-        state = flat_state(records, lambda key: (container.storage_segment(key), container.byteorder), container.source)
+    with opened(path) as (container, records), closing(Spool()) as spool:
+        state = flat_state(
+            records, lambda key: (container.storage_segment(key), container.byteorder), container.source, spool
+        )
         return state, file_of(container.source, state, {**state.tied, "format": "pt"})
 
 
@@ -116,14 +121,18 @@ def test_bytes_of_other_sources_and_casts(path) -> None:
 
     counted = []
     nowhere = MemorySource("b", b"")
-    with opened(path) as (container, records):
+    with opened(path) as (container, records), closing(Spool()) as spool:
         narrowed = [record._replace(dtype="float32", nbytes=record.nbytes // 2) for record in records]
         state = flat_state(
-            narrowed, lambda key: (FromSource(container.source, narrow(key)), "little"), nowhere, counted.append
+            narrowed,
+            lambda key: (FromSource(container.source, narrow(key)), "little"),
+            nowhere,
+            spool,
+            counted.append,
         )
         data = file_of(nowhere, state, {})
         unchecked = flat_state(
-            narrowed[1:2], lambda key: (narrow(key)._replace(check=None), "little"), container.source
+            narrowed[1:2], lambda key: (narrow(key)._replace(check=None), "little"), container.source, spool
         )
         again = file_of(container.source, unchecked, {})
     same(load(data), {name: tensor.float() for name, tensor in tensors.items()})
@@ -141,6 +150,47 @@ def test_deflated_storages_are_inflated(path, tmp_path) -> None:
     same(load(flat(deflated)[1]), tensors)
 
 
+def test_a_deflated_storage_with_several_views_is_inflated_once(path, tmp_path) -> None:
+    base = torch.arange(100_000.0)
+    tensors = {f"{number:02}": base[number * 1000 : number * 1000 + 900] for number in range(100)}
+    tensors["t"] = base[99_900:].view(10, 10).t()
+    tensors["single"] = torch.zeros(9)
+    torch.save(tensors, path)
+    deflated = str(tmp_path / "a.pth")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(deflated, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    read = []
+    with opened(deflated) as (container, records), closing(Spool()) as spool:
+        counted = CountedSource(container.source, lambda done, total: read.append(done))
+        state = flat_state(records, lambda key: (container.storage_segment(key), "little"), counted, spool)
+        data = file_of(counted, state, {})
+    same(load(data), tensors)
+    assert read[-1] < (tmp_path / "a.pth").stat().st_size
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_large_tensor_that_is_not_contiguous(path, monkeypatch, cast) -> None:
+    monkeypatch.setattr(elements, "_MOST_READ", 1 << 16)
+    tensors = {"a": torch.arange(1 << 17, dtype=torch.float64).view(512, 256).t()}
+    torch.save(tensors, path)
+    read = []
+
+    def found(key):
+        segment = container.storage_segment(key)
+        if cast:
+            return CastSegment(segment.span, "float64", "float32", "little", *segment.checks), "little"
+        return FromSource(counted, segment), "little"
+
+    with opened(path) as (container, records), closing(Spool()) as spool:
+        counted = CountedSource(container.source, lambda done, total: read.append(done))
+        narrowed = [record._replace(dtype="float32", nbytes=record.nbytes // 2) for record in records]
+        state = flat_state(narrowed if cast else records, found, counted, spool)
+        data = file_of(counted, state, {})
+    same(load(data), {"a": tensors["a"].float()} if cast else tensors)
+    assert read[-1] == 1 << 20  # the pass that checks the CRC or casts
+
+
 @pytest.mark.parametrize("cast", [False, True])
 def test_the_crc_of_a_tensor_that_is_made_contiguous_is_checked(path, cast) -> None:
     torch.save({"a": torch.ones(8, 9, dtype=torch.float64).t()}, path)
@@ -152,9 +202,9 @@ def test_the_crc_of_a_tensor_that_is_made_contiguous_is_checked(path, cast) -> N
             return CastSegment(segment.span, "float64", "float32", "little", check), "little"
         return segment._replace(checks=(check,)), "little"
 
-    with opened(path) as (container, records):
+    with opened(path) as (container, records), closing(Spool()) as spool:
         narrowed = [record._replace(dtype="float32", nbytes=record.nbytes // 2) for record in records]
-        state = flat_state(narrowed if cast else records, wrong, container.source)
+        state = flat_state(narrowed if cast else records, wrong, container.source, spool)
         with pytest.raises(CrcMismatch):
             file_of(container.source, state, {})
 

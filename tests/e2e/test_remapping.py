@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from wrapped import data_parallel_on_cpu  # noqa: F401  # a fixture for every test here
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")

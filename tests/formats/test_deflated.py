@@ -102,7 +102,7 @@ def test_a_conversion_says_what_it_stores(deflated, tmp_path):
     path = deflated({"a": torch.ones(3), "b": torch.ones(4)})
     before = ckptmove.inspect(str(path))
     [finding] = [one for one in before.findings if one.code == "F803"]
-    assert finding.fix == f"ckptmove convert {path} --to cpu"
+    assert finding.fix == f"ckptmove convert {path} --compact"
     [note] = ckptmove.convert(str(path), to="cpu", dry_run=True).notes
     assert note == "2 deflated storages are stored uncompressed in the new file, so that it can be memory-mapped (F803)"
     [note] = ckptmove.convert(str(deflated([torch.ones(3)])), to="cpu", output=str(tmp_path / "one.pt")).notes

@@ -203,7 +203,7 @@ def test_a_sample_proves_no_resume_unless_it_is_all(checkpoint, count, not_stepp
     (step,) = (dict(check.evidence) for check in result.checks if check.name == "step")
     assert (step["not_stepped"], step["proven"], result.proven) == (not_stepped, proven, proven)
     assert step["unproven"].endswith("" if proven else NOT_SAMPLED)
-    assert ("not proven: 4 parameters not stepped" in outcome(result)) is not proven
+    assert ("not proven to resume: 4 parameters not stepped" in outcome(result)) is not proven
 
 
 def test_a_sample_of_all_parameters_and_not_of_all_tensors_proves_no_resume(tmp_path):
@@ -212,7 +212,7 @@ def test_a_sample_of_all_parameters_and_not_of_all_tensors_proves_no_resume(tmp_
     result = verify(path, sample=2)
     (step,) = (dict(check.evidence) for check in result.checks if check.name == "step")
     assert (step["not_stepped"], step["proven"], result.proven) == (0, True, False)
-    assert outcome(result).endswith("a resume is not proven: only a sample was checked")
+    assert outcome(result).endswith("not proven to resume: only a sample was checked")
 
 
 @pytest.mark.parametrize("count", [0, -3])

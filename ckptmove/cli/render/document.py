@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.cli.render.answers import shares
 from ckptmove.cli.render.text import escaped
-from ckptmove.verification.checks import check_to_json, finding_to_json
+from ckptmove.verification.checks import finding_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -272,8 +272,12 @@ def result_to_json(result: VerifyResult) -> Json:
         "passed": result.passed,
         "proven": result.proven,
         "checks": [
-            check_to_json(check)
-            | {"detail": escaped(check.detail), "evidence": {name: _plain(value) for name, value in check.evidence}}
+            {
+                "name": check.name,
+                "status": check.status,
+                "detail": escaped(check.detail),
+                "evidence": {name: _plain(value) for name, value in check.evidence},
+            }
             for check in result.checks
         ],
         "findings": [_finding(finding) for finding in result.findings],

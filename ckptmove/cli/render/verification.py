@@ -45,14 +45,12 @@ def verification_lines(page: Page, result: VerifyResult, *, verbose: bool, stric
 
 def _detail_lines(page: Page, label: str, check: CheckResult) -> Iterator[str]:
     """The detail of a check, one failure per line. A fix stays on one line, so that it can be copied."""
-    detail, _, fix = sentence(check.detail).partition("; fix: ")
-    failures = detail.split("; ") if check.status == "failed" else [detail]
+    texts = check.failures or (check.detail.removesuffix(f"; fix: {check.fix}"),)
     indent = " " * len(label)
-    yield from page.wrap(label + failures[0], len(label))
-    for failure in failures[1:]:
-        yield from page.wrap(indent + sentence(failure), len(label))
-    if fix:
-        yield f"{indent}fix: {fix}"
+    for number, text in enumerate(texts):
+        yield from page.wrap((indent if number else label) + sentence(text), len(label))
+    if check.fix:
+        yield f"{indent}fix: {sentence(check.fix)}"
 
 
 def _status(result: VerifyResult, *, strict: bool) -> str:
@@ -99,8 +97,8 @@ def outcome(result: VerifyResult, *, strict: bool = False) -> str:
         rest = ", not compared with what torch.load returns" if "restore" in reasons else ""
         rest += f", but --strict fails it: {', '.join(warned(result))}" if result.fails(strict=strict) else ""
         return f"passed, {place}{rest}"
-    failing = ", which --strict fails" if strict else ""
-    return f"passed, {place}, but a resume is not proven{failing}: {sentence(_doubt(result, reasons))}"
+    failing = " (a failure with --strict)" if strict else ""
+    return f"passed, {place}, but not proven to resume{failing}: {sentence(_doubt(result, reasons))}"
 
 
 def _doubt(result: VerifyResult, reasons: Mapping[str, str]) -> str:

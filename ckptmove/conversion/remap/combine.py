@@ -17,13 +17,13 @@ from ckptmove.pickles.rebuild_arguments import view_of
 from ckptmove.pickles.tree import Call, Dict, Global, Persistent, Tuple, nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.limits import Limits
     from ckptmove.moves import MovePlan, MoveRequest
-    from ckptmove.pickles.tree import Value
+    from ckptmove.pickles.tree import Node, Value
 
 #: Fields of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
 _KEY, _LOCATION, _FIELDS = 2, 3, 5
@@ -60,9 +60,10 @@ def _part_tree(part: OpenPart, plan: MovePlan, limits: Limits) -> Value:
     else:
         _place(root, part, plan.request, limits)
     prefix = f"{part.name}/" if part.name else ""
-    _name_classes(root)
-    _write_views_as_offsets(root)
-    rename_storages(root, lambda key: prefix + key)
+    found = list(nodes(root))
+    _name_classes(found)
+    _write_views_as_offsets(found)
+    rename_storages(found, lambda key: prefix + key)
     return root
 
 
@@ -85,9 +86,9 @@ def set_devices(root: Value, devices: Mapping[str, str]) -> None:
             node.pid = Tuple(tuple(items), pid.starts)
 
 
-def rename_storages(root: Value, rename: Callable[[str], str]) -> None:
-    """Change the keys of storages in a tree, in place; a persistent id keeps the five fields of a zip archive."""
-    for node in nodes(root):
+def rename_storages(found: Iterable[Node], rename: Callable[[str], str]) -> None:
+    """Change the keys of storages in the nodes of a tree; a persistent id keeps the five fields of a zip archive."""
+    for node in found:
         pid = node.pid if type(node) is Persistent else None
         if type(node) is Persistent and type(pid) is Tuple and pid.items[:1] == ("storage",):
             fields = [*pid.items[:_FIELDS]]
@@ -101,9 +102,9 @@ def storage_keys(root: Value) -> dict[str, None]:
     return {str(pid.items[_KEY]): None for pid in pids if type(pid) is Tuple and pid.items[:1] == ("storage",)}
 
 
-def _write_views_as_offsets(root: Value) -> None:
+def _write_views_as_offsets(found: Iterable[Node]) -> None:
     """Add the start of a view of a storage, which torch before 0.4 saved, to the offset of its tensor."""
-    for node in nodes(root):
+    for node in found:
         args = node.args if type(node) is Call else None
         if type(node) is Call and type(args) is Tuple and args.items and type(args.items[0]) is Persistent:
             view = view_of(args.items[0])
@@ -111,8 +112,8 @@ def _write_views_as_offsets(root: Value) -> None:
                 node.args = Tuple((args.items[0], args.items[1] + view[0], *args.items[2:]), args.starts)
 
 
-def _name_classes(root: Value) -> None:
+def _name_classes(found: Iterable[Node]) -> None:
     """Name the classes of pickled modules by globals: only files older than torch 1.6 have persistent ids for them."""
-    for node in list(nodes(root)):
+    for node in found:
         if type(node) is Call and type(node.func) is Persistent and type(node.func.module) is Global:
             node.func = node.func.module

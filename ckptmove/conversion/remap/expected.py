@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
+from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.elements import StoredBytes
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.build import tree_inventory
@@ -13,7 +14,8 @@ from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.layouts.merge import merge_inventories, moved_inventory
 from ckptmove.checkpoint.parts import FilePart, OpenPart
-from ckptmove.conversion.remap.errors import NotGathered, NotInFormat
+from ckptmove.conversion.remap.errors import NotInFormat
+from ckptmove.conversion.remap.gather import gathered_names
 from ckptmove.conversion.remap.new_files import merged_metadata
 from ckptmove.conversion.remap.other_files import replaced_by_shards
 from ckptmove.conversion.remap.remapping import remap
@@ -66,7 +68,7 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
     one_file = converted.listing is None
     is_table = all(part.inventory.container == _SAFETENSORS for part in converted.parts)
     was_table = all(part.inventory.container == _SAFETENSORS for part in original.parts)
-    is_gathered = not original.is_whole and one_file
+    is_gathered = one_file and _may_be_gathered(original, converted)
     is_resharded = not one_file and is_table and _is_resharded(original, converted, options)
     as_file = one_file or is_resharded or bool(options.as_root)
     is_deflated = any(fact.kind == "compressed-storage" for fact in original.inventory.facts)
@@ -78,7 +80,7 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
         result = remap(original, plan, limits, as_file=as_file)
         is_new_table = result.is_file and is_table and not (was_table and original.is_whole)
         found = _opened(original, result, limits, is_table=is_table, is_new_table=is_new_table)
-    except (NotGathered, NotInFormat):
+    except NotInFormat:
         if options == Remap():
             return original
         raise
@@ -128,6 +130,20 @@ def _with_other_files(
         rewritten=indexes,
         top=original.top,
     )
+
+
+def _may_be_gathered(original: OpenCheckpoint, converted: OpenCheckpoint) -> bool:
+    """Whether a file may be what ``convert`` writes for a directory or an archive: some names agree."""
+    inventory = original.inventory
+    if (
+        original.is_whole
+        or not isinstance(inventory, DirectoryInventory)
+        or inventory.sharding
+        or inventory.checkpoints
+    ):
+        return False
+    names = gathered_names(original.parts)
+    return any(tensor.name in names for tensor in converted.inventory.tensors)
 
 
 def _opened(

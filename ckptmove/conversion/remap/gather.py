@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.entries import entries
-from ckptmove.checkpoint.inventory.shapes import as_dict
+from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.checkpoint.trainers import SHARD_FILE
 from ckptmove.conversion.remap.errors import NotGathered
-from ckptmove.pickles.tree import Call, Dict, Global, Tuple
+from ckptmove.pickles.tree import Call, Dict, Global, Node, Tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.model import Inventory
     from ckptmove.pickles.tree import Value
 
@@ -55,8 +56,9 @@ def gather(root: Dict, path: str, ranks: Mapping[int, int]) -> Value:
         NotGathered: if a key is in several shards, or a shard is not a dict.
     """
     groups: dict[str, list[tuple[str, Value]]] = {}
+    names = _group_names([cast("str", key) for key in root.keys()])  # noqa: SIM118  # no mapping
     for key, value, _ in root.pairs():
-        groups.setdefault(_base(cast("str", key)), []).append((cast("str", key), value))
+        groups.setdefault(names[cast("str", key)], []).append((cast("str", key), value))
     values = [(name, _joined(files, path)) for name, files in groups.items()]
     for _, value in values:
         _put_in_order(value, ranks)
@@ -66,13 +68,35 @@ def gather(root: Dict, path: str, ranks: Mapping[int, int]) -> Value:
     return Dict(flat, [-1] * len(flat))
 
 
+def gathered_names(parts: Sequence[OpenPart]) -> set[str]:
+    """Names of the tensors in the value of :func:`gather`, if its files were not changed before."""
+    keys = _group_names(part.name for part in parts)
+    is_single = len({*keys.values()}) == 1
+    return {
+        part.own_name(tensor.name) if is_single else f"{keys[part.name]}.{part.own_name(tensor.name)}"
+        for part in parts
+        for tensor in part.inventory.tensors
+    }
+
+
 def globs(names: Iterable[str]) -> dict[str, str]:
     """The keys of :func:`gather` for some files, each with a glob of its files: their name, if it is one file."""
     found: dict[str, str] = {}
-    for name in names:
-        key = _base(name)
+    for name, key in _group_names(names).items():
         found[key] = f"{key}-*" if key in found else name
     return found
+
+
+def _group_names(names: Iterable[str]) -> dict[str, str]:
+    """The key of each file: its name without its suffix, if no other file has that, or that of its shards."""
+    bases = {name: _base(name) for name in names}
+    firsts: dict[str, str] = {}
+    doubled: set[str] = set()
+    for name, base in bases.items():
+        first = firsts.setdefault(base, name)
+        if first != name and not (SHARD_FILE.fullmatch(first) and SHARD_FILE.fullmatch(name)):
+            doubled.add(base)
+    return {name: name if base in doubled else base for name, base in bases.items()}
 
 
 def _base(name: str) -> str:
@@ -93,8 +117,8 @@ def _joined(files: Sequence[tuple[str, Value]], path: str) -> Value:
         if pairs is None:
             raise NotGathered(path, f"{name} is not a state_dict")
         for key, member, _ in pairs.pairs():
-            if type(key) is str and seen.setdefault(key, name) != name:
-                raise NotGathered(path, f"'{key}' is in {seen[key]} and in {name}")
+            if not isinstance(key, Node) and seen.setdefault(key, name) != name:
+                raise NotGathered(path, f"'{key_text(key)}' is in {seen[key]} and in {name}")
             joined.flat += key, member
             joined.starts += -1, -1
     return root

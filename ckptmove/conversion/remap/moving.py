@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from ckptmove.errors import UneditablePickle
-from ckptmove.pickles.tree import Call, Dict, Sequence, Tuple, nodes
+from ckptmove.pickles.tree import Dict, Sequence, Tuple, nodes
 from ckptmove.torch_facts.devices import split
 
 if TYPE_CHECKING:
@@ -69,7 +69,4 @@ def _set_values(root: Value, new: Mapping[int, Value], pairs: Mapping[int, tuple
                 values = node.flat if isinstance(node, Dict) else cast("list[Value]", node.items)
                 for place in places:
                     values[place] = new[node.starts[place]]
-        elif type(node) is Call and node.state_start in new:
-            found.add(node.state_start)
-            node.state = new[node.state_start]
     return found

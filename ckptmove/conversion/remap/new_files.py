@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.combine import rename_storages, storage_keys
-from ckptmove.conversion.remap.errors import MixedByteOrders, NotInFormat
+from ckptmove.conversion.remap.errors import MixedByteOrders, NothingLeft, NotInFormat
 from ckptmove.conversion.remap.kept_files import has_unreached
 from ckptmove.conversion.remap.storages import changed_bytes
 from ckptmove.conversion.to_safetensors import dense_records, flat_state
@@ -20,6 +21,8 @@ from ckptmove.io.locations import stem
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.part import MemorySource
 from ckptmove.io.segments import length
+from ckptmove.io.spool import Spool
+from ckptmove.pickles.tree import nodes
 from ckptmove.pickles.write import write_pickle
 
 if TYPE_CHECKING:
@@ -91,7 +94,7 @@ class NewFiles:
 
     def pickle(self, part: FilePart, root: Value) -> bytes:
         """The pickle of a tree whose storages are all in one part, under the keys of its file."""
-        rename_storages(root, partial(_own_key, part))
+        rename_storages(nodes(root), partial(_own_key, part))
         return write_pickle(root)
 
     def torch_file(self, root: Value, folder: str) -> tuple[Segment, ...]:
@@ -111,7 +114,7 @@ class NewFiles:
             raise MixedByteOrders(orders["big"])
         self._check(self._parts(keys))
         storages = [self._new_storage(key, number) for key, number in keys.items()]
-        rename_storages(root, keys.__getitem__)
+        rename_storages(nodes(root), keys.__getitem__)
         segments = new_torch_file(folder, write_pickle(root), storages, next(iter(orders), "little"))
         return self._conversion.checked(segments)
 
@@ -143,7 +146,10 @@ class NewFiles:
             names = self._remapped.sources
             entries = tuple((names.get(key, key), found) for key, found in error.entries)
             raise NotInFormat("safetensors", entries, names.get(error.root, error.root)) from None
-        state = flat_state(records, self._bytes_of, self.source, overflowed)
+        if not records:
+            raise NothingLeft
+        spool = self._conversion.resources.enter_context(closing(Spool()))
+        state = flat_state(records, self._bytes_of, self.source, spool, overflowed)
         self._conversion.plan = self._conversion.plan._replace(dropped=(*self._conversion.plan.dropped, *state.dropped))
         return state
 

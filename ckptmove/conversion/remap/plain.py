@@ -32,6 +32,7 @@ from ckptmove.pickles.tree import (
     Sequence,
     Set,
     Tuple,
+    nodes,
 )
 from ckptmove.torch_facts.weights_only import classify, modern_name
 
@@ -77,24 +78,9 @@ def make_plain(root: Value, limits: Limits) -> tuple[Value, tuple[Replaced, ...]
         NotPlain: if objects have no plain value, or the tree names functions that no checkpoint needs.
         LimitExceeded: if the plain values are more than the limits allow.
     """
-    if _names_dangerous(root):
+    if any(type(node) is Global and _is_dangerous(node) for node in nodes(root)):
         raise NotPlain(tuple(_dangerous(root)), is_dangerous=True)
     return _Plain(limits).run(root)
-
-
-def _names_dangerous(root: Value) -> bool:
-    """Whether any part of the tree names a function that no checkpoint needs."""
-    seen: set[int] = set()
-    stack = [root] if isinstance(root, Node) else []
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if type(node) is Global and _is_dangerous(node):
-            return True
-        stack += [value for value in node.members() if isinstance(value, Node)]
-    return False
 
 
 def _dangerous(root: Value) -> Iterator[tuple[str, str, str]]:

@@ -19,7 +19,7 @@ from ckptmove.errors import UsageError
 from ckptmove.moves import Dropped
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
@@ -89,17 +89,22 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
     if as_file and not checkpoint.is_whole and not options.as_root:
         sources = globs(cast("str", path) for path, _, _ in cast("Dict", root).pairs())
         root = gather(cast("Dict", root), inventory.path, ranks)
-    new = found()
-    _require_dtypes(new, options)
+    # Other formats are opened with other devices, storages or offsets than those of their tree.
+    is_as_opened = checkpoint.is_whole and inventory.container == "torch-zip" and plan.is_empty
+    is_changed = not is_as_opened or dropped or replaced or renamed or options.as_root
+    before = found() if is_changed else inventory
+    _require_dtypes(before, options)
     moved = {edit.storage: edit.cast for edit in plan.edits if edit.cast is not None}
-    storages = resize(root, new.tensors, new.storages, options, moved)
-    new = found()
-    kept = {storage.key for storage in new.storages}
+    storages = resize(root, before.tensors, before.storages, options, moved)
+    new = found() if storages.changes or before is inventory else before
+    kept, is_dropped = {storage.key for storage in new.storages}, _dropping(dropped)
     result = Remapped(
         root=root,
         inventory=new,
         plan=plan._replace(
-            edits=(*_moves(plan, kept, storages), *storages.casts),
+            edits=tuple(_edits(plan, kept, storages, inventory)),
+            kept=tuple(one for one in plan.kept if not is_dropped(one.name)),
+            flags=tuple(flag for flag in plan.flags if not is_dropped(flag.where)),
             renamed=renamed,
             dropped=(*dropped, *_unreached(inventory, options)),
             replaced=replaced,
@@ -120,12 +125,27 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
     return replace(result, kept=files, plan=result.plan._replace(dropped=(*result.plan.dropped, *links)))
 
 
-def _moves(plan: MovePlan, kept: Collection[str], storages: StoragePlan) -> Iterator[StorageEdit]:
-    """The moves of the storages that are kept; a cast by ``--dtype`` replaces that of a move."""
-    cast = {edit.storage for edit in storages.casts}
+def _edits(plan: MovePlan, kept: Collection[str], storages: StoragePlan, inventory: Inventory) -> Iterator[StorageEdit]:
+    """One edit for each storage that is kept and moves or is cast; a cast by ``--dtype`` replaces that of a move."""
+    casts = {edit.storage: edit for edit in storages.casts}
     for edit in plan.edits:
         if edit.storage in kept:
-            yield edit._replace(cast=None) if edit.storage in cast else edit
+            own = casts.pop(edit.storage, None)
+            yield edit if own is None else edit._replace(cast=own.cast)
+    names: dict[str, dict[str, None]] = {}
+    for record in inventory.tensors if casts else ():
+        for part in record.dense():
+            if part.storage in casts:
+                names.setdefault(part.storage, {})[record.name] = None
+    for edit in casts.values():
+        yield edit._replace(names=tuple(names.get(edit.storage, edit.names)))
+
+
+def _dropping(dropped: Iterable[Dropped]) -> Callable[[str], bool]:
+    """Whether a path is dropped, or inside of a part that is."""
+    paths = {one.name for one in dropped}
+    inside = tuple(f"{path}." for path in paths)
+    return lambda path: path in paths or path.startswith(inside)
 
 
 def _require_dtypes(inventory: Inventory, options: Remap) -> None:

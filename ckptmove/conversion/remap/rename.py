@@ -175,6 +175,8 @@ def rename(root: Value, inventory: Inventory, remap: Remap, shared: KeyMap | Non
         NoMatch: if a prefix is at the start of no state_dict, or a glob matches no key.
         UsageError: if the two parts of a ``rename`` do not have the same number of ``*``.
     """
+    if remap.strip_prefix is None and not remap.add_prefix and not remap.rename:
+        return ()
     base = f"{remap.as_root}." if remap.as_root else ""
     renaming = _Renaming(remap, shared)
     found = entries(root, inventory, remap.as_root)

@@ -154,6 +154,8 @@ def resize(
         SharedStorage: if a tensor to cast shares its storage with a tensor that is not cast.
         NotCastable: if the elements of a tensor cannot be cast on their own.
     """
+    if not (remap.compact or remap.dtype or moved):
+        return StoragePlan({}, (), ())
     uses = _find_uses(root)
     names: dict[str, dict[str, None]] = defaultdict(dict)
     for record in tensors:
@@ -215,8 +217,10 @@ def _find_uses(root: Value) -> _Uses:
     uses = _Uses(defaultdict(list), defaultdict(dict), set())
     for members, view in [((root,), None), *((node.members(), views.get(id(node))) for node in found)]:
         for index, member in enumerate(members):
-            key = _storage_key(member)
-            if key is None or type(member) is not Persistent or type(member.pid) is not Tuple:
+            if type(member) is not Persistent or type(member.pid) is not Tuple:
+                continue
+            key = _storage_key(member.pid)
+            if key is None:
                 continue
             uses.ids[key][id(member.pid)] = member.pid
             if view is not None and index == 0 and not any(member.pid.items[_PERSISTENT_FIELDS:]):
@@ -246,9 +250,8 @@ def _dense_views(found: Iterable[Node]) -> dict[int, _View]:
     return views
 
 
-def _storage_key(value: Value) -> str | None:
-    pid = value.pid if type(value) is Persistent else None
-    if type(pid) is not Tuple or len(pid.items) < _PERSISTENT_FIELDS or pid.items[0] != "storage":
+def _storage_key(pid: Tuple) -> str | None:
+    if len(pid.items) < _PERSISTENT_FIELDS or pid.items[0] != "storage":
         return None
     key = pid.items[2]
     if type(key) is int and 0 <= key <= LARGEST:

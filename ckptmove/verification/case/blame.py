@@ -15,7 +15,7 @@ import torch
 from ckptmove.verification.case.edits import NO_FIX
 from ckptmove.verification.case.fixes import made_by, of_tensor, where_called, where_made, where_used
 from ckptmove.verification.case.fixes_lines import returned, without_cuda
-from ckptmove.verification.case.fixes_modules import held, where_held
+from ckptmove.verification.case.fixes_modules import reachable_module, where_assigned
 from ckptmove.verification.case.source import assigned, line_of
 from ckptmove.verification.simulated.rules import CrossDeviceError, WrongGradient
 
@@ -46,14 +46,18 @@ class Blame:
         fault: one line.
         fix: the correction; `NO_FIX` if none is known.
         figures: evidence for the JSON report.
+        earlier: the earlier line that led to the fault, with what happened there; empty if unknown.
     """
 
     fault: str
     fix: Fix = NO_FIX
     figures: dict[str, object] = field(default_factory=dict)
+    earlier: str = ""
 
-    def __str__(self) -> str:
-        return self.fault + (f"; fix: {self.fix}" if self.fix.text else "")
+    @property
+    def failures(self) -> list[str]:
+        """The fault, then the earlier line."""
+        return [self.fault, self.earlier] if self.earlier else [self.fault]
 
     @property
     def evidence(self) -> dict[str, object]:
@@ -79,7 +83,7 @@ def blame(error: BaseException, scene: Scene) -> Blame:
     frames = scene.entrance.frames(error.__traceback__)
     line = frames[-1].spot.line if frames else scene.home
     text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
-    fix = without_cuda(frames[-1].spot, scene) if frames and any(words in text for words in _NO_CUDA) else NO_FIX
+    fix = without_cuda(frames[-1], scene) if frames and any(words in text for words in _NO_CUDA) else NO_FIX
     return Blame(f"{text}, {_at(line)}", fix, {"error": text, **line_evidence(line)})
 
 
@@ -108,8 +112,8 @@ def _of_strays(
     named += f" and {len(culprits) - _NAMED} more" * (len(culprits) > _NAMED)
     verb = "is" if len(culprits) == 1 else "are"
     through = f" (through {first.through})" * bool(first.through)
-    fault = f"{named}{through} {verb} on {device}, and meets {home} in {operation}, {_at(line)}"
-    made = f"; made at {first.made}: {first.made.source}" if first.made is not None and first.made != line else ""
+    fault = f"{named}{through} {verb} on {device}, but the other tensors of {operation} are on {home}, {_at(line)}"
+    made = f"made at {first.made}: {first.made.source}" if first.made is not None and first.made != line else ""
     figures: dict[str, object] = {
         "tensor": first.name,
         "tensors": [one.name for one in culprits],
@@ -120,7 +124,7 @@ def _of_strays(
         "made_at": str(first.made or ""),
         "error": " ".join(f"{type(error).__name__}: {error}".split()),
     }
-    return Blame(fault.replace("meets", "meets" if len(culprits) == 1 else "meet") + made, first.fix, figures)
+    return Blame(fault, first.fix, figures, made)
 
 
 def _of_gradient(error: WrongGradient, scene: Scene) -> Blame:
@@ -174,9 +178,9 @@ def _culprit(stray: torch.Tensor, frames: list[Running], scene: Scene) -> _Culpr
         fix = of_tensor(known, frames, root, scene)
         at = scene.late if known.kind == "state" else None
         return _Culprit(known.name, fix, made, "" if is_itself else through, at)
-    seen = held(stray, frames)
+    seen = reachable_module(stray, frames)
     if seen is not None:
-        return _Culprit(seen.name, where_held(seen, scene))
+        return _Culprit(seen.name, where_assigned(seen, scene))
     used = where_used(lineage, frames, scene)
     is_here = root is not None and any(running.spot.code is root.spot.code for running in frames)
     if root is not None and is_here:

@@ -18,9 +18,13 @@ from ckptmove.verification.case.source import (
     Running,
     assigned,
     assignment_before,
+    function_of,
     head_of,
+    nodes_of,
+    parameters_of,
     parents,
     spot_of,
+    stored,
     stored_by,
 )
 from ckptmove.verification.case.tensor_names import tensors_in
@@ -41,31 +45,44 @@ class Found(NamedTuple):
     Attributes:
         name: its expression.
         running: the frame.
-        is_own: whether an assignment before the frame's statement changes it.
+        is_assignable: whether ``name = …`` before the frame's statement rebinds it.
     """
 
     name: str
     running: Running
-    is_own: bool
+    is_assignable: bool
 
 
 def variables(sought: object, frames: Iterable[Running]) -> Iterator[Found]:
-    """Names of an object in frames: variables, attributes of ``self``, and globals."""
+    """Names of an object in frames: variables, attributes of ``self``, globals, and attributes that are read."""
     for running in frames:
         frame = running.frame
         for name, value in frame.f_locals.items():
             if value is sought:
-                yield Found(name, running, is_own(running, name))
+                yield Found(name, running, is_assignable(running, name))
         for name, value in getattr(frame.f_locals.get("self"), "__dict__", {}).items():
             if value is sought:
-                yield Found(f"self.{name}", running, is_own=not _is_expression(frame))
+                yield Found(f"self.{name}", running, is_assignable=not _is_expression(frame))
         for name in frame.f_code.co_names:
             if frame.f_globals.get(name) is sought:
-                yield Found(name, running, is_own=False)
+                yield Found(name, running, is_assignable=False)
+        for node in _attributes_of(sought, running):
+            yield Found(ast.unparse(node), running, is_assignable=False)
 
 
-def is_own(running: Running, name: str) -> bool:
-    """Whether an assignment before a frame's statement changes a variable, and does not make another one."""
+def _attributes_of(sought: object, running: Running) -> Iterator[ast.Attribute]:
+    """The attributes with an object, of a class as well, that a frame's statement reads. No property is run."""
+    frame, spot = running
+    for node in nodes_of(spot):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = frame.f_locals.get(node.value.id, frame.f_globals.get(node.value.id))
+            kind = owner if isinstance(owner, type) else type(owner)
+            if any(one.get(node.attr) is sought for one in (getattr(owner, "__dict__", {}), *map(vars, kind.__mro__))):
+                yield node
+
+
+def is_assignable(running: Running, name: str) -> bool:
+    """Whether ``name = …`` before a frame's statement rebinds this variable, not a new local one."""
     frame, statement = running
     is_free = name in frame.f_code.co_freevars
     return not _is_expression(frame) and not is_free and name not in late_names(statement)
@@ -81,17 +98,38 @@ def _is_expression(frame: FrameType) -> bool:
 
 
 def device_parameter(node: ast.AST | None, path: str, home: Line) -> str:
-    """The parameter with the case's device at a node: of the case function, or one called ``device``; or empty."""
+    """The parameter of the case function with the case's device, if a node can read it; else empty."""
+    rebound: set[str] = set()
     for function in parents(node):
         if not isinstance(function, FUNCTIONS):
             continue
+        rebound |= stored(function)
         given = [*function.args.posonlyargs, *function.args.args]
         lines = {function.lineno, *(one.lineno for one in function.decorator_list)}
         if path == home.path and home.number in lines and given:
-            return given[0].arg
-        if any(one.arg == "device" for one in (*given, *function.args.kwonlyargs)):
-            return "device"
+            return given[0].arg if given[0].arg not in rebound else ""
+        rebound |= parameters_of(function)
     return ""
+
+
+def required_device(node: ast.AST | None) -> str:
+    """``device`` if the function around a node requires a parameter of that name; else empty.
+
+    Its frame is gone, so the value is unknown. A default would be some other device.
+    """
+    function = function_of(node)
+    return "device" if function is not None and "device" in _required(function.args) else ""
+
+
+def _required(given: ast.arguments) -> set[str]:
+    """The parameters without a default."""
+    positional = [*given.posonlyargs, *given.args]
+    keywords = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    required = [
+        *positional[: len(positional) - len(given.defaults)],
+        *(one for one, value in keywords if value is None),
+    ]
+    return {one.arg for one in required}
 
 
 class UserFrame(NamedTuple):
@@ -101,11 +139,13 @@ class UserFrame(NamedTuple):
         spot: the point that it had reached.
         modules: its names of modules.
         tensors: its variables that contain tensors, or may yield some.
+        devices: its names of devices, and of strings.
     """
 
     spot: Spot
     modules: dict[str, weakref.ref[torch.nn.Module]]
     tensors: frozenset[str]
+    devices: dict[str, str | torch.device]
 
 
 def user_frames(entrance: Entrance, frame: FrameType | None) -> list[UserFrame]:
@@ -116,7 +156,8 @@ def user_frames(entrance: Entrance, frame: FrameType | None) -> list[UserFrame]:
         named = {**frame.f_locals, **own}
         modules = {name: weakref.ref(one) for name, one in named.items() if isinstance(one, torch.nn.Module)}
         tensors = {name for name, one in named.items() if isinstance(one, Iterator) or any(tensors_in(one))}
-        found.append(UserFrame(spot_of(frame), modules, frozenset(tensors)))
+        devices = {name: one for name, one in named.items() if isinstance(one, (str, torch.device))}
+        found.append(UserFrame(spot_of(frame), modules, frozenset(tensors), devices))
         frame = frame.f_back
     return found
 

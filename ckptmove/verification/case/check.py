@@ -89,6 +89,7 @@ class _Run:
         home: line of the user's function; line 0 of its file until that is imported.
         given: arguments of the call of ``Case``, once it ran; None if unknown.
         figures: the evidence.
+        note_fix: fix of a note in the detail of the passed check; `NO_FIX` for none.
     """
 
     bench: Bench
@@ -98,6 +99,7 @@ class _Run:
     home: Line
     given: Given | None = None
     figures: dict[str, object] = field(default_factory=dict)
+    note_fix: Fix = NO_FIX
 
     @property
     def scene(self) -> Scene:
@@ -136,11 +138,12 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
             return skipped(_NAME, f"not proven: {reason}", **run.figures, proven=False)
         except Ambiguous as doubt:
             figures = {**run.figures, "candidates": list(doubt.candidates), "fix": doubt.fix, "proven": False}
-            return skipped(_NAME, f"not proven: {doubt}; fix: {doubt.fix}", **figures)
+            return skipped(_NAME, f"not proven: {doubt}", doubt.fix, **figures)
     fault = blame(attempt.error, run.scene) if attempt.error is not None else outcomes[0]
     if isinstance(fault, Blame):
-        return failed(_NAME, str(fault), **{**run.figures, **fault.evidence, "proven": False})
-    return passed(_NAME, fault, **run.figures)
+        figures = {**run.figures, **fault.evidence, "proven": False}
+        return failed(_NAME, fault.failures, str(fault.fix), **figures)
+    return passed(_NAME, fault, str(run.note_fix), **run.figures)
 
 
 @functools.cache
@@ -168,7 +171,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     if attempt.error is not None:
         found = blame(attempt.error, run.scene)
         exits = function is None and isinstance(attempt.error, SystemExit)
-        return Blame(f"{_EXITS}: {found.fault}", Fix(_GUARD), found.figures) if exits else found
+        return replace(found, fault=f"{_EXITS}: {found.fault}", fix=Fix(_GUARD)) if exits else found
     case: Case = made[0]
     run.given = calls.get(id(case))
     if run.bench.site.mode != "real":
@@ -227,15 +230,13 @@ def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
     built = frames[0].spot.line if frames else None
     at = f", built at {built}: {built.source}," if built is not None else ""
     moved = [line for line in run.watch.moved if built is None or line.number > built.number]
-    then = f"; the model is moved at {moved[0]}: {moved[0].source}" if moved else ""
+    then = f"the model is moved at {moved[0]}: {moved[0].source}" if moved else ""
     count = amount(len(strangers[optimizer]), "parameter")
-    fault = (
-        f"{optimizer.label}{at} steps {count} that the model no longer has: {model.name}.{name} is not stepped{then}"
-    )
+    fault = f"{optimizer.label}{at} steps {count} that the model no longer has: {model.name}.{name} is not stepped"
     figures = {"tensor": f"{model.name}.{name}", "operation": "torch.optim.Optimizer.step"}
     given = None if run.given is None else run.given.of_parts(model.key, optimizer.key)
     fix = built_again(given, frames, home)
-    return Blame(fault, fix, figures | (line_evidence(built) if built is not None else {}))
+    return Blame(fault, fix, figures | (line_evidence(built) if built is not None else {}), then)
 
 
 def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
@@ -349,13 +350,13 @@ def _off_target(run: _Run, part: OptimizerPart, scene: Scene) -> Blame | None:
 
 
 def _whole_dataset(run: _Run, case: Case) -> list[str]:
-    """A note about a whole dataset that the user's code moves at once: the target may have no room for it."""
+    """A note on a dataset that the user's code moves as a whole: it may not fit into the target's memory."""
     batch = {id(one) for _, one in tensors_in(case.batch)}
     for transfer in run.watch.transfers:
         if transfer.rows and not any(id(one) in batch for one in run.watch.lineage(transfer.tensor)):
-            line, fix = transfer.spot.line, unmoved(transfer.spot)
+            line, run.note_fix = transfer.spot.line, unmoved(transfer.spot)
             run.figures |= {"tensor": "a whole dataset", "operation": "torch.Tensor.to", **line_evidence(line)}
-            run.figures |= {"fix": fix.text, "fix_at": fix.where}
+            run.figures |= {"fix": run.note_fix.text, "fix_at": run.note_fix.where}
             rows = f"{len(transfer.tensor):,} rows are moved at once for a batch of {transfer.rows:,}"
-            return [f"note: a whole dataset, {rows}, at {line}: {line.source}", f"fix: {fix}"]
+            return [f"note: a whole dataset, {rows}, at {line}: {line.source}"]
     return []

@@ -5,7 +5,18 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ckptmove.verification.case.source import assigned, block_of, callee, full_name, library, line_of, nodes_of, tree_of
+from ckptmove.verification.case.source import (
+    assigned,
+    block_of,
+    callee,
+    full_name,
+    function_of,
+    library,
+    line_of,
+    nodes_of,
+    parameters_of,
+    tree_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +113,7 @@ def with_move(
         spot: where.
         expressions: expressions for the tensor; the first that the line reads is taken.
         device: expression for the target.
-        taken: whether the operands of the line were made of the tensor: then rows taken of it are moved instead.
+        taken: whether the failing operand was computed from the tensor; then its indexed rows are moved.
         nodes: where to look; by default what runs with the spot.
     """
     nodes, path = nodes or nodes_of(spot), spot.line.path
@@ -156,12 +167,12 @@ def with_device(spot: Spot, operation: str, device: str) -> Fix:
         # Also the other calls of the line that make a tensor in the same way, unless they are arguments of this one.
         inner = set(ast.walk(call))
         same = [call, *(one for one in calls if one not in inner and one.lineno == call.lineno)]
-        changes = [change for one in same if (change := _on_device(path, one, device)) is not None]
-        if not changes or changes[0][0] not in inner:
-            return Fix(
-                f"{device} is not the target at {spot.line}: pass the case's device to the call of this function"
-            )
-        return replaced(path, *changes)
+        given, function = _given_device(call), function_of(call)
+        text = "" if given is None else text_of(path, given)
+        if text == device or (function is not None and text in parameters_of(function)):
+            advice = "pass the target device when you call this function"
+            return Fix(f"{text} is not the target here: {advice} ({spot.line})")
+        return replaced(path, *(_on_device(path, one, device) for one in same))
     target, value = assigned(spot.statement)  # torch.ones is called by another name
     if isinstance(target, (ast.Name, ast.Attribute)) and spot.statement is not None and not is_loaded(path, value):
         name = ast.unparse(target)
@@ -184,11 +195,15 @@ def _has(call: ast.Call, keyword: str | None) -> bool:
     return any(one.arg == keyword for one in call.keywords)
 
 
-def _on_device(path: str, call: ast.Call, device: str) -> tuple[ast.expr, str] | None:
-    """The change that gives a call the device; None if it has that already."""
-    given = next((one for one in call.keywords if one.arg == "device"), None)
+def _given_device(call: ast.Call) -> ast.expr | None:
+    return next((one.value for one in call.keywords if one.arg == "device"), None)
+
+
+def _on_device(path: str, call: ast.Call, device: str) -> tuple[ast.expr, str]:
+    """The change that gives a call the device."""
+    given = _given_device(call)
     if given is not None:
-        return None if text_of(path, given.value) == device else (given.value, device)
+        return given, device
     if _has(call, None):
         return call, with_to(path, call, device)  # `**options` may contain the device
     more = ", " * bool(call.args or call.keywords) + f"device={device})"

@@ -12,7 +12,7 @@ import torch
 from ckptmove.verification.case.case_call import (
     device_parameter,
     has_literal_keys,
-    is_own,
+    is_assignable,
     rebuilt,
     variables,
 )
@@ -48,7 +48,7 @@ from ckptmove.verification.case.source import (
     stored,
 )
 from ckptmove.verification.case.tensor_names import tensors_in
-from ckptmove.verification.case.watch import target_in
+from ckptmove.verification.case.watch import is_target, target_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -113,9 +113,11 @@ def device_in(running: Running, scene: Scene) -> str:
 
 
 def where_made(origin: Origin, scene: Scene) -> Fix:
-    """The device in the call that made a tensor."""
+    """The device in the call that made a tensor; a sentence if the import would fail without the target."""
     spot = origin.spot
     device = device_expression(spot.statement, spot.line.path, scene, origin.device, origin.module)
+    if origin.at_import and is_fixed(device, scene):
+        return Fix(f"move the result of {made_by(origin)} at {spot.line} where it is used: .to(device)")
     loaded = None if _is_direct(origin) else _where_unseen(spot, device)
     fix = loaded or with_device(spot, origin.operation, device)
     return fix if fix.text else Fix(f"move the result of {made_by(origin)} at {spot.line}: .to({device})")
@@ -138,7 +140,10 @@ def _unseen_calls(spot: Spot) -> list[ast.Call]:
 
 
 def _where_unseen(spot: Spot, device: str) -> Fix | None:
-    """The results of such calls moved; of a file's only an item, or an operand: it may contain a dict of tensors."""
+    """Move the results of calls that ``__torch_function__`` does not see.
+
+    ``torch.load`` may return a dict, so only its items and operands are moved.
+    """
     nodes, path = nodes_of(spot), spot.line.path
     taken: dict[ast.expr, ast.expr] = {one.value: one for one in nodes if isinstance(one, ast.Subscript)}
     operands = [part for one in nodes if isinstance(one, ast.BinOp) for part in (one.left, one.right)]
@@ -222,7 +227,11 @@ def _where_read_before(found: Found, device: str, scene: Scene) -> Fix:
         if fix is not None:
             return fix
     words = Fix(f"move {name} where it is made, for {spot.line}: .to(device)")
-    return before(spot.line.path, near, f"{name} = {name}.to({device})") if found.is_own and near is not None else words
+    return (
+        before(spot.line.path, near, f"{name} = {name}.to({device})")
+        if found.is_assignable and near is not None
+        else words
+    )
 
 
 def _is_set_before(expression: str, statement: ast.stmt) -> bool:
@@ -236,7 +245,9 @@ def of_tensor(known: NamedTensor, frames: Sequence[Running], root: Origin | None
     """Fix for a tensor of the case."""
     if known.kind == "attribute":
         if root is not None and id(known.tensor) not in scene.early and scene.early:  # made in the step, and kept
-            return where_made(root, scene)
+            fix = where_made(root, scene)
+            used = None if fix.where else where_used([known.tensor], frames, scene, _of_self(known))
+            return fix if used is None else used[1]
         return _of_attribute(known, frames, root, scene)
     if known.kind == "batch":
         return _of_batch(known, frames, scene)
@@ -255,8 +266,7 @@ def _of_attribute(known: NamedTensor, frames: Sequence[Running], root: Origin | 
     fix = as_buffer(known, root) if is_one else None if is_in_container(known) else as_container(known, root)
     if fix is not None:
         return fix
-    way = f"self.{known.key}{known.name.rpartition(f'.{known.key}')[2]}"
-    used = where_used([known.tensor], frames, scene, way)
+    used = where_used([known.tensor], frames, scene, _of_self(known))
     if used is not None and used[1].where:
         return used[1]
     is_kept = is_in_container(known) and not is_one and has_literal_keys(known.held, known.tensor)
@@ -273,25 +283,37 @@ def _of_attribute(known: NamedTensor, frames: Sequence[Running], root: Origin | 
     return Fix(f"make {known.name} {what} where it is first assigned{_seen(frames)}")
 
 
+def _of_self(known: NamedTensor) -> str:
+    """Expression for a tensor of an attribute in the methods of its module."""
+    return f"self.{known.key}{known.name.rpartition(f'.{known.key}')[2]}"
+
+
 def model_first(scene: Scene, known: NamedTensor) -> Fix:
     """Move of the model that a tensor belongs to, before its optimizer is built."""
     given = None if scene.given is None else scene.given.of_parts(known.model, known.optimizer)
     if given is None or given.model is None:
         name = known.model or "model"
         return Fix(f"{name} = {name}.to(device), before the optimizer is built, in the case at {scene.home}")
-    device = device_expression(given.statement, given.path, scene)
+    name = text_of(given.path, given.model)
+    every = list(_before_which(given, name, scene.built.get(known.optimizer, [])))
+    device = _device_at(every[0], given, scene)
     if not isinstance(given.model, (ast.Name, ast.Attribute)):
         return replaced(given.path, (given.model, with_to(given.path, given.model, device)))
-    name = text_of(given.path, given.model)
     text = f"{name} = {name}.to({device})"
-    every = _before_which(given, name, scene.built.get(known.optimizer, []))
     fixes = (before(given.path, one, text) for one in every)
     words = Fix(f"{text}, before the optimizer is built, in the case at {given.line}")
     return next((fix for fix in fixes if fix.where), words)
 
 
+def _device_at(statement: ast.stmt, given: Given, scene: Scene) -> str:
+    """Expression for the target at a statement of the function that calls ``Case``."""
+    devices = given.frame.devices.items()
+    named = (name for name, one in devices if is_target(one, scene.place.device) and _is_set_before(name, statement))
+    return device_expression(statement, given.path, scene, module=next(named, ""))
+
+
 def _before_which(given: Given, name: str, built: list[UserFrame]) -> Iterator[ast.stmt]:
-    """The statements before which the model may be moved: the one that built the optimizer, if the model existed."""
+    """Statements that ``model.to(device)`` can precede: where the optimizer is built, else the call of ``Case``."""
     model = given.frame.modules.get(name, lambda: None)()
     for frame in built:
         then, builder = frame.modules.get(name, lambda: None)(), frame.spot.statement
@@ -306,9 +328,10 @@ def _of_batch(known: NamedTensor, frames: Sequence[Running], scene: Scene) -> Fi
     """Move of a tensor of the batch, or of what contains it, where the step has it."""
     for running in frames:
         path, near = running.spot.line.path, running.spot.statement
-        device = device_parameter(near, path, scene.home) or device_in(running, scene)
+        is_named = is_target(running.frame.f_locals.get("device"), scene.place.device)
+        device = "device" if is_named else device_parameter(near, path, scene.home) or device_in(running, scene)
         found = list(variables(known.tensor, [running]))
-        used = [one.name for one in found if one.is_own and _is_used(running, one.name)]
+        used = [one.name for one in found if one.is_assignable and _is_used(running, one.name)]
         fix = NO_FIX if not used or near is None else before(path, near, f"{used[0]} = {used[0]}.to({device})")
         if fix.where:
             return fix
@@ -337,7 +360,7 @@ def _of_container(known: NamedTensor, running: Running, device: str) -> Fix | No
         if fix is not None:
             return fix
         whole = rebuilt(name, value, known.tensor, device)
-        if not is_own(running, name):
+        if not is_assignable(running, name):
             return with_expression(spot, name, whole)
         if spot.statement is None or not _is_used(running, name):
             continue
@@ -360,16 +383,18 @@ def _of_loss(known: NamedTensor, root: Origin | None, scene: Scene) -> Fix:
     """Move of the whole loss if it is a module; else of its tensor, where that is made."""
     is_module = known.holder is not None
     if not is_module and root is not None:
-        return where_made(root, scene)
+        fix = where_made(root, scene)
+        if fix.where or not root.at_import:
+            return fix
     given = scene.given
     below = "" if is_module else known.name.removeprefix(_LOSSES)
     if given is None or given.criterion is None:
         name = known.name if below else _LOSSES
         return Fix(f"{name} = {name}.to(device), in the case at {scene.home}")
-    device = device_expression(given.statement, given.path, scene)
     name = ast.unparse(given.criterion)
-    text = f"{name}{below} = {name}{below}.to({device})"
     built = assignment_before(given.statement, name)
+    device = _device_at(built or given.statement, given, scene)
+    text = f"{name}{below} = {name}{below}.to({device})"
     if built is not None:
         fix = after(given.path, built, text)
         return fix if fix.where else before(given.path, given.statement, text)

@@ -6,12 +6,12 @@ import ast
 from typing import TYPE_CHECKING
 
 from ckptmove.verification.case.edits import Fix, replaced, text_of, with_to
-from ckptmove.verification.case.fixes import device_expression
+from ckptmove.verification.case.fixes import device_in
 from ckptmove.verification.case.source import FUNCTIONS, Line, assignment_before, callee, line_of, nodes_of, tree_of
 
 if TYPE_CHECKING:
     from ckptmove.verification.case.fixes import Scene
-    from ckptmove.verification.case.source import Spot
+    from ckptmove.verification.case.source import Running
     from ckptmove.verification.simulated.rules import WrongGradient
 
 
@@ -57,10 +57,10 @@ def _is_several(value: ast.expr) -> bool:
     return isinstance(value, (ast.Tuple, ast.ListComp)) or (isinstance(value, ast.Call) and callee(value) == "tuple")
 
 
-def without_cuda(spot: Spot, scene: Scene) -> Fix:
+def without_cuda(running: Running, scene: Scene) -> Fix:
     """A line that names CUDA, with the case's device instead."""
+    spot, device = running.spot, device_in(running, scene)
     path = spot.line.path
-    device = device_expression(spot.statement, path, scene)
     for node in nodes_of(spot):
         if isinstance(node, ast.Call) and callee(node) == "cuda" and isinstance(node.func, ast.Attribute):
             return replaced(path, (node, f"{text_of(path, node.func.value)}.to({device})"))

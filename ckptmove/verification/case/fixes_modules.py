@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
+from ckptmove.verification.case.case_call import required_device
 from ckptmove.verification.case.edits import Fix, after, before
 from ckptmove.verification.case.fixes import device_expression, device_in, is_fixed
 from ckptmove.verification.case.source import (
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from ckptmove.verification.case.source import Running
 
 
-class Held(NamedTuple):
-    """A tensor of a module that a frame can reach.
+class ReachableModule(NamedTuple):
+    """A module that a frame can reach, and one of its tensors.
 
     Attributes:
         name: expression for the tensor: ``teacher.0.weight``.
@@ -46,7 +47,7 @@ class Held(NamedTuple):
     running: Running
 
 
-def held(tensor: torch.Tensor, frames: Sequence[Running]) -> Held | None:
+def reachable_module(tensor: torch.Tensor, frames: Sequence[Running]) -> ReachableModule | None:
     """The module that has a tensor, or the base of a view; None if no frame can reach it.
 
     Args:
@@ -58,7 +59,7 @@ def held(tensor: torch.Tensor, frames: Sequence[Running]) -> Held | None:
         for name, module, holder in _modules(running.frame):
             for key, one in chain(module.named_parameters(), module.named_buffers()):
                 if id(one) in sought:
-                    return Held(f"{name}.{key}", name, holder, running)
+                    return ReachableModule(f"{name}.{key}", name, holder, running)
     return None
 
 
@@ -73,10 +74,10 @@ def _modules(frame: FrameType) -> Iterator[tuple[str, nn.Module, object]]:
             yield from ((f"{name}.{key}", one, value) for key, one in parts if isinstance(one, nn.Module))
 
 
-def where_held(found: Held, scene: Scene) -> Fix:
+def where_assigned(found: ReachableModule, scene: Scene) -> Fix:
     """Move of a module after the statement that assigns it, if that knows the target; else before its use."""
     for path, statement, name in _assignments(found):
-        device = device_expression(statement, path, scene)
+        device = device_expression(statement, path, scene, module=required_device(statement))
         fix = after(path, statement, f"{name} = {name}.to({device})")
         if fix.where and not is_fixed(device, scene):
             return fix
@@ -86,7 +87,7 @@ def where_held(found: Held, scene: Scene) -> Fix:
     return before(spot.line.path, spot.statement, f"{found.module}.to({device})")
 
 
-def _assignments(found: Held) -> Iterator[tuple[str, ast.stmt, str]]:
+def _assignments(found: ReachableModule) -> Iterator[tuple[str, ast.stmt, str]]:
     """Path, statement and target of the assignment of a module; of an attribute only if its class has no other one."""
     spot, name = found.running.spot, found.module
     if found.holder is not None:

@@ -199,12 +199,17 @@ def _group_sizes(record: OptimizerRecord) -> list[int]:
 
 
 def _sizes(pairings: list[tuple[OptimizerRecord, Pairing]], sizes: list[int], own: OptimizerPart) -> str:
-    stored = [f"{record.where or 'the optimizer'} has {_listed(_group_sizes(record))}" for record, _ in pairings]
-    return f"{own.label} does not fit the checkpoint: {', '.join(stored)}, and the case's has {_listed(sizes)}"
+    several = len(pairings) > 1
+    stored = [_groups(_group_sizes(record)) + f" ({record.where})" * several for record, _ in pairings]
+    groups = f"in the checkpoint: {', '.join(stored)}; in the case: {_groups(sizes)}"
+    return f"{own.label} does not fit the checkpoint; {groups}"
 
 
-def _listed(sizes: list[int]) -> str:
-    return f"{amount(len(sizes), 'group')} of {' and '.join(map(str, sizes)) or 'no'} parameters"
+def _groups(sizes: list[int]) -> str:
+    """``2 groups of 3 and 1 parameters``, ``4 groups of 1 parameter each``."""
+    is_even = len(set(sizes)) <= 1
+    listed = amount(max(sizes, default=0), "parameter") if is_even else f"{' and '.join(map(str, sizes))} parameters"
+    return f"{amount(len(sizes), 'group')} of {listed}" + " each" * (is_even and len(sizes) > 1)
 
 
 def _is_other_class(record: OptimizerRecord, own: OptimizerPart) -> bool:

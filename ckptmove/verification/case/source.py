@@ -132,6 +132,11 @@ def function_of(node: ast.AST | None) -> ast.FunctionDef | ast.AsyncFunctionDef 
     return next((one for one in parents(node) if isinstance(one, FUNCTIONS)), None)
 
 
+def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Names of a function's parameters."""
+    return {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
+
+
 def block_of(statement: ast.stmt) -> list[ast.stmt]:
     """The statements of the block that a statement is in."""
     bodies = (body for parent in parents(statement) for _, body in ast.iter_fields(parent) if isinstance(body, list))

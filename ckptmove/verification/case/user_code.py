@@ -30,12 +30,17 @@ _MODULE: Final = "_ckptmove_case"
 
 
 class Entrance:
-    """The case function, and the files of the user's code."""
+    """The case function, and the files of the user's code.
+
+    Attributes:
+        is_loaded: whether the import has ended.
+    """
 
     def __init__(self, name: CaseName) -> None:
         self._name = name
         self._file = os.path.realpath(name.home) if name.is_file else ""
         self._known: dict[str, bool] = {}
+        self.is_loaded = False
 
     def load(self) -> Callable[..., Any]:
         """Import the function, with the import path of ``python FILE.py`` or ``python -m pkg.mod``.
@@ -45,6 +50,7 @@ class Entrance:
             BaseException: any exception of the module's own code.
         """
         module = self._load_file() if self._name.is_file else self._load_module()
+        self.is_loaded = True
         self._file = os.path.realpath(getattr(module, "__file__", None) or "")
         function = getattr(module, self._name.function, None)
         if not callable(function):

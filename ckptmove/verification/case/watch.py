@@ -51,6 +51,7 @@ class Origin(NamedTuple):
         parent: the operand that is not on the target either; None for none.
         device: expression for the target there, from a tensor or a device; empty for none.
         module: expression for the target there, from a module; empty for none.
+        at_import: whether it was made while the user's script was imported.
     """
 
     operation: str
@@ -58,6 +59,7 @@ class Origin(NamedTuple):
     parent: torch.Tensor | None
     device: str
     module: str
+    at_import: bool
 
 
 class Refusal(NamedTuple):
@@ -212,7 +214,8 @@ class Watch(TorchFunctionMode):
             if caller is not None:
                 parent = next((leaf for leaf in given if leaf.device != self._device), None)
                 spot = spot_of(caller)
-                origin = Origin(_name(func), spot, parent, *target_in(caller, spot, self._device))
+                known = target_in(caller, spot, self._device)
+                origin = Origin(_name(func), spot, parent, *known, at_import=not self._entrance.is_loaded)
                 self._origins[id(made)] = (weakref.ref(made), origin)
 
     def _note_transfer(self, func: Any, given: list[torch.Tensor], made: torch.Tensor, frame: FrameType) -> None:
@@ -240,15 +243,16 @@ def target_in(frame: FrameType, spot: Spot, device: torch.device) -> tuple[str, 
     tensors = (
         f"{name}.device" for name, one in names.items() if isinstance(one, torch.Tensor) and one.device == device
     )
-    devices = (name for name, one in names.items() if isinstance(one, torch.device) and one == device)
-    tags = {tag_of(device), str(device)}
-    named = (name for name, one in kept.items() if isinstance(one, (str, torch.device)) and _target(one) in tags)
+    devices = (name for name, one in names.items() if is_target(one, device))
+    named = (name for name, one in kept.items() if is_target(one, device))
     modules = (f"next({name}.parameters()).device" for name, one in (names | kept).items() if _is_on(one, device))
     return next(itertools.chain(tensors, devices), ""), next(itertools.chain(named, modules), "")
 
 
-def _target(named: str | torch.device) -> str:
-    return tag_of(named) if isinstance(named, torch.device) else named
+def is_target(value: object, device: torch.device) -> bool:
+    """Whether a value is a device or its name: ``cuda`` is ``cuda:0``."""
+    named = value if isinstance(value, str) else tag_of(value) if isinstance(value, torch.device) else ""
+    return named.removesuffix(":0") in {one.removesuffix(":0") for one in (tag_of(device), str(device))}
 
 
 def _is_on(module: object, device: torch.device) -> bool:

@@ -120,9 +120,9 @@ def _step(tally: TrialTally, report: StepReport) -> CheckResult:
         "proven": False,
         "unproven": "",
     }
-    failure = _failure(tally, report)
-    if failure:
-        return failed("step", failure, **figures)
+    failures = _failures(tally, report)
+    if failures:
+        return failed("step", failures, report.fix if tally.error and not tally.unread else "", **figures)
     if report.lacks_device:
         return _no_device(report, **figures)
     if not tally.parameters:
@@ -174,19 +174,18 @@ def _some(members: Iterable[Member]) -> str:
     return f"{', '.join(names[:_NAMED])}{more}"
 
 
-def _failure(tally: TrialTally, report: StepReport) -> str:
-    """The fault of the step; empty if it has none."""
+def _failures(tally: TrialTally, report: StepReport) -> list[str]:
+    """The faults of the step."""
     if tally.unread:
-        return f"the input of the step cannot be read: {tally.error}"
+        return [f"the input of the step cannot be read: {tally.error}"]
     if tally.error:
-        fix = f"; fix: {report.fix}" if report.fix else ""
-        return f"the step fails on {report.target}: {tally.error}{fix}"
+        return [f"the step fails on {report.target}: {tally.error}"]
     if tally.faults:
-        return f"after the step on {report.target}: {tally.faults}"
+        return tally.faults.failures(f"after the step on {report.target}: ")
     is_still = tally.parameters and not tally.moved and not tally.state_moved and tally.idle != tally.parameters
     if is_still and not any(map(is_foreign, report.classes)):
-        return f"neither a parameter nor a moment changed on {report.target}"
-    return ""
+        return [f"neither a parameter nor a moment changed on {report.target}"]
+    return []
 
 
 def _step_parts(tally: TrialTally, report: StepReport) -> list[str]:
@@ -244,7 +243,7 @@ def _parity(tally: TrialTally, report: StepReport) -> CheckResult:
     how = "bit for bit" if report.exact else "within the tolerances of torch.testing (float32: 1.3e-06, 1e-05)"
     figures: dict[str, object] = {"exact": report.exact, "apart": tally.apart.count, "furthest": tally.furthest}
     if tally.apart:
-        return failed("parity", f"not equal to {report.compared_with}: {tally.apart}", **figures)
+        return failed("parity", tally.apart.failures(f"not equal to {report.compared_with}: "), **figures)
     gap = "" if report.exact else f"; largest difference {tally.furthest:.3g}"
     return passed("parity", f"equal {how} to {report.compared_with}{gap}", **figures)
 
@@ -258,7 +257,7 @@ def _fresh(tally: TrialTally) -> CheckResult:
     told = [(f"{own.where}: " if len(owns) > 1 else "", own) for own in owns]
     lost = [f"{where}{text}" for where, own in told if not own.changed and LOST in own.bare for text in _bare(own)]
     if lost:
-        return failed("fresh", f"the state was lost: {'; '.join(lost)}", **figures)
+        return failed("fresh", [f"the state was lost: {lost[0]}", *lost[1:]], **figures)
     bare = [f"{where}{text}" for where, own in told for text in _bare(own)]
     if not tally.with_state and not bare:
         return skipped("fresh", _NO_STEP, **figures)

@@ -18,7 +18,7 @@ from ckptmove.errors import CrcMismatch
 from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits
 from ckptmove.verification import state
-from ckptmove.verification.case.source_file import as_file
+from ckptmove.verification.byte_source_file import as_file
 from ckptmove.verification.file_checks import check_file
 from ckptmove.verification.loaded import LoadedFiles
 from ckptmove.verification.state import StoredTensors

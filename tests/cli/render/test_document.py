@@ -99,13 +99,13 @@ def test_the_verdict_never_leaves_out_where_it_ran() -> None:
     assert verification.outcome(result(mode="cpu")) == "passed, cpu"
     skipped = replace(result(mode="real"), checks=(CheckResult(name="step", status="skipped", detail="no state"),))
     skipped = replace(skipped, proven=False)
-    assert verification.outcome(skipped) == "passed, real cuda:0, but a resume is not proven: no state"
+    assert verification.outcome(skipped) == "passed, real cuda:0, but not proven to resume: no state"
     lost = replace(skipped, checks=(CheckResult(name="fresh", status="skipped", detail="without state; more"),))
-    assert verification.outcome(lost) == "passed, real cuda:0, but a resume is not proven: without state"
+    assert verification.outcome(lost) == "passed, real cuda:0, but not proven to resume: without state"
     shown = (CheckResult(name="step", status="passed", detail=""),)
     stood_in = replace(result(mode="cpu"), proven=False, checks=shown)
     assert verification.outcome(stood_in) == (
-        "passed, cpu, but a resume is not proven: a value missing from the file was replaced"
+        "passed, cpu, but not proven to resume: a value missing from the file was replaced"
     )
     assert verification.brief_line(result(passed=False)) == "a.pth: failed, simulated cuda:0 (step)"
     unmade = replace(result(passed=False), checks=(CheckResult(name="step", status="failed", detail="not proven"),))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from ckptmove.api import Inspection, InspectRequest
 from ckptmove.checkpoint.inventory.outline import OutlineLine
-from ckptmove.cli.render import conversion, github, inspection, verification
+from ckptmove.cli.render import conversion, document, github, inspection, verification
 from ckptmove.cli.render.answers import ConvertAnswer, Detail, Expectation, Failure, InspectAnswer
 from ckptmove.cli.render.page import Page
 from ckptmove.cli.streams import Output
@@ -25,6 +26,7 @@ from ckptmove.model import (
 )
 from ckptmove.moves import ConvertResult, MovePlan, MoveRequest, StorageEdit, Unmatched
 from ckptmove.text import Command
+from ckptmove.verification import checks
 from ckptmove.verification.evidence import CheckResult, VerifyResult
 
 
@@ -242,7 +244,7 @@ def test_notes_are_counted_below_the_checks_and_shown_when_asked() -> None:
 
 def test_faults_stand_below_each_other_and_a_command_in_one_line() -> None:
     command = "ckptmove convert 'a; b.pth' --to cuda:0 --output somewhere/else/with/a/long/name.pth"
-    check = CheckResult(name="placement", status="failed", detail=f"2 tensors misplaced; {'x ' * 30}y; fix: {command}")
+    check = checks.failed("placement", ["2 tensors misplaced", f"{'x ' * 30}y"], command)
     _, *lines, _ = verification.verification_lines(Page(columns=60), verified(check, passed=False), verbose=False)
     assert lines == [
         "✗ placement  2 tensors misplaced",
@@ -250,10 +252,23 @@ def test_faults_stand_below_each_other_and_a_command_in_one_line() -> None:
         f"             {'x ' * 6}y",
         f"             fix: {command}",
     ]
-    whole = check._replace(status="passed", detail="4 parameters; 4 found")
+    whole = checks.passed("placement", "4 parameters; 4 found")
     assert list(verification.verification_lines(Page(), verified(whole), verbose=False))[1] == (
         "✓ placement  4 parameters; 4 found"
     )
+
+
+@pytest.mark.parametrize("make", [checks.passed, checks.failed, checks.skipped])
+def test_a_line_of_the_user_is_not_cut(make) -> None:
+    fault, fix = "at a; fix: b.py:3: x = 1; y = 2", "before a; fix: b.py:3: z = 1; x = 1; y = 2"
+    check = make("case", fault, fix, fix="z = 1; x = 1; y = 2")
+    assert check.detail == f"{fault}; fix: {fix}"
+    assert checks.check_from_json(json.loads(json.dumps(checks.check_to_json(check)))) == check
+    _, first, second, _ = verification.verification_lines(Page(), verified(check), verbose=False)
+    assert first.endswith(f" case  {fault}")
+    assert second.endswith(f"   fix: {fix}")
+    answer = document.result_to_json(verified(check))
+    assert {*answer["checks"][0]} == {"name", "status", "detail", "evidence"}
 
 
 def test_a_verdict_says_that_torch_was_not_asked() -> None:

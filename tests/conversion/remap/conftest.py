@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from wrapped import data_parallel_on_cpu  # noqa: F401  # a fixture for every test here
 
 from ckptmove.api import _remap
 from ckptmove.verification.request import VerifyRequest

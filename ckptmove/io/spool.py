@@ -1,0 +1,127 @@
+"""Keep bytes that can only be read in order, in memory or in a temporary file."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from tempfile import SpooledTemporaryFile
+from typing import IO, TYPE_CHECKING, Final
+
+from ckptmove.errors import WriteFailed, reason_of
+from ckptmove.io.contracts import CastSegment, CopySegment, FromSource, InflateSegment, StreamSegment
+from ckptmove.io.cut import checked_blocks
+from ckptmove.io.part import check_within
+from ckptmove.io.segments import length
+from ckptmove.model import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ckptmove.io.contracts import ByteSource, Segment
+
+#: Bytes that all segments of a spool may have before they move to a temporary file.
+_MOST_IN_MEMORY: Final = 16 << 20
+
+
+def is_streamed(segment: Segment) -> bool:
+    """Whether a segment produces its bytes from the first to the last, so that each part of it costs the whole."""
+    if isinstance(segment, FromSource):
+        return is_streamed(segment.segment)
+    is_packed = isinstance(segment, CastSegment) and segment.packed is not None
+    return is_packed or isinstance(segment, (InflateSegment, StreamSegment))
+
+
+class Spool:
+    """Bytes of segments in one temporary file. It is removed by :meth:`close`, or when the process ends."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = SpooledTemporaryFile(_MOST_IN_MEMORY)  # noqa: SIM115  # closed by `close`
+
+    def hold(self, source: ByteSource, segment: Segment, overflowed: Callable[[int], None] | None = None) -> FromSource:
+        """Return a segment with the same bytes, any part of which can be read.
+
+        The whole segment is read when the first part is.
+
+        Args:
+            source: source of the segment.
+            segment: the segment; its only check covers all its bytes.
+            overflowed: called with the number of values that a cast made infinite.
+        """
+        if isinstance(segment, FromSource):  # the original source stays known, because it must not change
+            return FromSource(segment.source, self.hold(segment.source, segment.segment, overflowed))
+        return FromSource(_HeldSource(self, source, segment, overflowed), CopySegment(Span(0, length(segment))))
+
+    def append(self, block: bytes | memoryview) -> int:
+        """Write bytes at the end and return their offset.
+
+        Raises:
+            WriteFailed: if there is no space for them.
+        """
+        with _writing():
+            self._file.seek(0, os.SEEK_END)
+            start = self._file.tell()
+            self._file.write(block)
+        return start
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return the bytes from ``start`` to ``end`` (exclusive), which were written before.
+
+        Raises:
+            WriteFailed: if there was no space for bytes that are still in a buffer.
+        """
+        with _writing():
+            self._file.seek(start)
+            return self._file.read(end - start)
+
+    def close(self) -> None:
+        """Remove the bytes."""
+        self._file.close()
+
+
+class _HeldSource:
+    """The output bytes of a segment, which are written to a spool when the first of them is read.
+
+    Attributes:
+        path: path of the segment's source.
+        size: number of bytes.
+    """
+
+    def __init__(
+        self, spool: Spool, source: ByteSource, segment: Segment, overflowed: Callable[[int], None] | None
+    ) -> None:
+        self.path = source.path
+        self.size = length(segment)
+        self._spool, self._source, self._segment, self._overflowed = spool, source, segment, overflowed
+        self._start: int | None = None
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return the bytes from ``start`` to ``end`` (exclusive).
+
+        Raises:
+            CrcMismatch: if the bytes of the segment do not match their CRC.
+            WriteFailed: if there is no space for a temporary file.
+        """
+        check_within(self, start, end)
+        if self._start is None:
+            places = [
+                self._spool.append(block) for block in checked_blocks(self._source, self._segment, self._overflowed)
+            ]
+            self._start = places[0] if places else 0
+        return self._spool.read(self._start + start, self._start + end)
+
+    def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
+        """Yield the bytes of a span in blocks of at most ``block_bytes``; all of them stay valid."""
+        del buffers  # no buffer is reused
+        for start in range(span.start, span.end, block_bytes):
+            yield memoryview(self.read(start, min(start + block_bytes, span.end)))
+
+    def close(self) -> None:
+        """Do nothing: the spool has the bytes."""
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise WriteFailed("temporary file", reason_of(error)) from error
