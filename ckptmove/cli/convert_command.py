@@ -71,6 +71,9 @@ def outputs(
     if folder is not None and output is not None:
         raise UsageError("--output names the new file and --output-dir its folder: leave one of them out")
     if output is not None and len(paths) > 1:
+        missing = next((path for path in paths if not exists(path)), None)
+        if missing is not None:
+            raise UsageError(f"'{missing:.200}' does not exist: write a value such as --shard-size 5GB without a space")
         raise UsageError(f"--output names one new file, not {len(paths)}: use --output-dir DIR")
     if folder is None:
         return [(path, None if output is None else as_operand(output)) for path in paths]

@@ -38,6 +38,11 @@ _OLD_FORMS: Final = frozenset({"torch-legacy", "torch-tar", "pickle"})
 _CONTAINERS: Final[dict[str, ContainerName]] = {
     "torch": "torch-zip", "safetensors": "safetensors", "shards": "safetensors",
 }  # fmt: skip
+#: Note on the order of parameters when shards with an optimizer become one file.
+_GUESSED_ORDER: Final = (
+    "the shards do not store the order of the parameters: it is chosen by the shapes of the optimizer's state, "
+    "so no check of the new file proves which state belongs to which parameter"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +135,7 @@ class Conversion:
         self.notes = [note for note in (checkpoint.recovered,) if note and request.in_place]
         self.notes += conversion_notes(new, self.plan)
         if self.remapped is not None and self.remapped.is_reordered:
-            self.notes.append(
-                "the order of the model's tensors is not stored: they are written as the optimizer's state fits"
-            )
+            self.notes.append(_GUESSED_ORDER)
         self._is_refused = is_refused(new)
         self._unmatched = tuple(unmatched_options(inventory, move))
         self.unchecked: list[str] = []

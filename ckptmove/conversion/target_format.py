@@ -23,7 +23,7 @@ _SUFFIXES: Final[dict[str, frozenset[str]]] = {
     ".pt2": frozenset({"torch-export"}),
     ".zip": frozenset({"zip", "torch-zip", "torchscript", "torch-export"}),
     ".tar": frozenset({"tar"}) | _TORCH,  # model.pth.tar is a common name for what torch.save writes
-    **dict.fromkeys((".gguf", ".onnx", ".h5", ".npz", ".npy", ".msgpack", ".gz", ".tgz"), frozenset()),
+    **dict.fromkeys((".safetensor", ".gguf", ".onnx", ".h5", ".npz", ".npy", ".msgpack", ".gz", ".tgz"), frozenset()),
 }
 
 

@@ -227,6 +227,8 @@ def test_the_folder_of_the_sources(ask, bench, paths) -> None:
         ("run.pth --rename 0.weight=2.weight", "keys-collide", 4, "--drop model.0.weight"),
         ("run.pth --rename 0.*=x", "usage", 2, ""),
         ("run.pth --rename 0.*", "usage", 2, ""),
+        ("run.pth --rename 0.*=.*", "usage", 2, ""),
+        ("run.pth MB --dtype bf16 -o out.pth", "usage", 2, ""),
         ("run.pth --rename 7.*=x.*", "no-match", 2, "0."),
         ("plain.pt --strip-prefix net.", "partial-prefix", 4, "--rename 'net.*=*'"),
         ("run.pth --strip-prefix", "no-match", 2, "0., 2."),

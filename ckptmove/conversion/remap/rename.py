@@ -58,7 +58,8 @@ class KeyMap:
         Raises:
             PartialPrefix: if only some keys have a prefix that is to be removed.
             KeysCollide: if two keys would become one.
-            UsageError: if the two parts of a ``rename`` do not have the same number of ``*``.
+            UsageError: if the two parts of a ``rename`` do not have the same number of ``*``, or if a key would begin
+                with a dot.
         """
         self._globs = [_Glob.of(source, target) for source, target in remap.rename]
         self._added = remap.add_prefix
@@ -71,6 +72,8 @@ class KeyMap:
         sources: dict[str, str] = {}
         for key in keys:
             target = self(key)
+            if target.startswith(".") and not key.startswith("."):
+                raise UsageError(f"'{key:.200}' would become '{target:.200}', which begins with a dot")
             if sources.setdefault(target, key) != key:
                 raise KeysCollide(where, target, (sources[target], key))
 

@@ -501,7 +501,7 @@ def test_what_safetensors_cannot_hold_is_named(tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["in"]
 
 
-@pytest.mark.parametrize("suffix", [".gguf", ".zip", ".npz"])
+@pytest.mark.parametrize("suffix", [".gguf", ".zip", ".npz", ".safetensor"])
 def test_other_suffixes_are_refused(suffix, tmp_path):
     with pytest.raises(OutputSuffix):
         ckptmove.convert(one_table(tmp_path), output=tmp_path / f"out{suffix}")
