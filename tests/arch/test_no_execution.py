@@ -81,7 +81,6 @@ BY_NAME = {
     "getattr(found, part, None)": "the class that the user typed behind --optimizer",
     "vars(sys.modules[module_name])": "of the module that the user typed behind --optimizer",
     "getattr(module, self._name.function, None)": "the function that the user typed behind --case",
-    "getattr(torch.Tensor, kind, None)": "a name of torch's own operations",
     "vars(one)": "the attributes of a module of the user's",
     "vars(torch._C.TensorBase)": "no look-up",
     "getattr(signal, name)": "the names are constants beside it",
@@ -100,6 +99,12 @@ BY_NAME = {
     "hasattr(signal, name)": "the names are constants beside it",
     "getattr(torch, name)": "a dtype of the table of dtypes",
     "vars(TensorBase)": "no look-up",
+    "vars(StorageBase)": "no look-up",
+    "vars(owner)": "no look-up",
+    "getattr(owner, name)": "what a simulated device replaces in torch; the names are constants beside it",
+    "setattr(owner, name, value)": "what a simulated device replaces in torch; the names are constants beside it",
+    "setattr(owner, name, before)": "what a simulated device puts back in torch; the names are constants beside it",
+    "delattr(owner, name)": "what a simulated device puts back in torch; the names are constants beside it",
     "globals()": "no look-up",
 }
 

@@ -613,9 +613,8 @@ def test_on_a_real_device_the_operands_of_the_refused_call_are_named(case_check,
 
 def test_a_tensor_that_no_line_of_the_user_asked_for_has_no_origin():
     from ckptmove.verification.case.watch import Watch
-    from ckptmove.verification.place import TorchDevice
 
-    with Watch(TorchDevice("meta"), "meta", SimpleNamespace(caller=lambda frame: None)) as watch:
+    with Watch(torch.device("meta"), SimpleNamespace(caller=lambda frame: None)) as watch:
         made = torch.ones(2)
     assert watch.origin(made) is None
     assert list(watch.lineage(made)) == [made]

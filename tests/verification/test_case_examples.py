@@ -38,7 +38,7 @@ NAMED = {
     ),
     "model moved after the resume": (
         "optimizer_before_move", "broken_by_late_move", "optimizer.state['0.weight']['exp_avg']",
-        "torch.Tensor.lerp_", "model.to(device)",
+        "torch._foreach_lerp_", "model.to(device)",
         "model = model.to(device)",
     ),
     "made in forward": (

@@ -105,6 +105,31 @@ RIGHT["weights loaded by a function"] = {
     "before": "torch.save(torch.ones(3), 'w.pt')",
     "step": "w = torch.load('w.pt', map_location=lambda s, l: s.cuda())\nreturn mse_loss(model(x) * w, y)",
 }
+RIGHT["branches on the device"] = {
+    "step": """
+        assert device == torch.device('cuda:0') == x.device == next(model.parameters()).device
+        assert device.type == 'cuda' and str(device).startswith('cuda') and 'cuda' in repr(x) and x.is_cuda
+        mask = torch.tril(torch.ones(4, 4, device=x.device)) + torch.eye(4).cuda()
+        scaler = torch.amp.GradScaler(device.type, enabled=device.type == 'cuda')
+        with torch.autocast(device_type=x.device.type, dtype=torch.bfloat16, enabled=False):
+            loss = mse_loss(model(mask @ x), y)
+        assert scaler.is_enabled() and scaler.scale(loss).device == device
+        return loss
+    """,
+}
+RIGHT["hooks that name the device"] = {
+    "step": """
+        made = model(x)
+        made.register_hook(lambda grad: grad * torch.ones(3, device=grad.device).to('cuda'))
+        return mse_loss(made, y)
+    """,
+}
+LIMITS = {
+    "a graph": ("torch.cuda.CUDAGraph()", "torch.cuda.CUDAGraph"),
+    "a kernel for the GPU alone": ("torch.ops.ckptmove_test.own(x)", "ckptmove_test::own"),
+    "parallel on the side": ("nn.DataParallel(nn.Linear(2, 2).to(device))(x[:, :2])", "_scatter"),
+    "a compressed layout": ("torch.eye(4, device=device).to_sparse_csr().matmul(model(x))", "torch.Tensor.matmul"),
+}
 WRONG = {
     "moved to a GPU that is not there": ("x.cuda(7)", "CUDA error: invalid device ordinal"),
     "made on a GPU that is not there": ("torch.ones(1, device=torch.device('cuda', 7))", "invalid device ordinal"),
@@ -173,6 +198,22 @@ def test_what_the_target_refuses_is_refused_in_its_words_and_at_its_line(case_ch
     assert check["status"] == "failed", check["detail"]
     assert said in check["detail"]
     assert check["evidence"]["source"] == line
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize(("line", "operation"), LIMITS.values(), ids=LIMITS)
+def test_what_the_simulation_lacks_is_skipped_and_not_the_fault_of_the_line(case_check, line, operation):
+    before = """
+library = torch.library.Library("ckptmove_test", "FRAGMENT")
+if not hasattr(torch.ops.ckptmove_test, "own"):
+    library.define("own(Tensor x) -> Tensor")
+    library.impl("own", lambda x: x, "CUDA")
+    ckptmove.kept = library
+"""
+    check = case_check(before, step=f"{line}\n{PLAIN}")
+    assert check["status"] == "skipped", check["detail"]
+    assert check["evidence"]["operation"] == operation
+    assert (check["evidence"]["source"], check["evidence"]["proven"]) == (line, False)
 
 
 def test_of_settings_that_hold_themselves_each_tensor_is_named(case_check):

@@ -7,6 +7,7 @@ import random
 import sys
 
 import pytest
+import simulation
 import torch
 
 import ckptmove
@@ -318,6 +319,20 @@ def test_all_its_parameters_are_stepped_at_once(make, answers, theirs, monkeypat
     )
     answers(path, "cpu", optimizer="their_optimizers:Lion")
     assert set(seen) == {4}
+
+
+@simulation.on_a_simulated_device
+def test_a_kernel_of_the_gpu_alone_is_no_fault_of_the_file(make, answers, theirs, monkeypatch):
+    path = make.save(trained(theirs.Lion))
+
+    def compiled(self, closure=None):
+        given = self.param_groups[0]["params"]
+        torch.ops.aten._cudnn_rnn_flatten_weight(given, 1, 1, 0, 1, 1, 1, False, False)
+
+    monkeypatch.setattr(theirs.Lion, "step", compiled)
+    found = answers(path, "cuda:0", optimizer="their_optimizers:Lion")["step"]
+    assert found["status"] == "skipped"
+    assert "not supported by the simulation: aten::_cudnn_rnn_flatten_weight" in found["detail"]
 
 
 def test_its_state_has_to_be_used(make, answers, theirs, monkeypatch):

@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402  # after the skip
 
+from ckptmove.verification.simulated import targets  # noqa: E402  # it imports torch
+
 
 def test_what_is_written_to_data_is_no_new_version(cuda):
     with cuda:
@@ -31,7 +33,7 @@ def test_what_is_written_to_data_is_no_new_version(cuda):
 
 
 def test_data_is_replaced_by_what_has_another_shape_dtype_or_device(cuda):
-    other = torch.device("sim", cuda.device.index + 1)
+    other = targets.device_for("cuda:1")
     with cuda:
         parameter = nn.Parameter(cuda.to_device(torch.ones(2)))
         for value in map(cuda.to_device, (torch.ones(4), torch.ones(4).half())):
@@ -40,7 +42,7 @@ def test_data_is_replaced_by_what_has_another_shape_dtype_or_device(cuda):
             value.zero_()
             assert parameter.tolist() == [0.0] * 4
         parameter.data = type(parameter)(torch.ones(2), other)
-        assert parameter.device == other
+        assert parameter.device == targets.shown(other)
         parameter.data = torch.ones(3)
         assert (type(parameter), parameter.device.type, parameter.requires_grad) == (nn.Parameter, "cpu", True)
         made = cuda.to_device(torch.ones(2)).requires_grad_() * 2

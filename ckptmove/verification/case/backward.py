@@ -17,7 +17,9 @@ import torch
 from torch.autograd import graph
 from torch.autograd.function import BackwardCFunction
 
+from ckptmove.verification.simulated.identity import TargetDevices
 from ckptmove.verification.simulated.rules import CrossDeviceError, WrongGradient
+from ckptmove.verification.simulated.targets import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 _ENGINE: Final = graph._engine_run_backward.__code__  # noqa: SLF001  # the one function that runs the engine
 _OWN: Final = re.compile(
-    r"[\\/]ckptmove[\\/]verification[\\/](simulated[\\/]device|case[\\/]backward)\.py$|[\\/]torch[\\/]_(compile|dynamo[\\/].*)\.py$"
+    r"[\\/]ckptmove[\\/]verification[\\/](simulated[\\/](device|identity)|case[\\/]backward)\.py$|[\\/]torch[\\/]_(compile|dynamo[\\/].*)\.py$"
 )
 #: A line of `traceback.format_stack`, as anomaly detection keeps it.
 _FRAME: Final = re.compile(r'\s*File "(.*)", line (\d+), in ')
@@ -57,7 +59,9 @@ def note_node(error: CrossDeviceError) -> None:
     if is_torchs and node is not None:
         error.node = node.name()
         stack = (_FRAME.match(line) for line in node.metadata.get("traceback_", ()))
-        error.made_by = tuple((found[1], int(found[2])) for found in stack if found is not None)
+        error.made_by = tuple(
+            (found[1], int(found[2])) for found in stack if found is not None and not _OWN.search(found[1])
+        )
 
 
 def _frames_to_engine(frame: FrameType | None) -> Iterator[FrameType]:
@@ -113,8 +117,12 @@ def _gradients_checked(name_of: Callable[[torch.device], str]) -> Iterator[None]
         wanted = [place for place, needed in enumerate(node.needs_input_grad) if needed]
         edges = [(index, *edge) for index, edge in enumerate(node.next_functions) if edge[0] is not None]
         for place, (index, following, number) in zip(wanted, edges, strict=False):
-            device = following._input_metadata[number].device  # noqa: SLF001  # no public name for it
-            if place >= len(found) or not isinstance(found[place], torch.Tensor) or found[place].device == device:
+            device = shown(following._input_metadata[number].device)  # noqa: SLF001  # no public name for it
+            if (
+                place >= len(found)
+                or not isinstance(found[place], torch.Tensor)
+                or shown(found[place].device) == device
+            ):
                 continue
             if found[place].dim():
                 devices = name_of(device), name_of(found[place].device)
@@ -159,7 +167,8 @@ def _reraised(name_of: Callable[[torch.device], str]) -> Iterator[None]:
         kept: list[BaseException] = []
         _RUNS.open.append(kept)
         try:
-            result = engine(outputs, gradients, *args, **kwargs)
+            with TargetDevices():  # the mode is off in `Tensor.backward`
+                result = engine(outputs, gradients, *args, **kwargs)
         except SystemError:  # the engine failed, and the guard has the exception
             if not kept:
                 raise

@@ -17,7 +17,9 @@ from ckptmove.verification.case.fixes import made_by, of_tensor, where_called, w
 from ckptmove.verification.case.fixes_lines import returned, without_cuda
 from ckptmove.verification.case.fixes_modules import reachable_module, where_assigned
 from ckptmove.verification.case.source import assigned, line_of
+from ckptmove.verification.simulated.device import SimulatedDevice
 from ckptmove.verification.simulated.rules import CrossDeviceError, WrongGradient
+from ckptmove.verification.simulated.unsupported import unsupported_operation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,12 +49,14 @@ class Blame:
         fix: the correction; `NO_FIX` if none is known.
         figures: evidence for the JSON report.
         earlier: the earlier line that led to the fault, with what happened there; empty if unknown.
+        is_limit: whether the fault is a limit of the simulation, and not the user's.
     """
 
     fault: str
     fix: Fix = NO_FIX
     figures: dict[str, object] = field(default_factory=dict)
     earlier: str = ""
+    is_limit: bool = False
 
     @property
     def failures(self) -> list[str]:
@@ -82,6 +86,12 @@ def blame(error: BaseException, scene: Scene) -> Blame:
             return _of_strays(one, strays, operation, aten, scene)
     frames = scene.entrance.frames(error.__traceback__)
     line = frames[-1].spot.line if frames else scene.home
+    limit = unsupported_operation(error) if isinstance(scene.place, SimulatedDevice) else None
+    if limit is not None:
+        called = (refusal.operation for refusal in scene.watch.refusals if refusal.error is error)
+        named = limit or next(called, "") or " ".join(str(error).split())
+        fault = f"not supported by the simulation: {named}, {_at(line)}"
+        return Blame(fault, figures={"operation": named, **line_evidence(line)}, is_limit=True)
     text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
     fix = without_cuda(frames[-1], scene) if frames and any(words in text for words in _NO_CUDA) else NO_FIX
     return Blame(f"{text}, {_at(line)}", fix, {"error": text, **line_evidence(line)})

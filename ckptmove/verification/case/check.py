@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ from ckptmove.verification.case.user_code import Entrance
 from ckptmove.verification.case.watch import Watch
 from ckptmove.verification.checks import failed, passed, skipped
 from ckptmove.verification.simulated import targets
+from ckptmove.verification.simulated.device import PlainTensor
+from ckptmove.verification.simulated.identity import foreach_by_default
 from ckptmove.verification.step.stored_state import Ambiguous, Mismatch, NotRebuilt
 
 if TYPE_CHECKING:
@@ -122,12 +125,14 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
         return skipped(_NAME, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
     entrance = Entrance(parse_case(typed))
     place = site.place()
-    with place.active():
+    with ExitStack() as stack:
+        stack.enter_context(place.active())
         if site.mode == "simulated":
+            stack.enter_context(foreach_by_default(PlainTensor))
             _leave_autocast_out()
             targets.at_least(bench.request.devices or 1)
         home = line_of(typed.rpartition(":")[0], 0)
-        run = _Run(bench, place, entrance, Watch(place, site.target, entrance), home)
+        run = _Run(bench, place, entrance, Watch(place.device, entrance), home)
         run.figures |= {"case": typed, "device": site.target, "simulated": site.mode == "simulated"}
         attempt, outcomes = Attempt(), []
         try:
@@ -139,9 +144,11 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
         except Ambiguous as doubt:
             figures = {**run.figures, "candidates": list(doubt.candidates), "fix": doubt.fix, "proven": False}
             return skipped(_NAME, f"not proven: {doubt}", doubt.fix, **figures)
-    fault = blame(attempt.error, run.scene) if attempt.error is not None else outcomes[0]
+        fault = blame(attempt.error, run.scene) if attempt.error is not None else outcomes[0]
     if isinstance(fault, Blame):
         figures = {**run.figures, **fault.evidence, "proven": False}
+        if fault.is_limit:
+            return skipped(_NAME, f"not proven: {fault.fault}", **figures)
         return failed(_NAME, fault.failures, str(fault.fix), **figures)
     return passed(_NAME, fault, str(run.note_fix), **run.figures)
 

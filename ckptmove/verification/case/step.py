@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ckptmove.torch_facts.devices import supports_capturable
 from ckptmove.verification.case.parts import optimizers_of
 from ckptmove.verification.case.tensor_names import parts
-from ckptmove.verification.simulated.targets import BACKEND, tag_of
 
 if TYPE_CHECKING:
     from ckptmove.case import Case
@@ -132,7 +130,6 @@ def train_step(case: Case, batch: Any, place: StepDevice) -> Taken:
         optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch has no annotation
     else:
         closure()
-        _refuse_capturable(optimizer)
         own[""].begin()
         optimizer.step()
     own[""].end()
@@ -147,7 +144,6 @@ def _refuse_own_step(*_: object) -> None:
 def _whole_step(case: Case, batch: Any, own: Mapping[str, OwnSteps]) -> dict[str, torch.Tensor | float]:
     """Run a user's step that is a whole training step, and record the steps of its optimizers; returns the losses."""
     for part in optimizers_of(case):
-        part.optimizer.register_step_pre_hook(lambda optimizer, _args, _kwargs: _refuse_capturable(optimizer))
         part.optimizer.register_step_pre_hook(lambda *_, steps=own[part.key]: steps.begin())
         part.optimizer.register_step_post_hook(lambda *_, steps=own[part.key]: steps.end())
     result = None if case.step is None else case.step(batch)
@@ -181,21 +177,6 @@ def loss_of(case: Case, batch: Any, device: torch.device) -> torch.Tensor:
     if not result.requires_grad:
         raise UnusableCase(f"{who} returns a loss without a gradient, detached or after backward(){hint}")
     return result
-
-
-def _refuse_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Raise torch's error for `capturable` on a target without support: the simulated device itself has support.
-
-    From torch/optim/adam.py ``_single_tensor_adam``, and the other optimizers with the option.
-    """
-    names = {kind.__module__ for kind in type(optimizer).__mro__} - {torch.optim.Optimizer.__module__}
-    groups = [group for group in optimizer.param_groups if group.get("capturable")]
-    devices = {one.device for group in groups for one in group["params"] if one.grad is not None}
-    refused = [one for one in devices if one.type == BACKEND and not supports_capturable(tag_of(one))]
-    if refused and any(name.startswith("torch.optim.") for name in names):
-        raise AssertionError(
-            f"If capturable=True, params and state_steps must be on supported devices, and not on {tag_of(refused[0])}"
-        )
 
 
 def _plain_loss(case: Case, batch: Any) -> Any:

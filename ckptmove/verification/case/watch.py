@@ -1,6 +1,6 @@
 """Record the user's calls of torch: where tensors come from, moves to the target, and refused operands.
 
-Calls go through unchanged, except that the names of a simulated target mean the device that simulates it.
+Calls go through unchanged.
 """
 
 from __future__ import annotations
@@ -18,10 +18,6 @@ from torch.utils import _pytree as pytree
 
 from ckptmove.verification.case.case_call import late_names, user_frames
 from ckptmove.verification.case.source import Line, Spot, line_of, spot_of
-from ckptmove.verification.simulated import targets
-from ckptmove.verification.simulated.data import become
-from ckptmove.verification.simulated.pinning import made_pinned
-from ckptmove.verification.simulated.targets import tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,17 +25,12 @@ if TYPE_CHECKING:
 
     from ckptmove.verification.case.case_call import UserFrame
     from ckptmove.verification.case.user_code import Entrance
-    from ckptmove.verification.place import StepDevice
-
 
 _OPTIMIZER: Final = torch.optim.Optimizer.__init__.__code__.co_filename
 _MODULE: Final = torch.nn.Module.to.__code__.co_filename
-#: `Optimizer.add_param_group` reads the first of each parameter; `Module.to` sets the second.
+#: `Optimizer.add_param_group` reads it for each parameter.
 _IS_LEAF: Final[Any] = vars(torch._C.TensorBase)["is_leaf"].__get__  # noqa: SLF001  # as a function mode is given it
-_SET_DATA: Final[Any] = vars(torch._C.TensorBase)["data"].__set__  # noqa: SLF001  # as a function mode is given it
-_MOVES: Final = frozenset({torch.Tensor.to, torch.Tensor.cuda})
-#: Functions that allocate memory below every Python dispatch.
-_IN_CPP: Final = frozenset({torch.tensor, torch.Tensor.new_tensor})
+_MOVES: Final = frozenset({torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.xpu})
 
 
 class Origin(NamedTuple):
@@ -103,12 +94,11 @@ class Watch(TorchFunctionMode):
         moved: the user's lines that moved a module, in order.
     """
 
-    def __init__(self, place: StepDevice, target: str, entrance: Entrance) -> None:
+    def __init__(self, device: torch.device, entrance: Entrance) -> None:
         """Create the mode.
 
         Args:
-            place: where the case runs.
-            target: tag of the target; if it is simulated, code that names the target gets the simulating device.
+            device: where the case runs.
             entrance: knows which files are the user's.
         """
         super().__init__()
@@ -116,12 +106,8 @@ class Watch(TorchFunctionMode):
         self.transfers: list[Transfer] = []
         self.built: dict[int, list[UserFrame]] = {}
         self.moved: list[Line] = []
-        self._device = place.device
+        self._device = device
         self._entrance = entrance
-        kind = target.partition(":")[0]
-        stands_for_it = place.device.type != kind
-        self._kind = kind if stands_for_it else ""
-        self._mover: Any = getattr(torch.Tensor, kind, None) if stands_for_it else None
         self._origins: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -129,11 +115,8 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         frame = sys._getframe(1)  # noqa: SLF001  # the caller, without a traceback
         self._note_site(func, frame)
-        if self._kind:
-            func, args, kwargs = self._renamed(func, args, kwargs)
-        is_pinned = self._kind and func in _IN_CPP and kwargs.get("pin_memory")
         try:
-            result = made_pinned(func, args, kwargs) if is_pinned else func(*args, **kwargs)
+            result = func(*args, **kwargs)
         except RuntimeError as error:
             self.refusals.append(Refusal(error, _name(func), tuple(self._strays((args, kwargs)))))
             raise
@@ -155,31 +138,6 @@ class Watch(TorchFunctionMode):
             yield following
             origin = self.origin(following)
             following = following._base if origin is None else origin.parent  # noqa: SLF001  # no public name for it
-
-    def _renamed(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        """A call with the simulating devices in place of the target's.
-
-        Raises:
-            RuntimeError: if the target has no device of that index. Its name alone raises nothing.
-        """
-        if func is torch.device:
-            named: Any = func(*args, **kwargs)
-            with suppress(RuntimeError):
-                named = self._stand_in(named)
-            return func, (named,), {}
-        if func == _SET_DATA and args[0].device.type != args[1].device.type:
-            return become, args, {}
-        if func is self._mover:
-            asked = args[1] if len(args) > 1 else kwargs.get("device")
-            home = targets.meant_by(self._kind if asked is None else asked)
-            return (func, args, kwargs) if home is None else (torch.Tensor.to, (args[0], home), {})
-        return func, *pytree.tree_map_only((str, torch.device), self._stand_in, (args, kwargs))
-
-    def _stand_in(self, named: str | torch.device) -> str | torch.device:
-        """The simulating device for a device of the target's type; other devices unchanged."""
-        kind, _, index = str(named).partition(":")
-        is_of_it = kind == self._kind and (not index or index.isdecimal())
-        return (is_of_it and targets.meant_by(named)) or named
 
     def _strays(self, values: Any) -> Iterator[torch.Tensor]:
         for leaf in pytree.tree_leaves(values):
@@ -251,8 +209,8 @@ def target_in(frame: FrameType, spot: Spot, device: torch.device) -> tuple[str, 
 
 def is_target(value: object, device: torch.device) -> bool:
     """Whether a value is a device or its name: ``cuda`` is ``cuda:0``."""
-    named = value if isinstance(value, str) else tag_of(value) if isinstance(value, torch.device) else ""
-    return named.removesuffix(":0") in {one.removesuffix(":0") for one in (tag_of(device), str(device))}
+    named = str(value) if isinstance(value, (str, torch.device)) else ""
+    return named.removesuffix(":0") == str(device).removesuffix(":0")
 
 
 def _is_on(module: object, device: torch.device) -> bool:
@@ -264,4 +222,5 @@ def _is_on(module: object, device: torch.device) -> bool:
 
 def _name(func: Any) -> str:
     """Full name of a function: ``torch.nn.functional.linear``, ``torch.Tensor.add``."""
-    return str(resolve_name(func) or getattr(func, "__name__", func))
+    name = str(resolve_name(func) or getattr(func, "__name__", func))
+    return f"torch.{name}" if name.startswith("_foreach_") else name

@@ -12,7 +12,9 @@ from ckptmove.verification.simulated import targets
 from ckptmove.verification.simulated.device_module import DeviceCalls, DeviceContext, DeviceOf
 from ckptmove.verification.simulated.device_streams import Event, Stream, StreamContext, any_stream
 from ckptmove.verification.simulated.generator import generators_on_device
+from ckptmove.verification.simulated.legacy import tensor_types
 from ckptmove.verification.simulated.loading import storages_on_device
+from ckptmove.verification.simulated.unsupported import refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,11 +33,26 @@ _CLASSES: Final[dict[str, object]] = {
     "device": DeviceContext,
     "device_of": DeviceOf,
 }
+#: CUDA graphs. A callable without a graph gives the same results; a replay without one would compute nothing.
+_GRAPHS: Final[dict[str, object]] = {
+    "CUDAGraph": refused("torch.cuda.CUDAGraph"),
+    "graph": refused("torch.cuda.graph"),
+    "graph_pool_handle": refused("torch.cuda.graph_pool_handle"),
+    "make_graphed_callables": lambda callables, *_args, **_more: callables,
+}
 #: Functions of `torch.accelerator` that need a backend in C++.
 _OF_ACCELERATOR: Final = frozenset({
     "empty_cache", "get_memory_info", "max_memory_allocated", "max_memory_reserved", "memory_allocated",
     "memory_reserved", "memory_stats", "reset_accumulated_memory_stats", "reset_peak_memory_stats", "synchronize",
+    "device_count", "is_available", "current_accelerator",
 })  # fmt: skip
+
+
+class _Markers:
+    """Replacement of torch's NVTX functions: there is no profiler to mark a range for."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *_args: 0
 
 
 @contextlib.contextmanager
@@ -61,12 +78,15 @@ def _answering(device: torch.device) -> Iterator[None]:
     calls = DeviceCalls(lambda: kind)
     answers = {name: _separate(getattr(calls, name)) for name in _CALLS}
     of_accelerator = {name: answers[name] for name in _OF_ACCELERATOR}
-    own = answers | {name: _separate(call) for name, call in _STREAMS.items()} | _CLASSES
+    of_accelerator |= {"current_stream": any_stream, "current_device_index": answers["current_device"]}
+    own = tensor_types(kind) | answers | {name: _separate(call) for name, call in _STREAMS.items()} | _CLASSES
     modules: list[tuple[Any, dict[str, Any]]] = [
         (getattr(torch, kind, None), own),
         (getattr(torch.backends, kind, None), own),
         (torch.accelerator, of_accelerator),
     ]
+    if kind == "cuda":
+        modules += [(torch.cuda, _GRAPHS), (torch.cuda.nvtx, {"_nvtx": _Markers()})]
     known = [(vars(module), some) for module, some in modules if module is not None]
     before = [(names, {name: names[name] for name in some.keys() & names.keys()}) for names, some in known]
     for (names, replaced), (_, some) in zip(before, known, strict=True):

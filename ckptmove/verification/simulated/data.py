@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from ckptmove.verification.simulated.targets import BACKEND, tag_of
+from ckptmove.verification.simulated.targets import BACKEND, home_of, tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: Attributes of the two kinds of tensors; other entries of their `__dict__` are the user's.
-_OWN: Final = frozenset({"host", "_is_param"})
+_OWN: Final = frozenset({"host", "_is_param", "simulated_index"})
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def parameters_moved_in_place() -> Iterator[None]:
 
     # Any signature: torch/_dynamo/polyfills, which much of torch imports, compares it with its own.
     def compatible(*tensors: torch.Tensor, **_names: torch.Tensor) -> bool:
-        there_and_back = [one.device.type for one in tensors] == [BACKEND, "cpu"]
+        there_and_back = [home_of(one).type for one in tensors] == [BACKEND, "cpu"]
         return there_and_back or bool(is_compatible(*tensors))
 
     module.utils.swap_tensors = swap_tensors

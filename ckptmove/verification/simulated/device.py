@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch._C import (
     DispatchKey,
     TensorBase,
@@ -24,19 +26,19 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ckptmove.verification.case.backward import as_on_a_real_device, is_running, make_guard, note_node
-from ckptmove.verification.simulated import targets
+from ckptmove.verification.simulated import identity, targets
 from ckptmove.verification.simulated.api import patched_torch_api
 from ckptmove.verification.simulated.data import become, parameters_moved_in_place
 from ckptmove.verification.simulated.device_module import DeviceModule
 from ckptmove.verification.simulated.generator import refuse_generator
-from ckptmove.verification.simulated.loading import BEFORE_OTHERS, restore_storage
+from ckptmove.verification.simulated.loading import BEFORE_OTHERS, location_of, on_device, restore_storage
 from ckptmove.verification.simulated.pinning import is_pinned, made_pinned, pin, refuse_pinning
 from ckptmove.verification.simulated.rules import WHOLE_OPS, CrossDeviceError, operand_devices, refuse_dtype, schema_of
-from ckptmove.verification.simulated.targets import BACKEND, kind_of, tag_of
+from ckptmove.verification.simulated.targets import BACKEND, home_of, kind_of, tag_of
 from ckptmove.verification.simulated.whole import run_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from torch._ops import OpOverload
@@ -49,6 +51,7 @@ __all__ = ["CrossDeviceError", "SimulatedDevice", "unavailable_reason"]
 _SETUP = "_setup_privateuseone_for_python_backend"  # of torch.utils.backend_registration, not in every torch
 _DATA: Any = vars(TensorBase)["data"]  # the setter of `Tensor.data`, which copies shape, strides and offset
 _CPU = torch.device("cpu")
+_PLAIN: Any = torch.Tensor.__torch_dispatch__
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 
@@ -57,7 +60,7 @@ class SimulatedDevice:
 
     Attributes:
         target: the target's tag: `cuda:3`, `mps`, `xpu:0`.
-        device: the torch.device that represents the target in this process.
+        device: the target's torch.device, as code on the target's machine sees it.
     """
 
     def __init__(self, target: str) -> None:
@@ -71,19 +74,18 @@ class SimulatedDevice:
             raise RuntimeError(reason)
         _register_backend()
         self.target = target
-        self.device = targets.device_for(target)
+        self._home = targets.device_for(target)
+        self.device = targets.shown(self._home)
         self._entered = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        # The autograd engine counts devices at the first backward of the process and fails on later ones, unless the
-        # backward runs in the calling thread.
-        self._entered.enter_context(torch.autograd.set_multithreading_enabled(mode=False))
         self._entered.enter_context(as_on_a_real_device(tag_of))
         self._entered.enter_context(parameters_moved_in_place())
-        self._entered.enter_context(patched_torch_api(self.device, _place))
-        if not targets.is_any_active():  # one mode serves all devices
-            self._entered.enter_context(_Simulation())
-        targets.enter(self.device)
+        self._entered.enter_context(patched_torch_api(self._home, _place))
+        if not targets.is_any_active():  # one mode of each kind serves all devices
+            self._entered.enter_context(identity.shown_everywhere(_modes))
+            self._entered.enter_context(_modes())
+        targets.enter(self._home)
         self._entered.callback(targets.leave)
         return self
 
@@ -102,8 +104,8 @@ class SimulatedDevice:
         Raises:
             TypeError: if the target does not have the dtype.
         """
-        refuse_dtype(tag_of(self.device), tensor.dtype)
-        return SimulatedTensor(tensor.detach().clone(), self.device)
+        refuse_dtype(tag_of(self._home), tensor.dtype)
+        return SimulatedTensor(tensor.detach().clone(), self._home)
 
     def to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values as a detached CPU tensor, which shares memory with `tensor`."""
@@ -111,18 +113,25 @@ class SimulatedDevice:
 
     def device_of(self, tensor: torch.Tensor) -> str:
         """A tensor's device tag, as torch prints it on the target's machine: `cuda:0`, `mps:0`, `cpu`."""
-        return tag_of(tensor.device)
+        return tag_of(home_of(tensor))
 
 
 class SimulatedTensor(torch.Tensor):
-    """A tensor of the simulated device; `host` holds its values on the CPU, with the same shape and strides."""
+    """A tensor of the simulated device.
+
+    Attributes:
+        host: its values on the CPU, with the same shape and strides.
+        simulated_index: index of its device in this process. A copy of a torch.device would be that of the target.
+    """
 
     host: torch.Tensor
+    simulated_index: int
 
     def __new__(cls, host: torch.Tensor, device: torch.device) -> Self:
         strided = host.layout is torch.strided
-        outer = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001  # no public way to make a tensor without memory
-            cls,
+        make: Callable[..., Self] = TensorBase._make_wrapper_subclass  # noqa: SLF001  # no public way to make a tensor without memory
+        outer = make(
+            PlainTensor if cls is SimulatedTensor else cls,
             host.size(),
             strides=host.stride() if strided else None,
             storage_offset=host.storage_offset() if strided else None,
@@ -131,19 +140,18 @@ class SimulatedTensor(torch.Tensor):
             device=device,
         )
         outer.host = host
+        outer.simulated_index = device.index
         return outer
-
-    __torch_function__ = _disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own subclasses do
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # the base declares the signature of TorchFunctionMode
         cls, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return _run(func, args, kwargs or {})
+        return _run_own(func, types, args, kwargs or {})
 
     # With these two methods `nn.Module.to` swaps whole tensors: a CPU tensor cannot take the data of this class.
     def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
-        return ["host"], self.device
+        return ["host"], self.simulated_on
 
     @staticmethod
     def __tensor_unflatten__(
@@ -153,19 +161,46 @@ class SimulatedTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        return SimulatedTensor(self.host.data, self.device)  # writing to it does not change this tensor's version
+        return SimulatedTensor(self.host.data, self.simulated_on)  # writing to it does not change this tensor's version
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         if isinstance(value, SimulatedTensor):
             self.host = value.host.data
-            _update_metadata(self, value.device)
+            _update_metadata(self, value.simulated_on)
         else:
             become(self, value)
 
-    is_cuda = property(lambda self: kind_of(self.device) == "cuda")
-    is_mps = property(lambda self: kind_of(self.device) == "mps")
-    is_xpu = property(lambda self: kind_of(self.device) == "xpu")
+    #: Its device in this process, where `device` is that of the target.
+    simulated_on = property(lambda self: targets.at_index(self.simulated_index))
+    layout = property(lambda self: self.host.layout)  # torch's getter knows the layouts of real backends only
+    # As properties, they answer in every thread, and where function modes are disabled.
+    device = property(lambda self: targets.shown(self.simulated_on))
+    is_cuda = property(lambda self: kind_of(self.simulated_on) == "cuda")
+    is_mps = property(lambda self: kind_of(self.simulated_on) == "mps")
+    is_xpu = property(lambda self: kind_of(self.simulated_on) == "xpu")
+
+    def untyped_storage(self) -> Any:
+        return on_device(self.host.untyped_storage(), self.simulated_on)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if isinstance(self, nn.Parameter):
+            data = SimulatedTensor(self.host, self.simulated_on)
+            return torch._utils._rebuild_parameter, (data, self.requires_grad, OrderedDict())  # noqa: SLF001  # as a parameter's own
+        on_device(self.host.untyped_storage(), self.simulated_on)
+        plain: Any = self.host.detach().requires_grad_(self.requires_grad)
+        return plain.__reduce_ex__(protocol)
+
+    def data_ptr(self) -> int:
+        return 0  # torch copies a tensor without memory by `clone`
+
+    def as_subclass(self, cls: type[torch.Tensor]) -> Any:
+        made = self.view_as(self)
+        made.__class__ = PlainTensor if cls in {torch.Tensor, SimulatedTensor} else _both(cls)
+        return made
+
+    def get_device(self) -> int:
+        return targets.number_of(self.simulated_on)
 
     def record_stream(self, s: Any) -> None:
         """Do nothing: its memory is the CPU's."""
@@ -179,13 +214,13 @@ class SimulatedTensor(torch.Tensor):
         requires_grad: bool = False,
         pin_memory: bool = False,
     ) -> torch.Tensor:
-        home = self.device if device is None else device
+        home = self.simulated_on if device is None else device
         return torch.tensor(
             data, dtype=dtype or self.dtype, device=home, requires_grad=requires_grad, pin_memory=pin_memory
         )
 
     def new(self, *args: Any, **more: Any) -> Any:
-        with targets.chosen(self.device):
+        with targets.chosen(self.simulated_on):
             return super().new(*args, **more)
 
     def tolist(self) -> Any:
@@ -195,7 +230,7 @@ class SimulatedTensor(torch.Tensor):
         if force:
             return self.host.numpy(force=True)
         raise TypeError(
-            f"can't convert {tag_of(self.device)} device type tensor to numpy. "
+            f"can't convert {tag_of(self.simulated_on)} device type tensor to numpy. "
             "Use Tensor.cpu() to copy the tensor to host memory first."
         )
 
@@ -203,7 +238,17 @@ class SimulatedTensor(torch.Tensor):
         return format(self.host, spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # unannotated there
-        return f"{repr(self.host)[:-1]}, device='{tag_of(self.device)}')"
+        return f"{repr(self.host)[:-1]}, device='{tag_of(self.simulated_on)}')"
+
+
+# torch's metaclass disables it in a class with `__torch_dispatch__`. The classes of users need torch's own.
+SimulatedTensor.__torch_function__ = torch.Tensor.__dict__["__torch_function__"]  # type: ignore[method-assign]
+
+
+class PlainTensor(SimulatedTensor):
+    """A simulated tensor without a class of the user."""
+
+    __torch_function__ = _disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own subclasses do
 
 
 class _Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__ is not annotated
@@ -220,7 +265,32 @@ class _Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
     def __torch_dispatch__(
         self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return _run(func, args, kwargs or {})
+        return _run_own(func, types, args, kwargs or {})
+
+
+@functools.cache
+def _both(kind: type[torch.Tensor]) -> type[torch.Tensor]:
+    """A class for simulated tensors of a user's class that has no `__torch_dispatch__`."""
+    if issubclass(kind, SimulatedTensor):
+        return kind
+
+    class Both(kind, SimulatedTensor):  # type: ignore[misc, valid-type]  # any class of the user
+        pass
+
+    Both.__name__ = kind.__name__
+    own: Any = kind.__torch_function__
+    # torch's metaclass has replaced it. Without a function, it is not a class method.
+    Both.__torch_function__ = classmethod(own.__func__) if hasattr(own, "__func__") else own  # type: ignore[method-assign]
+    return Both
+
+
+@contextlib.contextmanager
+def _modes() -> Iterator[None]:
+    """The modes of a thread."""
+    # The autograd engine counts devices at the first backward of the process and fails on later ones, unless the
+    # backward runs in the calling thread.
+    with torch.autograd.set_multithreading_enabled(mode=False), identity.TargetDevices(), _Simulation():
+        yield
 
 
 def unavailable_reason() -> str | None:
@@ -235,6 +305,20 @@ def unavailable_reason() -> str | None:
     return None
 
 
+def _run_own(func: Operation, types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run an operation, or let another wrapper subclass among the operands run it on its inner tensors."""
+    foreign = [kind for kind in types if not issubclass(kind, SimulatedTensor) and _dispatch_of(kind) is not _PLAIN]
+    if not foreign:
+        return _run(func, args, kwargs)
+    with _modes():
+        results = (_dispatch_of(kind)(func, types, args, kwargs) for kind in foreign)
+        return next((result for result in results if result is not NotImplemented), NotImplemented)
+
+
+def _dispatch_of(kind: type) -> Any:
+    return getattr(kind, "__torch_dispatch__", _PLAIN)
+
+
 def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Refuse what the target refuses, compute on the inner tensors, and wrap the results."""
     leaves = pytree.tree_leaves((args, kwargs))
@@ -245,7 +329,8 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
     elif not simulated:
         return _run_elsewhere(func, args, kwargs, leaves)
     if func not in WHOLE_OPS and func.has_kernel_for_dispatch_key(_COMPOSITE):
-        with _Simulation():  # inference_mode passes composite ops, whose parts may be factories
+        # inference_mode passes composite ops, whose parts may be factories. A function mode would start a C++ one anew.
+        with _modes() if _COMPOSITE in func.py_kernels else _Simulation():
             return func.decompose(*args, **kwargs)
     inner_args, inner_kwargs = pytree.tree_map(_inner, (args, kwargs))
     try:
@@ -255,7 +340,7 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         results = func(*inner_args, **inner_kwargs)
         if schema_of(func).is_mutable:
             for outer in simulated.values():
-                _update_metadata(outer, outer.device)
+                _update_metadata(outer, outer.simulated_on)
         return _wrap(results, result_devices, simulated)
     except CrossDeviceError as error:
         if is_running():
@@ -265,7 +350,7 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
 
 def _run_elsewhere(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: list[Any]) -> Any:
     """Run an operation without simulated tensors; its generator or pinned memory may still belong to a device."""
-    places = (leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor))
+    places = (home_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
     refuse_generator(schema_of(func).name, leaves, kwargs.get("device") or next(places, _CPU))
     return made_pinned(func, args, kwargs) if kwargs.get("pin_memory") else func(*args, **kwargs)
 
@@ -297,9 +382,10 @@ def _place(inner: torch.Tensor, device: torch.device) -> SimulatedTensor:
 def _update_metadata(outer: SimulatedTensor, device: torch.device) -> None:
     """Update the wrapper's metadata after an op that may change the inner tensor's (`t_`, `resize_`)."""
     inner = outer.host
-    is_unchanged = (outer.shape, outer.dtype, outer.device) == (inner.shape, inner.dtype, device)
+    is_unchanged = (outer.shape, outer.dtype, outer.simulated_on) == (inner.shape, inner.dtype, device)
     if not is_unchanged or (inner.layout is torch.strided and outer.stride() != inner.stride()):
         _DATA.__set__(outer, SimulatedTensor(inner, device))
+        outer.simulated_index = device.index
 
 
 @functools.cache
@@ -317,7 +403,7 @@ def _register_backend() -> Any:
     library.impl("empty_strided", _kernel(torch.ops.aten.empty_strided.default), "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
     library.impl("_local_scalar_dense", lambda one: one.host.item(), "PrivateUse1")
-    torch.serialization.register_package(BEFORE_OTHERS, lambda _: None, restore_storage)
+    torch.serialization.register_package(BEFORE_OTHERS, location_of, restore_storage)
     # CPU kernels for the thread of a data loader, in which no mode is active.
     library.impl("_pin_memory", pin, "CPU")
     library.impl("is_pinned", is_pinned, "CPU")

@@ -59,6 +59,10 @@ class DeviceCalls:
         """Index of the current device."""
         return targets.number_of(targets.current())
 
+    def current_accelerator(self, check_available: bool = False) -> torch.device:  # noqa: ARG002  # torch's name
+        """The target's device type."""
+        return torch.device(self._kind())
+
     def is_current_stream_capturing(self) -> bool:
         """Always False: there is no stream to capture."""
         return False

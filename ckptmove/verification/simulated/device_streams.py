@@ -19,6 +19,10 @@ class Stream:
         """An event after all queued work."""
         return Event() if event is None else event
 
+    def is_capturing(self) -> bool:
+        """Always False: there are no graphs."""
+        return False
+
     def _nothing(self, *_args: object) -> None:
         """Nothing to wait for."""
 

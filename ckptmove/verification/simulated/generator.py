@@ -36,8 +36,8 @@ class DeviceGenerator(Generator):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]  # torch's attribute is read-only, too
-        """Its device."""
-        return _HOMES[_address(self)]
+        """Its device, as on the target's machine."""
+        return targets.shown(_HOMES[_address(self)])
 
     def get_state(self) -> torch.Tensor:
         """Its state, in the target's format."""
@@ -50,10 +50,10 @@ class DeviceGenerator(Generator):
 
     def clone_state(self) -> DeviceGenerator:
         """A generator that continues with the same numbers."""
-        return with_state(self.device, self.get_state())
+        return with_state(_HOMES[_address(self)], self.get_state())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return with_state, (self.device, self.get_state())
+        return with_state, (_HOMES[_address(self)], self.get_state())
 
 
 def _address(generator: Any) -> int:

@@ -1,4 +1,4 @@
-"""Let a user's own `torch.load` place tensors on a simulated device.
+"""Let a user's own `torch.load` and `torch.save` place tensors on a simulated device.
 
 A storage is marked and not copied: in a legacy file its values come after the tensors.
 """
@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 BEFORE_OTHERS: Final[Any] = 0.5
 
 
+def on_device(storage: Any, device: torch.device) -> Any:
+    """Mark a storage, which is in CPU memory, with its simulated device."""
+    storage.simulated_on = device
+    return storage
+
+
+def location_of(storage: Any) -> str | None:
+    """The location of a marked storage in a file, as torch writes it on the target's machine; None for another."""
+    home: torch.device | None = getattr(storage, "simulated_on", None)
+    tag = "" if home is None else targets.tag_of(home)
+    return tag.removesuffix(":0") if tag.startswith("mps") else tag or None
+
+
 def restore_storage(storage: Any, location: str) -> Any:
     """Mark a storage, which stays in CPU memory, with its simulated device; None for another device.
 
@@ -27,8 +40,7 @@ def restore_storage(storage: Any, location: str) -> Any:
     with contextlib.suppress(RuntimeError):  # the tag is not that of a device
         device = targets.meant_by(location)
         if device is not None:
-            storage.simulated_on = device
-            return storage
+            return on_device(storage, device)
     return None
 
 
@@ -50,14 +62,17 @@ def storages_on_device(place: Callable[[torch.Tensor, torch.device], torch.Tenso
             return move(storage, device, non_blocking)
         if getattr(storage, "simulated_on", None) == home:
             return storage
-        copy = storage.clone()  # the device has no memory of its own here
-        copy.simulated_on = home
-        return copy
+        return on_device(storage.clone(), home)  # the device has no memory of its own here
 
     def rebuilt(storage: Any, *rest: Any) -> Any:
+        untyped = storage._untyped_storage  # noqa: SLF001  # as `_rebuild_tensor` does
+        device = getattr(untyped, "simulated_on", None)
+        if device is None:
+            return rebuild(storage, *rest)
+        del untyped.simulated_on  # its memory is the CPU's
         tensor = rebuild(storage, *rest)
-        device = getattr(storage._untyped_storage, "simulated_on", None)  # noqa: SLF001  # as `_rebuild_tensor` does
-        return tensor if device is None else place(tensor, device)
+        on_device(untyped, device)
+        return place(tensor, device)
 
     module._rebuild_tensor = rebuilt  # noqa: SLF001  # replaced while the device is active
     storages._to = moved  # noqa: SLF001  # the same

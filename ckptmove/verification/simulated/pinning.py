@@ -48,7 +48,7 @@ def refuse_pinning(operation: str, args: Sequence[Any], kwargs: Mapping[str, Any
     """
     if operation == "aten::_pin_memory":
         kind = args[0].type().rpartition(".")[2]
-        name = f"torch.{targets.kind_of(args[0].device)}.{kind}"
+        name = f"torch.{targets.kind_of(targets.home_of(args[0]))}.{kind}"
         raise RuntimeError(f"cannot pin '{name}' only dense CPU tensors can be pinned")
     if kwargs.get("pin_memory"):
         raise RuntimeError(_ONLY)

@@ -9,6 +9,7 @@ import torch
 from ckptmove.torch_facts.devices import unsupported_dtypes
 from ckptmove.torch_facts.dtypes import SCRIPT_STORAGE_DTYPE, STORAGE_DTYPE
 from ckptmove.verification.simulated.scalars import takes_scalar
+from ckptmove.verification.simulated.targets import home_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ _INDICES = frozenset({"indices"})
 _LENGTHS = frozenset({"batch_sizes", "input_lengths", "lengths", "target_lengths"})
 _FROM_CPU = {
     "aten::_index_put_impl_": _INDICES,
+    "aten::_nested_view_from_jagged": frozenset({"dummy", "max_seqlen", "min_seqlen"}),
     "aten::_pack_padded_sequence": _LENGTHS,
     "aten::_pack_padded_sequence_backward": _LENGTHS,
     "aten::_unsafe_index": _INDICES,
@@ -145,7 +147,7 @@ def operand_devices(
     if operation == "aten::_pack_padded_sequence":
         _refuse_lengths(args[1], name_of)
     if operation in _COPIES:
-        return [next(tensor.device for _, value in _bound(func, args, kwargs) for tensor in _tensors(value))]
+        return [next(home_of(tensor) for _, value in _bound(func, args, kwargs) for tensor in _tensors(value))]
     rows = _foreach_rows(func, args, kwargs) if "::_foreach_" in operation else [_row(func, args, kwargs)]
     devices = [_common_device(operation, row, name_of) for row in rows]
     if operation == "aten::_pack_padded_sequence":  # its second result, the batch sizes, is always on the CPU
@@ -155,9 +157,9 @@ def operand_devices(
 
 def _refuse_lengths(lengths: torch.Tensor, name_of: Callable[[torch.device], str]) -> None:
     """From aten/src/ATen/native/PackedSequence.cpp ``checkLongTensor``: lengths are read on the CPU."""
-    if lengths.device.type != "cpu":
+    if home_of(lengths).type != "cpu":
         dtype = lengths.type().rpartition(".")[2].removesuffix("Tensor")
-        got = f"{lengths.dim()}D {name_of(lengths.device)} {dtype} tensor"
+        got = f"{lengths.dim()}D {name_of(home_of(lengths))} {dtype} tensor"
         raise RuntimeError(f"'lengths' argument should be a 1D CPU int64 tensor, but got {got}")
 
 
@@ -177,11 +179,11 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 def _binds(func: Operation, argument: Any, tensor: torch.Tensor) -> bool:
     """Whether this operand determines the device; others may be on the CPU."""
-    if tensor.device.type != "cpu":
-        return True
     operation = schema_of(func).name
     if argument.name in _FROM_CPU.get(operation, ()):
-        return False
+        return home_of(tensor).type not in {"cpu", "meta"}
+    if home_of(tensor).type != "cpu":
+        return True
     if "::_fused_" in operation:  # the kernels read every operand through its pointer, 0-d or not
         return bool(argument.name != "lr")
     written = argument.alias_info is not None and argument.alias_info.is_write
@@ -211,8 +213,8 @@ def _foreach_rows(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any
 def _common_device(
     operation: str, operands: list[torch.Tensor], name_of: Callable[[torch.device], str]
 ) -> torch.device:
-    devices = sorted(dict.fromkeys(tensor.device for tensor in operands), key=lambda device: device.type == "cpu")
+    devices = sorted(dict.fromkeys(map(home_of, operands)), key=lambda device: device.type == "cpu")
     if len(devices) > 1:
-        strays = tuple(tensor for tensor in operands if tensor.device != devices[0])
+        strays = tuple(tensor for tensor in operands if home_of(tensor) != devices[0])
         raise CrossDeviceError(operation, tuple(name_of(device) for device in devices), strays)
     return devices[0] if devices else torch.device("cpu")

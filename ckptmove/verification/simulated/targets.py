@@ -6,6 +6,7 @@ A target stays known, because its tensors may outlive the context of its device.
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -20,11 +21,15 @@ BACKEND: Final = "sim"
 #: Target of each `sim` device by index. The first device type of the process keeps its own indices, because torch and
 #: scripts accept a bare number as a device.
 _TARGETS: Final[dict[int, str]] = {}
+#: The target's torch.device of each known `sim` device.
+_SHOWN: Final[dict[torch.device, torch.device]] = {}
 _LAST: Final = 127  # largest index of torch; devices of other types count down from it
 # Active devices, innermost last, each with the number of devices of its type on the target's machine.
 _ENTERED: Final[list[tuple[torch.device, int]]] = []
 # Devices that were made current, innermost last.
 _CHOSEN: Final[list[torch.device]] = []
+#: torch's message on a machine without CUDA.
+NO_CUDA: Final = "Torch not compiled with CUDA enabled"
 
 
 def device_for(target: str) -> torch.device:
@@ -36,12 +41,27 @@ def device_for(target: str) -> torch.device:
         is_first = all(one.startswith(f"{kind}:") for one in list(_TARGETS.values())[:1])
         known = int(index) if is_first else next(at for at in range(_LAST, 0, -1) if at not in _TARGETS)
         _TARGETS[known] = name
-    return torch.device(BACKEND, known)
+        device = _device(BACKEND, known)
+        _SHOWN[device] = _device_of_target(device)
+    return _device(BACKEND, known)
+
+
+@functools.cache
+def at_index(index: int) -> torch.device:
+    """The simulated device with an index."""
+    return _device(BACKEND, index)
+
+
+def _device(*args: Any) -> torch.device:
+    """A torch.device, which a function mode would replace by that of the target."""
+    with torch._C.DisableTorchFunction():  # noqa: SLF001  # torch has no public name for it
+        return torch.device(*args)
 
 
 def enter(device: torch.device) -> None:
     """Activate a device, on a machine with at least as many devices as its index requires."""
     _ENTERED.append((device, number_of(device) + 1))
+    translated.cache_clear()
 
 
 def leave() -> None:
@@ -49,6 +69,7 @@ def leave() -> None:
     _ENTERED.pop()
     if not _ENTERED:
         _CHOSEN.clear()
+    translated.cache_clear()
 
 
 def is_any_active() -> bool:
@@ -60,6 +81,7 @@ def at_least(devices: int) -> None:
     """Raise the number of devices on the machine of the innermost device."""
     device, count = _ENTERED.pop()
     _ENTERED.append((device, max(count, devices)))
+    translated.cache_clear()
 
 
 def device_count() -> int:
@@ -82,17 +104,19 @@ def current() -> torch.device:
 def set_current(device: torch.device) -> None:
     """Make a device current."""
     _CHOSEN.append(device)
+    translated.cache_clear()
 
 
 @contextlib.contextmanager
 def chosen(device: torch.device) -> Iterator[None]:
     """Make a device current while the context is open."""
     before = list(_CHOSEN)
-    _CHOSEN.append(device)
+    set_current(device)
     try:
         yield
     finally:
         _CHOSEN[:] = before
+        translated.cache_clear()
 
 
 def tag_of(device: torch.device) -> str:
@@ -110,6 +134,44 @@ def kind_of(device: torch.device) -> str:
     return tag_of(device).partition(":")[0]
 
 
+def shown(device: torch.device) -> torch.device:
+    """The target's torch.device (`cuda:0`) for a simulated device; any other device itself.
+
+    torch has no torch.device for a device type that only an extension registers (`npu`): the simulated one is shown.
+    """
+    known = _SHOWN.get(device)
+    return _device_of_target(device) if known is None else known
+
+
+def _device_of_target(device: torch.device) -> torch.device:
+    with contextlib.suppress(RuntimeError):
+        return _device(tag_of(device))
+    return device
+
+
+def home_of(tensor: torch.Tensor) -> torch.device:
+    """The device of a tensor in this process, where `Tensor.device` shows that of the target."""
+    home: torch.device | None = getattr(tensor, "simulated_on", None)
+    return tensor.device if home is None else home
+
+
+@functools.lru_cache(maxsize=1024)
+def translated(named: Any) -> Any:
+    """The simulated device for a device argument (a torch.device or a string); any other argument itself.
+
+    Raises:
+        RuntimeError: if the target's machine has no device with this index, with torch's message.
+        AssertionError: if the target's machine has no CUDA device at all, with torch's message.
+    """
+    kind, _, index = str(named).partition(":")
+    if kind not in {BACKEND, "cuda", *_kinds()} or not (not index or index.isdecimal()):
+        return named
+    found = meant_by(named)
+    if found is None and _ENTERED:
+        raise AssertionError(NO_CUDA)
+    return named if found is None else found
+
+
 def meant_by(asked: Any) -> torch.device | None:
     """The simulated device for a device argument: itself, or the device of its target if one is active; else None.
 
@@ -121,19 +183,26 @@ def meant_by(asked: Any) -> torch.device | None:
     """
     if isinstance(asked, int) and _ENTERED:
         return require_device(device_at(asked))
-    device = torch.device("cpu" if asked is None else asked)
+    device = _device("cpu" if asked is None else asked)
     index: int | None = device.index  # see above
     if device.type == BACKEND:
         return current() if index is None else require_device(device)
-    if not _ENTERED or device.type != kind():
+    if device.type not in _kinds():
         return None
+    if device.type != kind():  # that of an outer context
+        return device_for(f"{device.type}:{index or 0}")
     return current() if index is None else require_device(device_at(index))
+
+
+def _kinds() -> set[str]:
+    """The types of the active devices."""
+    return {kind_of(device) for device, _ in _ENTERED}
 
 
 def device_at(index: int) -> torch.device:
     """The device of the active type with an index on the target's machine, whether it exists or not."""
-    known = {name: torch.device(BACKEND, at) for at, name in _TARGETS.items()}
-    return known.get(f"{kind()}:{index}") or torch.device(BACKEND, index)
+    known = {name: _device(BACKEND, at) for at, name in _TARGETS.items()}
+    return known.get(f"{kind()}:{index}") or _device(BACKEND, index)
 
 
 def require_device(device: torch.device) -> torch.device:

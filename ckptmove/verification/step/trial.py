@@ -12,6 +12,8 @@ from ckptmove.torch_facts.optimizers import keeps_state_on_first, state_keys, st
 from ckptmove.verification.loaded import NoWrapper
 from ckptmove.verification.pieces import batches
 from ckptmove.verification.place import TorchDevice
+from ckptmove.verification.simulated.device import SimulatedDevice
+from ckptmove.verification.simulated.unsupported import unsupported_operation
 from ckptmove.verification.state import bits
 from ckptmove.verification.step.optimizers import uses_state
 from ckptmove.verification.step.parameter import check_parameter, stored_count
@@ -68,7 +70,7 @@ def try_optimizer(trial: Trial, pieces: Iterator[ParameterPiece], tally: TrialTa
                 drafts = as_one(drafts, trial.source)
             stepped = take_step(trial.recipe, drafts, trial.source, trial.place, with_state=True)
         except STEP_ERRORS as error:
-            tally.limit = _limit(trial, drafts) if isinstance(error, ForeignError) else ""
+            tally.limit = _limit(trial, drafts, error) if isinstance(error, ForeignError) else ""
             tally.error = "" if tally.limit else _locate(trial, batch, drafts, error)
             tally.unread = isinstance(error, UnreadableInput)
             return
@@ -78,15 +80,19 @@ def try_optimizer(trial: Trial, pieces: Iterator[ParameterPiece], tally: TrialTa
         _without_state(trial, drafts, others, tally)
 
 
-def _limit(trial: Trial, drafts: Sequence[Draft]) -> str:
+def _limit(trial: Trial, drafts: Sequence[Draft], error: ForeignError) -> str:
     """Why an error of another library's class shows nothing about the file; empty if it does."""
+    limit = None if error.__cause__ is None else unsupported_operation(error.__cause__)
+    if limit is not None and isinstance(trial.place, SimulatedDevice):
+        return f"not supported by the simulation: {limit or error_text(error)}"
     listed = sum(len(group.params) for group in trial.optimizer.groups)
     if len(drafts) < listed:
         return f"it refuses to step {len(drafts)} of {listed} parameters, and the others have no state"
     try:
         step_without_file(trial.recipe, drafts, trial.source, TorchDevice("cpu"))
-    except ForeignError as error:
-        return f"{trial.recipe.name} makes no step from gradients and the state of its parameters: {error_text(error)}"
+    except ForeignError as anywhere:
+        told = error_text(anywhere)
+        return f"{trial.recipe.name} makes no step from gradients and the state of its parameters: {told}"
     return ""
 
 
