@@ -74,14 +74,12 @@ def checked_blocks(
 
     Args:
         source: source of the segment.
-        segment: the segment; its only check covers all its bytes.
+        segment: the segment, which is no ``FromSource``; its only check covers all its bytes.
         overflowed: called with the number of values that a cast made infinite.
 
     Raises:
         CrcMismatch: after the last block.
     """
-    if isinstance(segment, FromSource):
-        return checked_blocks(segment.source, segment.segment, overflowed)
     if isinstance(segment, CopySegment):
         return _summed(blocks_of(source, (segment,)), segment.checks, source.path)
     if isinstance(segment, CastSegment):

@@ -20,7 +20,8 @@ def change(request, crashes, monkeypatch):
     """A conversion into a new file, or onto an old one."""
     monkeypatch.delattr(os, "copy_file_range", raising=False)  # every byte comes by a write
     sample, force = request.param
-    path, output = crashes.folder / "run.pth", crashes.folder / "out.pth"
+    suffix = ".zip" if sample == ARCHIVE else ".pth"
+    path, output = crashes.folder / f"run{suffix}", crashes.folder / f"out{suffix}"
     if sample == ARCHIVE:
         with zipfile.ZipFile(path, "w") as whole:
             whole.write(SAMPLES / ZIP, ZIP)

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from storage_views import viewed
 
 import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.conversion.remap.errors import NothingLeft
 from ckptmove.conversion.remap.expected import expected
 from ckptmove.conversion.remap.moving import move_tree
+from ckptmove.conversion.remap.other_files import with_links
 from ckptmove.errors import DamagedArchive, UncastableDtype, UnsupportedDtype, UsageError
+from ckptmove.io.listing import ListedLink, Listing
 from ckptmove.limits import Limits
 from ckptmove.moves import MovePlan, MoveRequest, Remap, StorageEdit
 from ckptmove.pickles.tree import List
@@ -177,3 +180,26 @@ def test_metadata_of_safetensors_is_kept(tmp_path):
     save_file({"module.w": torch.ones(2)}, path)
     ckptmove.convert(path, output=output, strip_prefix=True)
     assert b"__metadata__" not in output.read_bytes()
+
+
+def test_storage_views_of_old_torch_become_offsets(tmp_path, compared):
+    source, output = viewed(tmp_path / "old.pth"), tmp_path / "new.pth"
+    ckptmove.convert(source, output=output, drop="bare")
+    before, after = torch.load(source, map_location="cpu", weights_only=False), load(output)
+    assert all(torch.equal(before[name], one) for name, one in after.items())
+    assert compared(output, source, drop=["bare"]) == 0
+    table = tmp_path / "new.safetensors"
+    ckptmove.convert(source, output=table, only="b.bias")
+    assert torch.equal(load_file(table)["b.bias"], before["b.bias"])
+    assert compared(table, source, only=["b.bias"]) == 0
+
+
+def test_a_table_is_no_nested_dict(tmp_path, compared):
+    torch.save({"model": {"w": torch.ones(2)}}, tmp_path / "a.pth")
+    save_file({"w": torch.ones(2)}, tmp_path / "b.safetensors")
+    assert compared(tmp_path / "b.safetensors", tmp_path / "a.pth") > 0
+
+
+def test_a_link_is_left_out_once():
+    listing = Listing("f", (), (), (ListedLink("link", "a"), ListedLink("other", "link")))
+    assert with_links(listing, ["other", "a", "link"]) == {"a", "link", "other"}
