@@ -141,6 +141,10 @@ def test_what_was_not_compared_is_said(say, ask, pair) -> None:
     document = ask("diff", "a.pt", "b.pt")
     assert document["exit_code"] == 1
     assert [one["name"] for one in document["uncompared"]] == ["w"]
+    assert "::warning file=b.pt,title=diff uncompared::w: " in say("diff", "a.pt", "b.pt", "--format", "github").out
+    pair({"w": torch.ones(1), "old": torch.ones(1)}, {"w": torch.ones(1), "new": torch.ones(1)})
+    lines = say("diff", "a.pt", "b.pt", "--format", "github").out.splitlines()
+    assert {"::warning file=b.pt,title=diff added::new", "::warning file=b.pt,title=diff removed::old"} < {*lines}
 
 
 def test_what_could_not_be_compared_is_no_difference(say, pair) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import json
 import math
 import pickle
+import shutil
 import sys
 import tracemalloc
 import warnings
@@ -878,3 +880,19 @@ def held(tensor):
     )  # fmt: skip
     stored = elements.StoredBytes(MemorySource("w", data), Span(0, len(data)), sys.byteorder)
     return stored, record, elements.extent_span(stored.span, record)
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_link_is_no_index_of_other_metadata(tmp_path, is_link):
+    for name, size in (("a", 8), ("b", 9)):
+        folder = tmp_path / name
+        folder.mkdir()
+        safetensors.torch.save_file({"w": torch.ones(2)}, folder / "model-00001-of-00001.safetensors")
+        index = {"metadata": {"total_size": size}, "weight_map": {"w": "model-00001-of-00001.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    if is_link:
+        (tmp_path / "a" / "model.safetensors.index.json").rename(tmp_path / "a" / "kept.json")
+        (tmp_path / "a" / "model.safetensors.index.json").symlink_to("kept.json")
+        shutil.copy(tmp_path / "a" / "kept.json", tmp_path / "b" / "kept.json")
+    result = ckptmove.diff(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert [change.name for change in result.changed] == ["model.safetensors.index.json"] * is_link

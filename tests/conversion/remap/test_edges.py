@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from distributed_checkpoints import HALVES, Distributed
 from safetensors.torch import load_file, save_file
 from storage_views import viewed
 
 import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
-from ckptmove.conversion.remap.errors import NothingLeft
+from ckptmove.conversion.remap.errors import NothingLeft, NotInFormat
 from ckptmove.conversion.remap.expected import expected
 from ckptmove.conversion.remap.moving import move_tree
 from ckptmove.conversion.remap.other_files import with_links
@@ -194,12 +195,37 @@ def test_storage_views_of_old_torch_become_offsets(tmp_path, compared):
     assert compared(table, source, only=["b.bias"]) == 0
 
 
-def test_a_table_is_no_nested_dict(tmp_path, compared):
-    torch.save({"model": {"w": torch.ones(2)}}, tmp_path / "a.pth")
-    save_file({"w": torch.ones(2)}, tmp_path / "b.safetensors")
-    assert compared(tmp_path / "b.safetensors", tmp_path / "a.pth") > 0
+def test_a_safetensors_file_is_no_copy_of_a_list(tmp_path, compared):
+    paths = str(tmp_path / "a.pth"), str(tmp_path / "b.safetensors")
+    torch.save([torch.ones(2)], paths[0])
+    save_file({"w": torch.ones(2)}, paths[1])
+    with open_checkpoint(paths[0], keep_trees=True) as original, open_checkpoint(paths[1]) as converted:
+        assert expected(original, converted, Remap(), Limits()) is original
+        with pytest.raises(NotInFormat):
+            expected(original, converted, Remap(compact=True), Limits())
+    assert compared(paths[1], paths[0]) > 0
 
 
 def test_a_link_is_left_out_once():
     listing = Listing("f", (), (), (ListedLink("link", "a"), ListedLink("other", "link")))
     assert with_links(listing, ["other", "a", "link"]) == {"a", "link", "other"}
+
+
+@pytest.mark.parametrize("keeps", ["its size", "half"])
+def test_damaged_pieces_of_a_distributed_checkpoint(tmp_path, compared, keeps):
+    folder, output = tmp_path / "dcp", tmp_path / "a.pth"
+    Distributed.save_ranks(folder, HALVES)
+    ckptmove.convert(folder, output=output, compact=True)
+    assert compared(output, folder, compact=True) == 0
+    piece = folder / "__1_0.distcp"
+    data = piece.read_bytes()
+    piece.write_bytes(bytes(len(data)) if keeps == "its size" else data[: len(data) // 2])
+    with pytest.raises(DamagedArchive):
+        ckptmove.convert(folder, output=tmp_path / "b.pth")
+    assert not (tmp_path / "b.pth").exists()
+    assert compared(output, folder, compact=True) == 1
+    remap = Remap(compact=True)
+    with open_checkpoint(str(folder), keep_trees=True) as original, open_checkpoint(str(output)) as converted:
+        (part,) = expected(original, converted, remap, Limits()).parts
+        (storage,) = part.inventory.storages
+        assert part.storage(storage.key) is None
