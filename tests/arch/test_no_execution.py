@@ -53,6 +53,7 @@ GUARDED_MODULES = {
     "ctypes": "verification/pages.py io/cloning.py",  # ask the C library for one function of its own each
     "resource": "verification/memory.py",  # lowers the limit of its own process
     "importlib": "verification/run.py verification/case/user_code.py verification/imports.py",
+    "tempfile": "io/spool.py",  # writes bytes of tensors, and reads them back
     "xml": "cli/render/junit.py",  # writes XML, and reads none
     # These read signatures.
     "inspect": "verification/step/recipe.py verification/case/check.py verification/case/objective.py "
