@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import collections
 import enum
 import io
@@ -92,6 +93,15 @@ OBJECTS = [
     ({(Color.RED, 2): 3}, {(1, 2): 3}),
     *(([value, Color.RED], [value, 1]) for value in ALLOWED),
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def allowed():
+    """Torch before 2.6 needs permission for these types."""
+    if not hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint"):
+        torch.serialization.add_safe_globals([complex, bytearray, codecs.encode])
+    yield
+    torch.serialization.clear_safe_globals()
 
 
 @pytest.mark.parametrize("protocol", [2, 5])

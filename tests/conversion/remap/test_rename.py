@@ -228,13 +228,12 @@ def test_a_map_of_keys_in_several_files(renamed) -> None:
 # --- optimizers ------------------------------------------------------------------------------------------------------
 
 
-def named_optimizer(model):
-    return stepped(model, torch.optim.Adam(model.named_parameters()))
-
-
 def test_param_names_follow_the_model(renamed) -> None:
     model = nn.DataParallel(Net())
-    optimizer = named_optimizer(model)
+    try:
+        optimizer = stepped(model, torch.optim.Adam(model.named_parameters()))
+    except TypeError:
+        pytest.skip("optimizers of this torch store no names")
     loaded, changes = renamed({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, WRAPPED)
     fresh = Net()
     fresh.load_state_dict(loaded["model"], strict=True)

@@ -214,7 +214,8 @@ def test_schedulers(make) -> None:
     scheduler = make(stepped()[1])
     for attribute in ("step", "zero_grad"):  # wrapped by the scheduler of some versions
         scheduler.optimizer.__dict__.pop(attribute, None)
-    assert same(plain({"scheduler": scheduler}), {"scheduler": scheduler.state_dict()})
+    state = {key: value for key, value in scheduler.state_dict().items() if not callable(value)}  # SWALR of torch 2.4
+    assert same(plain({"scheduler": scheduler}), {"scheduler": state})
 
 
 def test_a_scheduler_of_another_library(foreign) -> None:
