@@ -134,7 +134,7 @@ class Conversion:
         new = inventory if self.remapped is None else self.remapped.inventory
         self.notes = [note for note in (checkpoint.recovered,) if note and request.in_place]
         self.notes += conversion_notes(new, self.plan)
-        if self.remapped is not None and self.remapped.is_reordered:
+        if self.remapped is not None and self.remapped.is_reordered and new.optimizers:
             self.notes.append(_GUESSED_ORDER)
         self._is_refused = is_refused(new)
         self._unmatched = tuple(unmatched_options(inventory, move))

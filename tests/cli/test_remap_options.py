@@ -228,7 +228,6 @@ def test_the_folder_of_the_sources(ask, bench, paths) -> None:
         ("run.pth --rename 0.*=x", "usage", 2, ""),
         ("run.pth --rename 0.*", "usage", 2, ""),
         ("run.pth --rename 0.*=.*", "usage", 2, ""),
-        ("run.pth MB --dtype bf16 -o out.pth", "usage", 2, ""),
         ("run.pth --rename 7.*=x.*", "no-match", 2, "0."),
         ("plain.pt --strip-prefix net.", "partial-prefix", 4, "--rename 'net.*=*'"),
         ("run.pth --strip-prefix", "no-match", 2, "0., 2."),
@@ -284,6 +283,12 @@ def test_an_error_leaves_no_new_folder(ask, bench, words) -> None:
     (bench / "out").touch()
     error = ask("convert", "run.pth", "--to", "cpu", "--output-dir", "out")["error"]
     assert (error["kind"], error["exit_code"]) == ("write-failed", 5)
+
+
+def test_a_value_typed_with_a_space_is_named(ask) -> None:
+    error = ask("convert", "run.pth", "MB", "--dtype", "bf16", "-o", "out.pth")["error"]
+    assert (error["kind"], error["exit_code"]) == ("usage", 2)
+    assert "'MB'" in error["message"]
 
 
 def test_one_checkpoint_is_undone_at_a_time(ask) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import pickle
+import tarfile
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -187,3 +188,19 @@ def load(path, *, weights_only=False, **options):
 def load_any(path):
     """The value of a file that torch loads, or of a pickle without torch's framing."""
     return pickle.loads(path.read_bytes()) if path.read_bytes().startswith(b"\x80\x04\x95") else load(path)
+
+
+def archive(path, members):
+    """Write a tar or zip archive of these bytes, by the suffix of the path; a ``deflated.zip`` is compressed."""
+    method = zipfile.ZIP_DEFLATED if path.stem == "deflated" else zipfile.ZIP_STORED
+    if path.suffix == ".tar":
+        with tarfile.open(path, "w") as tar:
+            for name, data in members.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    else:
+        with zipfile.ZipFile(path, "w", method) as file:
+            for name, data in members.items():
+                file.writestr(name, data)
+    return path

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import stat
-import tarfile
-import zipfile
 
 import pytest
 import remaps
@@ -181,26 +179,12 @@ def test_a_missing_file_fails(path, tmp_path, compared):
     assert compared(output, source, dtype="bf16") == 1
 
 
-def archive(path, members):
-    if path.suffix == ".tar":
-        with tarfile.open(path, "w") as tar:
-            for name, data in members.items():
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    else:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-            for name, data in members.items():
-                file.writestr(name, data)
-    return path
-
-
 @pytest.mark.parametrize("suffix", [".zip", ".tar"])
 @pytest.mark.parametrize("top", ["", "run/"])
 def test_an_archive_becomes_shards(suffix, top, tmp_path, compared):
     members = {"model.pth": remaps.zipped(MODEL), "config.json": b"{}", "sub/notes.txt": b"a", ".git/HEAD": b"c"}
     hidden = {} if suffix == ".tar" else {"__MACOSX/x": b"b"}
-    source = archive(tmp_path / f"in{suffix}", {top + name: data for name, data in members.items()} | hidden)
+    source = remaps.archive(tmp_path / f"in{suffix}", {top + name: data for name, data in members.items()} | hidden)
     output = tmp_path / "out"
     ckptmove.convert(source, output=output, shard_size=1000)
     assert set(paths(output)) >= {"config.json", "model.safetensors", "sub", "sub/notes.txt"}
@@ -213,11 +197,11 @@ def test_an_archive_becomes_shards(suffix, top, tmp_path, compared):
 
 @pytest.mark.parametrize("name", ["../notes.txt", "/notes.txt", "a/../../notes.txt"])
 def test_no_member_is_written_outside(name, tmp_path):
-    source = archive(tmp_path / "in.zip", {"model.pth": remaps.zipped(MODEL), name: b"a"})
+    source = remaps.archive(tmp_path / "deflated.zip", {"model.pth": remaps.zipped(MODEL), name: b"a"})
     for dry_run in (True, False):
         with pytest.raises(NotRemappable):
             ckptmove.convert(source, output=tmp_path / "out", shard_size=1000, dry_run=dry_run)
-    assert paths(tmp_path) == ["in.zip"]
+    assert paths(tmp_path) == ["deflated.zip"]
 
 
 # --- files that are left out ------------------------------------------------------------------------------------

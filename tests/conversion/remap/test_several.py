@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptmove
+from ckptmove.conversion import conversion
 from ckptmove.conversion.remap.errors import MixedByteOrders, NotGathered, NotInFormat, NotRemappable
 from ckptmove.errors import CrcMismatch, MissingShard, MustBeUnpacked, OutputExists, OutputSuffix
 
@@ -180,21 +181,6 @@ def test_a_file_of_a_directory_is_left_out(tmp_path, compared):
     assert compared(output, source, drop="optimizer") == 0
 
 
-def archive(path, members):
-    if path.suffix == ".tar":
-        with tarfile.open(path, "w") as tar:
-            for name, data in members.items():
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-        return path
-    method = zipfile.ZIP_DEFLATED if path.stem == "deflated" else zipfile.ZIP_STORED
-    with zipfile.ZipFile(path, "w", method) as new:
-        for name, data in members.items():
-            new.writestr(name, data)
-    return path
-
-
 def members_of(path):
     if path.suffix == ".tar":
         with tarfile.open(path) as tar:
@@ -210,7 +196,7 @@ def packed(path, make=remaps.zipped):
     save_file(MODEL, path.parent / "shard")
     shard = (path.parent / "shard").read_bytes()
     (path.parent / "shard").unlink()
-    return archive(
+    return remaps.archive(
         path,
         {
             "policy.pth": make(MODEL),
@@ -275,7 +261,7 @@ def test_a_member_is_left_out(name, drop, options, tmp_path, compared):
     assert is_sound(output)
     assert compared(output, source, drop=drop, **options) == 0
     assert compared(output, source, **options) > 0
-    archive(output, {one: data for one, data in found.items() if one != "data"})
+    remaps.archive(output, {one: data for one, data in found.items() if one != "data"})
     assert compared(output, source, drop=drop, **options) > 0
 
 
@@ -289,11 +275,11 @@ def test_a_member_is_left_out_with_its_descriptor_and_its_folder(name, tmp_path)
         archive_stream(stream, members)
         source.write_bytes(stream.getvalue())
     elif name == "folders.zip":
-        archive(source, {"m/": b"", **members, "o/": b""})
+        remaps.archive(source, {"m/": b"", **members, "o/": b""})
     else:
         folder = tmp_path / "o"
         folder.mkdir()
-        archive(source, members)
+        remaps.archive(source, members)
         with tarfile.open(source, "a") as tar:
             tar.add(folder, "o")
     ckptmove.convert(source, output=output, drop="o/*")
@@ -349,7 +335,7 @@ def test_a_member_with_a_link_is_not_left_out(form, kind, folder, tmp_path):
 
 def test_a_damaged_member_may_be_left_out(tmp_path):
     source = tmp_path / "deflated.zip"
-    archive(source, {"a.pth": remaps.zipped(MODEL), "notes": b"1" * 1000})
+    remaps.archive(source, {"a.pth": remaps.zipped(MODEL), "notes": b"1" * 1000})
     with zipfile.ZipFile(source, "a") as file:
         file.writestr("b.pth", remaps.zipped({"x": WEIGHT + 100}))
     damaged(source, WEIGHT + 100)
@@ -555,15 +541,15 @@ def damaged_zip(tmp_path):
 
 
 def damaged_archive(tmp_path):
-    return damaged(archive(tmp_path / "in.zip", {"a.pth": remaps.zipped(MODEL), "b": b""}), WEIGHT)
+    return damaged(remaps.archive(tmp_path / "in.zip", {"a.pth": remaps.zipped(MODEL), "b": b""}), WEIGHT)
 
 
 def damaged_legacy_member(tmp_path):
-    return damaged(archive(tmp_path / "in.zip", {"a.pth": remaps.legacy(MODEL), "b": b""}), WEIGHT)
+    return damaged(remaps.archive(tmp_path / "in.zip", {"a.pth": remaps.legacy(MODEL), "b": b""}), WEIGHT)
 
 
 def damaged_tar(tmp_path):
-    return damaged(archive(tmp_path / "in.tar", {"a.pth": remaps.zipped(MODEL), "b": b""}), WEIGHT)
+    return damaged(remaps.archive(tmp_path / "in.tar", {"a.pth": remaps.zipped(MODEL), "b": b""}), WEIGHT)
 
 
 def damaged_shard(tmp_path):
@@ -643,7 +629,10 @@ def test_tensors_of_safetensors_are_put_in_the_order_of_their_optimizer(tmp_path
     source.mkdir()
     save_file(model.state_dict(), source / "model.safetensors", {"format": "pt"})
     torch.save(optimizer.state_dict(), source / "optimizer.bin")
-    ckptmove.convert(source, output=tmp_path / "out.pth")
+    result = ckptmove.convert(source, output=tmp_path / "out.pth")
+    assert conversion._GUESSED_ORDER in result.notes
+    weights = ckptmove.convert(source, output=tmp_path / "weights.pth", only="model")
+    assert conversion._GUESSED_ORDER not in weights.notes
     found = remaps.load(tmp_path / "out.pth", weights_only=True)
     same(found["model"], model.state_dict())
     assert [key for key in found["model"] if key in dict(model.named_parameters())] == list(
