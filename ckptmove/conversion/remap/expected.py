@@ -253,7 +253,7 @@ class ExpectedPart(OpenPart):
         return make_outline(self._machine.root, self._limits, self.pickle_bytes)
 
     def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
-        """None: the original is checked."""
+        """Return no facts: the original is checked."""
         del progress
         return ()
 
@@ -266,7 +266,7 @@ class ExpectedPart(OpenPart):
         return self._extras
 
     def lost(self) -> tuple[str, ...]:
-        """None."""
+        """Return no paths: an expected file is whole."""
         return ()
 
     def _changed(self, key: str) -> StoredBytes | None:

@@ -184,7 +184,9 @@ def test_a_missing_file_fails(path, tmp_path, compared):
 def test_an_archive_becomes_shards(suffix, top, tmp_path, compared):
     members = {"model.pth": remaps.zipped(MODEL), "config.json": b"{}", "sub/notes.txt": b"a", ".git/HEAD": b"c"}
     hidden = {} if suffix == ".tar" else {"__MACOSX/x": b"b"}
-    source = remaps.archive(tmp_path / f"in{suffix}", {top + name: data for name, data in members.items()} | hidden)
+    source = remaps.archive(
+        tmp_path / f"deflated{suffix}", {top + name: data for name, data in members.items()} | hidden
+    )
     output = tmp_path / "out"
     ckptmove.convert(source, output=output, shard_size=1000)
     assert set(paths(output)) >= {"config.json", "model.safetensors", "sub", "sub/notes.txt"}
