@@ -244,9 +244,8 @@ class DistributedPart(OpenPart):
         span = None if record.storage is None else stream.storage_span(record.storage)
         stored = None if span is None else StoredBytes(stream.source, span, stream.byteorder)
         place = None if span is None else extent_span(span, record)
-        if (
-            stored is None or place is None or overlaps(record)
-        ):  # one stored element may have many places in an expanded tensor
+        # One stored element may have many places in an expanded tensor.
+        if stored is None or place is None or overlaps(record):
             raise damaged_piece(source, piece, "is compressed, incomplete, or has overlapping elements")
         return stream.name, stored, record, place
 
