@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+from allow_list import restored_allow_list
 from figures import figures
 
 from ckptmove.model import OPAQUE, GlobalUse, Mention
@@ -261,12 +262,8 @@ class TestSafety:
         found = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         inventory = make.inventory(path=path, globals=tuple(GlobalUse(name, None, "safe") for name in found))
         [finding] = weights_only(inventory, Context())
-        before = list(torch.serialization.get_safe_globals())
-        try:
+        with restored_allow_list():
             exec(finding.fix, {})
-        finally:
-            torch.serialization.clear_safe_globals()
-            torch.serialization.add_safe_globals(before)
 
     def test_opcodes_have_no_allow_list(self, make) -> None:
         [finding] = make.findings(make.inventory(foreign_opcodes=("POP",)))

@@ -12,6 +12,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from allow_list import restored_allow_list
 from weights_only_lists import numbers
 
 import ckptmove
@@ -40,12 +41,8 @@ LEAVES_IT_OPEN = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExce
 
 def run(line):
     """Run a line as it is pasted, with nothing imported."""
-    before = list(torch.serialization.get_safe_globals())
-    try:
+    with restored_allow_list():
         exec(line, {})
-    finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(before)
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)

@@ -8,6 +8,7 @@ import tarfile
 
 import pytest
 import torch
+from allow_list import restored_allow_list
 
 from ckptmove.verification.loaded import LoadedFiles, named_tensors
 
@@ -150,12 +151,8 @@ def test_a_wrapper_that_cannot_be_copied_is_a_limit_and_no_fault(answers, tmp_pa
 
 def test_a_wrapper_that_torch_does_not_return_is_a_limit_and_no_fault(answers, tmp_path, theirs):
     tree = trained(theirs.Momentum)
-    allowed = torch.serialization.get_safe_globals()
-    torch.serialization.clear_safe_globals()
-    try:
+    with restored_allow_list(empty=True):
         found = answers(save(tree, tmp_path), "cpu", optimizer="their_wrappers:Momentum")
-    finally:
-        torch.serialization.add_safe_globals(allowed)
     assert found["restore"]["evidence"]["weights_only"] is False
     assert statuses(found) == ["skipped"] * 3
     assert found["step"]["detail"].count("torch.load(weights_only=True)") == 1
@@ -312,13 +309,9 @@ def test_a_case_restores_low_bit_state(answers, tmp_path, monkeypatch, name, tar
 
 def test_a_case_restores_what_torch_returns_once_the_script_is_imported(answers, tmp_path, theirs):
     path = save(trained(theirs.Momentum), tmp_path)
-    allowed = torch.serialization.get_safe_globals()
-    torch.serialization.clear_safe_globals()
-    try:
+    with restored_allow_list(empty=True):
         imports = "import their_wrappers\ntorch.serialization.add_safe_globals([their_wrappers.Opaque])"
         found = answers(path, "cpu", case=case_of(tmp_path, imports, "their_wrappers.Momentum"))
-    finally:
-        torch.serialization.add_safe_globals(allowed)
     assert found["restore"]["evidence"]["weights_only"] is False
     assert (found["case"]["status"], found["case"]["evidence"]["proven"]) == ("passed", True), found["case"]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from allow_list import restored_allow_list
 
 import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
@@ -389,13 +390,9 @@ def test_the_file_that_torch_load_refuses_is_named_and_loaded(build, tmp_path):
         torch.load(folder / finding.where[0], weights_only=True)
     setup, _, expression = finding.fix.rpartition("; ")
     assert setup == "import argparse, torch; torch.serialization.add_safe_globals([argparse.Namespace])"
-    before = list(torch.serialization.get_safe_globals())
-    torch.serialization.add_safe_globals([argparse.Namespace])
-    try:
+    with restored_allow_list():
+        torch.serialization.add_safe_globals([argparse.Namespace])
         assert eval(expression, {"torch": torch}).lr == 0.1
-    finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(before)
 
 
 def test_the_file_that_an_older_torch_refuses_is_named(build):

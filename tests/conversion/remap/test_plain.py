@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from allow_list import restored_allow_list
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_files import foreign, loaded, plain, saved
@@ -98,10 +99,10 @@ OBJECTS = [
 @pytest.fixture(autouse=True, scope="module")
 def allowed():
     """Torch before 2.6 needs permission for these types."""
-    if not hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint"):
-        torch.serialization.add_safe_globals([complex, bytearray, codecs.encode])
-    yield
-    torch.serialization.clear_safe_globals()
+    with restored_allow_list():
+        if not hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint"):
+            torch.serialization.add_safe_globals([complex, bytearray, codecs.encode])
+        yield
 
 
 @pytest.mark.parametrize("protocol", [2, 5])
