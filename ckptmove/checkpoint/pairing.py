@@ -74,15 +74,21 @@ class Pairing(NamedTuple):
         return dict(self.matches)
 
 
-def pair_all(inventory: Inventory) -> tuple[Pairing, ...]:
+def pair_all(inventory: Inventory, source: Inventory | None = None) -> tuple[Pairing, ...]:
     """Match each optimizer's parameters with the model's tensors, in time proportional to their number.
 
     In a directory, an optimizer belongs to the model in its own folder, if that has one.
+
+    Args:
+        inventory: the checkpoint.
+        source: the checkpoint that it was converted from, if known. If that has lost the order of the model's tensors,
+            the order in a single new file was chosen by the conversion, and proves nothing.
     """
     if isinstance(inventory, DirectoryInventory):
         return _pair_in_directory(inventory)
+    lost = source.order_lost if isinstance(source, DirectoryInventory) else ""
     scopes = _Scopes(inventory)
-    return tuple(scopes.pair(optimizer) for optimizer in inventory.optimizers)
+    return tuple(scopes.pair(optimizer, lost) for optimizer in inventory.optimizers)
 
 
 def _pair_in_directory(inventory: DirectoryInventory) -> tuple[Pairing, ...]:

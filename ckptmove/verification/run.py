@@ -74,11 +74,12 @@ def verify_checkpoint(
     cases = () if request.case is None else (CASE,)
     with ExitStack() as until_compared, ExitStack() as stack:
         original: OpenCheckpoint | None = None
+        source: Inventory | None = None
         if request.against is not None:
             # An original that cannot be read is an error of the input, not an outcome.
             original = until_compared.enter_context(open_checkpoint(request.against, limits, keep_trees=True))
             limit_tensor_sizes(original, limits)
-            nbytes, read_from = original.nbytes, original.read_from
+            nbytes, read_from, source = original.nbytes, original.read_from, original.inventory
         checkpoint = stack.enter_context(open_checkpoint(request.path, limits, keep_trees=True))
         if original is not None:
             _refuse_stranger(checkpoint, original, expected(original, checkpoint, request.remap, limits))
@@ -90,7 +91,7 @@ def verify_checkpoint(
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with child(command or worker_command(), asked.to_json()) as process:
             facts = None if asked.sample else checkpoint.check(progress)
-            findings, here, sample = checks_without_torch(checkpoint, facts, request)
+            findings, here, sample = checks_without_torch(checkpoint, facts, request, source)
             answers = collect(process, stage, (*CHILD_CHECKS, *cases), request.timeout)
         # The child's answers are worthless if files changed: it may have read parts of both versions.
         for place in (*read_from, *checkpoint.read_from):
@@ -135,7 +136,10 @@ def _refuse_stranger(checkpoint: OpenCheckpoint, original: OpenCheckpoint, conve
 
 
 def checks_without_torch(
-    checkpoint: OpenCheckpoint, facts: tuple[ArchiveFact, ...] | None, asked: VerifyRequest
+    checkpoint: OpenCheckpoint,
+    facts: tuple[ArchiveFact, ...] | None,
+    asked: VerifyRequest,
+    source: Inventory | None = None,
 ) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...], SampleSize | None]:
     """Make the checks of this process, while the child imports torch.
 
@@ -143,6 +147,7 @@ def checks_without_torch(
         checkpoint: the checkpoint.
         facts: facts about its bytes; None if they were not compared with their CRCs.
         asked: the options; without a target, the devices in the file are taken as correct.
+        source: the checkpoint of ``--against``.
 
     Returns:
         The findings, the checks, and the size of the sample.
@@ -155,7 +160,7 @@ def checks_without_torch(
         for one in find_all(inventory if facts is None else replace(inventory, facts=facts), context)
         if one.code not in asked.ignore
     )
-    pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
+    pairings = list(zip(inventory.optimizers, pair_all(inventory, source), strict=True))
     placed = [part.inventory for part in checkpoint.parts if part.inventory.storages or part.inventory.mentions]
     placed = placed or [checkpoint.parts[0].inventory]
     without_devices = [container_class(one.container).why_no_devices for one in placed]

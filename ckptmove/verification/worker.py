@@ -43,7 +43,8 @@ from ckptmove.verification.wrappers import WithWrappers
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckptmove.verification.against import Comparison
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.sampling import Sample
 
@@ -119,36 +120,23 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
         inventory = checkpoint.inventory
         stored = stack.enter_context(StoredTensors(checkpoint.parts))
-        pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
-        trained = frozenset(
-            record.name
-            for _, pairing in pairings
-            for _, record in (pairing.matches if pairing.is_certain else ())
-            if record is not None
-        )
+        source = _original(stack, request)
+        paired = pair_all(inventory, None if source is None else source.inventory)
+        pairings = list(zip(inventory.optimizers, paired, strict=True))
         sample = choose_sample(inventory, pairings, request.sample, request.seed) if request.sample else None
         loaded = LoadedFiles(checkpoint.parts, stored, sample=sample)
         counters = check_counters(inventory, stored)
         for part in checkpoint.parts:
             for fault in broken_numbers(part.tree()):
                 counters.faults.add(part.full_name(fault))
-        numbers = NumbersTally.of(inventory, trained, counters)
+        numbers = NumbersTally.of(inventory, _trained(paired), counters)
         restore = survey(inventory, stored, loaded, numbers, sample)
         refused = refused_states(inventory, stored)
         if refused and restore.status != "failed":
             restore = failed("restore", refused.failures("refused by torch's generators: "), **dict(restore.evidence))
         original: OriginalTensors | None = None
-        if request.against is not None:
-            stored_original = stack.enter_context(open_checkpoint(request.against, request.limits, keep_trees=True))
-            other = expected(stored_original, checkpoint, request.remap, request.limits)
-            other_stored = stack.enter_context(StoredTensors(other.parts))
-            sides = side_by_side(checkpoint, other)
-            found = find_counterparts(*sides)
-            source = WithWrappers(other_stored, LoadedFiles(other.parts, other_stored))
-            original = OriginalTensors(found, other.inventory, source)
-            compared = differences(*sides, found, request.limits, sample, compact=request.remap.compact)
-            other.require_unchanged()
-            restore = _with_original(restore, request.against, compared, casts(found), sample)
+        if source is not None:
+            original, restore = _with_original(restore, stack, checkpoint, source, request, sample)
         checkpoint.require_unchanged()  # a file may have been replaced by another one of its name
         for check in (restore, numbers.check(request.ignore)):
             emit({"check": check_to_json(_of_sample(check, sample))})
@@ -159,6 +147,18 @@ def run(request: VerifyRequest, emit: Emit) -> None:
             emit({"check": check_to_json(_of_sample(check, sample))})
         if request.case is not None:
             _emit_case(bench, request.case, emit)
+
+
+def _original(stack: ExitStack, request: VerifyRequest) -> OpenCheckpoint | None:
+    if request.against is None:
+        return None
+    return stack.enter_context(open_checkpoint(request.against, request.limits, keep_trees=True))
+
+
+def _trained(pairings: tuple[Pairing, ...]) -> frozenset[str]:
+    """Names of the tensors that certainly belong to an optimizer."""
+    certain = (pairing.matches for pairing in pairings if pairing.is_certain)
+    return frozenset(record.name for matches in certain for _, record in matches if record is not None)
 
 
 def _emit_case(bench: Bench, case: str, emit: Emit) -> None:
@@ -179,18 +179,31 @@ def _of_sample(check: CheckResult, sample: Sample | None) -> CheckResult:
 
 
 def _with_original(
-    restore: CheckResult, against: str, compared: Comparison, cast: str, sample: Sample | None
-) -> CheckResult:
-    """Add the comparison with the original to the ``restore`` check."""
-    lost = compared.lost
+    restore: CheckResult,
+    stack: ExitStack,
+    checkpoint: OpenCheckpoint,
+    source: OpenCheckpoint,
+    request: VerifyRequest,
+    sample: Sample | None,
+) -> tuple[OriginalTensors, CheckResult]:
+    """Compare a checkpoint with its original, and add the result to the ``restore`` check."""
+    other = expected(source, checkpoint, request.remap, request.limits)
+    stored = stack.enter_context(StoredTensors(other.parts))
+    sides = side_by_side(checkpoint, other)
+    found = find_counterparts(*sides)
+    compared = differences(*sides, found, request.limits, sample, compact=request.remap.compact)
+    other.require_unchanged()
+    original = OriginalTensors(found, other.inventory, WithWrappers(stored, LoadedFiles(other.parts, stored)))
+    lost, against = compared.lost, source.path
     evidence = (*restore.evidence, ("against", against), ("changed", lost.count))
     if restore.status == "failed":
-        return restore._replace(evidence=evidence)
+        return original, restore._replace(evidence=evidence)
     if lost:
-        return failed("restore", lost.failures(f"differs from {against}: "), **dict(evidence))
+        return original, failed("restore", lost.failures(f"differs from {against}: "), **dict(evidence))
     what = "every tensor equals" if compared.notes else "all equal"
     unseen = "" if sample is None or sample.size.is_all else " except the bits of tensors outside the sample"
+    cast = casts(found)
     ignored = f" and {cast}" if cast else ""
     ignored += "".join(f"; {note}" for note in compared.notes)
     detail = f"{restore.detail}; {what} {against}{unseen}, ignoring devices{ignored}"
-    return restore._replace(detail=detail, evidence=evidence)
+    return original, restore._replace(detail=detail, evidence=evidence)

@@ -640,6 +640,25 @@ def test_tensors_of_safetensors_are_put_in_the_order_of_their_optimizer(tmp_path
     )
 
 
+@pytest.mark.parametrize("width", [4, 3])
+def test_an_order_that_a_conversion_chose_is_no_evidence(tmp_path, width):
+    """Two weights of one shape could belong to each other's state; the file alone does not show that."""
+    model = torch.nn.Sequential(torch.nn.Linear(width, 3), torch.nn.Linear(3, 3))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, width)).sum().backward()
+    optimizer.step()
+    source, output = tmp_path / "in", tmp_path / "out.pth"
+    source.mkdir()
+    save_file(model.state_dict(), source / "model.safetensors", {"format": "pt"})
+    torch.save(optimizer.state_dict(), source / "optimizer.bin")
+    ckptmove.convert(source, output=output)
+    alone, compared = ckptmove.verify(output), ckptmove.verify(output, against=source)
+    assert alone.passed
+    assert compared.passed
+    found = [{one.name: dict(one.evidence) for one in result.checks} for result in (alone, compared)]
+    assert [one["structure"]["paired_by"] for one in found] == ["order", "ambiguous"]
+
+
 def test_an_object_loses_a_part_when_it_becomes_a_dict(tmp_path, compared):
     torch.save(remaps.run(), tmp_path / "in.pth")
     options = {"plain": True, "drop": "args.name"}
