@@ -5,16 +5,18 @@ The tree of a directory or an archive is a dict of the path of each part and its
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.build import tree_inventory
+from ckptmove.checkpoint.inventory.shapes import as_dict, optimizer_state
 from ckptmove.checkpoint.layouts.merge import split_plan
 from ckptmove.conversion.policy import Policy
 from ckptmove.conversion.remap.errors import NotRemappable
 from ckptmove.conversion.remap.moving import move_tree
 from ckptmove.formats.opening import container_class
-from ckptmove.pickles.rebuild_arguments import view_of
-from ckptmove.pickles.tree import Call, Dict, Global, Persistent, Tuple, nodes
+from ckptmove.pickles.rebuild_arguments import items, view_of
+from ckptmove.pickles.tree import Call, Dict, Global, Persistent, Sequence, Tuple, nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -61,6 +63,8 @@ def _part_tree(part: OpenPart, plan: MovePlan, limits: Limits) -> Value:
         _place(root, part, plan.request, limits)
     prefix = f"{part.name}/" if part.name else ""
     found = list(nodes(root))
+    if part.is_distributed:
+        _number_parameters(found)
     _name_classes(found)
     _write_views_as_offsets(found)
     rename_storages(found, lambda key: prefix + key)
@@ -110,6 +114,22 @@ def _write_views_as_offsets(found: Iterable[Node]) -> None:
             view = view_of(args.items[0])
             if view is not None and type(args.items[1]) is int:
                 node.args = Tuple((args.items[0], args.items[1] + view[0], *args.items[2:]), args.starts)
+
+
+def _number_parameters(found: Iterable[Node]) -> None:
+    """Make numbers of the keys of each optimizer's state again, if its groups list numbers.
+
+    ``flatten_state_dict`` of torch.distributed.checkpoint makes text of every key, and ``load_state_dict`` of an
+    optimizer then finds none of its state.
+    """
+    for node in found:
+        state = optimizer_state(node) if type(node) is Dict else None
+        if type(node) is Dict and state is not None:
+            groups = (as_dict(group) for group in items(node.get("param_groups")))
+            lists = [None if group is None else group.get("params") for group in groups]
+            listed = chain.from_iterable(one.items for one in lists if isinstance(one, Sequence))
+            numbers = {str(key): key for key in listed if type(key) is int}
+            state.flat[::2] = [numbers.get(key, key) if isinstance(key, str) else key for key in state.flat[::2]]
 
 
 def _name_classes(found: Iterable[Node]) -> None:

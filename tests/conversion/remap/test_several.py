@@ -433,6 +433,32 @@ def test_a_distributed_checkpoint_is_what_torch_makes_of_it(tmp_path, compared):
     assert compared(tmp_path / "out.pth", source) == 0
 
 
+@pytest.mark.parametrize("groups", [[{"params": [1, 0]}], [{"params": [0]}, {"params": [1], "lr": 0.5}]])
+def test_the_state_of_a_distributed_checkpoint_is_found_by_number(tmp_path, compared, groups):
+    model = torch.nn.Linear(3, 2)
+    by_number = [*model.parameters()]
+    own = [{**one, "params": [by_number[place] for place in one["params"]]} for one in groups]
+    optimizer = torch.optim.AdamW(own)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    source = Distributed.save(tmp_path / "in", {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    ckptmove.convert(source, output=tmp_path / "out.pth")
+    found = remaps.load(tmp_path / "out.pth", weights_only=True)["optimizer"]
+    fresh = torch.optim.AdamW(own)
+    fresh.load_state_dict(found)
+    same(fresh.state_dict()["state"][0], optimizer.state_dict()["state"][0])
+    assert [*found["state"]] == [0, 1]
+    assert compared(tmp_path / "out.pth", source) == 0
+
+
+@pytest.mark.parametrize("listed", [{}, {"params": 3}, 7])
+def test_a_group_without_a_list_of_parameters_is_kept(tmp_path, listed):
+    tree = {"optimizer": {"state": {"0": {"step": torch.ones(1)}}, "param_groups": [listed]}}
+    source = Distributed.save(tmp_path / "in", tree)
+    ckptmove.convert(source, output=tmp_path / "out.pth")
+    assert [*remaps.load(tmp_path / "out.pth")["optimizer"]["state"]] == ["0"]
+
+
 def test_parts_of_a_distributed_checkpoint(tmp_path, compared):
     source = Distributed.save(tmp_path / "in", Distributed.trained_tree())
     options = {"as_root": "model", "dtype": "bf16"}
