@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.findings.catalogue import found
@@ -85,7 +85,7 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     yield from _unnamed_files(inventory)
     yield from _inner_archives(inventory)
     wasted = _wasted(inventory)
-    nbytes = sum(wasted.values())
+    nbytes = sum(one.unreached for one in wasted.values())
     if nbytes < max(_WORTH_BYTES, _WORTH_SHARE * inventory.size_bytes):
         wasted, nbytes = {}, 0
     orphans = [fact for fact in inventory.facts if fact.kind == "orphan-record"]
@@ -102,7 +102,9 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         f"save it again with .clone() of {amount(len(where), 'view')}: torch.save writes the storage under a view whole"
     )
     resave = cloned if wasted else _resave_line(inventory, places[0], ".small")
-    yield found("F804", "; ".join(parts), places, remap_command(inventory, "--compact") or resave)
+    is_cut = bool(orphans) or any(one.at_ends for one in wasted.values())
+    compact = remap_command(inventory, "--compact") if is_cut else ""
+    yield found("F804", "; ".join(parts), places, compact or resave)
 
 
 def _kept_for_undo(inventory: Inventory) -> Iterator[Finding]:
@@ -175,8 +177,20 @@ def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:
     return list(dict.fromkeys(found_names))
 
 
-def _wasted(inventory: Inventory) -> dict[str, int]:
-    """Return, for each storage, the number of bytes that no tensor uses (a lower bound).
+class _Waste(NamedTuple):
+    """Bytes of a storage that no tensor uses.
+
+    Attributes:
+        unreached: their number, a lower bound.
+        at_ends: those before the first and after the last element that a tensor reaches, which ``--compact`` cuts off.
+    """
+
+    unreached: int
+    at_ends: int
+
+
+def _wasted(inventory: Inventory) -> dict[str, _Waste]:
+    """Return the bytes of each storage that no tensor uses.
 
     Tensors use at most the union of their extents, and at most the sum of their bytes.
     """
@@ -199,8 +213,11 @@ def _wasted(inventory: Inventory) -> dict[str, int]:
         for one in tensor.dense():
             if one.storage in extents:
                 extents[one.storage].append(_extent(one))
-    unreached = {key: nbytes - min(_union(extents[key]), own[key]) for key, nbytes in doubtful.items()}
-    return {key: nbytes for key, nbytes in unreached.items() if nbytes > 0}
+    wasted = {
+        key: _Waste(nbytes - min(_union(extents[key]), own[key]), nbytes - _reach(extents[key]))
+        for key, nbytes in doubtful.items()
+    }
+    return {key: one for key, one in wasted.items() if one.unreached > 0}
 
 
 def _extent(tensor: TensorRecord) -> tuple[int, int]:
@@ -212,6 +229,12 @@ def _extent(tensor: TensorRecord) -> tuple[int, int]:
         (size - 1) * step for size, step in zip(tensor.shape, tensor.stride, strict=False)
     )
     return tensor.storage_offset * item, (last + 1) * item
+
+
+def _reach(extents: list[tuple[int, int]]) -> int:
+    """Return the number of bytes from the first to the last of some extents."""
+    used = [extent for extent in extents if extent[0] < extent[1]]
+    return max(last for _, last in used) - min(first for first, _ in used) if used else 0
 
 
 def _union(extents: list[tuple[int, int]]) -> int:

@@ -83,6 +83,19 @@ class TestArchive:
         )
         assert finding.fix == "ckptmove convert 'runs/my run.pth' --compact"
 
+    @pytest.mark.parametrize(("stride", "offset", "is_cut"), [(500, 0, False), (500, 1, True), (2, 0, True)])
+    def test_gaps_inside_a_view_are_not_cut(self, make, stride, offset, is_cut) -> None:
+        """A column of a matrix reaches from its first to its last row; --compact keeps what is between."""
+        tensors = [
+            make.tensor("model.0", (4, 1), storage="0", storage_offset=offset, stride=(stride, 1)),
+            make.tensor("model.1", (0,), storage="0"),
+        ]
+        inventory = make.inventory(tensors, storages=(make.storage("0", (3 * 500 + 1 + offset) * 4),))
+
+        [finding] = make.findings(inventory, "F804")
+
+        assert ("--compact" in finding.fix) == is_cut
+
     def test_views_without_a_convert_command_are_cloned(self, make) -> None:
         tensors = [make.tensor("model.0", (4,), storage="0")]
         inventory = make.inventory(tensors, storages=(make.storage("0", 8000),), container="torchscript")
