@@ -11,7 +11,7 @@ import signal
 import sys
 from contextlib import ExitStack
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -21,6 +21,7 @@ from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import CaseUnusable, OutOfMemory, UsageError
+from ckptmove.moves import Remap
 from ckptmove.torch_facts.optimizers import BY_NAME
 from ckptmove.verification.against import OriginalTensors, casts, differences
 from ckptmove.verification.checks import check_to_json, failed, finding_to_json
@@ -39,6 +40,9 @@ from ckptmove.verification.step.counters import check_counters
 from ckptmove.verification.step.resume import Bench, resume
 from ckptmove.verification.uncompiled import leave_out_dynamo
 from ckptmove.verification.wrappers import WithWrappers
+
+#: Fix for tensors that only one of a checkpoint and its original has.
+_SAME_OPTIONS: Final = "if the conversion changed names or parts, repeat its options here, for example --strip-prefix"
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,7 +203,8 @@ def _with_original(
     if restore.status == "failed":
         return original, restore._replace(evidence=evidence)
     if lost:
-        return original, failed("restore", lost.failures(f"differs from {against}: "), **dict(evidence))
+        fix = _SAME_OPTIONS if request.remap == Remap() and (found.added or found.removed) else ""
+        return original, failed("restore", lost.failures(f"differs from {against}: "), fix, **dict(evidence))
     what = "every tensor equals" if compared.notes else "all equal"
     unseen = "" if sample is None or sample.size.is_all else " except the bits of tensors outside the sample"
     cast = casts(found)

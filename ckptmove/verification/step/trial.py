@@ -127,7 +127,7 @@ def _missing_key(trial: Trial, piece: ParameterPiece, error: Exception) -> str:
 
 def error_text(error: Exception) -> str:
     """An exception as one line; without the type for exceptions of this package."""
-    if isinstance(error, (UnreadableInput, NoWrapper)):
+    if isinstance(error, (UnreadableInput, NoWrapper)) or type(error) is LookupError:  # torch raises its subclasses
         return str(error)
     text = str(error) if isinstance(error, (CannotBuild, ForeignError)) else f"{type(error).__name__}: {error}"
     return " ".join(text.split()).rstrip(":")  # the message may be empty

@@ -74,6 +74,14 @@ def test_the_same_options_pass(source, output):
     assert result.proven
 
 
+@pytest.mark.parametrize(("options", "is_suggested"), [({}, True), ({"strip_prefix": True}, False)])
+def test_options_that_no_command_repeats_are_suggested(source, output, options, is_suggested):
+    checks = {one.name: one for one in ckptmove.verify(output, against=source, **options).checks}
+    assert checks["restore"].status == "failed"
+    assert ("--strip-prefix" in checks["restore"].fix) == is_suggested
+    assert "LookupError" not in checks["parity"].detail
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_any_other_change_fails(source, output, change, compared):
     assert compared(output, source, **OPTIONS) == 0
