@@ -124,11 +124,20 @@ RIGHT["hooks that name the device"] = {
         return mse_loss(made, y)
     """,
 }
+RIGHT["a compressed layout, and parallel on the side"] = {
+    "step": """
+        side = nn.DataParallel(nn.Linear(2, 2).to(device))(x[:, :2])
+        found = torch.eye(4, device=device).to_sparse_csr().matmul(model(x))
+        return mse_loss(found, y) + 0 * side.sum()
+    """,
+}
 LIMITS = {
     "a graph": ("torch.cuda.CUDAGraph()", "torch.cuda.CUDAGraph"),
     "a kernel for the GPU alone": ("torch.ops.ckptmove_test.own(x)", "ckptmove_test::own"),
-    "parallel on the side": ("nn.DataParallel(nn.Linear(2, 2).to(device))(x[:, :2])", "_scatter"),
-    "a compressed layout": ("torch.eye(4, device=device).to_sparse_csr().matmul(model(x))", "torch.Tensor.matmul"),
+    "the gradient of a compressed tensor": (
+        "torch.eye(4, device=device).to_sparse_csr().requires_grad_()",
+        "the gradient of a compressed sparse tensor",
+    ),
 }
 WRONG = {
     "moved to a GPU that is not there": ("x.cuda(7)", "CUDA error: invalid device ordinal"),
@@ -184,6 +193,7 @@ def case_check(answers, make, tmp_path, monkeypatch):
     return case_check
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is")  # that it is deprecated, or more
 @pytest.mark.filterwarnings("ignore:The argument 'device' of Tensor")  # which torch's own loader gave until 2.10
 @pytest.mark.parametrize("parts", RIGHT.values(), ids=RIGHT)

@@ -347,16 +347,6 @@ def test_a_storage_is_on_it(cuda):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-def test_a_compressed_layout_has_no_gradients(cuda):
-    with cuda:
-        compressed = torch.eye(3, device="cuda").to_sparse_csr()
-        assert (compressed.device, compressed.layout) == (CUDA, torch.sparse_csr)
-        assert (compressed @ torch.ones(3, 2, device="cuda")).tolist() == [[1.0, 1.0]] * 3
-        with pytest.raises(RuntimeError) as raised:
-            compressed @ torch.ones(3, 2, device="cuda", requires_grad=True)
-    assert unsupported_operation(raised.value) == ""
-
-
 def test_a_jagged_layout_is_computed_on_it(cuda):
     rows = [torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3)]
     layer = nn.Linear(3, 2)
@@ -454,11 +444,19 @@ def test_markers_of_a_profiler_do_nothing(cuda):
         torch.cuda.nvtx.range_pop()
 
 
-def test_traced_attention_is_not_simulated(cuda):
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_a_default_type_sets_dtype_and_device(cuda):
     with cuda:
-        query = torch.ones(1, 1, 2, 16, device="cuda")
-        with pytest.raises(NotSimulated):
-            torch.ops.higher_order.flex_attention(query, query, query, None, None, 1.0, {})
+        try:
+            torch.set_default_tensor_type("torch.cuda.DoubleTensor")
+            made = torch.ones(1)
+            assert (made.device, made.dtype) == (CUDA, torch.float64)
+            torch.set_default_tensor_type(torch.cuda.FloatTensor)
+            assert (torch.ones(1).device, torch.ones(1).dtype) == (CUDA, torch.float32)
+        finally:
+            torch.set_default_tensor_type(torch.FloatTensor)
+        assert torch.ones(1).device.type == "cpu"
+    assert torch.ones(1).device.type == "cpu"
 
 
 def test_a_graph_is_not_simulated(cuda):

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.jit import _state as torchscript
+from torch.nn.parallel import comm
 
 from ckptmove.verification.simulated import targets
 from ckptmove.verification.simulated.device_module import DeviceCalls, DeviceContext, DeviceOf
 from ckptmove.verification.simulated.device_streams import Event, Stream, StreamContext, any_stream
 from ckptmove.verification.simulated.generator import generators_on_device
-from ckptmove.verification.simulated.legacy import tensor_types
+from ckptmove.verification.simulated.legacy import set_default_tensor_type, tensor_types
 from ckptmove.verification.simulated.loading import storages_on_device
+from ckptmove.verification.simulated.parallel import COPIES
 from ckptmove.verification.simulated.unsupported import refused
 
 if TYPE_CHECKING:
@@ -84,9 +86,10 @@ def _answering(device: torch.device) -> Iterator[None]:
         (getattr(torch, kind, None), own),
         (getattr(torch.backends, kind, None), own),
         (torch.accelerator, of_accelerator),
+        (torch, {"set_default_tensor_type": set_default_tensor_type}),
     ]
     if kind == "cuda":
-        modules += [(torch.cuda, _GRAPHS), (torch.cuda.nvtx, {"_nvtx": _Markers()})]
+        modules += [(torch.cuda, _GRAPHS), (torch.cuda.nvtx, {"_nvtx": _Markers()}), (comm, COPIES)]
     known = [(vars(module), some) for module, some in modules if module is not None]
     before = [(names, {name: names[name] for name in some.keys() & names.keys()}) for names, some in known]
     for (names, replaced), (_, some) in zip(before, known, strict=True):

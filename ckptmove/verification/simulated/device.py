@@ -199,6 +199,10 @@ class SimulatedTensor(torch.Tensor):
         made.__class__ = PlainTensor if cls in {torch.Tensor, SimulatedTensor} else _both(cls)
         return made
 
+    def placed(self, host: torch.Tensor) -> SimulatedTensor:
+        """A CPU tensor on this tensor's device, with the same memory."""
+        return _place(host, self.simulated_on)
+
     def get_device(self) -> int:
         return targets.number_of(self.simulated_on)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 
 
-class Stream:
-    """A queue of work, always empty."""
+class Stream(contextlib.AbstractContextManager["Stream"]):
+    """A queue of work, always empty; as a context, the current one."""
 
     def __init__(self, *_args: object, **_more: object) -> None:
         """Take what a real one takes."""
@@ -18,6 +18,9 @@ class Stream:
     def record_event(self, event: Event | None = None) -> Event:
         """An event after all queued work."""
         return Event() if event is None else event
+
+    def __exit__(self, *_error: object) -> None:
+        """Select the stream before."""
 
     def is_capturing(self) -> bool:
         """Always False: there are no graphs."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch._C import StorageBase, TensorBase, _disabled_torch_function_impl
+from torch._higher_order_ops.flex_attention import math_attention
 from torch._ops import HigherOrderOperator
 from torch.optim import optimizer as optimizers
 from torch.overrides import TorchFunctionMode
@@ -21,6 +22,7 @@ from ckptmove.verification.simulated.data import become
 from ckptmove.verification.simulated.pinning import made_pinned
 from ckptmove.verification.simulated.targets import BACKEND, home_of
 from ckptmove.verification.simulated.unsupported import NotSimulated
+from ckptmove.verification.simulated.whole import run_compressed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 _FUNCTION: Final = type(torch.manual_seed)
 _DEFAULT: Final[Any] = getattr(torch.Tensor.__torch_function__, "__func__", None)
 _SET_DATA: Final[Any] = vars(TensorBase)["data"].__set__  # as a function mode is given it
+_REQUIRES_GRAD: Final = (torch.Tensor.requires_grad_, vars(TensorBase)["requires_grad"].__set__)
+_COMPRESSED: Final = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 #: Getters that are true for one device type.
 _FLAGS: Final[dict[Any, str]] = {vars(TensorBase)[f"is_{kind}"].__get__: kind for kind in ("cuda", "mps", "xpu")}
 #: Names in torch of the checks for modes and for tensors with `__torch_function__`.
@@ -38,6 +42,10 @@ _CHECKS: Final = frozenset({"has_torch_function", "has_torch_function_unary", "h
 _MOVERS: Final[dict[Any, str]] = {torch.Tensor.cuda: "cuda", torch.Tensor.xpu: "xpu"}
 #: Functions that allocate memory below every Python dispatch.
 _IN_CPP: Final = frozenset({torch.tensor, torch.Tensor.new_tensor})
+#: Message of torch for an operand without a layout in C++: a wrapper of a CSR, CSC, BSR or BSC tensor.
+_NO_LAYOUT: Final = "layout_impl is only implemented for TensorImpl subclasses"
+#: Types of the functions of torch that are written in C++.
+_BUILTIN: Final = (type(torch.mm), type(torch.Tensor.mm))
 _NAMED: Final = re.compile(rf"\b{BACKEND}\b(?::(\d+))?")
 
 
@@ -84,6 +92,8 @@ class TargetDevices(TorchFunctionMode):
         try:
             result = self._call(func, args, kwargs)
         except (RuntimeError, TypeError, ValueError) as error:
+            if _NO_LAYOUT in str(error) and isinstance(func, _BUILTIN):
+                return run_compressed(func, args, kwargs)
             error.args = tuple(as_on_target(one) if isinstance(one, str) else one for one in error.args)
             raise
         if isinstance(result, torch.device):
@@ -133,22 +143,32 @@ def _translated_call(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any,
     """
     if func is torch.device:
         return func, args, kwargs
-    if isinstance(func, HigherOrderOperator) and str(func) == "flex_attention":
-        raise NotSimulated("torch.nn.attention.flex_attention")
-    if func == _SET_DATA and home_of(args[0]).type != home_of(args[1]).type:
-        return become, args, {}
-    if func is torch.Tensor.type and len(args) > 1:
-        found = legacy.meant_by(args[1])
-        return (func, args, kwargs) if found is None else (torch.Tensor.to, (args[0], *found), {})
-    if func in _MOVERS:
-        asked = args[1] if len(args) > 1 else kwargs.get("device")
-        home = targets.meant_by(targets.translated(_MOVERS[func] if asked is None else asked))
-        return (func, args, kwargs) if home is None else (torch.Tensor.to, (args[0], home), {})
+    other = _replacement(func, args, kwargs)
+    if other is not None:
+        return other
     args = tuple(_translated(one) for one in args)
     kwargs = {name: _translated(one) for name, one in kwargs.items()}
     if func in _IN_CPP and kwargs.get("pin_memory"):
         return made_pinned, (func, args, kwargs), {}
     return func, args, kwargs
+
+
+def _replacement(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]] | None:
+    """Another call for the same result, of a function that a simulated device needs in another form; else None."""
+    if isinstance(func, HigherOrderOperator) and str(func) == "flex_attention":
+        return math_attention, args, kwargs  # its eager form
+    if func in _REQUIRES_GRAD and args[0].layout in _COMPRESSED:
+        raise NotSimulated("the gradient of a compressed sparse tensor")  # torch would end the process
+    if func == _SET_DATA and home_of(args[0]).type != home_of(args[1]).type:
+        return become, args, {}
+    if func is torch.Tensor.type and len(args) > 1:
+        found = legacy.meant_by(args[1])
+        return None if found is None else (torch.Tensor.to, (args[0], *found), {})
+    if func in _MOVERS:
+        asked = args[1] if len(args) > 1 else kwargs.get("device")
+        home = targets.meant_by(targets.translated(_MOVERS[func] if asked is None else asked))
+        return None if home is None else (torch.Tensor.to, (args[0], home), {})
+    return None
 
 
 def _translated(value: Any) -> Any:

@@ -23,6 +23,9 @@ _DTYPES: Final = {
 }
 
 
+_SET_DEFAULT_TYPE: Final = torch.set_default_tensor_type
+
+
 class _Type(type):
     """Metaclass of the types: a call makes a tensor, and tensors are instances."""
 
@@ -47,6 +50,21 @@ def tensor_types(kind: str) -> dict[str, object]:
         kind: device type of the target (``cuda``).
     """
     return {name: _Type(name, (), {"dtype": dtype, "kind": kind}) for name, dtype in _DTYPES.items()}
+
+
+def set_default_tensor_type(t: Any) -> None:
+    """`torch.set_default_tensor_type`: the dtype and the device of new tensors.
+
+    Args:
+        t: a type, or its full name; the parameter has torch's name.
+    """
+    found = meant_by(t)
+    if found is None:
+        torch.set_default_device(None)
+        _SET_DEFAULT_TYPE(t)
+    else:
+        torch.set_default_dtype(found[1])
+        torch.set_default_device(targets.shown(found[0]))
 
 
 def meant_by(asked: Any) -> tuple[torch.device, torch.dtype] | None:

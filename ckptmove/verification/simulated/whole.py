@@ -1,14 +1,19 @@
-"""Run composite operations of a simulated device as a whole on the CPU, with the CPU's backward."""
+"""Run functions of a simulated device as a whole on the CPU, with the CPU's backward.
+
+These are composite operations, and functions of compressed sparse tensors, whose layout C++ code cannot read.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
 from ckptmove.verification.simulated.rules import operand_devices
-from ckptmove.verification.simulated.targets import tag_of
+from ckptmove.verification.simulated.targets import home_of, tag_of
+from ckptmove.verification.simulated.unsupported import NotSimulated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,18 +36,55 @@ def run_whole(
 
     def run(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        return _WholeOp.apply(func, spec, inner, place, *leaves)  # type: ignore[no-untyped-call]  # torch has no annotation
+        device = operand_devices(func, args, kwargs, tag_of)[0]
+        return _WholeOp.apply(func, spec, device, inner, place, *leaves)  # type: ignore[no-untyped-call]  # torch has no annotation
 
     return run
 
 
+def run_compressed(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Run a function of torch with compressed sparse tensors on the CPU.
+
+    Args:
+        func: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Raises:
+        NotSimulated: if the operands are on several devices.
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    tensors: list[Any] = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    homes = {home_of(one) for one in tensors}
+    if len(homes) > 1:
+        raise NotSimulated(resolve_name(func) or str(func))
+    # `apply` reads the layout of its tensors: a sparse one goes through it as another object.
+    held = [
+        leaf if not isinstance(leaf, torch.Tensor) or leaf.layout is torch.strided else _Held(leaf) for leaf in leaves
+    ]
+
+    def host(leaf: Any) -> Any:
+        own = leaf.tensor if isinstance(leaf, _Held) else leaf
+        return getattr(own, "host", own)
+
+    def place(made: torch.Tensor, _device: torch.device) -> torch.Tensor:
+        found: torch.Tensor = tensors[0].placed(made)
+        return found
+
+    return _WholeOp.apply(func, spec, homes.pop(), host, place, *held)  # type: ignore[no-untyped-call]  # torch has no annotation
+
+
+class _Held(NamedTuple):
+    """A tensor that `apply` must not see."""
+
+    tensor: torch.Tensor
+
+
 class _WholeOp(torch.autograd.Function):
-    """A composite op as one autograd function, with the CPU's own backward."""
+    """A function as one autograd function, with the CPU's own backward."""
 
     @staticmethod
-    def forward(ctx: Any, func: Any, spec: Any, inner: Any, place: Any, *leaves: Any) -> Any:
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
-        device = operand_devices(func, args, kwargs, tag_of)[0]
+    def forward(ctx: Any, func: Any, spec: Any, device: Any, inner: Any, place: Any, *leaves: Any) -> Any:
         hosts = [inner(leaf) for leaf in leaves]
         needed = [at for at, wanted in enumerate(ctx.needs_input_grad[-len(leaves) :]) if wanted]
         for at in needed:

@@ -1,0 +1,107 @@
+"""What runs on the CPU as a whole: compressed sparse tensors, and the eager form of FlexAttention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from ckptmove.verification.simulated.unsupported import NotSimulated
+
+LAYOUTS = {
+    "csr": lambda dense: dense.to_sparse_csr(),
+    "csc": lambda dense: dense.to_sparse_csc(),
+    "bsr": lambda dense: dense.to_sparse_bsr((1, 1)),
+}
+PRODUCTS = {
+    "@": lambda sparse, dense: sparse @ dense,
+    "mm": torch.mm,
+    "sparse.mm": torch.sparse.mm,
+    "addmm": lambda sparse, dense: torch.addmm(dense, sparse, dense),
+}
+
+
+def graph() -> torch.Tensor:
+    return torch.tensor([[0.0, 1.0, 0.0], [2.0, 0.0, 3.0], [0.0, 0.0, 4.0]])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_a_product_of_a_compressed_tensor_is_that_of_the_cpu(cuda, product):
+    values = torch.arange(6.0).reshape(3, 2)
+    expected = values.clone().requires_grad_()
+    reference = PRODUCTS[product](graph().to_sparse_csr(), expected)
+    (reference * reference).sum().backward()
+    with cuda:
+        dense = values.to("cuda").requires_grad_()
+        result = PRODUCTS[product](graph().to_sparse_csr().to("cuda"), dense)
+        assert (result.device, result.layout) == (torch.device("cuda:0"), torch.strided)
+        (result * result).sum().backward()
+        assert torch.equal(cuda.to_cpu(result), reference)
+        assert torch.equal(cuda.to_cpu(dense.grad), expected.grad)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_compressed_layout_is_shown_and_read(cuda, layout):
+    with cuda:
+        sparse = LAYOUTS[layout](graph().to("cuda"))
+        assert (sparse.device, sparse.layout) == (torch.device("cuda:0"), LAYOUTS[layout](graph()).layout)
+        assert torch.equal(cuda.to_cpu(sparse.to_dense()), graph())
+        assert (sparse * 2).layout == sparse.layout
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_gradient_of_a_compressed_tensor_is_not_simulated(cuda):
+    with cuda:
+        sparse = graph().to("cuda").to_sparse_csr()
+        with pytest.raises(NotSimulated):
+            sparse.requires_grad_()
+        with pytest.raises(NotSimulated):
+            sparse.requires_grad = True
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_compressed_tensor_and_one_on_the_cpu_have_no_product(cuda):
+    with cuda, pytest.raises(NotSimulated):
+        torch.sparse.mm(graph().to("cuda").to_sparse_csr(), torch.ones(3, 2))
+
+
+def attention(query, key, value, bias):
+    """The same without FlexAttention."""
+    place = torch.arange(query.shape[2])
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    scores = scores + bias[:, None, None] * (place[:, None] - place)
+    return scores.masked_fill(place[:, None] < place, -torch.inf).softmax(-1) @ value
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_attention_with_a_score_and_a_mask_of_the_user(cuda, monkeypatch):
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # as in the process of a case
+    torch.manual_seed(0)
+    tensors, bias = [torch.randn(2, 4, 8, 16) for _ in range(3)], torch.randn(4)
+    expected = [one.clone().requires_grad_() for one in tensors]
+    reference = attention(*expected, bias)
+    reference.square().sum().backward()
+    with cuda:
+        given = [one.to("cuda").requires_grad_() for one in tensors]
+        own = bias.to("cuda")
+        mask = create_block_mask(lambda _batch, _head, i, j: i >= j, None, None, 8, 8, device="cuda")
+        found = flex_attention(
+            *given, score_mod=lambda score, _batch, head, i, j: score + own[head] * (i - j), block_mask=mask
+        )
+        assert found.device == torch.device("cuda:0")
+        found.square().sum().backward()
+        torch.testing.assert_close(cuda.to_cpu(found), reference.detach())
+        for one, other in zip(given, expected, strict=True):
+            torch.testing.assert_close(cuda.to_cpu(one.grad), other.grad)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_score_that_reads_a_tensor_on_the_cpu_is_refused(cuda, monkeypatch):
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    bias = torch.randn(4)
+    with cuda:
+        query = torch.ones(1, 4, 8, 16, device="cuda")
+        with pytest.raises(RuntimeError):
+            flex_attention(query, query, query, score_mod=lambda score, _batch, head, _i, _j: score + bias[head])
