@@ -20,7 +20,7 @@ from ckptmove.formats.opening import container_class
 from ckptmove.moves import MoveRequest, Remap
 from ckptmove.torch_facts.devices import parse_target
 from ckptmove.verification.case.name import parse_case
-from ckptmove.verification.checks import CASE, CHECKS, skipped
+from ckptmove.verification.checks import CASE, CHECKS, NOTHING_TO_RESUME, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.evidence import VerifyResult
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
@@ -194,7 +194,7 @@ def _verdict(
         target=target,
         mode=cast("Mode", answers.mode or ("cpu" if target == "cpu" else "simulated")),
         passed=passed,
-        proven=passed and _is_proven(checks) and (sample is None or sample.is_all),
+        proven=passed and (_is_proven(checks) or _is_equal(asked, checks)) and (sample is None or sample.is_all),
         checks=checks,
         findings=(*findings, *(one for one in answers.findings if one.code not in asked.ignore)),
         sample=sample,
@@ -206,6 +206,11 @@ def _is_proven(checks: Sequence[CheckResult]) -> bool:
     proofs = {check.name: dict(check.evidence).get("proven") is True for check in checks}
     is_skipped = any(check.name == "step" and check.status == "skipped" for check in checks)
     return proofs[CASE] and (proofs["step"] or is_skipped) if CASE in proofs else proofs["step"]
+
+
+def _is_equal(asked: VerifyRequest, checks: Sequence[CheckResult]) -> bool:
+    """Whether a checkpoint has no state to resume from, and was compared with its original."""
+    return asked.against is not None and any(check.detail == NOTHING_TO_RESUME for check in checks)
 
 
 def _target(request: VerifyRequest, inventory: Inventory) -> str:

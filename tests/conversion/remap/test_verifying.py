@@ -74,6 +74,21 @@ def test_the_same_options_pass(source, output):
     assert result.proven
 
 
+def test_weights_that_equal_their_original_are_proven(tmp_path):
+    """A file for inference has no state to resume from."""
+    source, output = tmp_path / "in.pth", tmp_path / "out.pth"
+    torch.save(torch.nn.DataParallel(torch.nn.Linear(3, 2)).state_dict(), source)
+    ckptmove.convert(source, output=output, strip_prefix=True)
+    alone, compared, other = (
+        ckptmove.verify(output),
+        ckptmove.verify(output, against=source, strip_prefix=True),
+        ckptmove.verify(output, against=source),
+    )
+    assert [(one.passed, one.proven) for one in (alone, compared, other)] == [
+        (True, False), (True, True), (False, False),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("options", "is_suggested"), [({}, True), ({"strip_prefix": True}, False)])
 def test_options_that_no_command_repeats_are_suggested(source, output, options, is_suggested):
     checks = {one.name: one for one in ckptmove.verify(output, against=source, **options).checks}
