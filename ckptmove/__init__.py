@@ -16,7 +16,7 @@ def __getattr__(name: str) -> object:
     """Import the public functions on first use, so that ``--help`` and ``--version`` start fast."""
     if name not in __all__:
         raise AttributeError(f"module 'ckptmove' has no attribute '{name}'")
-    from ckptmove import api, case  # noqa: PLC0415  # imported on first use
+    from ckptmove import api, case
 
     return getattr(case if name == "Case" else api, name)
 

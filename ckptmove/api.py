@@ -24,6 +24,8 @@ from ckptmove.verification.measuring import measure_with_torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from typing_extensions import Unpack
+
     from ckptmove.case import Case
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.comparison.differences import DiffResult
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from ckptmove.io.changes import UndoResult
     from ckptmove.io.contracts import Progress
     from ckptmove.model import Finding, Inventory
-    from ckptmove.moves import ConvertResult, MovePlan, MoveRequest, Remap
+    from ckptmove.moves import ConvertResult, MovePlan, MoveRequest, Remap, RemapOptions
     from ckptmove.verification.evidence import VerifyResult
 
 
@@ -142,8 +144,8 @@ def inspect(
 @collector_paused()
 def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None) -> Inspection:
     """Run a request of :func:`inspect`."""
-    from ckptmove.findings.context import Context  # noqa: PLC0415  # slow import, not used by convert
-    from ckptmove.findings.registry import find_all  # noqa: PLC0415  # slow import, not used by convert
+    from ckptmove.findings.context import Context
+    from ckptmove.findings.registry import find_all
 
     target = request.target if request.target is not None else request.expect
     context = Context(parse_target(target) if target is not None else None, request.device_count)
@@ -159,7 +161,7 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
     inventory = checkpoint.inventory
     plan: MovePlan | None = None
     if request.expect is not None:
-        from ckptmove.conversion.plan import plan_for  # noqa: PLC0415  # slow import, used for `expect` only
+        from ckptmove.conversion.plan import plan_for
 
         plan = plan_for(inventory, request.expect)
     findings = find_all(inventory, context)
@@ -172,15 +174,6 @@ def convert(
     to: Device | None = None,
     map_location: MapLocation | None = None,
     keep: Sequence[str] = (),
-    strip_prefix: bool | str | Sequence[str] = False,
-    add_prefix: str = "",
-    rename: Mapping[str, str] | None = None,
-    only: str | Sequence[str] = (),
-    drop: str | Sequence[str] = (),
-    as_root: str = "",
-    compact: bool = False,
-    plain: bool = False,
-    dtype: str | Mapping[str, str] | None = None,
     output: FilePath | None = None,
     shard_size: int | str | None = None,
     in_place: bool = False,
@@ -192,6 +185,7 @@ def convert(
     progress: Progress | None = None,
     settle: Callable[[], None] = do_nothing,
     limits: Limits | None = None,
+    **remap: Unpack[RemapOptions],
 ) -> ConvertResult:
     """Rewrite a checkpoint: for another device, with other keys, parts or dtypes, or in another format.
 
@@ -203,15 +197,6 @@ def convert(
         map_location: as in ``torch.load``: a target device, as ``to``, or a dict from globs of devices to devices,
             applied before ``to``; the first match counts.
         keep: globs of tensor names that stay on their device.
-        strip_prefix: prefixes to remove from the keys of state_dicts; True for those of known wrappers.
-        add_prefix: prefix to add to the keys of state_dicts.
-        rename: new names of keys, by globs of the old ones: ``{"backbone.*": "encoder.*"}``.
-        only: parts to keep: globs of paths, or roles.
-        drop: parts to leave out: globs of paths, or roles.
-        as_root: path of the value to write as the whole file.
-        compact: whether each storage is written only as far as its tensors reach.
-        plain: whether objects become plain values, so that ``torch.load(weights_only=True)`` loads the file.
-        dtype: new dtype of the model's floating tensors, or a dict from roles to dtypes.
         output: the new file or directory (default: the name of ``path`` with the device in it). Its suffix names the
             format: ``.safetensors``, or ``.pth`` for one file of ``torch.save``.
         shard_size: largest size of a file, in bytes or as ``"5GB"``; the output is a directory of safetensors files.
@@ -224,6 +209,8 @@ def convert(
         progress: called with the bytes done so far and the total; for a directory from other threads, one at a time.
         settle: called before the last step, which cannot be undone: signals must not raise exceptions after it.
         limits: resource limits for reading it.
+        remap: changes of keys, parts and dtypes: ``strip_prefix``, ``add_prefix``, ``rename``, ``only``, ``drop``,
+            ``as_root``, ``compact``, ``plain`` and ``dtype``, as of :class:`ckptmove.moves.RemapOptions`.
 
     Raises:
         UsageError: if no target or two targets are given, ``map_location`` is a function, a device is unknown, or
@@ -233,14 +220,13 @@ def convert(
             made in place.
         WriteFailed: if the output cannot be written; the partial file is removed, and the source is unchanged.
     """
-    from ckptmove.conversion.conversion import ConvertRequest  # noqa: PLC0415  # slow import, not used by inspect
-    from ckptmove.conversion.shards import parse_size  # noqa: PLC0415  # slow import, not used by inspect
+    from ckptmove.conversion.conversion import ConvertRequest
+    from ckptmove.conversion.shards import parse_size
 
     to, mapping = _targets(to, map_location)
-    remap = _remap(strip_prefix, add_prefix, rename, only, drop, as_root, dtype, compact=compact, plain=plain)
     request = ConvertRequest(
         path=os.fspath(path),
-        move=move_request(to, mapping, keep, cast=cast, rewrite_strings=rewrite_strings, remap=remap),
+        move=move_request(to, mapping, keep, cast=cast, rewrite_strings=rewrite_strings, remap=_remap(remap)),
         shard_bytes=parse_size(shard_size) if isinstance(shard_size, str) else shard_size,
         output=os.fspath(output) if output else None,
         in_place=in_place,
@@ -263,7 +249,7 @@ def convert_checkpoint(request: ConvertRequest) -> ConvertResult:
         raise UsageError("--shard-size writes a new directory, and --in-place changes the file itself: leave one out")
     if request.in_place and (request.force or not request.check):
         raise UsageError("--in-place replaces no other file and reads no tensor: leave out --force and --no-check")
-    from ckptmove.conversion.convert import convert as carry_out  # noqa: PLC0415  # slow import, not used by inspect
+    from ckptmove.conversion.convert import convert as carry_out
 
     return carry_out(with_default_output(request))
 
@@ -294,7 +280,7 @@ def undo(
         Refused: if the file has no record of a conversion in place, or another process is converting it.
         WriteFailed: if the file cannot be changed; it stays unchanged.
     """
-    from ckptmove.conversion.in_place import undo_in_place  # noqa: PLC0415  # slow import, not used by inspect
+    from ckptmove.conversion.in_place import undo_in_place
 
     return undo_in_place(os.fspath(path), dry_run=dry_run, limits=limits or Limits(), settle=settle)
 
@@ -304,15 +290,6 @@ def verify(
     *,
     to: Device | None = None,
     against: FilePath | None = None,
-    strip_prefix: bool | str | Sequence[str] = False,
-    add_prefix: str = "",
-    rename: Mapping[str, str] | None = None,
-    only: str | Sequence[str] = (),
-    drop: str | Sequence[str] = (),
-    as_root: str = "",
-    compact: bool = False,
-    plain: bool = False,
-    dtype: str | Mapping[str, str] | None = None,
     optimizer: str | None = None,
     require_device: bool = False,
     seed: int = 0,
@@ -325,23 +302,15 @@ def verify(
     limits: Limits | None = None,
     progress: Progress | None = None,
     stage: Callable[[str], None] | None = None,
+    **remap: Unpack[RemapOptions],
 ) -> VerifyResult:
     """Prove that a checkpoint resumes, by one step of its optimizer on the target.
 
     Args:
         path: a file, or a directory or an archive of files, which is one checkpoint.
         to: target device (default: every tensor stays on its device, and the step is made on the model's).
-        against: checkpoint whose values must be equal, after the changes of the arguments that follow; a file, a
-            directory or an archive.
-        strip_prefix: prefixes that :func:`convert` removed from the keys of ``against``.
-        add_prefix: prefix that it added.
-        rename: patterns of the keys that it renamed, with the new keys.
-        only: patterns of the entries that it kept.
-        drop: patterns of the entries that it dropped.
-        as_root: entry that it made the root.
-        compact: whether it trimmed storages.
-        plain: whether it replaced objects with plain values.
-        dtype: dtypes that it cast tensors to.
+        against: checkpoint whose values must be equal, after the changes of ``remap``; a file, a directory or an
+            archive.
         optimizer: optimizer class to step with (default: detected): the name of one of ``torch.optim``, or
             ``pkg.mod:CLASS``, which another process imports and runs.
         require_device: whether a simulated target is a failure.
@@ -357,6 +326,7 @@ def verify(
         limits: resource limits for reading each file.
         progress: called with the bytes checked so far and the total.
         stage: called with the name of each check with torch, when it starts.
+        remap: the changes of keys, parts and dtypes that :func:`convert` made to ``against``, by the same arguments.
 
     Raises:
         TorchMissing: if torch is not installed.
@@ -366,15 +336,15 @@ def verify(
         UnreadableInput: if it cannot be read, is damaged, or is not a checkpoint.
         LimitExceeded: if it needs more than a limit allows.
     """
-    from ckptmove.verification.case.name import name_of  # noqa: PLC0415  # slow import, used by verify only
-    from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  # slow import, used by verify only
-    from ckptmove.verification.run import verify_checkpoint  # noqa: PLC0415  # slow import, used by verify only
+    from ckptmove.verification.case.name import name_of
+    from ckptmove.verification.request import VerifyRequest
+    from ckptmove.verification.run import verify_checkpoint
 
     request = VerifyRequest(
         path=os.fspath(path),
         to=_text(to),
         against=None if against is None else os.fspath(against),
-        remap=_remap(strip_prefix, add_prefix, rename, only, drop, as_root, dtype, compact=compact, plain=plain),
+        remap=_remap(remap),
         optimizer=optimizer,
         require_device=require_device,
         seed=seed,
@@ -407,7 +377,7 @@ def diff(
         UnreadableInput: if one of them cannot be read, is damaged, or is not a checkpoint.
         LimitExceeded: if one of them needs more than the limits allow.
     """
-    from ckptmove.comparison.compare import compare  # noqa: PLC0415  # slow import, used by diff only
+    from ckptmove.comparison.compare import compare
 
     return compare(os.fspath(first), os.fspath(second), limits or Limits(), measure_with_torch, progress)
 
@@ -423,37 +393,26 @@ def _targets(to: Device | None, map_location: MapLocation | None) -> tuple[str |
     return _text(map_location if to is None else to), {}
 
 
-def _remap(
-    strip_prefix: bool | str | Sequence[str],
-    add_prefix: str,
-    rename: Mapping[str, str] | None,
-    only: str | Sequence[str],
-    drop: str | Sequence[str],
-    as_root: str,
-    dtype: str | Mapping[str, str] | None,
-    *,
-    compact: bool,
-    plain: bool,
-) -> Remap:
+def _remap(options: RemapOptions) -> Remap:
     """The options of a remapping, from the arguments of :func:`convert`."""
-    from ckptmove.conversion.remap.options import remap_options  # noqa: PLC0415  # slow import, not used by inspect
+    from ckptmove.conversion.remap.options import remap_options
+    from ckptmove.moves import Remap
 
-    known = [] if strip_prefix is True else _words(strip_prefix or "")
-    return remap_options(
-        strip_prefix=None if strip_prefix is False else known,
-        add_prefix=add_prefix,
-        rename=[f"{old}={new}" for old, new in (rename or {}).items()],
-        only=_words(only),
-        drop=_words(drop),
-        as_root=as_root,
-        compact=compact,
-        plain=plain,
-        dtype=[f"{role}={one}" for role, one in dtype.items()] if isinstance(dtype, Mapping) else _words(dtype or ()),
-    )
+    unknown = sorted(options.keys() - set(Remap._fields))
+    if unknown:
+        raise TypeError(f"unexpected keyword argument '{unknown[0]}'")
+    return remap_options(**{name: _typed(value, Remap._field_defaults[name]) for name, value in options.items()})
 
 
-def _words(words: str | Sequence[str]) -> Sequence[str]:
-    return [words] if isinstance(words, str) else words
+def _typed(value: object, default: object) -> object:
+    """The value of an argument as it is typed on the command line; None for an option that is not typed."""
+    if isinstance(default, bool | str):
+        return value
+    if isinstance(value, Mapping):
+        return [f"{old}={new}" for old, new in value.items()]
+    if isinstance(value, str):
+        return [value]
+    return [""] if value is True else None if value is False else value
 
 
 def _text(device: Device | None) -> str | None:
@@ -474,7 +433,7 @@ def move_request(
     Raises:
         UsageError: if a device is unknown.
     """
-    from ckptmove.moves import MoveRequest, Remap  # noqa: PLC0415  # slow import, not used by inspect
+    from ckptmove.moves import MoveRequest, Remap
 
     return MoveRequest(
         to=parse_target(to) if to is not None else None,

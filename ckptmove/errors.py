@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from ckptmove.text import some
+
 if TYPE_CHECKING:
-    from ckptmove.model import ArchiveForm, ContainerName
+    from ckptmove.model import ArchiveForm
 
 #: Maximum number of names in one message.
 _SHOWN: Final = 4
@@ -191,8 +193,7 @@ class DamagedArchive(UnreadableInput):
 
 def _warned(runs: tuple[str, ...]) -> str:
     """Warn that a load runs dangerous names before it reaches the damage; empty without any."""
-    more = f" and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else ""
-    return f"; loading it without weights_only can still run {', '.join(runs[:_SHOWN])}{more}" if runs else ""
+    return f"; loading it without weights_only can still run {some(runs, _SHOWN)}" if runs else ""
 
 
 class CrcMismatch(UnreadableInput):
@@ -328,9 +329,7 @@ class UnsupportedDtype(Refused):
     kind = "unsupported-dtype"
 
     def __init__(self, target: str, tensors: tuple[tuple[str, str], ...]) -> None:
-        first, dtype = tensors[0]
-        more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
-        super().__init__(f"{target} has no {dtype}: {first}{more}")
+        super().__init__(f"{target} has no {tensors[0][1]}: {some([name for name, _ in tensors])}")
         self.target = target
         self.tensors = tensors
 
@@ -439,7 +438,7 @@ class NothingToUndo(Refused):
 
     kind = "nothing-to-undo"
 
-    def __init__(self, path: str, reason: str = _NEVER, container: ContainerName | None = None) -> None:
+    def __init__(self, path: str, reason: str = _NEVER, container: str | None = None) -> None:
         super().__init__(f"there is nothing to undo: {reason}", path=path)
         self.reason = reason
         self.container = container

@@ -22,18 +22,12 @@ class OneLine:
 
 
 Role: TypeAlias = Literal["model", "optimizer", "scheduler", "ema", "scaler", "rng", "criterion", "other"]
-ContainerName: TypeAlias = Literal[
-    "torch-zip", "torch-legacy", "torch-tar", "torchscript", "torch-export", "safetensors", "dcp", "pickle",
-    "directory", "archive"]  # fmt: skip
 ArchiveForm: TypeAlias = Literal["zip", "tar"]
 FactKind: TypeAlias = Literal[
     "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",
     "encoded-storage", "stray-bytes", "kept-for-undo", "unnamed-file", "damaged-piece", "missing-end",
     "inner-archive", "graph-device"]  # fmt: skip
 LACKING: Final = frozenset({"missing-storage", "short-storage", "past-end"})  # bytes are missing, and in every copy too
-LayoutName: TypeAlias = Literal[
-    "plain", "lightning", "hf-trainer", "accelerate", "deepspeed", "dcp", "sharded", "ultralytics", "mmengine",
-    "detectron2", "fairseq", "nemo", "megatron", "stable-baselines3", "module", "other"]  # fmt: skip
 
 
 class Span(NamedTuple):
@@ -319,8 +313,8 @@ class Inventory(OneLine):
     """
 
     path: str
-    container: ContainerName
-    layout: LayoutName
+    container: str
+    layout: str
     size_bytes: int
     torch_version: str | None = None
     producer: str | None = None

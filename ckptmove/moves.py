@@ -3,40 +3,83 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypedDict
 
 from ckptmove.model import OneLine
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
-    from ckptmove.model import ContainerName, Mention
+    from collections.abc import Mapping, Sequence
+
+    from ckptmove.model import Mention
+
+
+class RemapOptions(TypedDict, total=False):
+    """The arguments of ``convert`` and ``verify`` that change keys, parts or dtypes.
+
+    Attributes:
+        strip_prefix: prefixes to remove from the keys of state_dicts; True for those of known wrappers.
+        add_prefix: prefix to add to the keys of state_dicts.
+        rename: new names of keys, by globs of the old ones: ``{"backbone.*": "encoder.*"}``.
+        only: parts to keep: globs of paths, or roles.
+        drop: parts to leave out: globs of paths, or roles.
+        as_root: path of the value to write as the whole file.
+        compact: whether each storage is written only as far as its tensors reach.
+        plain: whether objects become plain values, so that ``torch.load(weights_only=True)`` loads the file.
+        dtype: new dtype of the model's floating tensors, or a dict from roles to dtypes.
+    """
+
+    strip_prefix: bool | str | Sequence[str]
+    add_prefix: str
+    rename: Mapping[str, str] | None
+    only: str | Sequence[str]
+    drop: str | Sequence[str]
+    as_root: str
+    compact: bool
+    plain: bool
+    dtype: str | Mapping[str, str] | None
+
+
+class Option(NamedTuple):
+    """The help of an option on the command line.
+
+    Attributes:
+        help: its effect.
+        metavar: placeholder of its value; empty for a flag.
+    """
+
+    help: str
+    metavar: str = ""
 
 
 class Remap(NamedTuple):
-    """The options of a ``convert`` command that change keys, parts or dtypes.
+    """The values of :class:`RemapOptions`, with the options of the command line.
 
     Attributes:
-        strip_prefix: prefixes to remove from the keys of every state_dict that has them; an empty tuple for the
-            prefixes of known wrappers. None to remove nothing.
-        add_prefix: prefix to add to the keys of every state_dict.
+        strip_prefix: an empty tuple for the prefixes of known wrappers; None to remove nothing.
         rename: pairs of a glob of keys and its replacement, in which each ``*`` stands for the text that it matched.
-        only: globs of paths, or roles: only these parts are kept.
-        drop: globs of paths, or roles: these parts are left out.
-        as_root: path of the value that becomes the root; empty to keep the root.
-        compact: whether each storage is written only as far as its tensors reach.
-        plain: whether objects are replaced by values that ``torch.load(weights_only=True)`` loads.
         dtype: pairs of a role and a dtype for its floating tensors; an empty role for the model.
     """
 
-    strip_prefix: tuple[str, ...] | None = None
-    add_prefix: str = ""
-    rename: tuple[tuple[str, str], ...] = ()
-    only: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    as_root: str = ""
-    compact: bool = False
-    plain: bool = False
-    dtype: tuple[tuple[str, str], ...] = ()
+    strip_prefix: Annotated[
+        tuple[str, ...] | None,
+        Option("Remove a prefix from keys of state_dicts (default: those of known wrappers). Repeatable.", "[PREFIX.]"),
+    ] = None
+    add_prefix: Annotated[str, Option("Add a prefix to keys of state_dicts.", "PREFIX.")] = ""
+    rename: Annotated[
+        tuple[tuple[str, str], ...], Option("Rename keys: 'backbone.*=encoder.*'. Repeatable.", "OLD=NEW")
+    ] = ()
+    only: Annotated[
+        tuple[str, ...], Option("Keep only these parts: model, 'model.encoder.*'. Repeatable.", "GLOB|ROLE")
+    ] = ()
+    drop: Annotated[tuple[str, ...], Option("Leave out these parts: optimizer. Repeatable.", "GLOB|ROLE")] = ()
+    as_root: Annotated[str, Option("Write the value at this key as the whole file: ema.", "KEY")] = ""
+    compact: Annotated[bool, Option("Write each storage only as far as its tensors reach.")] = False
+    plain: Annotated[bool, Option("Replace objects by plain values, so that weights_only=True loads the file.")] = False
+    dtype: Annotated[
+        tuple[tuple[str, str], ...],
+        Option("Cast floating tensors of the model, or of a role: bf16, optimizer=fp32. Repeatable.", "[ROLE=]DTYPE"),
+    ] = ()
 
 
 class MoveRequest(NamedTuple):
@@ -204,7 +247,7 @@ class MovePlan(NamedTuple):
     dropped: tuple[Dropped, ...] = ()
     replaced: tuple[Replaced, ...] = ()
     trimmed: tuple[Trimmed, ...] = ()
-    format: ContainerName | None = None
+    format: str | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -251,7 +294,7 @@ class ConvertResult(OneLine):
         is_refused: whether ``torch.load(weights_only=True)`` refuses a name or an opcode in the pickle.
     """
 
-    container: ContainerName
+    container: str
     plan: MovePlan
     output: str | None
     bytes_copied: int

@@ -8,7 +8,7 @@ import shlex
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 #: Words that cmd.exe and PowerShell need not have quoted.
 _PLAIN_ON_WINDOWS: Final = re.compile(r"[\w.:/\\=~+-]+")
@@ -17,6 +17,12 @@ _PLAIN_ON_WINDOWS: Final = re.compile(r"[\w.:/\\=~+-]+")
 def amount(number: int, noun: str) -> str:
     """Format a number with its noun: ``1 tensor``, ``2,048 tensors``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def some(words: Sequence[str], most: int = 1) -> str:
+    """Join the first words, and count the others: ``a, b and 3 more``."""
+    more = f" and {len(words) - most:,} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more
 
 
 class Command(str):

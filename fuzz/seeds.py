@@ -13,8 +13,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.formats.opening import container_of
-from ckptmove.formats.sniff import recognise
+from ckptmove.formats.opening import container_of, recognise
 from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits
 

@@ -20,7 +20,7 @@ from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.convert import convert
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import ArchiveOfFiles, CkptMoveError
-from ckptmove.formats.sniff import recognise
+from ckptmove.formats.opening import recognise
 from ckptmove.io.part import MemorySource
 from fuzz.harness import (
     LIMITS,

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.trainers import MODEL_PARALLEL_FILE, ZERO_FILE
+from ckptmove.formats.opening import container_class
 from ckptmove.model import OLDEST_TORCH, ArchiveFact, ArchiveForm, Inventory
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ckptmove.model import ContainerName, LayoutName, Role, TensorRecord
+    from ckptmove.model import Role, TensorRecord
 
 #: A file that one rank writes of a distributed checkpoint (``torch/distributed/checkpoint/filesystem.py``).
 _SHARD: Final = re.compile(r"((?:.*/)?)__(\d+)_\d+\.distcp")
@@ -40,13 +41,18 @@ class FileRecord(NamedTuple):
 
     path: str
     roles: tuple[Role, ...]
-    container: ContainerName
-    layout: LayoutName
+    container: str
+    layout: str
     size_bytes: int
     tensors: int
     devices: tuple[str, ...]
     expression: str | None = None
     weights_only_since: str | None = OLDEST_TORCH
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether it belongs to a distributed checkpoint."""
+        return container_class(self.container).is_distributed
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +117,12 @@ class DirectoryInventory(Inventory):
 
         Ranks that hold equal tensors each save some of them (``torch/distributed/checkpoint/_dedup_save_plans.py``).
         """
-        if any(file.container == "safetensors" and "model" in file.roles for file in self.files):
+        if any(container_class(file.container).is_table and "model" in file.roles for file in self.files):
             return "safetensors has sorted the model's tensors"
         ranks: dict[str, set[str]] = {}
         for file in self.files:
             match = _SHARD.fullmatch(file.path)
-            if match is not None and file.container == "dcp" and "model" in file.roles:
+            if match is not None and file.is_distributed and "model" in file.roles:
                 ranks.setdefault(match[1], set()).add(match[2])
         if any(len(own) > 1 for own in ranks.values()):
             return "several ranks have saved a share of the model's tensors each"
@@ -153,7 +159,7 @@ class DirectoryInventory(Inventory):
 
     def file_at(self, where: str) -> FileRecord | None:
         """The file that contains a name; None in a distributed checkpoint."""
-        homes = {file.path: file.path for file in self.files if file.container != "dcp"}
+        homes = {file.path: file.path for file in self.files if not file.is_distributed}
         return next((file for file in self.files if file.path == _home(where, homes)), None)
 
     def below(self, path: str) -> tuple[TensorRecord, ...]:
@@ -175,7 +181,7 @@ class DirectoryInventory(Inventory):
     def _homes(self) -> dict[str, str]:
         """Folder of each checkpoint, by the prefix of its names: its path, or the folder if it is distributed."""
         folders = ((file, file.path.rpartition("/")[0]) for file in self.files)
-        return {folder if file.container == "dcp" else file.path: folder for file, folder in folders}
+        return {folder if file.is_distributed else file.path: folder for file, folder in folders}
 
 
 def _by_number(folder: str) -> list[tuple[int, str]]:

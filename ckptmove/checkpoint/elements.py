@@ -52,12 +52,7 @@ class StoredBytes(NamedTuple):
 
 
 def extent_span(storage: Span, record: TensorRecord) -> Span | None:
-    """Return the bytes from a tensor's first element to its last; None if some are past the end of its storage.
-
-    Args:
-        storage: bytes of the tensor's storage.
-        record: the tensor.
-    """
+    """Return the bytes from a tensor's first element to its last; None if some are past the end of its storage."""
     item = ITEM_BYTES[record.dtype]
     start = storage.start + record.storage_offset * item
     end = start + extent_numel(record.shape, record.stride) * item
@@ -110,13 +105,7 @@ def raw_blocks(stored: StoredBytes, record: TensorRecord, span: Span) -> Iterato
 
 
 def little_endian(record: TensorRecord, found: Iterable[bytes | memoryview], byteorder: str) -> Iterator[bytes]:
-    """Iterate over the elements of a contiguous tensor, little-endian, in blocks of at most ``BLOCK_ELEMENTS``.
-
-    Args:
-        record: the tensor.
-        found: its bytes, in blocks of any size.
-        byteorder: their byte order.
-    """
+    """Iterate over the elements of a contiguous tensor, little-endian, in blocks of at most ``BLOCK_ELEMENTS``."""
     return _ordered(record, in_blocks(found, ITEM_BYTES[record.dtype] * BLOCK_ELEMENTS), byteorder, "little")
 
 
@@ -147,7 +136,7 @@ def _in_order(source: Readable, record: TensorRecord, span: Span) -> Iterator[by
     item = ITEM_BYTES[record.dtype]
     if span.nbytes <= _MOST_READ:
         return _strided(source.read(span.start, span.end), record, item)
-    from ckptmove.io.strided import strided_blocks  # noqa: PLC0415  # imports numpy, only for a large tensor
+    from ckptmove.io.strided import strided_blocks  # imports numpy, only for a large tensor
 
     return strided_blocks(source.read, span.start, record.shape, record.stride, item)
 

@@ -95,9 +95,6 @@ class OpenCheckpoint:
     def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
         """All facts about its bytes, after comparing every record with its CRC.
 
-        Args:
-            progress: called with the bytes checked so far and the total.
-
         Raises:
             UnreadableInput: if a file is no longer readable, or a piece has the wrong content.
         """
@@ -121,15 +118,12 @@ class OpenCheckpoint:
     def described(self, other: str) -> str:
         """SHA-256 of a file, or target of a link.
 
-        Args:
-            other: one of ``others``.
-
         Raises:
             UnreadableInput: if it is unreadable, or changed since it was listed.
         """
         if other in self.links:
             return f"a link to {self.links[other]}"
-        import hashlib  # noqa: PLC0415  # slow import, used by diff and verify only
+        import hashlib
 
         digest = hashlib.sha256()
         with naming(self.path):
@@ -140,12 +134,8 @@ class OpenCheckpoint:
         return f"sha256 {digest.hexdigest()}"
 
     def weight_map(self, index: str) -> Mapping[str, str]:
-        """The file of each tensor in an index of shards, which was checked when the directory was read.
-
-        Args:
-            index: one of ``others``.
-        """
-        import json  # noqa: PLC0415  # used by diff and verify only
+        """The file of each tensor in an index of shards, which was checked when the directory was read."""
+        import json
 
         new = self.rewritten.get(index)
         blocks = cast("Listing", self.listing).contents(index) if new is None else (new,)
@@ -158,12 +148,9 @@ def no_devices(inventory: Inventory) -> str:
 
     A file of ``torch.save`` without tensors counts as one that does: its conversion is a copy.
     """
-    reason = container_class(inventory.container).why_no_devices
-    if reason:
-        return reason
-    if inventory.container == "pickle" and not inventory.tensors and not inventory.storages:
-        return "there is no tensor in the pickle, and so no device to rewrite"
-    return ""
+    kind = container_class(inventory.container)
+    is_empty = not (inventory.tensors or inventory.storages)
+    return kind.why_no_devices or (kind.no_devices_when_empty if is_empty else "")
 
 
 def shifted_progress(progress: Progress, before: int, total: int) -> Progress:

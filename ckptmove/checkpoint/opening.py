@@ -65,7 +65,7 @@ def open_checkpoint(
             if isinstance(found, OpenCheckpoint):
                 checkpoint = _looked_into(found, check=check, outline=outline, progress=progress)
             else:
-                from ckptmove.checkpoint.layouts.reading import Reader  # noqa: PLC0415  # slow import, not used for a single file
+                from ckptmove.checkpoint.layouts.reading import Reader
 
                 reader = Reader(
                     found,
@@ -83,7 +83,7 @@ def open_checkpoint(
 
 
 def _listing(folder: str, limits: Limits) -> Listing:
-    from ckptmove.checkpoint.layouts.reading import list_recovered  # noqa: PLC0415  # slow import, not used for a single file
+    from ckptmove.checkpoint.layouts.reading import list_recovered
 
     return list_recovered(folder, limits)
 
@@ -98,7 +98,7 @@ def _file(path: str, limits: Limits, stack: ExitStack, *, files: bool) -> OpenCh
     except ArchiveOfFiles:
         if not files:
             raise
-        from ckptmove.checkpoint.layouts.archive import list_archive  # noqa: PLC0415  # slow import, not used for a single file
+        from ckptmove.checkpoint.layouts.archive import list_archive
 
         return list_archive(source, limits)
     stack.callback(part.close)

@@ -47,17 +47,20 @@ class OpenPart(ABC):
         byteorder: ``little`` or ``big``: byte order of its storages.
         disk: place of its bytes; None if they are in several places or compressed.
         placeholder: prefix of strings in the tree that represent one of the extras; empty without extras.
+        pickle_bytes: size of the pickle that its sites refer to.
     """
 
     name: str
     path: str
     inventory: Inventory
     rows: tuple[FileRecord, ...]
-    is_distributed: bool
+    is_distributed = False
     base: int
     byteorder: str
-    disk: DiskPlace | None
+    disk: DiskPlace | None = None
     placeholder: str = ""
+    pickle_bytes: int
+    _limits: Limits
 
     @property
     @abstractmethod
@@ -70,18 +73,11 @@ class OpenPart(ABC):
 
     @abstractmethod
     def span(self, key: str) -> Span | None:
-        """Span of a storage in the part; None if bytes are missing or encoded.
-
-        Args:
-            key: key of the storage in the part.
-        """
+        """Span of a storage in the part; None if bytes are missing or encoded."""
 
     @abstractmethod
     def storage(self, key: str) -> StoredBytes | None:
         """Bytes of a storage; None if some are missing or encoded.
-
-        Args:
-            key: key of the storage in the part.
 
         Raises:
             MissingFile, AccessFailed, SourceChanged: if the file is no longer readable.
@@ -95,16 +91,13 @@ class OpenPart(ABC):
             UnreadableInput, LimitExceeded: if it is no longer readable.
         """
 
-    @abstractmethod
     def outline(self) -> tuple[OutlineLine, ...]:
         """Outline of its tree."""
+        return make_outline(self.tree(), self._limits, self.pickle_bytes)
 
     @abstractmethod
     def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
         """All facts about its bytes, after comparing every record with its CRC.
-
-        Args:
-            progress: called with the bytes checked so far and the total.
 
         Raises:
             UnreadableInput: if a file is no longer readable, or a piece has the wrong content.
@@ -118,9 +111,9 @@ class OpenPart(ABC):
     def extras(self) -> Mapping[str, bytes]:
         """SHA-256 of each content outside the tree and the storages, by its name in the part."""
 
-    @abstractmethod
     def lost(self) -> tuple[str, ...]:
-        """Names in the part of objects, other than tensors, whose bytes are missing."""
+        """Names in the part of objects, other than tensors, whose bytes are missing; a file does not list them."""
+        return ()
 
     def represents_extra(self, shown: str) -> bool:
         """Whether a value of the tree, as shown, represents one of the extras."""
@@ -182,10 +175,6 @@ class FileContent(NamedTuple):
 def read_file(source: ByteSource, limits: Limits) -> FileContent:
     """Read a checkpoint file, without the bytes of its tensors.
 
-    Args:
-        source: its bytes; the caller closes them.
-        limits: resource limits for reading it.
-
     Raises:
         ArchiveOfFiles: if it is a zip or a tar of files, which may be checkpoints.
         UnreadableInput: if it is damaged or not a checkpoint.
@@ -212,8 +201,6 @@ class FilePart(OpenPart):
         has_own_checksums: whether the file itself has CRCs.
     """
 
-    is_distributed = False
-
     def __init__(self, content: FileContent, limits: Limits, disk: DiskPlace | None) -> None:
         """Hold a file that was read, as a whole checkpoint.
 
@@ -226,7 +213,6 @@ class FilePart(OpenPart):
         self.name, self.path, self.base, self.rows = "", container.source.path, 0, ()
         self.byteorder, self.placeholder, self.disk = container.byteorder, container.placeholder, disk
         self.has_own_checksums = container.has_checksums()
-        #: Length of the pickle that its sites refer to.
         self.pickle_bytes = len(machine.data)
         self._limits = limits
         self._budget = container.limits, machine.end - machine.begin
@@ -234,14 +220,7 @@ class FilePart(OpenPart):
         self._files: OpenFiles | None = None
 
     def put_into(self, files: OpenFiles, inventory: Inventory, base: int, row: FileRecord) -> None:
-        """Make it a part of a checkpoint of several files.
-
-        Args:
-            files: files of the checkpoint.
-            inventory: its content, with the names, keys and sites of the whole checkpoint.
-            base: offset that was added to its sites.
-            row: its row in the table of files.
-        """
+        """Make it a part of a checkpoint of several files."""
         self._files, self.inventory, self.base = files, inventory, base
         self.name, self.rows = row.path, (row,)
 
@@ -254,7 +233,6 @@ class FilePart(OpenPart):
         self.close()
 
     def close(self) -> None:
-        """Close the file and free its tree."""
         if self._held is not None:
             self._held[0].source.close()
             self._held = None
@@ -290,27 +268,19 @@ class FilePart(OpenPart):
         return self._held[0].source if self._held is not None else self._reopened
 
     def span(self, key: str) -> Span | None:
-        """Span of a storage in the file; None if bytes are missing or encoded."""
         return self._spans.get(key)
 
     def storage(self, key: str) -> StoredBytes | None:
-        """Bytes of a storage; None if some are missing or encoded."""
         span = self.span(key)
         return None if span is None else StoredBytes(self.source, span, self.byteorder)
 
     def tree(self) -> Value:
-        """Root of the saved object."""
         if self._held is not None:
             return self._held[1].root
         with naming(self.path), collector_paused():
             return container_of(self.source, self._limits).read().root
 
-    def outline(self) -> tuple[OutlineLine, ...]:
-        """Outline of its tree."""
-        return make_outline(self.tree(), self._limits, self.pickle_bytes)
-
     def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
-        """All facts about its bytes, after comparing every record with its CRC."""
         with self.content() as (container, _):
             source = container.source
             if progress is not None:
@@ -326,20 +296,11 @@ class FilePart(OpenPart):
         return () if self._files is None else self._files.listing.flaws(self.name)
 
     def budget(self) -> Budget:
-        """A new budget for one walk over the tree."""
         return Budget(*self._budget)
 
     def extras(self) -> Mapping[str, bytes]:
-        """SHA-256 of each content outside the tree and the storages, by its name in the file.
-
-        Raises:
-            CrcMismatch: if the bytes of one differ from their CRC.
-        """
+        """SHA-256 of each content outside the tree and the storages, by its name in the file."""
         return self._extras
-
-    def lost(self) -> tuple[str, ...]:
-        """None: a file has no list of the objects that it should have."""
-        return ()
 
     @cached_property
     def _spans(self) -> Mapping[str, Span | None]:

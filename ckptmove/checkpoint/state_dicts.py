@@ -35,12 +35,7 @@ class Scope:
     """
 
     def __init__(self, where: str, members: Sequence[tuple[str, TensorRecord]]) -> None:
-        """Create a scope.
-
-        Args:
-            where: common path of the tensors.
-            members: keys in the state_dict and their tensors.
-        """
+        """Create a scope."""
         self.where = where
         self._members = members
         self.parameters = _parameters(tensor for _, tensor in members)
@@ -155,10 +150,6 @@ def model_scopes(inventory: Inventory, roles: Container[Role] = _MODEL) -> tuple
     """Return the scopes of a checkpoint: each state_dict, or each first part of the only one, and last the whole model.
 
     Scopes without a parameter are omitted.
-
-    Args:
-        inventory: inventory of the checkpoint.
-        roles: roles of the tensors to include.
     """
     roots = RootKeys(inventory)
     parts: dict[str, list[tuple[str, TensorRecord]]] = {}
@@ -186,21 +177,12 @@ def _first_parts(container: str, members: list[tuple[str, TensorRecord]]) -> dic
 
 
 def model_tensors(inventory: Inventory, roles: Container[Role] = _MODEL) -> tuple[TensorRecord, ...]:
-    """Return the model's tensors in the order of the file, without EMA copies; a wrapper subclass is one tensor.
-
-    Args:
-        inventory: inventory of the checkpoint.
-        roles: roles of the tensors to include.
-    """
+    """Return the model's tensors in the order of the file, without EMA copies; a wrapper subclass is one tensor."""
     return tuple(tensor for tensor in without_inner(inventory.tensors) if tensor.role in roles)
 
 
 def without_inner(tensors: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
-    """Iterate over the tensors that a script sees: a wrapper subclass without the tensors inside it.
-
-    Args:
-        tensors: in the order of the file.
-    """
+    """Iterate over the tensors that a script sees: a wrapper subclass without the tensors inside it."""
     return (record for record, outermost in with_wrappers(tensors) if outermost is None or record is outermost)
 
 

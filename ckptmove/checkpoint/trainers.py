@@ -14,7 +14,7 @@ from ckptmove.checkpoint.roles import role_of_key
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ckptmove.model import LayoutName, Role, TensorRecord
+    from ckptmove.model import Role, TensorRecord
 
 
 class Trainer(NamedTuple):
@@ -33,7 +33,7 @@ class Trainer(NamedTuple):
         is_pointed: whether a file ``last_checkpoint`` names the checkpoint to resume from.
     """
 
-    layout: LayoutName
+    layout: str
     root_keys: tuple[frozenset[str], ...] = ()
     classes: tuple[str, ...] = ()
     sign: re.Pattern[str] | None = None
@@ -131,7 +131,7 @@ TRAINERS: Final[tuple[Trainer, ...]] = (
     Trainer("dcp", is_spread=True),
     Trainer("sharded", is_spread=True),
 )
-_BY_LAYOUT: Final[Mapping[LayoutName, Trainer]] = {trainer.layout: trainer for trainer in TRAINERS}
+_BY_LAYOUT: Final[Mapping[str, Trainer]] = {trainer.layout: trainer for trainer in TRAINERS}
 
 #: Endings that promise a checkpoint; ``.bin`` and ``.pkl`` can be anything.
 _ENDINGS: Final = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
@@ -142,7 +142,7 @@ _SPOILED: Final = frozenset({
 })  # fmt: skip
 
 
-def trainer_of(layout: LayoutName) -> Trainer:
+def trainer_of(layout: str) -> Trainer:
     """The row of a layout; an empty one if no library is known for it."""
     return _BY_LAYOUT.get(layout, Trainer(layout))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptmove.cli import options  # noqa: TC001  # Typer reads the annotations at run time
+from ckptmove.cli import options
 from ckptmove.cli.config import load_config
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
 from ckptmove.cli.paths import as_operand, checkpoint_paths, single_path
@@ -72,9 +72,9 @@ def inspect(
 
     Needs no torch and no GPU, and never executes the file. Exits 1 if a finding is an error, which breaks a resume.
     """
-    from ckptmove.api import InspectRequest  # noqa: PLC0415  # slow import, not used by --help
-    from ckptmove.cli.inspect_command import run_inspect  # noqa: PLC0415  # slow import, not used by --help
-    from ckptmove.cli.render.answers import Detail  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.api import InspectRequest
+    from ckptmove.cli.inspect_command import run_inspect
+    from ckptmove.cli.render.answers import Detail
 
     config = load_config(Path())
     reported = selection(select or (), (*config.ignore, *(ignore or ())))
@@ -98,6 +98,7 @@ def inspect(
 
 
 @app.command()
+@options.TakesRemap
 def convert(
     context: typer.Context,
     paths: options.Paths = None,
@@ -144,15 +145,8 @@ def convert(
     rewrite_strings: Annotated[
         bool, typer.Option("--rewrite-strings", help="Also change device names in configs.")
     ] = False,
-    strip_prefix: options.StripPrefix = None,
-    add_prefix: options.AddPrefix = "",
-    rename: options.Rename = None,
-    only: options.Only = None,
-    drop: options.Drop = None,
-    as_root: options.AsRoot = "",
-    compact: options.Compact = False,
-    plain: options.Plain = False,
-    dtype: options.Dtype = None,
+    *,
+    remap: dict[str, object],
     shard_size: Annotated[
         str | None,
         typer.Option(
@@ -183,13 +177,13 @@ def convert(
     names the format: .safetensors, or .pth for one file of torch.save. With --to alone, a format without devices
     (safetensors, torch.distributed.checkpoint) is copied, and only with --output.
     """  # fmt: skip
-    from ckptmove.api import move_request  # noqa: PLC0415  # slow import, not used by --help
-    from ckptmove.cli import convert_command  # noqa: PLC0415  # slow import, not used by --help
-    from ckptmove.conversion.conversion import ConvertRequest  # noqa: PLC0415  # slow import, not used by --help
-    from ckptmove.conversion.remap.options import remap_options  # noqa: PLC0415  # slow import, not used by --help
-    from ckptmove.conversion.shards import parse_size  # noqa: PLC0415  # slow import, not used by --help
-    from ckptmove.moves import Remap  # noqa: PLC0415  # slow import, not used by --help
-    from ckptmove.torch_facts.devices import parse_mapping  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.api import move_request
+    from ckptmove.cli import convert_command
+    from ckptmove.conversion.conversion import ConvertRequest
+    from ckptmove.conversion.remap.options import remap_options
+    from ckptmove.conversion.shards import parse_size
+    from ckptmove.moves import Remap
+    from ckptmove.torch_facts.devices import parse_mapping
 
     config = load_config(Path())
     renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
@@ -198,24 +192,14 @@ def convert(
         convert_command.require_alone(context.params)
         named = single_path(paths or (), config, "convert --undo")
         raise typer.Exit(convert_command.run_undo(named, renderer, dry_run=dry_run, limits=limits))
-    remap = remap_options(
-        strip_prefix=strip_prefix,
-        add_prefix=add_prefix,
-        rename=rename or (),
-        only=only or (),
-        drop=drop or (),
-        as_root=as_root,
-        compact=compact,
-        plain=plain,
-        dtype=dtype or (),
-    )
+    changes = remap_options(**remap)
     move = move_request(
-        to if to is not None or maps or remap != Remap() else config.to,
+        to if to is not None or maps or changes != Remap() else config.to,
         dict(map(parse_mapping, maps or ())),
         keep or (),
         cast=cast,
         rewrite_strings=rewrite_strings,
-        remap=remap,
+        remap=changes,
     )
     convert_command.require_paths(paths or (), context.params)
     found = checkpoint_paths(paths or (), config, "convert")
@@ -243,6 +227,7 @@ def convert(
 
 
 @app.command()
+@options.TakesRemap
 def verify(
     paths: options.Paths = None,
     to: options.To = None,
@@ -254,15 +239,8 @@ def verify(
             show_default=False,
         ),
     ] = None,
-    strip_prefix: options.StripPrefix = None,
-    add_prefix: options.AddPrefix = "",
-    rename: options.Rename = None,
-    only: options.Only = None,
-    drop: options.Drop = None,
-    as_root: options.AsRoot = "",
-    compact: options.Compact = False,
-    plain: options.Plain = False,
-    dtype: options.Dtype = None,
+    *,
+    remap: dict[str, object],
     optimizer: Annotated[
         str | None,
         typer.Option(
@@ -319,30 +297,20 @@ def verify(
     Needs torch. A device that this machine lacks is simulated on the CPU, and the verdict says so. Exits 1 if a check
     fails.
     """
-    from ckptmove.cli.verify_command import run_verify  # noqa: PLC0415  # slow import, not used by --help
-    from ckptmove.conversion.remap.options import remap_options  # noqa: PLC0415  # slow import, not used by --help
-    from ckptmove.verification.request import VerifyRequest  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.cli.verify_command import run_verify
+    from ckptmove.conversion.remap.options import remap_options
+    from ckptmove.verification.request import VerifyRequest
 
     config = load_config(Path())
     reported = selection(select or (), (*config.ignore, *(ignore or ())))
     renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
-    remap = remap_options(
-        strip_prefix=strip_prefix,
-        add_prefix=add_prefix,
-        rename=rename or (),
-        only=only or (),
-        drop=drop or (),
-        as_root=as_root,
-        compact=compact,
-        plain=plain,
-        dtype=dtype or (),
-    )
+    changes = remap_options(**remap)
     requests = [
         VerifyRequest(
             path=path,
             to=to if to is not None else config.to,
             against=None if against is None else as_operand(against),
-            remap=remap,
+            remap=changes,
             optimizer=optimizer,
             require_device=require_device,
             seed=seed,
@@ -380,7 +348,7 @@ def diff(
     Files of directories and archives are matched by path. Tensors of a sharded model are matched by name. Exits 1 if
     anything differs.
     """
-    from ckptmove.cli.diff_command import run_diff  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.cli.diff_command import run_diff
 
     renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
     raise typer.Exit(run_diff(as_operand(first), as_operand(second), renderer, Limits().times(limit_factor)))
@@ -400,7 +368,7 @@ def rules(
     _help: options.Help = False,
 ) -> None:
     """Explain what each finding means, and how to fix it."""
-    from ckptmove.cli.rules_command import run_rules  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.cli.rules_command import run_rules
 
     raise typer.Exit(run_rules(code, open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)))
 

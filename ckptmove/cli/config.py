@@ -50,7 +50,8 @@ def load_config(folder: Path) -> Config:
     except FileNotFoundError:
         return Config()  # the working directory was removed
     paths = (home / _NAME for home in (folder, *folder.parents))
-    found = next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113  # Path.is_file raises PermissionError for a folder that this user may not search
+    # Path.is_file raises PermissionError for a folder that this user may not search.
+    found = next((path for path in paths if os.path.isfile(path)), None)
     if found is None:
         return Config()
     table = _table(found)
@@ -78,8 +79,8 @@ def load_config(folder: Path) -> Config:
 
 def _check(config: Config) -> None:
     """Check the device and the codes here, where the error can name the file."""
-    from ckptmove.findings.codes import codes_of  # noqa: PLC0415  # slow import, not used without a config file
-    from ckptmove.torch_facts.devices import parse_target  # noqa: PLC0415  # slow import, not used without a config file
+    from ckptmove.findings.codes import codes_of
+    from ckptmove.torch_facts.devices import parse_target
 
     try:
         if config.to is not None:
@@ -91,7 +92,7 @@ def _check(config: Config) -> None:
 
 
 def _table(path: Path) -> dict[str, object]:
-    import tomli  # noqa: PLC0415  # slow import, not used without a config file
+    import tomli
 
     try:
         document = tomli.loads(path.read_text(encoding="utf-8"))

@@ -59,12 +59,6 @@ def outputs(
 ) -> list[tuple[str, str | None]]:
     """Each checkpoint with its typed output, or None for the default.
 
-    Args:
-        paths: the checkpoints.
-        output: the value of ``--output``, or None.
-        folder: the value of ``--output-dir``, or None.
-        is_sharded: whether each output is a folder.
-
     Raises:
         UsageError: if ``--output`` is set for several checkpoints, or together with ``--output-dir``.
     """

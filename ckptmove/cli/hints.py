@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove import errors
 from ckptmove.cli.meant import read_link, similar_path
 from ckptmove.conversion.remap import errors as remap_errors
+from ckptmove.formats.opening import container_class
 from ckptmove.io import changes
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.text import command_line, quoted
@@ -59,6 +60,32 @@ _MENDS: Final = {
     "an index of a model in several files": "give its directory: ckptmove inspect {folder}",
     "an empty zip archive": "it holds no data: use an earlier checkpoint",
 }
+#: Hints for errors whose facts change nothing.
+_TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
+    errors.TorchMissing: "install it: pip install 'ckptmove[torch]'; inspect and convert do not need it",
+    errors.TorchBroken: (
+        "see the error with: python -c 'import torch'; then install the build for this machine (pytorch.org)"
+    ),
+    errors.NothingConfigured: "correct it there, or pass the PATH of a checkpoint",
+    errors.CrcMismatch: f"a copy or a disk has changed it, and torch.load does not detect that: {_AGAIN}",
+    errors.SourceChanged: "wait until the run that writes it has finished, then try again",
+    errors.OutputIsSource: "choose another path with --output",
+    errors.OutputIsNoReport: "--junit takes the file to write, for example --junit report.xml",
+    errors.OutputIsStdout: "give a file with --output; use ./- for a file named -",
+    errors.InPlaceImpossible: "write a new one: --output NEW instead of --in-place",
+    errors.BeingConverted: "wait until it has finished, then try again",
+    errors.OutOfMemory: "use a machine with more memory, or raise the limit of this process: ulimit -v",
+    errors.UneditableGraph: (
+        "export the model on the target device: torch.export.export(model.to('DEVICE'), inputs_on_that_device)"
+    ),
+    errors.UneditablePickle: (
+        "if you trust its source, load it, save it again with torch.save, and convert the new file"
+    ),
+    remap_errors.MixedByteOrders: _SAME_FILES,
+    remap_errors.InsideObject: "replace objects by plain values, whose parts can be removed: --plain",
+    remap_errors.NeededByOptimizer: "remove the optimizer too: --drop optimizer",
+    remap_errors.NothingLeft: "name the parts to keep: --only GLOB",
+}
 
 
 def unpacking(archive: str, form: ArchiveForm, *, locked: bool = False) -> str:
@@ -72,11 +99,6 @@ def unpacking(archive: str, form: ArchiveForm, *, locked: bool = False) -> str:
     return command_line(["python", "-m", f"{form}file", *safely, "-e", archive, f"{archive}.unpacked"])
 
 
-def gathering(folder: str) -> str:
-    """The command of torch that converts a distributed checkpoint to one file."""
-    return f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quoted(folder)} FILE"
-
-
 @singledispatch
 def hint_for(error: errors.CkptMoveError) -> str:
     """The hint for an error; may be empty."""
@@ -84,23 +106,15 @@ def hint_for(error: errors.CkptMoveError) -> str:
     return ""
 
 
+for _kind, _text in _TEXTS.items():
+    hint_for.register(_kind, lambda _error, text=_text: text)
+
+
 @hint_for.register(errors.UnknownDevice)
 def _(error: errors.UnknownDevice) -> str:
     if error.suggestion is None:
         return "examples of devices: cpu, cuda:0, mps, xpu:0"
     return f"did you mean {error.suggestion}?"
-
-
-@hint_for.register(errors.TorchMissing)
-def _(error: errors.TorchMissing) -> str:
-    del error
-    return "install it: pip install 'ckptmove[torch]'; inspect and convert do not need it"
-
-
-@hint_for.register(errors.TorchBroken)
-def _(error: errors.TorchBroken) -> str:
-    del error
-    return "see the error with: python -c 'import torch'; then install the build for this machine (pytorch.org)"
 
 
 @hint_for.register(errors.CaseUnusable)
@@ -123,12 +137,6 @@ def _(error: errors.MissingFile) -> str:
     return f"did you mean {quoted(near)}?" if near else "check the path; it is relative to the working directory"
 
 
-@hint_for.register(errors.NothingConfigured)
-def _(error: errors.NothingConfigured) -> str:
-    del error
-    return "correct it there, or pass the PATH of a checkpoint"
-
-
 @hint_for.register(errors.AccessFailed)
 def _(error: errors.AccessFailed) -> str:
     return f"check its permissions: ls -ld {quoted(error.path or '')}"
@@ -136,11 +144,8 @@ def _(error: errors.AccessFailed) -> str:
 
 @hint_for.register(errors.NotACheckpoint)
 def _(error: errors.NotACheckpoint) -> str:
-    mend, path = _MENDS.get(error.found, "ckptmove reads files of torch.save"), error.path or ""
-    for mark, text in {"{shell}": quoted(path), "{folder}": quoted(_folder_of(path))}.items():
-        if mark in mend:
-            return mend.replace(mark, text)
-    return mend.replace("{python}", repr(path))
+    path = error.path or ""
+    return _filled(_MENDS.get(error.found, "ckptmove reads files of torch.save"), path, _folder_of(path))
 
 
 @hint_for.register(errors.EmptyDirectory)
@@ -177,7 +182,7 @@ def _(error: errors.DistributedFile) -> str:
 
 def _has_folder(error: errors.CkptMoveError) -> bool:
     """Whether the folder exists; a file cannot be created in some existing folders, for example /proc."""
-    return os.path.isdir(_folder_of(error.path or ""))  # noqa: PTH112  # the path stays text
+    return os.path.isdir(_folder_of(error.path or ""))
 
 
 def _make_folder(error: errors.CkptMoveError) -> str:
@@ -185,22 +190,21 @@ def _make_folder(error: errors.CkptMoveError) -> str:
 
 
 def _folder_of(path: str) -> str:
-    return os.path.dirname(path) or "."  # noqa: PTH120  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+    return os.path.dirname(path) or "."
+
+
+def _filled(hint: str, path: str, folder: str) -> str:
+    """A hint with a path in its placeholder, if it has one."""
+    paths = {"{shell}": quoted(path), "{folder}": quoted(folder), "{python}": repr(path)}
+    mark = next((mark for mark in paths if mark in hint), None)
+    return hint if mark is None else hint.replace(mark, paths[mark])
 
 
 @hint_for.register(errors.UnsupportedContainer)
 def _(error: errors.UnsupportedContainer) -> str:
-    name = error.path or ""
-    if error.container == "dcp":
-        folder = _folder_of(name) if name.endswith(".metadata") else name
-        return f"if you trust its source, convert it to one file: {gathering(folder)}"
-    if error.container == "safetensors":
-        return "it stores no devices: safetensors.torch.load_file(path, device='cuda:0') loads it on any device"
-    if error.container == "torchscript":
-        return f"torch.jit.load({name!r}, map_location='cpu') moves it"
-    if error.container == "torch-export":
-        return "export the model again with torch 2.8 or newer: torch.export.save(torch.export.export(...), 'x.pt2')"
-    return "ckptmove reads files of torch.save"
+    path = error.path or ""
+    folder = _folder_of(path) if path.endswith(".metadata") else path
+    return _filled(container_class(error.container).unsupported_hint, path, folder)
 
 
 @hint_for.register(errors.DamagedArchive)
@@ -208,35 +212,17 @@ def _(error: errors.DamagedArchive) -> str:
     return _DISTRUST if error.runs else f"it was cut off or changed in transit: {_AGAIN}"
 
 
-@hint_for.register(errors.CrcMismatch)
-def _(error: errors.CrcMismatch) -> str:
-    del error
-    return f"a copy or a disk has changed it, and torch.load does not detect that: {_AGAIN}"
-
-
 @hint_for.register(errors.DamagedPickle)
 def _(error: errors.DamagedPickle) -> str:
     return _DISTRUST if error.runs else f"no version of torch can read it: {_AGAIN}"
 
 
-@hint_for.register(errors.SourceChanged)
-def _(error: errors.SourceChanged) -> str:
-    del error
-    return "wait until the run that writes it has finished, then try again"
-
-
 @hint_for.register(errors.OutputExists)
 def _(error: errors.OutputExists) -> str:
     path = error.path or ""
-    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):  # noqa: PTH110, PTH112, PTH113  # a path stays as it was typed
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         return "only regular files are replaced: choose another path with --output"
     return "replace it with --force, keep it with --skip-existing, or choose another path with --output"
-
-
-@hint_for.register(errors.OutputIsSource)
-def _(error: errors.OutputIsSource) -> str:
-    del error
-    return "choose another path with --output"
 
 
 @hint_for.register(errors.OutputHoldsMore)
@@ -254,38 +240,14 @@ def _(error: errors.OutputIsFolder) -> str:
     return f"give a file in it: --output {quoted(error.inside)}"
 
 
-@hint_for.register(errors.OutputIsNoReport)
-def _(error: errors.OutputIsNoReport) -> str:
-    del error
-    return "--junit takes the file to write, for example --junit report.xml"
-
-
-@hint_for.register(errors.OutputIsStdout)
-def _(error: errors.OutputIsStdout) -> str:
-    del error
-    return "give a file with --output; use ./- for a file named -"
-
-
-@hint_for.register(errors.InPlaceImpossible)
-def _(error: errors.InPlaceImpossible) -> str:
-    del error
-    return "write a new one: --output NEW instead of --in-place"
-
-
 @hint_for.register(errors.NothingToUndo)
 def _(error: errors.NothingToUndo) -> str:
-    if error.container == "safetensors":
+    if error.container is not None and not container_class(error.container).has_devices:
         return "it stores no device, so no conversion has changed it"
     if error.container in _MADE_ANEW:
         shown = f"ckptmove inspect {quoted(error.path or '')}"
         return f"the original is unchanged: use that; to see the devices of this one: {shown}"
     return f"convert it back: ckptmove convert {quoted(error.path or '')} --to DEVICE"
-
-
-@hint_for.register(errors.BeingConverted)
-def _(error: errors.BeingConverted) -> str:
-    del error
-    return "wait until it has finished, then try again"
 
 
 @hint_for.register(errors.LimitExceeded)
@@ -298,12 +260,6 @@ def _(error: errors.LimitExceeded) -> str:
     if error.resource == TREE_MEMORY:
         return f"lists and dicts of millions of plain values exceed it: save them as tensors; {typed}"
     return f"no real checkpoint needs that much; {typed}"
-
-
-@hint_for.register(errors.OutOfMemory)
-def _(error: errors.OutOfMemory) -> str:
-    del error
-    return "use a machine with more memory, or raise the limit of this process: ulimit -v"
 
 
 @hint_for.register(errors.UnsupportedDtype)
@@ -323,18 +279,6 @@ def _(error: remap_errors.NotPlain) -> str:
     paths = [where for where, _, _ in error.objects if where]
     drops = " ".join(f"--drop {quoted(where)}" for where in paths[:_SHOWN_DROPS])
     return f"leave {'it' if len(paths) == 1 else 'them'} out: {drops}" if paths else ""
-
-
-@hint_for.register(errors.UneditableGraph)
-def _(error: errors.UneditableGraph) -> str:
-    del error
-    return "export the model on the target device: torch.export.export(model.to('DEVICE'), inputs_on_that_device)"
-
-
-@hint_for.register(errors.UneditablePickle)
-def _(error: errors.UneditablePickle) -> str:
-    del error
-    return "if you trust its source, load it, save it again with torch.save, and convert the new file"
 
 
 @hint_for.register(remap_errors.NotInFormat)
@@ -411,9 +355,9 @@ def _(error: errors.WriteFailed) -> str:
 def _(error: remap_errors.NotRemappable) -> str:
     if error.container == "archive":
         return f"unpack it first, or write one file: {_ONE_FILE}"
-    return (
-        f"write one file instead: {_ONE_FILE}" if error.container == "dcp" else "change its module, and save it again"
-    )
+    if container_class(error.container).has_code:
+        return "change its module, and save it again"
+    return f"write one file instead: {_ONE_FILE}"
 
 
 @hint_for.register(remap_errors.NotGathered)
@@ -421,12 +365,6 @@ def _(error: remap_errors.NotGathered) -> str:
     if error.folder:
         one = posixpath.join(error.path or "", error.folder)
         return f"convert one of them: {command_line(['ckptmove', 'convert', one])}"
-    return _SAME_FILES
-
-
-@hint_for.register(remap_errors.MixedByteOrders)
-def _(error: remap_errors.MixedByteOrders) -> str:
-    del error
     return _SAME_FILES
 
 
@@ -440,12 +378,6 @@ def _(error: remap_errors.NoMatch) -> str:
     return f"list the names of its parts and tensors: ckptmove inspect --tree {quoted(error.path or 'PATH')}"
 
 
-@hint_for.register(remap_errors.InsideObject)
-def _(error: remap_errors.InsideObject) -> str:
-    del error
-    return "replace objects by plain values, whose parts can be removed: --plain"
-
-
 @hint_for.register(remap_errors.ListItems)
 def _(error: remap_errors.ListItems) -> str:
     if not error.where:
@@ -456,18 +388,6 @@ def _(error: remap_errors.ListItems) -> str:
 @hint_for.register(remap_errors.SharedPart)
 def _(error: remap_errors.SharedPart) -> str:
     return f"remove one of them first: --drop {quoted(error.names[1])}"
-
-
-@hint_for.register(remap_errors.NeededByOptimizer)
-def _(error: remap_errors.NeededByOptimizer) -> str:
-    del error
-    return "remove the optimizer too: --drop optimizer"
-
-
-@hint_for.register(remap_errors.NothingLeft)
-def _(error: remap_errors.NothingLeft) -> str:
-    del error
-    return "name the parts to keep: --only GLOB"
 
 
 @hint_for.register(remap_errors.PartialPrefix)

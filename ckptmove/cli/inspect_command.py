@@ -33,16 +33,7 @@ def run_inspect(
     match: str | None,
     detail: Detail,
 ) -> int:
-    """Inspect each checkpoint, write its report, and return the highest exit code.
-
-    Args:
-        requests: one for each checkpoint.
-        renderer: writes the reports.
-        selection: the findings to report.
-        strict: whether warnings fail the run.
-        match: glob of tensor names to show, or None.
-        detail: optional parts of the report.
-    """
+    """Inspect each checkpoint, write its report, and return the highest exit code."""
 
     def work(request: InspectRequest) -> tuple[int, Sequence[CkptMoveError]]:
         with ProgressBar(wanted=renderer.shows_progress) as progress:

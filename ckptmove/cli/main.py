@@ -11,7 +11,7 @@ _INTERRUPTED = 130
 def main() -> None:
     """Run the program."""
     try:
-        from ckptmove.cli.app import main as run  # noqa: PLC0415  # the imports may be interrupted
+        from ckptmove.cli.app import main as run  # the imports may be interrupted
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
         sys.exit(_INTERRUPTED)

@@ -30,11 +30,6 @@ _NEARLY: Final = 0.8
 def with_command(program: str, words: Sequence[str], commands: Mapping[str, Collection[str]]) -> str:
     """Correct a command line that does not start with a command.
 
-    Args:
-        program: name of the program.
-        words: its arguments; at least one.
-        commands: each command with its options.
-
     Returns:
         A hint with a whole command line, or with the names of all commands.
     """
@@ -78,16 +73,16 @@ def similar_path(path: str) -> str:
             names = [entry.name for entry in islice(entries, _MOST_ENTRIES) if entry.name != name]
     except OSError:
         return ""
-    return "".join(os.path.join(folder, near) for near in difflib.get_close_matches(name, names, n=1, cutoff=_NEARLY))  # noqa: PTH118  # a path stays as it was typed
+    return "".join(os.path.join(folder, near) for near in difflib.get_close_matches(name, names, n=1, cutoff=_NEARLY))
 
 
 def read_link(path: str) -> str:
     """The target of a symbolic link, as stored; empty for other paths."""
     try:
-        return os.readlink(path)  # noqa: PTH115  # a Path would normalize the target
+        return os.readlink(path)  # a Path would normalize the target
     except OSError:
         return ""
 
 
 def _is_path(word: str) -> bool:
-    return os.path.lexists(word) or has_magic(word) or bool(os.path.splitext(word)[1]) or bool(os.path.dirname(word))  # noqa: PTH120, PTH122  # a path stays as it was typed
+    return os.path.lexists(word) or has_magic(word) or bool(os.path.splitext(word)[1]) or bool(os.path.dirname(word))

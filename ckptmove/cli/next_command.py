@@ -33,7 +33,7 @@ def after_inspection(answer: InspectAnswer) -> str:
     if answer.inspection.unreadable or any(finding.code in _HOPELESS for finding in findings):
         return ""
     if answer.expectation is not None and answer.expectation.misplaced:
-        from ckptmove.findings.context import Context, available_device  # noqa: PLC0415  # slow import, not used by convert
+        from ckptmove.findings.context import Context, available_device
 
         target = available_device(parse_target(answer.expectation.device), Context(device_count=request.device_count))
         return command_line(["ckptmove", "convert", path, "--to", target])
@@ -41,7 +41,7 @@ def after_inspection(answer: InspectAnswer) -> str:
         return command_line(["ckptmove", "inspect", posixpath.join(path, inventory.checkpoints[-1])])
     fix: str | None = next((finding.fix for finding in findings if isinstance(finding.fix, Command)), None)
     if fix is None and any(finding.code == "S701" for finding in findings):
-        from ckptmove.findings.context import remap_command  # noqa: PLC0415  # slow import, not used by convert
+        from ckptmove.findings.context import remap_command
 
         fix = remap_command(inventory, "--plain") or None  # the fix of S701 is Python, which keeps the classes
     judged = request.expect or request.target
@@ -94,25 +94,24 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
 
 def _remap_words(remap: Remap) -> list[str]:
     """The options of a remapping, as they are typed."""
-    values = {
-        "--add-prefix": filter(None, (remap.add_prefix,)),
-        "--rename": ("=".join(pair) for pair in remap.rename),
-        "--only": remap.only,
-        "--drop": remap.drop,
-        "--as-root": filter(None, (remap.as_root,)),
-        "--dtype": (f"{role}={dtype}" if role else dtype for role, dtype in remap.dtype),
-    }
-    prefixes = [f"--strip-prefix={prefix}" for prefix in remap.strip_prefix or ()]
-    bare = ["--strip-prefix"] if remap.strip_prefix == () else []
-    words = [word for option, given in values.items() for one in given for word in (option, one)]
-    flags = [option for option, is_set in (("--compact", remap.compact), ("--plain", remap.plain)) if is_set]
-    return [*words, *flags, *prefixes, *bare]
+    words: list[str] = []
+    given = [pair for pair in remap._asdict().items() if pair[1] != Remap._field_defaults[pair[0]]]
+    for name, value in sorted(given, key=lambda pair: (pair[0] == "strip_prefix", pair[1] is True)):
+        option = f"--{name.replace('_', '-')}"
+        if name == "strip_prefix":  # the last: its value is optional
+            words += [f"{option}={prefix}" for prefix in value] or [option]
+        elif value is True:
+            words.append(option)
+        else:
+            for one in (value,) if isinstance(value, str) else value:
+                words += [option, one if isinstance(one, str) else "=".join(filter(None, one))]
+    return words
 
 
 def _is_placed(inventory: Inventory, keep: Sequence[str]) -> bool:
     """Whether ``verify`` would pass the placement of every tensor, with the device of the model as target."""
-    from ckptmove.conversion.plan import plan_move  # noqa: PLC0415  # slow import, used for --map only
-    from ckptmove.findings.context import Context, target_device  # noqa: PLC0415  # slow import, used for --map only
+    from ckptmove.conversion.plan import plan_move
+    from ckptmove.findings.context import Context, target_device
 
     try:
         home = parse_target(target_device(inventory, Context()) or "cpu")

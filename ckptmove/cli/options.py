@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import cached_property, update_wrapper
+from inspect import Parameter, Signature, signature
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 import typer
 
 from ckptmove import __version__
 from ckptmove.cli.render.registry import DEFAULT, RENDERERS
 from ckptmove.cli.streams import write_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 def _show_version(wanted: bool) -> None:
@@ -65,54 +71,6 @@ LimitFactor = Annotated[
     int,
     typer.Option(metavar="N", min=1, max=1000, help="Raise every resource limit N-fold, for a file you trust."),
 ]
-StripPrefix = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--strip-prefix",
-        metavar="[PREFIX.]",
-        help="Remove a prefix from keys of state_dicts (default: those of known wrappers). Repeatable.",
-        show_default=False,
-    ),
-]
-AddPrefix = Annotated[
-    str,
-    typer.Option("--add-prefix", metavar="PREFIX.", help="Add a prefix to keys of state_dicts.", show_default=False),
-]
-Rename = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--rename", metavar="OLD=NEW", help="Rename keys: 'backbone.*=encoder.*'. Repeatable.", show_default=False
-    ),
-]
-Only = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="GLOB|ROLE", help="Keep only these parts: model, 'model.encoder.*'. Repeatable.", show_default=False
-    ),
-]
-Drop = Annotated[
-    list[str] | None,
-    typer.Option(metavar="GLOB|ROLE", help="Leave out these parts: optimizer. Repeatable.", show_default=False),
-]
-AsRoot = Annotated[
-    str,
-    typer.Option(
-        "--as-root", metavar="KEY", help="Write the value at this key as the whole file: ema.", show_default=False
-    ),
-]
-Compact = Annotated[bool, typer.Option("--compact", help="Write each storage only as far as its tensors reach.")]
-Plain = Annotated[
-    bool,
-    typer.Option("--plain", help="Replace objects by plain values, so that weights_only=True loads the file."),
-]
-Dtype = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="[ROLE=]DTYPE",
-        help="Cast floating tensors of the model, or of a role: bf16, optimizer=fp32. Repeatable.",
-        show_default=False,
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
 Form = Annotated[
     str | None,
@@ -136,3 +94,41 @@ Help = Annotated[
     bool,
     typer.Option("--help", "-h", callback=_show_help, is_eager=True, help="Show this message."),
 ]
+
+
+class TakesRemap:
+    """A command whose parameter ``remap`` stands for the options of a remapping.
+
+    It gets their values as they were typed, by field of :class:`ckptmove.moves.Remap`. Only a command that Typer builds
+    imports that class.
+    """
+
+    def __init__(self, command: Callable[..., None]) -> None:
+        self._command = command
+        update_wrapper(self, command)
+
+    def __call__(self, **given: object) -> None:
+        """Run the command."""
+        from ckptmove.moves import Remap
+
+        remap = {name: given.pop(name) for name in Remap._fields}
+        self._command(**given, remap=remap)
+
+    @cached_property
+    def __signature__(self) -> Signature:
+        """The parameters that Typer reads."""
+        own = signature(self._command, eval_str=True)
+        each = ([*_remap_parameters()] if one.name == "remap" else [one] for one in own.parameters.values())
+        return own.replace(parameters=[*chain.from_iterable(each)])
+
+
+def _remap_parameters() -> Iterator[Parameter]:
+    from ckptmove.moves import Remap
+
+    for name, hint in get_type_hints(Remap, include_extras=True).items():
+        default, (option,) = Remap._field_defaults[name], hint.__metadata__
+        start, kind = (default, type(default)) if isinstance(default, str | bool) else (None, list[str] | None)
+        info = typer.Option(
+            start, f"--{name.replace('_', '-')}", metavar=option.metavar or None, help=option.help, show_default=False
+        )
+        yield Parameter(name, Parameter.KEYWORD_ONLY, default=info, annotation=kind)

@@ -58,4 +58,4 @@ def _expand(pattern: str) -> Sequence[str]:
     if os.path.lexists(pattern) or not has_magic(pattern):
         return [pattern]
     # Path.glob rejects absolute patterns before Python 3.13, and drops a leading `./`.
-    return sorted(glob(pattern, recursive=True)) or [pattern]  # noqa: PTH207  # Path.glob cannot take every pattern
+    return sorted(glob(pattern, recursive=True)) or [pattern]

@@ -61,7 +61,7 @@ class ProgressBar:
 
 
 def _byte_columns() -> list[ProgressColumn]:
-    from rich import progress  # noqa: PLC0415  # slow import, used for progress bars only
+    from rich import progress
 
     return [
         progress.BarColumn(),
@@ -72,14 +72,14 @@ def _byte_columns() -> list[ProgressColumn]:
 
 
 def _stage_columns() -> list[ProgressColumn]:
-    from rich import progress  # noqa: PLC0415  # slow import, used for progress bars only
+    from rich import progress
 
     return [progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn()]
 
 
 def _open_bar(columns: list[ProgressColumn], name: str, total: int | None) -> Progress:
-    from rich.console import Console  # noqa: PLC0415  # slow import, used for progress bars only
-    from rich.progress import Progress  # noqa: PLC0415  # slow import, used for progress bars only
+    from rich.console import Console
+    from rich.progress import Progress
 
     bar = Progress(*columns, console=Console(file=sys.stderr), transient=True)
     bar.add_task(name, total=total)

@@ -36,8 +36,8 @@ def selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
     Raises:
         UsageError: if a code is unknown.
     """
-    from ckptmove.findings.catalogue import CATALOGUE  # noqa: PLC0415  # slow import, not used by --help
-    from ckptmove.findings.codes import codes_of  # noqa: PLC0415  # slow import, not used by --help
+    from ckptmove.findings.catalogue import CATALOGUE
+    from ckptmove.findings.codes import codes_of
 
     codes = (codes_of(select) or frozenset(CATALOGUE)) - codes_of(ignore)
     return Selection(codes, tuple(sorted(CATALOGUE.keys() - codes)))

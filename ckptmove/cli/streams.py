@@ -89,7 +89,7 @@ def page_of(stream: TextIO) -> Page:
         has_signs = True
     if not (stream.isatty() or os.environ.get("FORCE_COLOR")):
         return Page(unicode=has_signs)
-    from rich.console import Console  # noqa: PLC0415  # slow import, used for terminals only
+    from rich.console import Console
 
     console = Console(file=stream)
     return Page(
@@ -107,7 +107,7 @@ def open_closed_streams() -> None:
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  # open until the process ends
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # open until the process ends
 
 
 def suggest_command(command: str) -> None:

@@ -42,7 +42,7 @@ def run_verify(
         raise UsageError(f"--against names the original of one checkpoint, not of {len(requests)}")
     reports: list[Renderer] = [renderer]
     if junit is not None:
-        from ckptmove.cli.render.junit import JUnitRenderer  # noqa: PLC0415  # slow import, used for --junit only
+        from ckptmove.cli.render.junit import JUnitRenderer
 
         sources = [*(request.path for request in requests), *([against] if against else [])]
         reports.insert(0, JUnitRenderer(junit, sources))

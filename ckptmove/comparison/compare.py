@@ -20,7 +20,7 @@ from ckptmove.comparison.other_content import Remainder
 from ckptmove.errors import LimitExceeded
 from ckptmove.io.cast import cast_blocks
 from ckptmove.io.contracts import CastSegment
-from ckptmove.text import amount
+from ckptmove.text import amount, some
 from ckptmove.torch_facts.devices import NO_DEVICE
 from ckptmove.torch_facts.dtypes import CAST_DOWN, PACKED
 
@@ -147,8 +147,7 @@ class _Comparison:
             yield f"same name on both sides, except for the prefix of a wrapper ({', '.join(WRAPPERS)}): {count}"
         parted = _shared_otherwise(found.pairs)
         if parted:
-            more = f" and {len(parted) - 1:,} more" if len(parted) > 1 else ""
-            yield f"{parted[0]}{more}: storage shared with another tensor on one side only (tied weights or a view)"
+            yield f"{some(parted)}: storage shared with another tensor on one side only (tied weights or a view)"
 
     def _pair(self, one: Stored, two: Stored) -> None:
         """Compare two tensors that are counterparts."""
@@ -265,12 +264,7 @@ def _elements(stored: Stored, record: TensorRecord, span: Span) -> _Elements:
 
 
 def _properties(record: TensorRecord, *, keeps_less: bool) -> tuple[tuple[What, str], ...]:
-    """Properties of a tensor except its values and its stride, which differs whenever the shape does.
-
-    Args:
-        record: the tensor.
-        keeps_less: whether one side is a distributed checkpoint, which stores neither Parameter nor any other class.
-    """
+    """Properties of a tensor except its values and its stride, which differs whenever the shape does."""
     grad = ", requires_grad" if record.requires_grad else ""
     subclass = f" {record.subclass}" if record.subclass and not keeps_less else ""
     kind = "tensor" if keeps_less and record.kind == "parameter" else record.kind

@@ -14,6 +14,7 @@ from ckptmove.checkpoint.inventory.spellings import spellings
 from ckptmove.checkpoint.naming import naming
 from ckptmove.comparison.differences import Uncompared
 from ckptmove.comparison.rekeyed import find_twins
+from ckptmove.text import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -201,8 +202,7 @@ def _by_place(tensors: Iterable[Stored], side: OpenCheckpoint, *, by_folder: boo
 def _files(tensors: Sequence[Stored], side: OpenCheckpoint) -> str:
     """Files of the tensors, as text for a message."""
     names = list(dict.fromkeys(stored.part.name for stored in tensors))
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more} of {side.path}" if names != [""] else side.path
+    return f"{some(names, _SHOWN)} of {side.path}" if names != [""] else side.path
 
 
 def _records(side: OpenCheckpoint) -> Iterable[TensorRecord]:

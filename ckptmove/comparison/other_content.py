@@ -16,6 +16,7 @@ from ckptmove.checkpoint.layouts.detect import is_index
 from ckptmove.comparison.counterparts import seen_from_top
 from ckptmove.comparison.differences import Change, Uncompared
 from ckptmove.comparison.objects import ObjectsBeside
+from ckptmove.text import some
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -183,16 +184,11 @@ class Remainder:
     def _note_on(self, names: Iterable[str], what: str) -> None:
         told = list(names)
         if told:
-            self.notes.append(f"{_some(told)}{what}")
+            self.notes.append(f"{some(told, _SHOWN)}{what}")
 
 
 def device_sites(inventory: Inventory, base: int = 0) -> frozenset[int]:
-    """Starts of the operations that a conversion may change: tags, named devices, flags, storage classes (for casts).
-
-    Args:
-        inventory: inventory of a file.
-        base: offset added to its sites in the inventory of a directory.
-    """
+    """Starts of the operations that a conversion may change: of tags, named devices, flags, and storage classes."""
     sites: set[int | None] = set()
     for storage in inventory.storages:
         sites.update(storage.tag_sites, storage.class_sites)
@@ -246,12 +242,7 @@ def _is_table(part: OpenPart) -> bool:
 
 
 def _named(parts: Mapping[str, OpenPart], side: OpenCheckpoint) -> str:
-    return side.path if list(parts) == [""] else f"{_some(list(parts))} of {side.path}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return side.path if list(parts) == [""] else f"{some(list(parts), _SHOWN)} of {side.path}"
 
 
 def _digest(found: bytes | None) -> str:

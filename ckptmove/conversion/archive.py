@@ -16,14 +16,14 @@ from ckptmove.moves import MovePlan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptmove.checkpoint.layouts.archive import ArchiveListing
+    from ckptmove.checkpoint.layouts.members import Members
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.conversion.conversion import Conversion
     from ckptmove.io.contracts import Segment
 
 
-def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing: ArchiveListing) -> tuple[Segment, ...]:
+def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing: Members) -> tuple[Segment, ...]:
     """Segments of the new archive. Members that are not checkpoints are copied byte for byte.
 
     Raises:
@@ -41,7 +41,7 @@ def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
     if changes.inflated:
         inflated = ", ".join(changes.inflated)
         conversion.notes.append(f"compressed in the source, stored uncompressed in the new archive: {inflated}")
-    segments = listing.members.lay_out(changes.segments, removed)
+    segments = listing.lay_out(changes.segments, removed)
     return segments if conversion.request.check else without_checks(segments)
 
 
@@ -53,7 +53,7 @@ class _Changes:
         inflated: paths of members that were compressed in the old archive, and are not in the new one.
     """
 
-    def __init__(self, conversion: Conversion, listing: ArchiveListing) -> None:
+    def __init__(self, conversion: Conversion, listing: Members) -> None:
         self._conversion, self._listing = conversion, listing
         self._held = 0
         self.segments: dict[str, Sequence[Segment]] = {}
@@ -61,7 +61,7 @@ class _Changes:
 
     def add(self, part: FilePart, plan: MovePlan) -> None:
         """Lay out a checkpoint as planned; an unchanged one is copied, if the archive has CRCs to compare it with."""
-        members, path = self._listing.members, part.name
+        members, path = self._listing, part.name
         if plan.is_empty and members.has_checksums:
             return
         with naming(part.path), part.content() as (container, machine):
@@ -82,11 +82,11 @@ class _Changes:
         self._held += nbytes
         if self._held > zip_members.MOST_INFLATED_BYTES:
             detail = f"member '{path:.80}' is compressed, and too large to move in memory ({nbytes:,} bytes)"
-            raise self._listing.members.refusal(detail)
+            raise self._listing.refusal(detail)
 
     def _check(self, path: str) -> None:
         """Compare a checkpoint without CRCs of its own with the CRC of its member in the archive."""
-        if not self._listing.members.has_checksums:
+        if not self._listing.has_checksums:
             self._conversion.unchecked.append(path)
         elif self._listing.flaws(path):
             raise CrcMismatch(self._listing.path, path)

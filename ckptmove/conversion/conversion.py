@@ -12,6 +12,7 @@ from ckptmove.conversion.notes import conversion_notes, is_refused, overflow_not
 from ckptmove.conversion.plan import plan_before_remap, plan_move, require_dtypes
 from ckptmove.conversion.target_format import target_format
 from ckptmove.errors import DamagedArchive, UsageError
+from ckptmove.formats.opening import container_class
 from ckptmove.io.locations import exists
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.segments import without_checks
@@ -27,15 +28,12 @@ if TYPE_CHECKING:
     from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.formats.contract import Container
     from ckptmove.io.contracts import Progress, Segment
-    from ckptmove.model import ContainerName
     from ckptmove.moves import MoveRequest
     from ckptmove.pickles.state import Machine
 
 #: Kinds of facts about bytes that are missing or damaged, so that the original bytes cannot be copied.
 _BROKEN: Final = LACKING | {"damaged-piece"}
-#: Forms of ``torch.save`` that are written as a zip archive, as torch does since 1.6, if more than devices changes.
-_OLD_FORMS: Final = frozenset({"torch-legacy", "torch-tar", "pickle"})
-_CONTAINERS: Final[dict[str, ContainerName]] = {
+_CONTAINERS: Final[dict[str, str]] = {
     "torch": "torch-zip", "safetensors": "safetensors", "shards": "safetensors",
 }  # fmt: skip
 #: Note on the order of parameters when shards with an optimizer become one file.
@@ -127,8 +125,8 @@ class Conversion:
         self.remapped = self._remap(checkpoint, moves) if is_remap else None
         self.plan = moves if self.remapped is None else self.remapped.plan
         self._container = _CONTAINERS.get(self.format, inventory.container)
-        if self.remapped is not None and self._container in _OLD_FORMS:
-            self._container = "torch-zip"
+        if self.remapped is not None:
+            self._container = container_class(self._container).rewritten_as or self._container
         if self._container != inventory.container or self.format == "shards":
             self.plan = self.plan._replace(format=self._container)
         new = inventory if self.remapped is None else self.remapped.inventory
@@ -156,7 +154,7 @@ class Conversion:
             self.notes.append(f"{request.target} already exists: --force replaces it")
 
     def _remap(self, checkpoint: OpenCheckpoint, moves: MovePlan) -> Remapped:
-        from ckptmove.conversion.remap.remapping import remap  # noqa: PLC0415  # slow import, rarely needed
+        from ckptmove.conversion.remap.remapping import remap
 
         request = self.request
         remapped = remap(checkpoint, moves, request.limits, as_file=self.format != "same")
@@ -209,6 +207,6 @@ def _require_whole(inventory: DirectoryInventory) -> None:
         while folder and folder not in containers:
             folder = folder.rpartition("/")[0]
         # Bytes that a file never had are only reported; a distributed checkpoint must be whole to be a copy.
-        is_refused = fact.kind == "past-end" or containers.get(folder, "dcp") == "dcp"
-        if fact.kind in _BROKEN and is_refused:
+        is_distributed = folder not in containers or container_class(containers[folder]).is_distributed
+        if fact.kind in _BROKEN and (fact.kind == "past-end" or is_distributed):
             raise DamagedArchive(inventory.path, f"'{fact.record:.200}' is damaged or incomplete")

@@ -17,7 +17,7 @@ from ckptmove.moves import Remap
 from ckptmove.pickles.edits import apply_plan
 
 if TYPE_CHECKING:
-    from ckptmove.checkpoint.layouts.archive import ArchiveListing
+    from ckptmove.checkpoint.layouts.members import Members
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.conversion.conversion import ConvertRequest
@@ -51,11 +51,11 @@ def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
     """Write the output, if there is anything to write; return the number of bytes."""
     request, listing = conversion.request, checkpoint.listing
     if request.in_place:
-        from ckptmove.conversion.in_place import change_file  # noqa: PLC0415  # not for a new file
+        from ckptmove.conversion.in_place import change_file
 
         return change_file(conversion, checkpoint.file)
     if conversion.format == "shards":
-        from ckptmove.conversion.sharded_output import write_shards  # noqa: PLC0415  # only with --shard-size
+        from ckptmove.conversion.sharded_output import write_shards
 
         return write_shards(conversion, checkpoint)
     if not conversion.is_writing:
@@ -63,7 +63,7 @@ def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
             _try_out(conversion, checkpoint)
         return 0
     if conversion.format == "same" and listing is not None and listing.form is None:
-        from ckptmove.conversion.directory import write_directory  # noqa: PLC0415  # not for a file
+        from ckptmove.conversion.directory import write_directory
 
         return write_directory(conversion, checkpoint, listing)
     require_new_file(request.path, request.target, request.default_output, force=request.force)
@@ -77,7 +77,7 @@ def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
 def _lay_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> tuple[ByteSource, tuple[Segment, ...]]:
     """The new file as segments, and the source of those that name none."""
     if conversion.remapped is not None and (checkpoint.listing is None or conversion.format != "same"):
-        from ckptmove.conversion.remap.new_files import lay_out_file  # noqa: PLC0415  # not for moves alone
+        from ckptmove.conversion.remap.new_files import lay_out_file
 
         return lay_out_file(conversion, conversion.remapped, checkpoint)
     if checkpoint.listing is None:
@@ -85,19 +85,14 @@ def _lay_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> tuple[ByteSo
             conversion.unchecked.append("")
         with checkpoint.file.content() as (container, machine):
             return container.source, conversion.lay_out(container, machine, conversion.plan)
-    from ckptmove.conversion.archive import lay_out_archive  # noqa: PLC0415  # not for a file
+    from ckptmove.conversion.archive import lay_out_archive
 
-    archive = cast("ArchiveListing", checkpoint.listing)
-    return archive.members.source, lay_out_archive(conversion, checkpoint, archive)
+    archive = cast("Members", checkpoint.listing)
+    return archive.source, lay_out_archive(conversion, checkpoint, archive)
 
 
 def _try_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> None:
-    """Raise in a dry run the errors of the conversion that are known without reading tensors.
-
-    Raises:
-        DamagedArchive, UneditablePickle: as of :meth:`Conversion.lay_out`.
-        CrcMismatch: if the bytes of a deflated record, other than a storage, differ from their CRC.
-    """
+    """Raise in a dry run the errors of the conversion that are known without reading tensors."""
     if conversion.remapped is not None:
         if checkpoint.listing is None or conversion.format != "same":
             _lay_out(conversion, checkpoint)

@@ -106,12 +106,7 @@ def _way_back(path: str, patch: Patch, size: int) -> str:
 
 
 def _patch(part: FilePart, plan: MovePlan) -> Patch:
-    """The patch of the file that carries out a plan.
-
-    Raises:
-        InPlaceImpossible: if storages change, or the format has no room for another pickle.
-        UneditablePickle: if a change is at a place in the pickle that no Python pickler writes.
-    """
+    """The patch of the file that carries out a plan."""
     if any(edit.cast for edit in plan.edits):
         raise InPlaceImpossible(part.path, "--cast changes the size of tensors")
     with part.content() as (container, machine):
@@ -119,12 +114,8 @@ def _patch(part: FilePart, plan: MovePlan) -> Patch:
 
 
 def _remapped_patch(part: FilePart, conversion: Conversion, remapped: Remapped) -> Patch:
-    """The patch of the file with a new tree.
-
-    Raises:
-        InPlaceImpossible: if storages change, or the format has no room for another pickle.
-    """
-    from ckptmove.conversion.remap.new_files import NewFiles  # noqa: PLC0415  # not for moves alone
+    """The patch of the file with a new tree."""
+    from ckptmove.conversion.remap.new_files import NewFiles
 
     files = NewFiles(remapped, conversion)
     if not files.keeps_storages(part, remapped.root):

@@ -84,10 +84,6 @@ def plan_before_remap(inventory: Inventory, request: MoveRequest) -> MovePlan:
     """Plan the moves of a checkpoint of which parts may be dropped or cast before they move.
 
     Casts are planned if they are requested; a dtype that the target lacks is no error here.
-
-    Args:
-        inventory: the checkpoint.
-        request: the request.
     """
     policy = Policy(inventory, request)
     plan = _planned(inventory, policy, _place(inventory, policy))
@@ -96,10 +92,6 @@ def plan_before_remap(inventory: Inventory, request: MoveRequest) -> MovePlan:
 
 def require_dtypes(inventory: Inventory, request: MoveRequest) -> None:
     """Check that each tensor of a changed checkpoint is on a device that supports its dtype.
-
-    Args:
-        inventory: the checkpoint after its changes.
-        request: the request.
 
     Raises:
         UnsupportedDtype: if one is not, without ``cast``.
@@ -271,14 +263,7 @@ def _flag_edits(policy: Policy) -> Iterator[FlagEdit]:
 def _mention_edits(
     mentions: Collection[Mention], owners: Mapping[str, str], placement: _Placement, policy: Policy
 ) -> Iterator[FlagEdit]:
-    """Edits of named devices, which follow the tensors.
-
-    Args:
-        mentions: devices named outside of tensors.
-        owners: by the path of a mesh's device type, the name of its DTensor.
-        placement: targets of the tensors.
-        policy: decides which mentions may be edited.
-    """
+    """Edits of named devices, which follow the tensors."""
     if not mentions:
         return
     wrappers = {record.name: holder for record, holder, _ in placement.tensors if record.kind == "wrapper-subclass"}

@@ -231,15 +231,7 @@ class Policy:
     # --- optimizers --------------------------------------------------------------------------------------------------
 
     def _settle(self, optimizer: OptimizerRecord, *, has_accelerator: bool) -> dict[str, _GroupFacts]:
-        """Find the homes of an optimizer's scalars, after the flags that the target refuses are found.
-
-        Args:
-            optimizer: the optimizer.
-            has_accelerator: whether the model is on an accelerator, which counts for groups without state.
-
-        Returns:
-            Facts about the groups, by their paths.
-        """
+        """Find the homes of an optimizer's scalars, after the flags that the target refuses are found."""
         row = BY_NAME.get(optimizer.algorithm or "")
         # ``load_state_dict`` treats the key "step" the same for every class, including those outside torch.
         scalar_keys = {"step"} | (row.scalars if row else frozenset())

@@ -67,12 +67,7 @@ def shard_names(count: int) -> list[str]:
 
 
 def shard_index(shards: Sequence[Sequence[NewTensor]], tied: Mapping[str, str]) -> bytes:
-    """Return the content of ``model.safetensors.index.json``.
-
-    Args:
-        shards: tensors of each shard.
-        tied: name of each tensor that is not written, and of the tensor that is written instead.
-    """
+    """Return the content of ``model.safetensors.index.json``."""
     weight_map = {
         tensor.name: name for name, shard in zip(shard_names(len(shards)), shards, strict=True) for tensor in shard
     }

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.errors import OutputSuffix
+from ckptmove.formats.contract import TORCH_SUFFIXES
+from ckptmove.formats.opening import container_class
 from ckptmove.io.locations import split_suffix
 
 if TYPE_CHECKING:
@@ -14,17 +16,12 @@ if TYPE_CHECKING:
 #: ``same``: the format of the source. ``shards``: a directory of safetensors files with an index.
 TargetFormat: TypeAlias = Literal["same", "torch", "safetensors", "shards"]
 
-_TORCH: Final = frozenset({"torch-zip", "torch-legacy", "torch-tar", "torchscript", "pickle"})
-_TORCH_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
-#: Suffixes that name a format, with the containers they fit; for an archive, its form.
-_SUFFIXES: Final[dict[str, frozenset[str]]] = {
-    ".safetensors": frozenset({"safetensors"}),
-    **dict.fromkeys(_TORCH_SUFFIXES, _TORCH),
-    ".pt2": frozenset({"torch-export"}),
-    ".zip": frozenset({"zip", "torch-zip", "torchscript", "torch-export"}),
-    ".tar": frozenset({"tar"}) | _TORCH,  # model.pth.tar is a common name for what torch.save writes
-    **dict.fromkeys((".safetensor", ".gguf", ".onnx", ".h5", ".npz", ".npy", ".msgpack", ".gz", ".tgz"), frozenset()),
-}
+#: Suffixes of formats that ckptmove does not write: an output has one only if the source has it.
+_FOREIGN_SUFFIXES: Final = frozenset(
+    {".safetensor", ".gguf", ".onnx", ".h5", ".npz", ".npy", ".msgpack", ".gz", ".tgz"}
+)
+#: Suffixes that name a format.
+_SUFFIXES: Final = {*TORCH_SUFFIXES, ".safetensors", ".pt2", ".zip", ".tar", *_FOREIGN_SUFFIXES}
 
 
 def names_format(output: str | None) -> bool:
@@ -50,14 +47,16 @@ def target_format(output: str | None, default_output: str, inventory: Inventory,
         return "shards"
     if output is None:
         return "same"
-    (root, suffix), source = split_suffix(output), split_suffix(default_output)[1]
+    (root, typed), source = split_suffix(output), split_suffix(default_output)[1]
+    suffix = typed.lower()
     form = inventory.form if isinstance(inventory, DirectoryInventory) else None
-    container = form or inventory.container
-    named = _SUFFIXES.get(suffix.lower())
-    if named is None or container in named or (not named and suffix.lower() == source.lower()):
+    own = container_class(inventory.container).suffixes if form is None else (f".{form}",)
+    is_source = suffix in _FOREIGN_SUFFIXES and suffix == source.lower()
+    if suffix not in _SUFFIXES or suffix in own or is_source:
         return "same"
-    if suffix.lower() == ".safetensors":
+    if suffix == ".safetensors":
         return "safetensors"
-    if suffix.lower() in _TORCH_SUFFIXES:
+    if suffix in TORCH_SUFFIXES:
         return "torch"
-    raise OutputSuffix(output, suffix, container, root + ("" if container == "directory" else source))
+    container = form or inventory.container
+    raise OutputSuffix(output, typed, container, root + ("" if container == "directory" else source))

@@ -60,10 +60,7 @@ class FlatState(NamedTuple):
 
 
 def dense_records(root: Value) -> tuple[TensorRecord, ...]:
-    """Return the tensors of a flat state_dict, in its order.
-
-    Args:
-        root: the root of a tree. Attributes of the dict, for example ``_metadata``, are ignored.
+    """Return the tensors of a flat state_dict, in its order; attributes of the dict (``_metadata``) are ignored.
 
     Raises:
         NotInFormat: if the root is not a dict, or an entry is not a dense tensor of a dtype that safetensors has.
@@ -165,10 +162,6 @@ def _is_state_dict(value: Value, reader: TensorReader) -> bool:
 
 def tied_names(records: Sequence[TensorRecord], sizes: Mapping[str, int]) -> dict[str, str]:
     """Return each name to leave out, and the name that is kept instead.
-
-    Args:
-        records: dense tensors of a state_dict.
-        sizes: sizes of their storages in bytes.
 
     Raises:
         NotInFormat: if tensors overlap, and neither are all equal nor is one of them the whole storage.

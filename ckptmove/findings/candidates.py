@@ -13,6 +13,7 @@ from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.pairing import moments
 from ckptmove.checkpoint.state_dicts import is_buffer, without_inner
 from ckptmove.checkpoint.trainers import trainer_of
+from ckptmove.formats.opening import container_class
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,7 +118,7 @@ def _is_alone(file: FileRecord) -> bool:
 def _pool(inventory: Inventory, place: str, state: set[str]) -> _Pool | None:
     """Return the candidates at a place, or None if it may not have the whole model."""
     tensors: Sequence[TensorRecord] = inventory.tensors
-    is_whole = not trainer_of(inventory.layout).is_spread or inventory.container == "dcp"
+    is_whole = not trainer_of(inventory.layout).is_spread or container_class(inventory.container).is_distributed
     if isinstance(inventory, DirectoryInventory):
         files = {file.path: file for file in inventory.files}
         if place in files:

@@ -175,11 +175,7 @@ def _graph_device(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _without_inner_on_same_device(tensors: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
-    """Skip tensors inside a wrapper subclass that are on its device.
-
-    Args:
-        tensors: in the order of the file.
-    """
+    """Skip tensors inside a wrapper subclass that are on its device."""
     for tensor, outermost in with_wrappers(tensors):
         if outermost is None or tensor is outermost or not same_device(tensor.device, outermost.device):
             yield tensor

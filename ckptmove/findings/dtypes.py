@@ -26,8 +26,8 @@ def dtype_unsupported(inventory: Inventory, context: Context) -> Iterator[Findin
     held = {one.dtype for one in inventory.storages} | {one.dtype for one in inventory.tensors}
     if target is None or lacking.isdisjoint(held):
         return
-    from ckptmove.conversion.plan import dtypes_out_of_place  # noqa: PLC0415  # slow import, rarely used
-    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # slow import, rarely used
+    from ckptmove.conversion.plan import dtypes_out_of_place
+    from ckptmove.moves import MoveRequest
 
     away = {tensor.name for tensor in inventory.tensors if not same_device(tensor.device, target)}
     lost = [
@@ -41,8 +41,8 @@ def dtype_unsupported(inventory: Inventory, context: Context) -> Iterator[Findin
 
 
 def _fix(inventory: Inventory, context: Context, target: str) -> str:
-    from ckptmove.conversion.plan import plan_move  # noqa: PLC0415  # slow import, rarely used
-    from ckptmove.moves import MoveRequest  # noqa: PLC0415  # slow import, rarely used
+    from ckptmove.conversion.plan import plan_move
+    from ckptmove.moves import MoveRequest
 
     try:
         plan_move(inventory, MoveRequest(to=target, cast=True))

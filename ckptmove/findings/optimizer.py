@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.pairing import moments
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, file_of, load_expression, load_whole, target_device
-from ckptmove.text import amount, quoted
+from ckptmove.formats.opening import container_class
+from ckptmove.text import amount, quoted, some
 from ckptmove.torch_facts.devices import is_accelerator, supports_capturable, supports_fused
 from ckptmove.torch_facts.optimizers import lost_keys
 
@@ -181,8 +182,7 @@ def state_incomplete(inventory: Inventory, _context: Context) -> Iterator[Findin
         lost = lost_keys(optimizer.algorithm, optimizer.groups, optimizer.state, is_flat=optimizer.is_flat)
         if lost:
             where = [f"{optimizer.where}.{path}".lstrip(".") for path in lost]
-            more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
-            message = f"{optimizer.algorithm} reads {where[0]}{more}: not in the file"
+            message = f"{optimizer.algorithm} reads {some(where)}: not in the file"
             yield found("O207", message, where, _restore_model_only(inventory, optimizer))
 
 
@@ -228,7 +228,7 @@ def _convert_keys(inventory: Inventory, optimizer: OptimizerRecord) -> str:
 
 
 def _restore_model_only(inventory: Inventory, optimizer: OptimizerRecord) -> str:
-    if inventory.container == "dcp":
+    if container_class(inventory.container).is_distributed:
         names = [tensor.name for tensor in inventory.tensors if tensor.role == "model"]
         roots = {key for key in inventory.root_keys if names and all(name.startswith(f"{key}.") for name in names)}
         state = "".join(f"{{{key!r}: model.state_dict()}}" for key in roots) or "model.state_dict()"

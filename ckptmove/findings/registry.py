@@ -60,10 +60,6 @@ def find_all(inventory: Inventory, context: Context) -> tuple[Finding, ...]:
     """Run all rules; return their findings in the order of the codes.
 
     If a file of a directory could not be read, no finding depends on its content.
-
-    Args:
-        inventory: inventory of the checkpoint.
-        context: target machine.
     """
     context = context._replace(
         home=target_device(inventory, context), pairings=pair_all(inventory), lacking=find_lacking(inventory)

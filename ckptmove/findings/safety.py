@@ -15,7 +15,7 @@ from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import open_load, remap_command
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OLDEST_TORCH
-from ckptmove.text import amount, quoted
+from ckptmove.text import amount, quoted, some
 from ckptmove.torch_facts.weights_only import WEIGHTS_ONLY_UNTIL, newest
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     if not refused and not opcodes and not is_tar:
         return
     parts = ["every tar of torch 0.1 since torch 2.6"] if is_tar else []
-    parts += [f"{amount(len(refused), 'name')}: {_first_names([*map(_refusal, refused)])}"] if refused else []
-    parts += [f"{amount(len(opcodes), 'opcode')}: {_first_names(opcodes)}"] if opcodes else []
-    parts += [f"items in {_first_names(filled)}"] if filled else []
+    parts += [f"{amount(len(refused), 'name')}: {some([*map(_refusal, refused)], _SHOWN)}"] if refused else []
+    parts += [f"{amount(len(opcodes), 'opcode')}: {some(opcodes, _SHOWN)}"] if opcodes else []
+    parts += [f"items in {some(filled, _SHOWN)}"] if filled else []
     if container.loader == "torch.export.load":
         yield _exported(inventory, refused, parts)
         return
@@ -98,7 +98,7 @@ def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Findin
     if names:
         loader = container_class(inventory.container).loader
         loading = loader if loader == "torch.export.load" else "loading without weights_only"
-        message = f"{loading} could run {_first_names(names)}"
+        message = f"{loading} could run {some(names, _SHOWN)}"
         yield found("S702", message, names, _do_not_load(inventory))
 
 
@@ -136,22 +136,12 @@ def _refusal(use: GlobalUse) -> str:
     return use.name if until is None else f"{use.name} (since torch {until})"
 
 
-def _first_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
-
-
 def _do_not_load(inventory: Inventory) -> str:
     return f"do not load it; see what it would import: ckptmove inspect --globals {quoted(inventory.path)}"
 
 
 def _allow(inventory: Inventory, load: str) -> str:
-    """Return the line that allows the names of a file, with the oldest torch that can run it if not all can.
-
-    Args:
-        inventory: inventory of the file.
-        load: call of ``torch.load`` without the closing parenthesis.
-    """
+    """Return the line that allows the names of a file, with the oldest torch that can run it if not all can."""
     names = [use.name for use in inventory.globals if not use.weights_only]
     later = _newer_names(inventory)
     pairs = [_PAIRS_SINCE for name in names if name.startswith(_MOVED)]
@@ -174,7 +164,7 @@ def _older_refusals(later: Sequence[GlobalUse]) -> tuple[str, str]:
     """Return the first torch that accepts all of some names, and a text with the names that older ones refuse."""
     first = newest(use.weights_only_since for use in later)
     names = [f"{use.name}{'' if (at := use.weights_only_since) == first else f' (since {at})'}" for use in later]
-    return first, f"{amount(len(names), 'name')}: {_first_names(names)}"
+    return first, f"{amount(len(names), 'name')}: {some(names, _SHOWN)}"
 
 
 def _is_allowable(use: GlobalUse) -> bool:
@@ -203,11 +193,6 @@ def _is_valid_name(use: GlobalUse) -> bool:
 
 
 def _imports(load: str, modules: Collection[str] = ()) -> str:
-    """Return the import statement that a fix line needs.
-
-    Args:
-        load: call that loads a file, without the closing parenthesis.
-        modules: other modules that the line names.
-    """
+    """Return the import statement that a fix line needs."""
     named = {node.id for node in ast.walk(ast.parse(f"{load})")) if isinstance(node, ast.Name)}
     return f"import {', '.join(sorted({*modules, *(named & _LOADING)}))}; "

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive, DamagedPickle, UneditablePickle
-from ckptmove.formats.contract import Container
+from ckptmove.formats.contract import TORCH_SUFFIXES, Container
 from ckptmove.formats.nested_streams import find_streams, insert_streams, name_long_keys, opened_calls, shared_streams
 from ckptmove.formats.pickle_outline import read_outlines
 from ckptmove.io.contracts import CopySegment
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
-    from ckptmove.model import ContainerName, StorageRef
+    from ckptmove.model import StorageRef
     from ckptmove.pickles.state import Machine
 
 _BLOCK: Final = 1 << 20
@@ -37,24 +37,22 @@ class BarePickle(Container):
     """A file of ``pickle.dump``.
 
     Attributes:
-        name: ``pickle``.
-        source: bytes of the file.
         byteorder: byte order of the storage elements in the streams; ``little`` without any stream.
     """
 
-    name: ContainerName = "pickle"
+    name = "pickle"
+    no_devices_when_empty = "there is no tensor in the pickle, and so no device to rewrite"
+    rewritten_as = "torch-zip"
+    suffixes = (*TORCH_SUFFIXES, ".tar")
     loader = "pickle.load"
     weights_only = None
 
     @classmethod
     def load_call(cls, file: str) -> str:
-        """Python that loads a file on the CPU."""
         return f"pickle.load(open({file}, 'rb')"
 
     @classmethod
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> BarePickle:
-        """Open a file of this format."""
-        del directory
         return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
@@ -166,10 +164,6 @@ class BarePickle(Container):
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
         """The file with new pickles; everything else unchanged.
-
-        Args:
-            pickle: the new pickles, as many as :meth:`object_pickle` returns.
-            casts: storages by key that change dtype: the dtype before and after.
 
         Raises:
             DamagedArchive: as the streams.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ckptmove.errors import InPlaceImpossible, NothingToUndo
 from ckptmove.io.changes import Patch
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact, ContainerName, Span, StorageRef
+    from ckptmove.model import ArchiveFact, Span, StorageRef
     from ckptmove.pickles.state import Machine
+
+#: Suffixes that ``torch.save`` and pickle files usually have.
+TORCH_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 
 
 class Container(ABC):
@@ -38,21 +41,30 @@ class Container(ABC):
         producer: another program that wrote the file, if the file records it.
         has_devices: whether the format stores a device for each storage.
         why_no_devices: the reason why it stores none, for messages.
+        no_devices_when_empty: the reason why a file without tensors has no device to change, for messages; empty if it
+            is converted to a copy.
         has_code: whether it holds code that relies on the dtypes of its tensors.
+        is_script: whether that code is TorchScript, which names devices.
+        is_table: whether it holds tensors by name and no objects, sorted by their names.
+        is_distributed: whether a folder of several files is one checkpoint.
         is_torch_save: whether ``torch.save`` writes it, in a form that ``torch.load`` has read since 0.1.10.
         is_editable: whether ``convert`` can change it.
+        rewritten_as: the format of a file whose keys or parts change, if it is another one.
+        suffixes: suffixes of file names that its readers expect.
         is_mappable: whether ``torch.load(mmap=True)`` maps it.
         loader: the function or the library that reads its tensors.
         weights_only: value of this argument that loads the file. False if weights-only mode rejects the format. None
             if the loader has no such argument.
         not_weights_only: the reason why ``torch.load(weights_only=True)`` rejects the format, for messages.
+        unsupported_hint: what to do with a file that is recognized but not supported. ``{python}`` is its path for
+            Python, ``{shell}`` for a shell, ``{folder}`` its folder for a shell.
         opened: names of loader functions whose every call was parsed as data, so that their effect is known.
             A finding does not report them as unknown globals.
         placeholder: prefix of the strings in the tree that replace long strings; empty if no string is replaced.
         notes: strings that the file stores about its tensors.
     """
 
-    name: ContainerName
+    name: str
     source: ByteSource
     limits: Limits
     byteorder: str = "little"
@@ -60,13 +72,20 @@ class Container(ABC):
     producer: str | None = None
     has_devices: ClassVar[bool] = True
     why_no_devices: ClassVar[str] = ""
+    no_devices_when_empty: ClassVar[str] = ""
     has_code: ClassVar[bool] = False
+    is_script: ClassVar[bool] = False
+    is_table: ClassVar[bool] = False
+    is_distributed: ClassVar[bool] = False
     is_torch_save: ClassVar[bool] = False
     is_editable: ClassVar[bool] = True
+    rewritten_as: ClassVar[str] = ""
+    suffixes: ClassVar[tuple[str, ...]] = ()
     is_mappable: ClassVar[bool] = False
     loader: ClassVar[str] = "torch.load"
     weights_only: ClassVar[bool | None] = True
     not_weights_only: ClassVar[str] = ""
+    unsupported_hint: ClassVar[str] = "ckptmove reads files of torch.save"
     opened: frozenset[str] = frozenset()
     placeholder: str = ""
     notes: Mapping[str, str] = MappingProxyType({})
@@ -102,6 +121,7 @@ class Container(ABC):
         Raises:
             LimitExceeded: if it is larger than the limits allow.
             CrcMismatch: if its bytes differ from their CRC.
+            DamagedArchive: if its place in the file is invalid.
         """
 
     def read(self) -> Machine:
@@ -111,6 +131,7 @@ class Container(ABC):
             DamagedPickle: if the bytes are not a valid pickle of protocol 0 to 5.
             LimitExceeded: if it needs more than the limits allow.
             CrcMismatch: if its bytes differ from their CRC.
+            DamagedArchive: if it contradicts other parts of the file, or its place in the file is invalid.
         """
         return interpret(self.object_pickle(), self.limits)
 
@@ -164,7 +185,6 @@ class Container(ABC):
 
     def storage_crc(self, key: str) -> int | None:
         """CRC-32 of the bytes of :meth:`storage_segment`, if the file records it."""
-        del key
         return None
 
     def check(self) -> tuple[ArchiveFact, ...]:

@@ -40,11 +40,6 @@ _METHODS: Final = frozenset({
 def called_names(expressions: Iterable[str], guards: Iterable[str], targets: Iterable[str]) -> tuple[str, ...]:
     """Full names that are looked up or called, without torch's operators and the functions of shapes.
 
-    Args:
-        expressions: texts of symbolic sizes.
-        guards: texts of guards.
-        targets: targets of nodes.
-
     Returns:
         Each name once. ``builtins.eval`` replaces a text that is more than a calculation.
     """

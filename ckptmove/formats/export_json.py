@@ -61,12 +61,7 @@ class JsonBudget:
     """Limits on the memory for all records of one archive together."""
 
     def __init__(self, path: str, factor: int) -> None:
-        """Start with nothing counted.
-
-        Args:
-            path: of the file, for errors.
-            factor: factor of the limits.
-        """
+        """Start with nothing counted."""
         self._path, self._factor = path, factor
         self._taken = {"bytes": 0, "values": 0}
 
@@ -98,12 +93,6 @@ class ExportJson:
     def __init__(self, name: str, text: bytes, path: str, budget: JsonBudget) -> None:
         """Parse a record.
 
-        Args:
-            name: name of the record.
-            text: its bytes.
-            path: of the file, for errors.
-            budget: limits of the archive; this record is counted.
-
         Raises:
             DamagedArchive: if it is not JSON, is nested too deeply, or has a duplicate key.
             LimitExceeded: if it holds too many values.
@@ -121,9 +110,6 @@ class ExportJson:
 
     def edited(self, changes: Mapping[int, str]) -> bytes:
         """The text with other devices.
-
-        Args:
-            changes: new tags by the places of the devices.
 
         Raises:
             DamagedArchive: if the devices are not written as torch writes them.

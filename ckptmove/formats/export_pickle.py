@@ -50,12 +50,7 @@ class ExportPickle:
         self.data += b"tR"
 
     def device(self, tag: str, places: Sequence[tuple[ExportJson, ExportDevice]]) -> None:
-        """Push a ``torch.device``, as Python pickles one.
-
-        Args:
-            tag: tag of the device.
-            places: its places in the JSON.
-        """
+        """Push a ``torch.device``, as Python pickles one."""
         kind, index = split(tag)
         self.data += b"ctorch\ndevice\n"
         self._tag(kind, tag, places)

@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 
 def merge(machine: Machine, inner: Machine) -> None:
-    """Add the results of one machine to another; both have read pickles of the same bytes.
-
-    Args:
-        machine: has read the first pickle; it is changed.
-        inner: has read another pickle.
-    """
+    """Add the results of one machine to another; both have read pickles of the same bytes."""
     machine.reads += inner.reads
     machine.reread |= inner.reread
     machine.frames += inner.frames
@@ -31,12 +26,7 @@ def merge(machine: Machine, inner: Machine) -> None:
 
 
 def replace_nodes(machine: Machine, new: Mapping[int, Value]) -> None:
-    """Replace nodes of the tree.
-
-    Args:
-        machine: its tree is changed.
-        new: the new values, by ``id`` of the node.
-    """
+    """Replace nodes of the tree."""
 
     def change(value: Value) -> Value:
         return new.get(id(value), value)

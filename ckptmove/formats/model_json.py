@@ -48,8 +48,6 @@ class ModelJson(TorchScript):
     """A module of ``torch.jit.save`` before 1.3.
 
     Attributes:
-        name: ``torchscript``.
-        source: bytes of the file.
         byteorder: byte order of the storage elements.
         torch_version: version of torch in ``model.json``.
     """
@@ -117,7 +115,6 @@ class ModelJson(TorchScript):
 
     def patch(self, pickle: bytes) -> Patch:
         """Raise UneditablePickle: this form is read-only."""
-        del pickle
         raise UneditablePickle(_ONLY_READ, offset=0)
 
 

@@ -54,12 +54,6 @@ class NestedStream(NamedTuple):
 def find_streams(root: Value, outline: PickleOutline, source: ByteSource, limits: Limits) -> tuple[NestedStream, ...]:
     """The streams that a pickle loads, in file order.
 
-    Args:
-        root: tree of the outline.
-        outline: the pickle without its long strings.
-        source: the file.
-        limits: resource limits for reading each stream.
-
     Raises:
         DamagedArchive, DamagedPickle, LimitExceeded: as the containers of ``torch.save``.
     """
@@ -170,11 +164,7 @@ def open_stream(source: ByteSource, limits: Limits) -> Container:
 
 
 def _refuse_payload(source: ByteSource, limits: Limits) -> None:
-    """Raise an error if bytes that are too short for a stream of torch name something dangerous.
-
-    Raises:
-        DamagedArchive, DamagedPickle: loading them could run that name before it fails.
-    """
+    """Raise an error if bytes that are too short for a stream of torch name something dangerous."""
     try:
         open_stream(source, limits)
     except (DamagedArchive, DamagedPickle) as error:

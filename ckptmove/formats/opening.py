@@ -1,35 +1,88 @@
-"""Open a file as the container of its format.
+"""Detect the format of a file from its bytes, and open the file as the container of its format.
 
-A format's module is imported when a file has that format, not before.
+File names are ignored: a dozen formats use ``.pt``, ``.bin`` and ``.ckpt``. The module of a format is imported when a
+file has the format, not before.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+import zlib
+from functools import cache
+from io import BytesIO
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.formats.sniff import examine
+from ckptmove.errors import ArchiveOfFiles, DamagedArchive, NotACheckpoint
+from ckptmove.formats.zip_archive.index import END_BYTES, END_SIGNATURE, ZipDirectory, read_directory
+from ckptmove.formats.zip_archive.names import export_form, object_folder
+from ckptmove.limits import Limits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ckptmove.formats.contract import Container
     from ckptmove.io.contracts import ByteSource
-    from ckptmove.limits import Limits
-    from ckptmove.model import ContainerName
+
+_HEAD: Final = 4096
+#: Signatures of formats that are not checkpoints.
+_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
+    (b"\x1f\x8b", "a gzip file"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (b"Rar!\x1a\x07", "a rar archive"),
+    (b"BZh", "a bzip2 file"),
+    (b"\xfd7zXZ\x00", "an xz file"),
+    (b"\x28\xb5\x2f\xfd", "a zstd file"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+    (b"\x93NUMPY", "a numpy array"),
+    (b"GGUF", "a GGUF file"),
+    (b"PK\x05\x06", "an empty zip archive"),
+    (b"version https://git-lfs.github.com/spec/", "a git-lfs pointer"),
+)
+#: torch/serialization.py ``MAGIC_NUMBER`` as LONG1 and STOP, and as text in protocols 0 and 1.
+_LEGACY: Final = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"L119547037146038801333356L\n.")
+_LEGACY_WITHIN: Final = 32
+#: Module of the root class of ``.metadata``: its first name, after PROTO and FRAME at most.
+_DISTRIBUTED: Final = b"torch.distributed.checkpoint.metadata"
+_DISTRIBUTED_WITHIN: Final = 16
+#: PROTO and its argument, written since protocol 2.
+_NEW_PICKLE: Final = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
+#: First opcodes of a pickle of protocol 0 or 1 whose root is a container or an object.
+_OLD_PICKLE: Final = (b"(", b"}", b"]", b")", b"c")
+#: ``MAX_HEADER_SIZE`` of safetensors.
+_MOST_HEADER_BYTES: Final = 100_000_000
+#: Records of a TorchScript archive, next to ``code/``; ``model.json`` in version 1.0.
+_SCRIPT_RECORDS: Final = frozenset({"constants.pkl", "model.json"})
+#: The file identifier in torch/csrc/jit/serialization/mobile_bytecode.fbs; the offset of the root comes first.
+_FLATBUFFER: Final = b"PTMF"
+#: ``wbits`` that makes zlib read the gzip format; and the length of a tar header.
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_TAR_HEADER: Final = 512
+#: Each member costs a copy of the bytes after it.
+_GZIP_MEMBERS: Final = 64
+_HTML: Final = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
+#: The index that ``save_pretrained`` of transformers writes next to the shards: ``metadata``, then ``weight_map``.
+_INDEX: Final = re.compile(rb"\s*\{.*\"weight_map\"\s*:", re.DOTALL)
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 
-def container_of(source: ByteSource, limits: Limits) -> Container:
-    """Open a source as the container of its format.
+class _Start(NamedTuple):
+    """What the signatures of formats are compared with.
 
-    Raises:
-        DistributedFile: if it is one file of a distributed checkpoint.
-        UnsupportedContainer: if it has a dtype that torch lacks, or is an unsupported form of ``torch.export``.
-        ArchiveOfFiles: if it is a zip or a tar of files, which may be checkpoints.
-        AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, DamagedPickle, LimitExceeded: as the formats.
+    Attributes:
+        source: bytes of the file.
+        limits: resource limits for reading a zip or a tar archive.
+        head: first bytes of the file.
+        directory: central directory of a zip archive; None for any other file.
     """
-    name, directory = examine(source, limits)
-    return container_class(name).open(source, directory, limits)
+
+    source: ByteSource
+    limits: Limits
+    head: bytes
+    directory: ZipDirectory | None
 
 
-def container_class(name: ContainerName) -> type[Container]:  # noqa: PLR0911  # one import for each format
+@cache
+def container_class(name: str) -> type[Container]:  # noqa: PLR0911  # one import for each format
     """The class of a format, with its properties; of a directory or an archive of files, the base class."""
     if name == "torch-zip":
         from ckptmove.formats.torch_zip import TorchZip
@@ -66,3 +119,190 @@ def container_class(name: ContainerName) -> type[Container]:  # noqa: PLR0911  #
     from ckptmove.formats.contract import Container
 
     return Container
+
+
+def container_of(source: ByteSource, limits: Limits) -> Container:
+    """Open a source as the container of its format.
+
+    Raises:
+        DistributedFile: if it is one file of a distributed checkpoint.
+        UnsupportedContainer: if it has a dtype that torch lacks, or is an unsupported form of ``torch.export``.
+        ArchiveOfFiles: if it is a zip or a tar of files, which may be checkpoints.
+        AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, DamagedPickle, LimitExceeded: as the formats.
+    """
+    name, directory = _examine(source, limits)
+    return container_class(name).open(source, directory, limits)
+
+
+def recognise(source: ByteSource) -> str:
+    """The name of the format of a file.
+
+    Raises:
+        ArchiveOfFiles: if it is a zip or a tar of files, which may be checkpoints.
+        NotACheckpoint: if it is something else; the error names it.
+        DamagedArchive: if it starts as a zip archive but does not end as one.
+        LimitExceeded: if it is an archive that needs more than the default limits allow.
+        SourceChanged, AccessFailed: as the source.
+    """
+    return _examine(source, Limits())[0]
+
+
+def _examine(source: ByteSource, limits: Limits) -> tuple[str, ZipDirectory | None]:
+    """The name of the format of a file, and the directory of a zip archive."""
+    if source.size == 0:
+        raise NotACheckpoint(source.path, "an empty file")
+    head = source.read(0, min(_HEAD, source.size))
+    directory = read_directory(source, limits) if head.startswith(b"PK\x03\x04") else None
+    start = _Start(source, limits, head, directory)
+    if directory is None:
+        _refuse_others(start)
+    name = next((name for name, matches in SIGNATURES.items() if matches(start)), None)
+    if name is None:
+        raise NotACheckpoint(source.path, _describe(head))
+    return name, directory
+
+
+def gunzipped(data: bytes, most: int) -> bytes | None:
+    """The first bytes of a gzip file, decompressed; None if it is not a gzip file.
+
+    Members in a row count as one file, as in every gzip reader. Only the first 64 members are decompressed.
+
+    Args:
+        data: the start of the file; a member may be cut off.
+        most: maximum length of the result, in bytes.
+    """
+    found = b""
+    for _ in range(_GZIP_MEMBERS):
+        member = zlib.decompressobj(_GZIP)
+        try:
+            found += member.decompress(data, most - len(found))
+        except zlib.error:
+            return found or None
+        data = member.unused_data
+        if not data or len(found) == most:
+            break
+    return found
+
+
+def _is_tar_in_gzip(head: bytes) -> bool:
+    """Whether a file with this head is a tar archive compressed with gzip."""
+    return (gunzipped(head, _TAR_HEADER) or b"")[257:262] == b"ustar"
+
+
+def _refuse_others(start: _Start) -> None:
+    """Raise NotACheckpoint if the file has the signature of another format."""
+    found = next((found for magic, found in _MAGIC if start.head.startswith(magic)), None)
+    if found is not None:
+        raise NotACheckpoint(start.source.path, f"a tar archive in {found}" if _is_tar_in_gzip(start.head) else found)
+    if start.head[4:8] == _FLATBUFFER:
+        raise NotACheckpoint(start.source.path, "a mobile module in FlatBuffer form")
+
+
+def _is_torchscript(start: _Start) -> bool:
+    """Whether the names in a zip's folder are those of a TorchScript archive, complete or not.
+
+    ``code/`` alone is not enough: an archive of sources has it too.
+    """
+    if start.directory is None:
+        return False
+    names = [record.name for record in start.directory.records]
+    storages = names[0].partition("/")[0] + "/data/" if names else "/data/"
+    inside = {name.partition("/")[2] for name in names if not name.startswith(storages)}
+    return not _SCRIPT_RECORDS.isdisjoint(inside) or (
+        "data.pkl" in inside and any(name.startswith("code/") for name in inside)
+    )
+
+
+def _is_torch_export(start: _Start) -> bool:
+    return start.directory is not None and export_form(start.directory) is not None
+
+
+def _is_torch_zip(start: _Start) -> bool:
+    """Whether a zip is one archive of ``torch.save``; False for several in a row, as in a distributed checkpoint."""
+    directory, path = start.directory, start.source.path
+    if directory is None:
+        return False
+    object_folder(directory, path)
+    if directory.shift == 0:
+        return True
+    if not directory.records[0].name.endswith("/data.pkl"):
+        raise DamagedArchive(path, f"{directory.shift} unexpected bytes before its first record")
+    # FileSystemWriter of torch.distributed.checkpoint appends one torch.save after the other: the archive before this
+    # one ends where it starts. Otherwise it is the last whole member of a truncated archive.
+    if not start.source.read(max(0, directory.shift - END_BYTES), directory.shift).startswith(END_SIGNATURE):
+        raise DamagedArchive(path, "truncated: the central directory at its end is missing")
+    return False
+
+
+def _is_torch_tar(start: _Start) -> bool:
+    if start.head[257:262] != b"ustar":
+        return False
+    from ckptmove.formats.tar_index import iterate_members
+    from ckptmove.formats.torch_tar import MEMBERS
+
+    first = next(iterate_members(start.source, start.limits), None)
+    if first is not None and first.name.removeprefix("./") in MEMBERS:
+        return True
+    raise ArchiveOfFiles(start.source.path, "a tar archive", "tar")
+
+
+def _is_safetensors(start: _Start) -> bool:
+    return start.head[8:9] == b"{" and int.from_bytes(start.head[:8], "little") <= _MOST_HEADER_BYTES
+
+
+def _is_torch_legacy(start: _Start) -> bool:
+    return any(0 <= start.head.find(magic) < _LEGACY_WITHIN for magic in _LEGACY)
+
+
+def _is_distributed(start: _Start) -> bool:
+    if start.directory is not None:
+        return True
+    return 0 <= start.head.find(_DISTRIBUTED) < _DISTRIBUTED_WITHIN and _is_pickle(start)
+
+
+def _is_pickle(start: _Start) -> bool:
+    head, size = start.head, start.source.size
+    if head.startswith(_NEW_PICKLE):
+        return True
+    if not head.startswith(_OLD_PICKLE) or start.source.read(size - 1, size) != b".":
+        return False
+    import pickletools
+
+    stream = BytesIO(head)
+    try:
+        for opcode, _, _ in pickletools.genops(stream):
+            if opcode.proto > 1:
+                return False
+    except ValueError:
+        # Only the head of a longer pickle was read: its opcodes must be valid up to the end of the head.
+        return size > len(head) and stream.tell() == len(head)
+    return True
+
+
+def _describe(head: bytes) -> str:
+    if not head.strip(b"\0"):
+        return "nothing but zero bytes"
+    if _HTML.match(head):
+        return "an HTML page"
+    if _INDEX.match(head):
+        return "an index of a model in several files"
+    try:
+        text = head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.reason != "unexpected end of data":
+            return "bytes of no known format"
+        text = head[: error.start].decode("utf-8")
+    return "bytes of no known format" if _CONTROL.search(text) else "a text file"
+
+
+#: Signature of each format, by its name, in the order of the comparison.
+SIGNATURES: Final[dict[str, Callable[[_Start], bool]]] = {
+    "torchscript": _is_torchscript,
+    "torch-export": _is_torch_export,
+    "torch-zip": _is_torch_zip,
+    "torch-tar": _is_torch_tar,
+    "safetensors": _is_safetensors,
+    "torch-legacy": _is_torch_legacy,
+    "dcp": _is_distributed,
+    "pickle": _is_pickle,
+}

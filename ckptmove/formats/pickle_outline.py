@@ -251,11 +251,7 @@ class _Reader:
             self._require(nbytes if end else 2 * nbytes, whole=end > 0)
 
     def _require(self, nbytes: int, *, whole: bool = True) -> None:
-        """Read ahead until this number of bytes is available.
-
-        Raises:
-            DamagedPickle: if the file ends before.
-        """
+        """Read ahead until this number of bytes is available."""
         missing = nbytes - (len(self._data) - self._at)
         if missing <= 0:
             return

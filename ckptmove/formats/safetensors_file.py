@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
-    from ckptmove.model import ContainerName, StorageRef
+    from ckptmove.model import StorageRef
     from ckptmove.pickles.tree import Value
 
 _LENGTH_BYTES: Final = 8
@@ -81,21 +81,20 @@ class SafetensorsFile(Container):
     """A file of ``safetensors.torch.save_file``.
 
     Attributes:
-        name: ``safetensors``.
-        source: bytes of the file.
         byteorder: always ``little``.
         producer: the ``format`` in its metadata; ``pt`` for torch.
     """
 
-    name: ContainerName = "safetensors"
+    name = "safetensors"
     has_devices = False
+    is_table = True
+    suffixes = (".safetensors",)
     why_no_devices = "safetensors stores no device: load_file(path, device=...) decides"
     loader = "safetensors"
+    unsupported_hint = "it stores no devices: safetensors.torch.load_file(path, device='cuda:0') loads it on any device"
 
     @classmethod
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> SafetensorsFile:
-        """Open a file of this format."""
-        del directory
         return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
@@ -148,11 +147,7 @@ class SafetensorsFile(Container):
         return ((METADATA, hashlib.sha256(text.encode()).digest()),) if self.notes else ()
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
-        """Storages that the file lacks; the table itself is already checked.
-
-        Args:
-            storages: every tensor by name, and any other storage.
-        """
+        """Storages that the file lacks; the table itself is already checked."""
         return tuple(
             ArchiveFact("missing-storage", storage.key, storage.nbytes)
             for storage in storages
@@ -160,17 +155,10 @@ class SafetensorsFile(Container):
         )
 
     def storage_span(self, key: str) -> Span | None:
-        """Span of a tensor's bytes in the source; None if the file has no tensor of this name."""
         return self._spans.get(key)
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """The file unchanged: it stores no device.
-
-        Args:
-            pickle: ignored.
-            casts: ignored.
-        """
-        del pickle, casts
+        """The file unchanged: it stores no device."""
         return (CopySegment(Span(0, self.source.size)),)
 
     def _parse(self, raw: bytes) -> dict[str, Any]:
@@ -190,11 +178,7 @@ class SafetensorsFile(Container):
         return header  # starts with a brace: otherwise the file would be of another format
 
     def _bound(self, raw: bytes) -> None:
-        """Check the header before parsing: objects, lists and strings take far more memory in Python than in the file.
-
-        Raises:
-            LimitExceeded: if it has more of them than rows of tensors and metadata need.
-        """
+        """Check the header before parsing: its objects, lists and strings take far more memory in Python."""
         openings, strings = sum(raw.count(opening) for opening in (b"{", b"[")), raw.count(b'"') // 2
         most = len(raw) // _BYTES_PER_OPENING + len(_OPENINGS)
         factor = self.limits.factor

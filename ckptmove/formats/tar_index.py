@@ -265,11 +265,7 @@ def _records_of(source: ByteSource, data: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def _pax_records(data: bytes) -> list[tuple[bytes, bytes]]:
-    """Keywords and values of records ``LENGTH KEYWORD=VALUE``, each ended by a line feed.
-
-    Raises:
-        ValueError: if a record is invalid, or they do not fill the header.
-    """
+    """Keywords and values of records ``LENGTH KEYWORD=VALUE``, each ended by a line feed."""
     records: list[tuple[bytes, bytes]] = []
     position = 0
     while position < len(data):

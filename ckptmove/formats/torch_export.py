@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ckptmove.formats.zip_archive.layout import NewRecord
     from ckptmove.io.contracts import ByteSource
     from ckptmove.limits import Limits
-    from ckptmove.model import ContainerName, StorageRef
+    from ckptmove.model import StorageRef
     from ckptmove.pickles.state import Machine
 
 _VERSION: Final = "0"
@@ -90,23 +90,24 @@ class TorchExport(TorchZip):
     """A program of ``torch.export.save``, or several of ``package_pt2``.
 
     Attributes:
-        name: ``torch-export``.
-        source: bytes of the file.
         byteorder: byte order of the storage elements.
         torch_version: version of torch in the graph.
     """
 
-    name: ContainerName = "torch-export"
+    name = "torch-export"
     is_torch_save = False
     is_mappable = False
     has_code = True
+    suffixes = (".pt2", ".zip")
     loader = "torch.export.load"
     weights_only = None
+    unsupported_hint = (
+        "export the model again with torch 2.8 or newer: torch.export.save(torch.export.export(...), 'x.pt2')"
+    )
     _own_pickles = ()
 
     @classmethod
     def load_call(cls, file: str) -> str:
-        """Python that loads a file on the CPU."""
         return f"torch.export.load({file}"  # it has no map_location
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
@@ -196,7 +197,6 @@ class TorchExport(TorchZip):
         return tuple(facts)
 
     def storage_span(self, key: str) -> Span | None:
-        """Span of a storage's bytes in the source; None if they are missing or deflated."""
         place, inner = self._split(key)
         if place is None:
             return super().storage_span(key)
@@ -381,12 +381,7 @@ class TorchExport(TorchZip):
     # --- editing -----------------------------------------------------------------------------------------------------
 
     def _pickle_records(self, pickle: bytes) -> dict[int, NewRecord]:
-        """New records for the JSON and the pickles that differ, by their places in the directory.
-
-        Raises:
-            UneditableGraph: if the program would not run on the new device.
-            LimitExceeded: if a pickle that changes does not fit in memory.
-        """
+        """New records for the JSON and the pickles that differ, by their places in the directory."""
         outer, *inner = split_parts(pickle, 1 + len(self._streams))
         tags = tags_of(outer, [string for string, _, _ in self._pickle.slots])
         changes: dict[str, tuple[ExportJson, dict[int, str]]] = {}
@@ -409,12 +404,7 @@ class TorchExport(TorchZip):
         return new
 
     def _require_movable(self, kinds: set[str], changes: Mapping[str, Mapping[int, str]]) -> None:
-        """Raise UneditableGraph if a part of the program does not follow the devices of the graph.
-
-        Args:
-            kinds: types of devices that are replaced by another type.
-            changes: new tags by the names of JSON records and places in them.
-        """
+        """Raise UneditableGraph if a part of the program does not follow the devices of the graph."""
         path = self.source.path
         for name, weight, value in self._disagreeing(changes):
             raise UneditableGraph(path, f"{name} would be on {weight}, but the graph expects it on {value}")

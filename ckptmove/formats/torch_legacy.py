@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive, DamagedPickle, LimitExceeded
-from ckptmove.formats.contract import Container
+from ckptmove.formats.contract import TORCH_SUFFIXES, Container
 from ckptmove.io.contracts import BytesSegment, CastSegment, CopySegment
 from ckptmove.io.part import PartSource
 from ckptmove.model import ArchiveFact, Span
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
-    from ckptmove.model import ContainerName, StorageRef
+    from ckptmove.model import StorageRef
     from ckptmove.pickles.tree import Value
 
 #: ``MAGIC_NUMBER`` and ``PROTOCOL_VERSION``.
@@ -42,20 +42,18 @@ class TorchLegacy(Container):
     """A checkpoint of ``torch.save`` before 1.6, or with ``_use_new_zipfile_serialization=False``.
 
     Attributes:
-        name: ``torch-legacy``.
-        source: bytes of the file.
         around: a machine with the names in the four small pickles, which torch.load runs too.
         byteorder: always ``little``: torch writes and reads the storages of a stream in little-endian order on every
             machine, and ignores the byte order in the third pickle.
     """
 
-    name: ContainerName = "torch-legacy"
+    name = "torch-legacy"
     is_torch_save = True
+    rewritten_as = "torch-zip"
+    suffixes = (*TORCH_SUFFIXES, ".tar")
 
     @classmethod
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> TorchLegacy:
-        """Open a file of this format."""
-        del directory
         return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
@@ -89,16 +87,10 @@ class TorchLegacy(Container):
         self._window_start = 0
 
     def object_pickle(self) -> bytes:
-        """The pickle of the saved object."""
         return self._pickle
 
     def read(self) -> Machine:
-        """Interpret :meth:`object_pickle`; the names in the pickles around it are added.
-
-        Raises:
-            DamagedPickle: if the bytes are not a valid pickle of protocol 0 to 5.
-            LimitExceeded: if it needs more than the limits allow.
-        """
+        """Interpret :meth:`object_pickle`; the names in the pickles around it are added."""
         try:
             machine = super().read()
         except DamagedPickle as error:
@@ -155,13 +147,6 @@ class TorchLegacy(Container):
         """Collect the names in later streams and pickles, which the next ``torch.load`` of an open file runs.
 
         Any bytes may follow: only names before the first damage are collected.
-
-        Args:
-            machine: gets the names.
-            position: offset of the first of them.
-
-        Raises:
-            LimitExceeded: if one of them needs more than the limits allow.
         """
         try:
             while position < self.source.size:
@@ -180,10 +165,6 @@ class TorchLegacy(Container):
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
         """The output with a new object pickle; everything else unchanged.
-
-        Args:
-            pickle: the new object pickle, of any length: the stream holds no offsets.
-            casts: storages by key that change dtype: the dtype before and after. Their numbers of elements stay.
 
         Raises:
             DamagedArchive: if storages are cut off, or one to cast is missing.

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.errors import DamagedArchive
-from ckptmove.formats.contract import Container
+from ckptmove.formats.contract import TORCH_SUFFIXES, Container
 from ckptmove.formats.merge_pickles import merge, replace_nodes
 from ckptmove.formats.tar_index import padded, read_members, resized_header
 from ckptmove.formats.tar_tables import MemberReader, read_storages, read_tensors
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
-    from ckptmove.model import ContainerName, StorageRef
+    from ckptmove.model import StorageRef
     from ckptmove.pickles.state import Machine
     from ckptmove.pickles.tree import Value
 
@@ -58,19 +58,17 @@ class TorchTar(Container):
     """A checkpoint of ``torch.save`` before 0.1.10.
 
     Attributes:
-        name: ``torch-tar``.
-        source: bytes of the file.
         byteorder: always ``little``: torch ignores the byte order in ``sys_info``.
     """
 
-    name: ContainerName = "torch-tar"
+    name = "torch-tar"
+    rewritten_as = "torch-zip"
+    suffixes = (*TORCH_SUFFIXES, ".tar")
     weights_only = False
     not_weights_only = "it is a tar of torch 0.1, which weights_only=True refuses since torch 2.6"
 
     @classmethod
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> TorchTar:
-        """Open a file of this format."""
-        del directory
         return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
@@ -99,13 +97,7 @@ class TorchTar(Container):
         return b"".join(pickle.data for pickle in self._pickles)
 
     def read(self) -> Machine:
-        """Interpret all pickles: the tree is the saved object, with its storages and tensors in their places.
-
-        Raises:
-            DamagedPickle: if the object pickle is not a valid pickle.
-            DamagedArchive: if it names a storage or a tensor that the other members lack.
-            LimitExceeded: if one of the pickles needs more than the limits allow.
-        """
+        """Interpret all pickles: the tree is the saved object, with its storages and tensors in their places."""
         data = self.object_pickle()
         machine = interpret(data, self.limits)
         named = [*machine.persistents]
@@ -128,11 +120,7 @@ class TorchTar(Container):
         return machine
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
-        """Missing storages, and bytes of the file that torch does not read.
-
-        Args:
-            storages: every storage in the pickles.
-        """
+        """Missing storages, and bytes of the file that torch does not read."""
         facts = [ArchiveFact("missing-storage", one.key, one.nbytes) for one in storages if one.key not in self._spans]
         facts += [
             ArchiveFact("orphan-record", f"bytes after the last pickle of '{name}'", rest)
@@ -147,15 +135,10 @@ class TorchTar(Container):
         return tuple(facts)
 
     def storage_span(self, key: str) -> Span | None:
-        """Span of a storage's bytes in the source; None if it is missing."""
         return self._spans.get(key)
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
         """The file with new pickles; everything else unchanged.
-
-        Args:
-            pickle: the new pickles, as many as :meth:`object_pickle` returns.
-            casts: storages by key that change dtype: the dtype before and after. Their numbers of elements stay.
 
         Raises:
             DamagedArchive: if a storage to cast is missing.
@@ -210,12 +193,7 @@ class TorchTar(Container):
         return found
 
     def _nodes_by_key(self, storages: Sequence[Value], tensors: Sequence[Value]) -> dict[int, Value]:
-        """Storages and tensors by key, as the pickles of later files would write them.
-
-        Args:
-            storages: trees of the pickles in the member ``storages``; starts are offsets in :meth:`object_pickle`.
-            tensors: likewise, of the member ``tensors``.
-        """
+        """Storages and tensors by key, as the pickles of later files would write them."""
         ids: dict[int, Tuple] = {}
         for storage in self._storages.storages:
             _, location, kind = _entry(storages[storage.place]).items

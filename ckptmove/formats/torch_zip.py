@@ -12,7 +12,7 @@ import zlib
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NothingToUndo
-from ckptmove.formats.contract import Container
+from ckptmove.formats.contract import TORCH_SUFFIXES, Container
 from ckptmove.formats.zip_archive.append import append_records, original_directory, read_undo
 from ckptmove.formats.zip_archive.gaps import hidden_bytes
 from ckptmove.formats.zip_archive.index import DEFLATED, STORED, ZipDirectory, ZipRecord
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
-    from ckptmove.model import ContainerName, StorageRef
+    from ckptmove.model import StorageRef
 
 #: torch's default alignment, in bytes, without a ``.storage_alignment`` record (``kFieldAlignment``).
 _ALIGNMENT: Final = 64
@@ -54,20 +54,18 @@ class TorchZip(Container):
     """A checkpoint of ``torch.save``.
 
     Attributes:
-        name: ``torch-zip``.
-        source: bytes of the file.
         byteorder: byte order of the storage elements; ``little`` if no record names it, as in torch.
     """
 
-    name: ContainerName = "torch-zip"
+    name = "torch-zip"
     is_torch_save = True
     is_mappable = True
+    suffixes: ClassVar[tuple[str, ...]] = (*TORCH_SUFFIXES, ".zip", ".tar")  # model.pth.tar is common
     #: Records that are held in memory together: if one is compressed, lower limits apply to all of them.
     _own_pickles: ClassVar[tuple[str, ...]] = ("data.pkl",)
 
     @classmethod
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> Container:
-        """Open a file of this format."""
         return cls(source, cast("ZipDirectory", directory), limits)
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits, folder: str | None = None) -> None:
@@ -111,13 +109,7 @@ class TorchZip(Container):
         self._alignment = int(alignment) if known else _ALIGNMENT
 
     def object_pickle(self) -> bytes:
-        """The pickle of the saved object.
-
-        Raises:
-            LimitExceeded: if it is larger than the limits allow.
-            CrcMismatch: if its bytes differ from their CRC, or cannot be inflated.
-            DamagedArchive: if its header is invalid, or it overlaps the directory.
-        """
+        """The pickle of the saved object."""
         return self._read(self._inside["data.pkl"], "pickle bytes")
 
     def extras(self) -> Iterator[tuple[str, bytes]]:
@@ -125,7 +117,7 @@ class TorchZip(Container):
 
         Versions, the serialization id and source locations of the code are left out: every save writes new ones.
         """
-        import hashlib  # noqa: PLC0415  # slow to import, and only comparisons need it
+        import hashlib
 
         storages = {record.name for record in self._storages.values()}
         for name, record in self._inside.items():
@@ -138,9 +130,6 @@ class TorchZip(Container):
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """Problems with the records of the storages, according to the directory, and with the local headers.
-
-        Args:
-            storages: every storage in the object pickle.
 
         Raises:
             DamagedArchive: if records share bytes, or a local header contradicts the directory.
@@ -192,7 +181,6 @@ class TorchZip(Container):
         return CopySegment(self._span(record), self._checks(record))
 
     def storage_crc(self, key: str) -> int | None:
-        """CRC-32 of a storage's record, inflated; None if the archive holds none for it."""
         record = self._storages.get(key)
         return record.crc or None if record is not None else None
 
@@ -200,9 +188,6 @@ class TorchZip(Container):
         """Read every record and compare it with its CRC; return a ``crc-mismatch`` for each that differs.
 
         A CRC of 0 is not compared: ``torch.serialization.skip_data`` writes it for the storages.
-
-        Raises:
-            DamagedArchive: if a record's header is invalid, or a record overlaps the directory.
         """
         return tuple(
             ArchiveFact("crc-mismatch", record.name, record.nbytes)
@@ -216,10 +201,6 @@ class TorchZip(Container):
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
         """The output with a new object pickle and all storages stored plainly; everything else unchanged.
-
-        Args:
-            pickle: the new object pickle.
-            casts: storages by key that change dtype: the dtype before and after. Each is read once here, for its CRC.
 
         Returns:
             Segments of the output from its first byte to its last. Storages keep their alignment, and inflated ones get
@@ -255,9 +236,6 @@ class TorchZip(Container):
         """Append the new pickle, and a directory that points to it, to the archive before its first conversion.
 
         The tail of an earlier in-place conversion is replaced, so that the file does not grow with each conversion.
-
-        Args:
-            pickle: the new object pickle.
 
         Raises:
             DamagedArchive: if a local header does not match its record.

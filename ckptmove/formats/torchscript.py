@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ckptmove.formats.zip_archive.layout import NewRecord
     from ckptmove.io.contracts import ByteSource
     from ckptmove.limits import Limits
-    from ckptmove.model import ContainerName, StorageRef
+    from ckptmove.model import StorageRef
     from ckptmove.pickles.state import Machine
 
 
@@ -43,11 +43,7 @@ _CODE: Final = "code/"
 
 
 def _folder_of(directory: ZipDirectory, record: str, path: str) -> str:
-    """The folder of the archive that holds a record, with its slash.
-
-    Raises:
-        DamagedArchive: if no folder or several folders hold it.
-    """
+    """The folder of the archive that holds a record, with its slash."""
     names = [one.name for one in directory.records if one.name.partition("/")[2] == record]
     if len(names) != 1:
         raise DamagedArchive(path, f"it holds {record} {len(names)} times")
@@ -58,28 +54,27 @@ class TorchScript(TorchZip):
     """A module of ``torch.jit.save`` since 1.3, or of ``_save_for_lite_interpreter``.
 
     Attributes:
-        name: ``torchscript``.
-        source: bytes of the file.
         byteorder: byte order of the storage elements.
         torch_version: None; the archive holds only versions of the format.
     """
 
-    name: ContainerName = "torchscript"
+    name = "torchscript"
     is_torch_save = False
     is_mappable = False
     has_code = True
+    is_script = True
     loader = "torch.jit.load"
     weights_only = None
     not_weights_only = (
         "it is a TorchScript archive, which weights_only=True refuses since torch 2.6 (use torch.jit.load)"
     )
+    unsupported_hint = "torch.jit.load({python}, map_location='cpu') moves it"
     #: The record that every archive of this format has.
     _main: ClassVar[str] = "data.pkl"
     _own_pickles = ("data.pkl", *(one.record for one in _MORE_PICKLES))
 
     @classmethod
     def load_call(cls, file: str) -> str:
-        """Python that loads a file on the CPU."""
         return f"torch.jit.load({file}, map_location='cpu'"
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
@@ -96,24 +91,11 @@ class TorchScript(TorchZip):
             self._storages |= {f"{folder}{key}": record for key, record in self._within(folder).items()}
 
     def object_pickle(self) -> bytes:
-        """The pickles of the module, its constants, its bytecode and the inputs of its trace, one after the other.
-
-        Raises:
-            LimitExceeded: if one of them is larger than the limits allow.
-            CrcMismatch: if the bytes of one differ from their CRC, or cannot be inflated.
-            DamagedArchive: if the header of one is invalid, or one overlaps the directory.
-        """
+        """The pickles of the module, its constants, its bytecode and the inputs of its trace, one after the other."""
         return b"".join(self._read(record, "pickle bytes") for record in self._pickles())
 
     def read(self) -> Machine:
-        """Interpret all pickles: the root of the returned machine is the module, with its constants as an attribute.
-
-        Raises:
-            DamagedPickle: if one of them is not a valid pickle.
-            LimitExceeded: if one of them needs more than the limits allow.
-            CrcMismatch: if the bytes of one differ from their CRC, or cannot be inflated.
-            DamagedArchive: if the header of one is invalid, or one overlaps the directory.
-        """
+        """Interpret all pickles: the root of the returned machine is the module, with its constants as an attribute."""
         return interpret_parts(self.object_pickle(), self._parts(), self.limits)
 
     def _parts(self) -> tuple[PicklePart, ...]:
@@ -126,13 +108,7 @@ class TorchScript(TorchZip):
         return tuple(found)
 
     def code(self) -> Iterator[tuple[str, str]]:
-        """Name and text of each code file in the archive.
-
-        Raises:
-            LimitExceeded: if all of them inflate to more than the limits allow.
-            CrcMismatch: if the bytes of one differ from their CRC, or cannot be inflated.
-            DamagedArchive: if the header of one is invalid, or one overlaps the directory.
-        """
+        """Name and text of each code file in the archive."""
         files = [(name, record) for name, record in self._inside.items() if name.startswith(_CODE)]
         files = [(name, record) for name, record in files if name.endswith(".py")]
         nbytes, limit = sum(record.nbytes for _, record in files), self.limits.max_inflated_bytes(self.source.size)

@@ -26,11 +26,6 @@ _CLONE_NOOWNERCOPY: Final = 0x0002
 def begin_as_clone(fd: int, place: Path, source: int) -> int:
     """Replace a new, empty file by a clone of an open file, keeping the permission bits of the new file.
 
-    Args:
-        fd: descriptor of the new file.
-        place: path of the new file.
-        source: descriptor of the file to clone.
-
     Returns:
         The descriptor of the clone, at its first byte, with ``fd`` closed. Without a clone, ``fd``: also if another
         process removed the clone as a leftover before it was renamed.
@@ -59,7 +54,7 @@ def _cloned(source: int, clone: Path) -> bool:
     """Clone an open file under a new name; return whether that worked."""
     if hasattr(os, "copy_file_range"):
         return False
-    import ctypes  # noqa: PLC0415  # needed on macOS only
+    import ctypes  # needed on macOS only
 
     try:
         call = ctypes.CDLL(None).fclonefileat

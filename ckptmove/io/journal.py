@@ -137,7 +137,7 @@ def is_journal(name: str) -> bool:
 
 def home_of(path: str) -> tuple[str, str]:
     """Return the folder and the name of a file; of a symbolic link, those of its target."""
-    real = os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114  # runs for every opened file: strings are faster
+    real = os.path.realpath(path) if os.path.islink(path) else path
     folder, name = os.path.split(real)
     return folder or os.curdir, name
 
@@ -145,4 +145,4 @@ def home_of(path: str) -> tuple[str, str]:
 def journal_path(path: str) -> str:
     """Return the path of a file's journal, which is next to the file."""
     folder, name = home_of(path)
-    return os.path.join(folder, journal_name(name))  # noqa: PTH118  # keeps the path as typed: a Path would drop "./" and a slash at its end
+    return os.path.join(folder, journal_name(name))

@@ -121,7 +121,7 @@ def clear_leftovers(folder: Path) -> None:
     """
     found: list[re.Match[str]] = []
     with suppress(OSError, ValueError):  # writing into a missing or invalid folder reports it
-        found = list(filter(None, map(_NAME.fullmatch, os.listdir(folder))))  # noqa: PTH208  # only the names are needed
+        found = list(filter(None, map(_NAME.fullmatch, os.listdir(folder))))
     for stem, host in sorted({(match["stem"], match["host"]) for match in found}):
         names = TemporaryNames.of(folder / stem)
         with suppress(OSError), _taken(names, host) as is_taken:
@@ -135,7 +135,7 @@ def _host() -> str:
 
 
 def _lock(fd: int, *, wait: bool) -> bool:
-    from filelock import lock_descriptor  # noqa: PLC0415  # imported only to write
+    from filelock import lock_descriptor
 
     return lock_descriptor(fd, blocking=wait)
 
@@ -164,9 +164,6 @@ def _taken(names: TemporaryNames, host: str) -> Iterator[bool]:
     """Lock the names of a process that has ended; yields False if it may still be running.
 
     Creates the lock file if it is missing because the machine crashed.
-
-    Raises:
-        OSError: if the system does not give access.
     """
     found = [path.lstat() for path in names.existing or [names.lock]]
     is_settled = host == _host() or time.time() - max(each.st_mtime for each in found) > _DAY

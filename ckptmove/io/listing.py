@@ -11,7 +11,7 @@ import stat
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, reason_of
 from ckptmove.io.leftovers import is_unfinished
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import ByteSource
     from ckptmove.io.source import Stamp
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact, ArchiveForm, ContainerName
+    from ckptmove.model import ArchiveFact, ArchiveForm
 
 #: Folders inside of each other: those of a training run are three or four.
 DEEPEST: Final = 64
@@ -86,7 +86,7 @@ class ListedLink(NamedTuple):
     target: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Listing:
     """The content of a directory.
 
@@ -95,12 +95,18 @@ class Listing:
         files: by path.
         folders: each before its content.
         links: by path.
+        container: name of its kind in the public contract.
+        form: form of an archive; None for a directory.
+        has_checksums: whether it has a CRC of each file.
     """
 
     path: str
     files: tuple[ListedFile, ...]
     folders: tuple[ListedFolder, ...]
     links: tuple[ListedLink, ...]
+    container: ClassVar[str] = "directory"
+    form: ClassVar[ArchiveForm | None] = None
+    has_checksums: ClassVar[bool] = False
 
     @property
     def names(self) -> frozenset[str]:
@@ -113,28 +119,18 @@ class Listing:
         return sum(file.size_bytes for file in self.files)
 
     @property
-    def container(self) -> ContainerName:
-        """Name of its kind in the public contract."""
-        return "directory"
-
-    @property
-    def form(self) -> ArchiveForm | None:
-        """Form of an archive; None for a directory."""
-        return None
+    def facts(self) -> tuple[ArchiveFact, ...]:
+        """Facts about an archive itself; a directory has none."""
+        return ()
 
     @property
     def described(self) -> str:
         """Its kind in words."""
         return "a directory"
 
-    @property
-    def has_checksums(self) -> bool:
-        """Whether it has a CRC of each file; a directory has none."""
-        return False
-
     def full(self, path: str) -> str:
         """The path of something in the directory, as the system knows it."""
-        return os.path.join(self.path, path)  # noqa: PTH118  # the path stays as it was typed, a leading ./ too
+        return os.path.join(self.path, path)
 
     def look(self, path: str) -> None:
         """Raise NotACheckpoint if that is known without opening the file; in a directory, it never is."""
@@ -144,6 +140,8 @@ class Listing:
 
         Raises:
             MissingFile, AccessFailed: if it is no longer readable.
+            MustBeUnpacked: if it cannot be read inside of its archive.
+            CrcMismatch: if it is compressed and damaged.
         """
         return open_source(self.full(path))
 
@@ -167,6 +165,11 @@ class Listing:
     def require_unchanged(self, file: ListedFile) -> None:
         """Raise SourceChanged if a file was written, replaced or removed since it was listed."""
         DiskPlace(self.full(file.path), 0, file.stamp).require_unchanged()
+
+    def limits(self, path: str, limits: Limits) -> Limits:
+        """Resource limits for a file, which are lower for a compressed member of an archive."""
+        del path
+        return limits
 
     def expression(self, path: str) -> str | None:
         """Python that opens a file, if its path does not."""
@@ -205,7 +208,7 @@ def _blobs_of(real: str) -> str | None:
 
     From huggingface_hub/file_download.py ``_get_pointer_path`` and ``hf_hub_download``.
     """
-    above, _, name = os.path.dirname(real).rpartition(os.sep)  # noqa: PTH120  # the path stays text
+    above, _, name = os.path.dirname(real).rpartition(os.sep)
     return f"{above}{os.sep}blobs" if name == "snapshots" else None
 
 
@@ -223,7 +226,7 @@ class _Lister:
         self.links: list[ListedLink] = []
 
     def run(self) -> None:
-        mode = os.stat(self._path).st_mode & _PERMISSIONS  # noqa: PTH116  # the path stays text
+        mode = os.stat(self._path).st_mode & _PERMISSIONS
         self.folders.append(ListedFolder("", mode))
         todo = [("", 0, False)]
         while todo:
@@ -249,7 +252,7 @@ class _Lister:
                     self._file(path, entry, is_hidden=is_hidden)
 
     def _scan(self, folder: str) -> list[os.DirEntry[str]]:
-        full = os.path.join(self._path, folder) if folder else self._path  # noqa: PTH118  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+        full = os.path.join(self._path, folder) if folder else self._path
         with os.scandir(full) as entries:
             # One more than the limit, for the caller to count. Unfinished outputs are not a part of the directory.
             whole = (entry for entry in entries if not is_unfinished(entry.name))
@@ -258,10 +261,10 @@ class _Lister:
     def _is_blob(self, entry: os.DirEntry[str]) -> bool:
         """Whether a link leads to a file of the cache, which counts as a file of the directory."""
         real = os.path.realpath(entry.path)
-        return os.path.dirname(real) == self._blobs and os.path.isfile(real)  # noqa: PTH113, PTH120  # the path stays text
+        return os.path.dirname(real) == self._blobs and os.path.isfile(real)
 
     def _file(self, path: str, entry: os.DirEntry[str], *, is_hidden: bool) -> None:
-        found = os.stat(entry.path)  # noqa: PTH116  # the entry itself has neither device nor inode on Windows
+        found = os.stat(entry.path)  # the entry itself has neither device nor inode on Windows
         kind = KINDS.get(stat.S_IFMT(found.st_mode))
         if kind is not None:
             raise NotACheckpoint(entry.path, kind)
@@ -270,10 +273,10 @@ class _Lister:
 
     def _link(self, path: str, entry: os.DirEntry[str]) -> None:
         real = os.path.realpath(entry.path)
-        if not os.path.lexists(real) or os.path.islink(real):  # noqa: PTH114  # a loop ends at a link
-            self.links.append(ListedLink(path, os.readlink(entry.path)))  # noqa: PTH115  # its text, as it is
+        if not os.path.lexists(real) or os.path.islink(real):  # a loop ends at a link
+            self.links.append(ListedLink(path, os.readlink(entry.path)))
             return
         if shared_folder(real, self._real) != self._real:
             raise NotACheckpoint(entry.path, "a symbolic link out of its directory")
-        home = os.path.dirname(os.path.join(self._real, path))  # noqa: PTH118, PTH120  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+        home = os.path.dirname(os.path.join(self._real, path))
         self.links.append(ListedLink(path, os.path.relpath(real, home)))

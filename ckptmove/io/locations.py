@@ -12,7 +12,7 @@ from ckptmove.io.portable import SEPARATORS
 
 def is_folder(path: str) -> bool:
     """Whether a path leads to a directory; False if the system refuses to look."""
-    return os.path.isdir(path)  # noqa: PTH112  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+    return os.path.isdir(path)
 
 
 def exists(path: str) -> bool:
@@ -23,14 +23,14 @@ def exists(path: str) -> bool:
 def same_file(one: str, other: str) -> bool:
     """Whether two paths lead to one file: by name, through a symbolic link, or as hard links."""
     try:
-        return os.path.samefile(one, other)  # noqa: PTH121  # the paths stay text
+        return os.path.samefile(one, other)
     except (OSError, ValueError):
         return False
 
 
 def link_target(path: str) -> str:
     """The file that a symbolic link leads to; empty if the path is not a link."""
-    return os.path.realpath(path) if os.path.islink(path) else ""  # noqa: PTH114  # the path stays text
+    return os.path.realpath(path) if os.path.islink(path) else ""
 
 
 def leads_out(path: str) -> bool:
@@ -41,7 +41,7 @@ def leads_out(path: str) -> bool:
 def other_names(path: str) -> int:
     """Number of other hard links to a file; 0 if the system refuses to look."""
     with suppress(OSError):
-        return os.stat(path).st_nlink - 1  # noqa: PTH116  # the path stays text
+        return os.stat(path).st_nlink - 1
     return 0
 
 
@@ -51,17 +51,17 @@ def inode_of(path: str) -> int:
     Raises:
         OSError: if the system refuses.
     """
-    return os.stat(path).st_ino  # noqa: PTH116  # the path stays text
+    return os.stat(path).st_ino
 
 
 def split_suffix(path: str) -> tuple[str, str]:
     """Split a path into its root and its suffix, which begins with a dot or is empty."""
-    return os.path.splitext(path)  # noqa: PTH122  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+    return os.path.splitext(path)
 
 
 def stem(path: str) -> str:
     """The last part of a path without its suffix; ``archive`` if nothing is left, as torch calls the folder."""
-    return split_suffix(os.path.basename(path))[0].lstrip(".") or "archive"  # noqa: PTH119  # the path stays text
+    return split_suffix(os.path.basename(path))[0].lstrip(".") or "archive"
 
 
 def make_folder(path: str) -> None:
@@ -89,7 +89,7 @@ def without_suffix(path: str) -> str:
 
 def inside(folder: str, path: str) -> str:
     """The path of a file or folder of the same name in another folder."""
-    return os.path.join(folder, os.path.basename(path.rstrip(SEPARATORS)))  # noqa: PTH118, PTH119  # the path stays text
+    return os.path.join(folder, os.path.basename(path.rstrip(SEPARATORS)))
 
 
 def default_output(path: str, tag: str) -> str:
@@ -101,7 +101,7 @@ def default_output(path: str, tag: str) -> str:
     """
     if is_folder(path):
         plain = path.rstrip(SEPARATORS)
-        has_name = os.path.basename(plain) not in {"", ".", ".."}  # noqa: PTH119  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+        has_name = os.path.basename(plain) not in {"", ".", ".."}
         return f"{plain if has_name else os.path.realpath(path)}.{tag}"
     root, suffix = split_suffix(path)
     if root.endswith(".pth") and suffix == ".tar":  # model.pth.tar, by far the commonest double suffix

@@ -31,13 +31,7 @@ class NewFile:
     """
 
     def __init__(self, path: str, place: Path, fd: int = -1) -> None:
-        """Take over an open file.
-
-        Args:
-            path: the output that it is or will be renamed to.
-            place: its current path.
-            fd: its descriptor.
-        """
+        """Take over an open file."""
         self.path = path
         self._place = place
         self._fd = fd
@@ -112,13 +106,7 @@ class NewFile:
 
 
 def require_room(path: str, nbytes: int, folder: Path) -> None:
-    """Raise WriteFailed if an output is larger than the free space.
-
-    Args:
-        path: the output, for errors.
-        nbytes: its size.
-        folder: a folder on its file system.
-    """
+    """Raise WriteFailed if an output is larger than the free space."""
     with suppress(OSError, AttributeError):  # not every system has disk_usage
         total, _, free = shutil.disk_usage(folder)
         if total and nbytes > free:  # total 0: a file system in memory, without a bound
@@ -134,7 +122,7 @@ def write_failed(path: str, error: OSError | ValueError) -> WriteFailed:
 def _allocate(fd: int, nbytes: int) -> None:
     """Reserve space in the file system. Raises OSError if it has too little, or cannot reserve any."""
     with suppress(ImportError, AttributeError):  # Windows has neither, macOS only fcntl
-        import fcntl  # noqa: PLC0415  # missing on Windows
+        import fcntl  # missing on Windows
 
         # If a file system cannot reserve space, glibc writes into every block instead, which takes as long as writing
         # the file. It does not for a file that is open for appending, see posix_fallocate(3).

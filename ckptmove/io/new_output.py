@@ -27,7 +27,7 @@ def require_new_file(source: str, output: str, name: str, *, force: bool) -> Non
     """
     clear_leftovers(Path(output).parent)
     if is_folder(output) or output.endswith(tuple(SEPARATORS)):
-        raise OutputIsFolder(output, os.path.join(output, os.path.basename(name)))  # noqa: PTH118, PTH119  # a path stays as it was typed: a Path would drop "./" and a slash at its end
+        raise OutputIsFolder(output, os.path.join(output, os.path.basename(name)))
     if same_file(source, output):
         raise OutputIsSource(output)
     _require_free(output, force=force)
@@ -35,11 +35,6 @@ def require_new_file(source: str, output: str, name: str, *, force: bool) -> Non
 
 def require_new_folder(source: str, output: str, *, force: bool) -> None:
     """Check the path of a new directory, and remove what interrupted runs left next to it.
-
-    Args:
-        source: the checkpoint.
-        output: the new directory.
-        force: whether an existing directory is replaced.
 
     Raises:
         OutputIsSource: if it is the checkpoint, inside of it, or contains it.

@@ -111,7 +111,7 @@ def roll_back(path: str) -> str:
 @contextmanager
 def _locked(path: str) -> Iterator[int]:
     """Open a file for reading and writing, with its lock against other ckptmove processes."""
-    from filelock import lock_descriptor  # noqa: PLC0415  # imported only to change a file
+    from filelock import lock_descriptor
 
     fd = open_file(path, os.O_RDWR)
     try:
@@ -202,16 +202,16 @@ def _create(path: str, data: bytes, mode: int) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-        sync_folder(os.path.dirname(path))  # noqa: PTH120  # the path stays text
+        sync_folder(os.path.dirname(path))
     except BaseException:
         with suppress(OSError):
-            os.unlink(path)  # noqa: PTH108  # the path stays text
+            os.unlink(path)
         raise
 
 
 def _remove(path: str) -> None:
-    os.unlink(path)  # noqa: PTH108  # the path stays text
-    sync_folder(os.path.dirname(path))  # noqa: PTH120  # the path stays text
+    os.unlink(path)
+    sync_folder(os.path.dirname(path))
 
 
 def _read(path: str, owners: set[int]) -> bytes:

@@ -31,7 +31,7 @@ def recover(path: str) -> str:
             return ""
     except ValueError:
         return ""  # an invalid name: opening it reports the error
-    from ckptmove.io.patch import roll_back  # noqa: PLC0415  # needed only after a crash
+    from ckptmove.io.patch import roll_back
 
     message = roll_back(path)
     if message:
@@ -40,12 +40,7 @@ def recover(path: str) -> str:
 
 
 def recover_listed(folder: str, paths: Sequence[str]) -> bool:
-    """Recover all files of a directory; return whether any was recovered.
-
-    Args:
-        folder: the directory.
-        paths: relative paths of all files in it, with slashes.
-    """
+    """Recover all files of a directory; return whether any was recovered."""
     journals = {path for path in paths if is_journal(path.rpartition("/")[2])}
     if not journals:
         return False
@@ -53,5 +48,5 @@ def recover_listed(folder: str, paths: Sequence[str]) -> bool:
     for path in paths:
         home, slash, name = path.rpartition("/")
         if home + slash + journal_name(name) in journals:
-            found = bool(recover(os.path.join(folder, path))) or found  # noqa: PTH118  # keeps the path as typed
+            found = bool(recover(os.path.join(folder, path))) or found
     return found

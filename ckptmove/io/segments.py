@@ -48,11 +48,6 @@ def shifted(segment: Segment, start: int, folder: str = "") -> Segment:
     """Convert a segment of a file inside another file to a segment of the outer file.
 
     Segments of other sources, and bytes that come from no source, stay the same.
-
-    Args:
-        segment: segment of the inner file.
-        start: offset of the inner file in the outer one.
-        folder: prefix of its record names in the outer file.
     """
     if isinstance(segment, (BytesSegment, FromSource, StreamSegment, LateSegment)):
         return segment

@@ -37,12 +37,7 @@ class FileSink(NewFile):
     """
 
     def __init__(self, output: str, *, force: bool) -> None:
-        """Choose a temporary name, without opening anything.
-
-        Args:
-            output: path of the file.
-            force: whether an existing output is replaced.
-        """
+        """Choose a temporary name, without opening anything."""
         self._output = Path(output)
         self._force = force
         self._claim = Claim(self._output.parent)

@@ -54,7 +54,7 @@ class DiskPlace(NamedTuple):
             SourceChanged: if it was written, replaced or removed.
         """
         try:
-            same = stamp_of(os.stat(self.path if descriptor is None else descriptor)) == self.stamp  # noqa: PTH116  # the path stays text
+            same = stamp_of(os.stat(self.path if descriptor is None else descriptor)) == self.stamp
         except OSError:
             same = False
         if not same:
@@ -67,7 +67,7 @@ class DiskPlace(NamedTuple):
             AccessFailed: if the system refuses.
         """
         try:
-            return open(self.path, "rb", buffering=0)  # noqa: PTH123  # closed by the caller
+            return open(self.path, "rb", buffering=0)  # closed by the caller
         except OSError as error:
             raise AccessFailed(self.path, reason_of(error)) from error
 
@@ -170,10 +170,10 @@ def open_source(path: str) -> FileSource:
         AccessFailed: if the system refuses.
     """
     try:
-        kind = KINDS.get(stat.S_IFMT(os.stat(path).st_mode))  # noqa: PTH116  # as in `is_folder`
+        kind = KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
         if kind is not None:
             raise NotACheckpoint(path, kind)
-        return FileSource(path, open(path, "rb", buffering=0))  # noqa: PTH123  # closed by `close`
+        return FileSource(path, open(path, "rb", buffering=0))  # closed by `close`
     except FileNotFoundError as error:
         raise MissingFile(path) from error
     except (OSError, ValueError) as error:

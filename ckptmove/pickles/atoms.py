@@ -46,10 +46,6 @@ def end_within(machine: Machine, end: int) -> int:
 def line(machine: Machine, position: int) -> tuple[bytes, int]:
     """Read an argument of protocol 0: the rest of the line.
 
-    Args:
-        machine: the machine.
-        position: offset of the byte before the argument.
-
     Returns:
         The argument without its newline, and the offset after the newline.
 

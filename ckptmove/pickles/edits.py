@@ -53,10 +53,6 @@ _TUPLE2: Final = 0x86
 def apply_plan(machine: Machine, plan: MovePlan) -> bytes:
     """Apply a plan to the pickle that it was made for.
 
-    Args:
-        machine: the machine after it has read that pickle.
-        plan: the changes.
-
     Returns:
         ``machine.data`` with the changes; bytes before ``begin`` and after STOP are unchanged.
 

@@ -63,14 +63,7 @@ def _walk(machine: Machine) -> None:
 
 
 def _check_memory(machine: Machine, position: int, operations: int, before: int) -> None:
-    """Raise LimitExceeded if the tree takes much more memory than its pickle.
-
-    Args:
-        machine: the machine.
-        position: offset of the next operation.
-        operations: number of operations so far.
-        before: excess memory of the file's other pickles, in bytes.
-    """
+    """Raise LimitExceeded if the tree takes much more memory than its pickle."""
     limits, nbytes, persistents = machine.limits, position - machine.begin, machine.persistents
     new = [node.pid for node in persistents[machine.counted :]]
     machine.storages += sum(type(pid) is Tuple and len(pid.items) >= _STORAGE_FIELDS for pid in new)

@@ -44,10 +44,6 @@ GETS: Final = frozenset(b"ghj")
 def operation_end(data: bytes, start: int) -> int:
     """Return the end of the operation at ``start``.
 
-    Args:
-        data: the pickle.
-        start: offset of the opcode.
-
     Returns:
         Offset of the first byte after the operation and its argument.
 
@@ -67,11 +63,6 @@ def operation_end(data: bytes, start: int) -> int:
 
 def variable_end(data: bytes | bytearray, begin: int, shape: int) -> int:
     """Return the end of an argument of variable length.
-
-    Args:
-        data: the pickle, or its beginning.
-        begin: offset of the argument.
-        shape: its shape, one of those below 0 in ``SHAPE_OF``.
 
     Returns:
         Offset of the first byte after the argument. It can be past the end of the data: always if the argument's length

@@ -44,11 +44,6 @@ class PicklePart(NamedTuple):
 def interpret_parts(data: bytes, parts: AnySequence[PicklePart], limits: Limits) -> Machine:
     """Read several pickles as data.
 
-    Args:
-        data: the bytes of all pickles.
-        parts: the pickles. Each has its own memo.
-        limits: resource limits for reading each of them.
-
     Returns:
         One machine after STOP. Its ``root`` is the tree of the first pickle, with the other pickles as attributes. Its
         starts are offsets in ``data``. Its storage keys begin with the folder of their part.
@@ -77,10 +72,6 @@ def interpret_parts(data: bytes, parts: AnySequence[PicklePart], limits: Limits)
 
 def split_parts(data: bytes, count: int) -> tuple[bytes, ...]:
     """Split consecutive pickles.
-
-    Args:
-        data: the pickles, without other bytes.
-        count: number of pickles.
 
     Raises:
         DamagedPickle: as :func:`ckptmove.pickles.scan.operations`.

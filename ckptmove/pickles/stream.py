@@ -21,11 +21,6 @@ _LENGTHS: Final = [1 + SHAPE_OF[code] if code != STOP and SHAPE_OF.get(code, -1)
 def read_pickle(source: ByteSource, start: int, limits: Limits) -> bytes:
     """Read one pickle of a file, up to and including STOP.
 
-    Args:
-        source: the file.
-        start: offset of the first byte of the pickle.
-        limits: resource limits for reading it.
-
     Raises:
         DamagedPickle: if an opcode is unknown, or the file ends before STOP.
         LimitExceeded: if the pickle, or a string in it, is larger than the limits allow.

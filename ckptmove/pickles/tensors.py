@@ -96,11 +96,6 @@ class TensorReader:
     def tensor(self, call: Call, name: str, role: Role) -> TensorRecord | None:
         """Return the record of the tensor that a call would rebuild, and set ``attached``.
 
-        Args:
-            call: a call for which :meth:`is_tensor` is true.
-            name: path of the tensor.
-            role: role of the tensor.
-
         Returns:
             The record, or None if other code in the pickle computes an argument, so that the tensor is not known.
 

@@ -198,6 +198,11 @@ class Call(Node):
         return self.func, self.args, self.kwargs, self.state, self.appended, self.assigned
 
     @property
+    def arguments(self) -> tuple[Value, ...]:
+        """The positional arguments."""
+        return tuple_items(self.args)
+
+    @property
     def name(self) -> str:
         """Full name of the callable, or an empty string if it is not a global."""
         func = self.func.module if type(self.func) is Persistent else self.func
@@ -228,7 +233,7 @@ class Persistent(Node):
 
         From torch/serialization.py ``_legacy_load``, which returns the class for this id.
         """
-        items = self.pid.items if type(self.pid) is Tuple else ()
+        items = tuple_items(self.pid)
         return items[1] if len(items) > 1 and items[0] == "module" else None
 
 
@@ -249,6 +254,16 @@ class Opaque(Node):
 MADE: Final = (Call, Persistent, Opaque)
 
 Value: TypeAlias = "Node | str | bytes | int | float | bool | None"
+
+
+def items_of(value: Value) -> list[Value] | tuple[Value, ...]:
+    """Items of a tuple, a list or a set; empty for any other value."""
+    return value.items if isinstance(value, Sequence) else ()
+
+
+def tuple_items(value: Value) -> tuple[Value, ...]:
+    """Items of a tuple; empty for any other value."""
+    return value.items if type(value) is Tuple else ()
 
 
 def nodes(root: Value) -> Iterator[Node]:

@@ -125,11 +125,7 @@ def modern_name(name: str) -> str:
 
 
 def classify(name: str) -> GlobalUse:
-    """Classify a name that a pickle imports.
-
-    Args:
-        name: full name as written in the pickle.
-    """
+    """Classify a name that a pickle imports."""
     modern = modern_name(name)
     since = WEIGHTS_ONLY_SINCE.get(modern)
     if since is not None:

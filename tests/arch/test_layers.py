@@ -45,7 +45,7 @@ HOMES = {
     "filelock": ("io",),
     "numpy": ("io",),
     # For the type checker alone, until Python 3.11 is the oldest: torch requires it.
-    "typing_extensions": ("verification",),
+    "typing_extensions": ("verification", "api"),
 }
 
 #: Rooms that handle paths: files of the user (``cli``, ``case``), of this package or of the system (the others).

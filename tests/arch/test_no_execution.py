@@ -56,7 +56,7 @@ GUARDED_MODULES = {
     "tempfile": "io/spool.py",  # writes bytes of tensors, and reads them back
     "xml": "cli/render/junit.py",  # writes XML, and reads none
     # These read signatures.
-    "inspect": "verification/step/recipe.py verification/case/check.py verification/case/objective.py "
+    "inspect": "cli/options.py verification/step/recipe.py verification/case/check.py verification/case/objective.py "
     "verification/case/restore.py",
 }
 #: Of ``os``, what opens, reads, writes, links and names files; nothing that starts a process or changes its own.

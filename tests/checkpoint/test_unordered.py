@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptmove.checkpoint.unordered import match_unordered
+from ckptmove.checkpoint.pairing import match_unordered
 from ckptmove.model import TensorRecord
 
 W, B = (4, 4), (4,)

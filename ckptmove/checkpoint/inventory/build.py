@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.checkpoint.inventory.flat import complete
-from ckptmove.checkpoint.inventory.layout import DetectedLayout, detect_layout
 from ckptmove.checkpoint.inventory.mentions import code_mentions
-from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
+from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, string_keys
 from ckptmove.checkpoint.inventory.walk import Walk
+from ckptmove.checkpoint.roles import role_of_key
+from ckptmove.checkpoint.trainers import trainer_by_classes, trainer_by_keys
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.model import ArchiveFact, GlobalUse, Inventory, Mention
-from ckptmove.pickles.tree import Global, Persistent, nodes
+from ckptmove.pickles.tree import Call, Global, Persistent, nodes
 from ckptmove.torch_facts.weights_only import classify, dangerous, modern_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ckptmove.checkpoint.trainers import Trainer
     from ckptmove.formats.contract import Container
     from ckptmove.limits import Limits
-    from ckptmove.model import ContainerName
     from ckptmove.pickles.state import Machine
-    from ckptmove.pickles.tree import Value
+    from ckptmove.pickles.tree import Dict, Value
 
+#: Last parts of names of optimizer state: moments of ``torch.optim``.
+_MOMENTS: Final = frozenset({"exp_avg", "exp_avg_sq", "exp_inf", "square_avg", "momentum_buffer", "acc_delta"})
 #: Classes of an archive's own code, and functions of TorchScript's reader. No load imports either of them.
 _SCRIPT_NAMES: Final = ("__torch__.", "torch.jit._pickle.")
 _MOST_MENTIONS: Final = 100_000
@@ -30,11 +35,6 @@ _MOST_MENTIONS: Final = 100_000
 
 def build_inventory(container: Container, machine: Machine, limits: Limits) -> Inventory:
     """Build the inventory of a file.
-
-    Args:
-        container: the opened file.
-        machine: the machine that has read its object pickle.
-        limits: resource limits for the walk.
 
     Raises:
         LimitExceeded: if the tree is deeper or has more paths than the limits allow.
@@ -49,11 +49,11 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
     storages = walk.reader.storages()
     located = container.locate(storages)  # first: locating storages can add names to machine.globals
     names, mentions = [*machine.globals], walk.mentions
-    detected = detect_layout(machine.root, walk.modules, names)
-    if container.name == "torchscript":
+    detected = _detect_layout(machine.root, walk.modules, names)
+    if container.is_script:
         names = [name for name in names if not name.startswith(_SCRIPT_NAMES)]
         mentions = _script_mentions(container, mentions, limits.factor * _MOST_MENTIONS)
-        detected = DetectedLayout("module")
+        detected = _DetectedLayout("module")
     root = as_dict(machine.root)
     inventory = Inventory(
         path=container.source.path,
@@ -80,10 +80,10 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         last_rates=tuple(walk.last_rates),
         sections=tuple(walk.sections),
     )
-    return inventory if container.has_devices else complete(inventory)
+    return inventory if container.has_devices else _complete(inventory)
 
 
-def tree_inventory(root: Value, path: str, container: ContainerName, limits: Limits, pickle_bytes: int) -> Inventory:
+def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickle_bytes: int) -> Inventory:
     """Build the inventory of a tree that was changed, and is in no file yet.
 
     Args:
@@ -145,6 +145,75 @@ def _script_mentions(container: Container, found: list[Mention], most: int) -> l
 
 
 def _opcode_name(code: int) -> str:
-    import pickletools  # noqa: PLC0415  # slow import, rarely used
+    import pickletools
 
     return next(opcode.name for opcode in pickletools.opcodes if ord(opcode.code) == code)
+
+
+def _complete(inventory: Inventory) -> Inventory:
+    """Set the roles of optimizer tensors by name, and remove the device tags."""
+    parts = [tensor.name.rpartition(".") for tensor in inventory.tensors]
+    states = {holder for holder, _, leaf in parts if leaf in _MOMENTS}
+    tensors = tuple(
+        tensor._replace(role="optimizer") if holder in states or _is_in_optimizer(tensor.name) else tensor
+        for tensor, (holder, _, _) in zip(inventory.tensors, parts, strict=True)
+    )
+    storages = tuple(storage._replace(tag_sites=(), class_sites=()) for storage in inventory.storages)
+    return replace(inventory, tensors=tensors, storages=storages)
+
+
+def _is_in_optimizer(name: str) -> bool:
+    """Whether a name begins with the key of an optimizer, as in Megatron, which saves its state with the model."""
+    first, dot, _ = name.partition(".")
+    return bool(dot) and role_of_key(first) == "optimizer"
+
+
+class _DetectedLayout(NamedTuple):
+    """Layout and producer of a checkpoint.
+
+    Attributes:
+        layout: layout of the trainer or library.
+        producer: library and version, if the root names one.
+        torch_version: version of the torch that wrote the file, if the root names it.
+    """
+
+    layout: str
+    producer: str | None = None
+    torch_version: str | None = None
+
+
+def _detect_layout(root: Value, modules: Sequence[str], globals_: Iterable[str]) -> _DetectedLayout:
+    """Detect the layout of a checkpoint."""
+    if "" in modules:
+        return _DetectedLayout("module")
+    by_class = trainer_by_classes(globals_)
+    pairs = as_dict(root)
+    if pairs is None:
+        return _DetectedLayout(by_class.layout if by_class else "other")
+    trainer = trainer_by_keys(string_keys(pairs)) or by_class
+    return _DetectedLayout(
+        trainer.layout if trainer else "plain", _producer(pairs, trainer) if trainer else None, _torch_version(pairs)
+    )
+
+
+def _producer(pairs: Dict, trainer: Trainer) -> str | None:
+    """The library of the trainer with its version, if the root names one."""
+    for library, path in trainer.library:
+        holder: Dict | None = pairs
+        for key in path[:-1]:
+            holder = as_dict(holder.get(key)) if holder is not None else None
+        version = holder.get(path[-1]) if holder is not None else None
+        if type(version) is str:
+            return f"{library} {version[:40]}"
+    return None
+
+
+def _torch_version(pairs: Dict) -> str | None:
+    """Return ``torch_version`` of the root; a key ``version`` could be that of any library."""
+    for holder in (pairs, as_dict(pairs.get("meta"))):
+        value = holder.get("torch_version") if holder is not None else None
+        if type(value) is Call and value.name == "torch.torch_version.TorchVersion":
+            value = next(iter(value.arguments), None)
+        if type(value) is str:
+            return value[:40]
+    return None

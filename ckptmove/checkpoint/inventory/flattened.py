@@ -83,10 +83,6 @@ def split_by_parameter(pairs: Dict) -> FlatOptimizer:
 def split_key(key: str, names: Collection[str]) -> tuple[str, str, str]:
     """Split a key of a flat optimizer into ``state.`` or ``param_groups.``, the name of the parameter, and the rest.
 
-    Args:
-        key: whole key.
-        names: names of the parameters with a learning rate.
-
     Returns:
         The three parts, whose sum is the key; the first two are empty for a key of another kind.
     """

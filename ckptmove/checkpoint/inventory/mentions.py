@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.formats.opening import container_class
 from ckptmove.model import Mention
 from ckptmove.pickles.rebuild_arguments import device_text
 from ckptmove.pickles.tree import Call, Sequence, Tuple
@@ -93,18 +94,12 @@ def is_mesh_type(key: str, value: str) -> bool:
 
 def is_in_code(inventory: Inventory, mention: Mention) -> bool:
     """Whether a mention is in TorchScript code, in a single file or in a file of a directory."""
-    return (
-        inventory.container in {"torchscript", "directory"} and mention.site is None and mention.kind == "torch.device"
-    )
+    may_have_code = inventory.container == "directory" or container_class(inventory.container).is_script
+    return may_have_code and mention.site is None and mention.kind == "torch.device"
 
 
 def code_mentions(name: str, text: str) -> Iterator[Mention]:
-    """Iterate over the devices in a file of TorchScript code, by file and line; these mentions cannot be edited.
-
-    Args:
-        name: name of the file.
-        text: its code.
-    """
+    """Iterate over the devices in a file of TorchScript code, by file and line; these mentions cannot be edited."""
     line, position = 1, 0
     for match in _CODE_DEVICE.finditer(text):
         line += text.count("\n", position, match.start())

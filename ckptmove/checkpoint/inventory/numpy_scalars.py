@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.pickles.tree import Call, Python2Str, Tuple
+from ckptmove.pickles.tree import Call, Python2Str, tuple_items
 from ckptmove.torch_facts.weights_only import modern_name
 
 if TYPE_CHECKING:
@@ -27,19 +27,15 @@ def scalar_value(value: Value) -> float | bool | None:
     """Return the value of a numpy scalar, or None for any other value."""
     if type(value) is not Call or value.name not in _SCALARS:
         return None
-    match _items(value.args):
+    match value.arguments:
         case (Call(name="numpy.dtype") as dtype, content):
-            code, raw = _items(dtype.args)[:1], bytes_of(content)
+            code, raw = dtype.arguments[:1], bytes_of(content)
             letter = FORMATS.get(code[0]) if code and isinstance(code[0], str) else None
-            order = ">" if ">" in _items(dtype.state)[1:2] else "<"
+            order = ">" if ">" in tuple_items(dtype.state)[1:2] else "<"
             if letter is not None and raw is not None and len(raw) == struct.calcsize(order + letter):
                 number: float | bool = struct.unpack(order + letter, raw)[0]
                 return number
     return None
-
-
-def _items(value: Value) -> tuple[Value, ...]:
-    return value.items if type(value) is Tuple else ()
 
 
 def bytes_of(value: Value) -> bytes | None:
@@ -49,9 +45,9 @@ def bytes_of(value: Value) -> bytes | None:
     if isinstance(value, str):
         return value.raw if type(value) is Python2Str else value.encode() if value.isascii() else None
     if type(value) is Call and modern_name(value.name) == "builtins.bytes":
-        return b"" if _items(value.args) == () else None
+        return b"" if value.arguments == () else None
     if type(value) is Call and value.name == "_codecs.encode":
-        match _items(value.args):
+        match value.arguments:
             case (str() as text, "latin1") if text.isascii() or max(text) <= "\xff":
                 return text.encode("latin-1")
     return None

@@ -53,8 +53,7 @@ def module_attributes(call: Call) -> Dict | None:
     """
     if call.name.startswith(_SCRIPT_CLASSES):
         return attributes(call)
-    arguments = call.args.items if type(call.args) is Tuple else ()
-    for pairs in (attributes(call), as_dict(arguments[0]) if arguments else None):
+    for pairs in (attributes(call), as_dict(call.arguments[0]) if call.arguments else None):
         if pairs is not None and _has_registries(pairs):
             return pairs
     return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckptmove.checkpoint.inventory.numpy_scalars import scalar_value
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, members
 from ckptmove.model import OPAQUE, FlagValue, OptimizerRecord, ParamGroup, StateEntry
-from ckptmove.pickles.tree import Call, Node, Sequence
+from ckptmove.pickles.tree import Call, Node, Sequence, items_of
 from ckptmove.torch_facts.optimizers import DEVICE_FLAGS, candidates
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def draft_optimizer(pairs: Dict, where: str, spend: Callable[[int], None]) -> Op
     object_keys: dict[int, str] = {}
     groups = []
     listed = pairs.get("param_groups")
-    for index, item in enumerate(listed.items if isinstance(listed, Sequence) else ()):
+    for index, item in enumerate(items_of(listed)):
         group = as_dict(item)
         if group is not None:
             spend(_option_count(group))
@@ -85,11 +85,6 @@ def draft_optimizer(pairs: Dict, where: str, spend: Callable[[int], None]) -> Op
 
 def draft_flat_optimizer(flat: FlatOptimizer, where: str, spend: Callable[[int], None]) -> OptimizerDraft:
     """Create the draft of a flat optimizer, with one group for each parameter.
-
-    Args:
-        flat: the flat dict, by parameter.
-        where: its path.
-        spend: called with the number of values in each group before they are copied; groups may share lists.
 
     Raises:
         LimitExceeded: as ``spend``.
@@ -103,14 +98,14 @@ def draft_flat_optimizer(flat: FlatOptimizer, where: str, spend: Callable[[int],
 
 
 def _option_count(group: Dict) -> int:
-    return len(group.flat) + sum(len(_items(value)) for value in group.flat[1::2])
+    return len(group.flat) + sum(len(items_of(value)) for value in group.flat[1::2])
 
 
 def _mistyped(pairs: Dict) -> tuple[str, ...]:
     """Return keys of the state whose type differs from that in the groups: JSON, for example, makes text of numbers."""
     state = as_dict(pairs.get("state"))
-    groups = [group for item in _items(pairs.get("param_groups")) if (group := as_dict(item)) is not None]
-    listed = {key for group in groups for key in _items(group.get("params")) if type(key) in {int, str}}
+    groups = [group for item in items_of(pairs.get("param_groups")) if (group := as_dict(item)) is not None]
+    listed = {key for group in groups for key in items_of(group.get("params")) if type(key) in {int, str}}
     keys = [key for key in (state.keys() if state is not None else ()) if type(key) in {int, str} and key not in listed]
     texts = {str(key) for key in listed}
     return tuple(str(key) for key in keys if str(key) in texts)
@@ -123,9 +118,9 @@ def _group(pairs: Dict, where: str, object_keys: dict[int, str]) -> ParamGroup:
     names: tuple[str, ...] = ()
     for name, value, start in members(pairs):
         if name == "params":
-            params = tuple(_parameter_key(item, object_keys) for item in _items(value))
+            params = tuple(_parameter_key(item, object_keys) for item in items_of(value))
         elif name == "param_names":
-            names = tuple(item for item in _items(value) if type(item) is str)
+            names = tuple(item for item in items_of(value) if type(item) is str)
         elif not isinstance(value, Node):
             options.append((name, value))
             if name in DEVICE_FLAGS and isinstance(value, bool):
@@ -143,7 +138,3 @@ def _parameter_key(item: Value, object_keys: dict[int, str]) -> str:
     if isinstance(item, Call):
         return object_keys.setdefault(id(item), str(len(object_keys)))
     return key_text(item)
-
-
-def _items(value: Value) -> list[Value] | tuple[Value, ...]:
-    return value.items if isinstance(value, Sequence) else ()

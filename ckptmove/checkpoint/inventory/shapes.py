@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.pickles.tree import Call, Dict, Global, List, Node, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Dict, Global, List, Node, Sequence, Tuple, items_of
 from ckptmove.torch_facts.weights_only import modern_name
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _from_arguments(call: Call) -> Dict:
     pairs = arguments[0] if arguments else None
     if type(pairs) is Dict:
         return pairs
-    for pair in pairs.items if isinstance(pairs, Sequence) else ():
+    for pair in items_of(pairs):
         if isinstance(pair, Sequence) and len(pair.items) == 2:  # noqa: PLR2004  # key and value
             result.flat += pair.items
             result.starts += pair.starts

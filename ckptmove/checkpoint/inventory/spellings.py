@@ -25,12 +25,6 @@ def spellings(
 ) -> dict[int, Spelling]:
     """Return the spellings of tensors with ambiguous names, by the ``id`` of their records.
 
-    Args:
-        root: root of the tree.
-        names: the ambiguous names.
-        tensors: the records with these names.
-        budget: limits for the walk.
-
     Returns:
         Spellings of tensors in dicts, lists and modules. Tensors inside other objects may have no spelling.
 

@@ -85,7 +85,7 @@ class TensorNodes:
             return None
         rest: dict[_Key, Value] = {}
         while type(value) is Call and value.name in _WRAPPERS:
-            found = _items(value)
+            found = value.arguments
             rest |= {("", len(rest) + place): _pairs(found, at) for place, at in enumerate(_WRAPPERS[value.name])}
             if value.name.startswith("torch._utils."):
                 value = _item(found, 0)
@@ -139,7 +139,7 @@ def _unrecorded(call: Call) -> tuple[str, dict[_Key, Value]]:
     """Return the kind of a tensor, and its arguments that are not in a record."""
     if call.name == _SPARSE:
         return _sparse(call)
-    found = _items(call)
+    found = call.arguments
     kind, named, dicts = _ARGUMENTS.get(call.name, (call.name, {}, ()))
     rest: dict[_Key, Value] = {(name, 0): _item(found, at) for name, at in named.items()}
     quantizer = _item(found, 4)
@@ -152,17 +152,13 @@ def _unrecorded(call: Call) -> tuple[str, dict[_Key, Value]]:
 def _sparse(call: Call) -> tuple[str, dict[_Key, Value]]:
     """Return the dense parts of a sparse tensor, and ``is_coalesced``, which TorchScript and old files do not store."""
     try:
-        args = Tuple(_items(call), ())
+        args = Tuple(call.arguments, ())
         layout, parts, _ = sparse_parts(args)
         coalesced = () if type(args.items[0]) is int else items(args.items[1])[len(parts) + 1 :]
         rest: dict[_Key, Value] = {(label, 0): part for label, part in zip(SPARSE_PARTS[layout], parts, strict=True)}
     except (NotATensor, IndexError, ValueError):  # it has no record either
         return call.name, {("", -1): call.args}
     return layout, rest | {("is_coalesced", 0): bool(coalesced and coalesced[0] is True)}
-
-
-def _items(call: Call) -> tuple[Value, ...]:
-    return call.args.items if type(call.args) is Tuple else ()
 
 
 def _item(found: tuple[Value, ...], place: int) -> Value:

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.layouts.members import full_path
+from ckptmove.checkpoint.layouts.members import Members
 from ckptmove.checkpoint.layouts.tar_members import TarMembers
 from ckptmove.checkpoint.layouts.zip_members import ZipMembers
 from ckptmove.errors import ArchiveOfFiles, CrcMismatch, DamagedArchive, LimitExceeded, MustBeUnpacked, NotACheckpoint
-from ckptmove.formats.sniff import gunzipped, recognise
-from ckptmove.io.listing import Listing
+from ckptmove.formats.opening import gunzipped, recognise
 from ckptmove.io.part import MemorySource
-from ckptmove.io.source import DiskPlace
 from ckptmove.model import ArchiveFact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from ckptmove.checkpoint.layouts.members import Members
     from ckptmove.io.contracts import ByteSource
-    from ckptmove.io.listing import ListedFile
-    from ckptmove.io.source import FileSource, Stamp
+    from ckptmove.io.listing import ListedFile, Listing
+    from ckptmove.io.source import FileSource
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveForm, ContainerName
+    from ckptmove.model import ArchiveForm
 
 _ZIP: Final = b"PK"
-_DESCRIBED: Final[dict[ArchiveForm, str]] = {"zip": "a zip archive without data.pkl", "tar": "a tar archive"}
-_CUT: Final = " that is cut off, so members may be missing"
 _SHARD: Final = ".distcp"
 _FORMS: Final[dict[ArchiveForm, type[ZipMembers | TarMembers]]] = {"zip": ZipMembers, "tar": TarMembers}
-#: Names that :func:`ckptmove.formats.sniff.recognise` gives to compressed files: those that can be inflated here, and
+#: Names that :func:`ckptmove.formats.opening.recognise` gives to compressed files: those that can be inflated here, and
 #: those that cannot. For a single compressed file, its name decides whether it may be a checkpoint.
 _GZIPPED: Final = frozenset({"a gzip file", "a tar archive in a gzip file"})
 _SEALED: Final = frozenset({"a 7z archive", "a rar archive"})
@@ -41,82 +33,7 @@ _OF_INTEREST: Final = re.compile(r"\.(?:tar|tbz2?|txz|tzst|zip|pth?|ckpt|bin|saf
 _LOOK: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveListing(Listing):
-    """The files of an open archive; its folders and links are copied unchanged.
-
-    Attributes:
-        members: the archive.
-        stamp: stamp of its file when it was opened.
-    """
-
-    members: Members
-    stamp: Stamp
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the archive."""
-        return self.members.source.size
-
-    @property
-    def container(self) -> ContainerName:
-        """Name of its kind in the public contract."""
-        return "archive"
-
-    @property
-    def form(self) -> ArchiveForm:
-        """Format of the archive, zip or tar."""
-        return self.members.form
-
-    @property
-    def described(self) -> str:
-        """Its format in words, and whether its end is missing."""
-        return _DESCRIBED[self.members.form] + (_CUT if self.members.facts else "")
-
-    @property
-    def has_checksums(self) -> bool:
-        """Whether it has a CRC of each member."""
-        return self.members.has_checksums
-
-    def full(self, path: str) -> str:
-        """Path of a member as users see it; a name in an archive may be absolute."""
-        return full_path(self.path, path)
-
-    def look(self, path: str) -> None:
-        """Raise NotACheckpoint if a quick look at the member rules out a checkpoint."""
-        self.members.look(path)
-
-    def open(self, path: str) -> ByteSource:
-        """The bytes of a member; errors as of :meth:`ckptmove.checkpoint.layouts.members.Members.open`."""
-        return self.members.open(path)
-
-    def disk(self, file: ListedFile) -> DiskPlace | None:
-        """Place of the bytes of a member in the archive; None if they are compressed."""
-        span = self.members.span(file.path)
-        return None if span is None else DiskPlace(self.path, span.start, self.stamp)
-
-    def read_from(self, files: Iterable[ListedFile]) -> tuple[DiskPlace, ...]:
-        """The file on the disk that contains the members: the archive."""
-        del files
-        return (DiskPlace(self.path, 0, self.stamp),)
-
-    def contents(self, path: str) -> Iterator[bytes | memoryview]:
-        """The bytes of a member block by block, inflated if they are compressed."""
-        return self.members.contents(path)
-
-    def require_unchanged(self, file: ListedFile) -> None:
-        """Do nothing: the archive is open."""
-
-    def expression(self, path: str) -> str:
-        """Python that opens a member."""
-        return self.members.expression(path)
-
-    def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
-        """Facts about the bytes of a member, after comparing them with its CRC."""
-        return self.members.flaws(path)
-
-
-def list_archive(source: FileSource, limits: Limits) -> ArchiveListing:
+def list_archive(source: FileSource, limits: Limits) -> Members:
     """List the members of a zip or a tar.
 
     Args:
@@ -130,17 +47,7 @@ def list_archive(source: FileSource, limits: Limits) -> ArchiveListing:
     members = _FORMS["zip" if source.read(0, min(len(_ZIP), source.size)) == _ZIP else "tar"](source, limits)
     if any(file.name.endswith(_SHARD) and not file.is_hidden for file in members.files):
         raise members.refusal(f"it contains a distributed checkpoint (*{_SHARD})")
-    return ArchiveListing(source.path, members.files, (), (), members, source.place.stamp)
-
-
-def standing_facts(listing: Listing) -> tuple[ArchiveFact, ...]:
-    """Facts about an archive itself; a directory has none."""
-    return listing.members.facts if isinstance(listing, ArchiveListing) else ()
-
-
-def member_limits(listing: Listing, path: str, limits: Limits) -> Limits:
-    """Resource limits for a file, which are lower for a compressed member of an archive."""
-    return listing.members.limits(path, limits) if isinstance(listing, ArchiveListing) else limits
+    return members
 
 
 def inner_archives(
@@ -157,7 +64,7 @@ def inner_archives(
         error: why it is not a checkpoint.
         limits: resource limits for reading an archive.
     """
-    if not isinstance(listing, ArchiveListing):
+    if not isinstance(listing, Members):
         return ()
     try:
         counts = _may_hold_some(listing, file.path, error, limits)
@@ -166,10 +73,10 @@ def inner_archives(
     return (ArchiveFact("inner-archive", file.path, file.size_bytes),) if counts else ()
 
 
-def _may_hold_some(listing: ArchiveListing, path: str, error: NotACheckpoint, limits: Limits) -> bool:
+def _may_hold_some(listing: Members, path: str, error: NotACheckpoint, limits: Limits) -> bool:
     if isinstance(error, ArchiveOfFiles):
         # To detect it, a compressed zip was inflated completely, but a compressed tar only at its beginning.
-        is_whole = error.form == "zip" or listing.members.span(path) is not None
+        is_whole = error.form == "zip" or listing.span(path) is not None
         source = listing.open(path) if is_whole else MemorySource(path, _beginning(listing, path))
         return _lists_one(source, error.form, limits)
     if error.found in _GZIPPED:
@@ -179,7 +86,7 @@ def _may_hold_some(listing: ArchiveListing, path: str, error: NotACheckpoint, li
     return is_named_so or error.found in _SEALED
 
 
-def _beginning(listing: ArchiveListing, path: str) -> bytes:
+def _beginning(listing: Members, path: str) -> bytes:
     """The first bytes of a member, inflated if it is compressed."""
     return bytes(next(listing.contents(path)))
 

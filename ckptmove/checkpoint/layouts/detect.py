@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.directories import FileRecord
     from ckptmove.io.listing import ListedFile, Listing
-    from ckptmove.model import LayoutName
 
 #: Size limit of an index; the index of a million tensors is smaller.
 _MOST_INDEX_BYTES: Final = 1 << 26
@@ -67,13 +66,8 @@ def _shards(listing: Listing, name: str) -> Sequence[str]:
     return sorted(set(weights.values()))
 
 
-def layout_of(listing: Listing, records: Sequence[FileRecord]) -> LayoutName:
-    """The layout of a directory: that of the topmost folder with a known layout.
-
-    Args:
-        listing: files of the directory.
-        records: rows of its checkpoint files.
-    """
+def layout_of(listing: Listing, records: Sequence[FileRecord]) -> str:
+    """The layout of a directory: that of the topmost folder with a known layout."""
     by_path = {record.path: record for record in records}
     folders: dict[str, list[ListedFile]] = {}
     for file in listing.files:
@@ -88,7 +82,7 @@ def layout_of(listing: Listing, records: Sequence[FileRecord]) -> LayoutName:
     return "other"
 
 
-def _by_signs(names: Sequence[str], said: Mapping[str, LayoutName]) -> LayoutName | None:
+def _by_signs(names: Sequence[str], said: Mapping[str, str]) -> str | None:
     signs = [(trainer.layout, trainer.sign) for trainer in TRAINERS if trainer.sign is not None]
     for layout, sign in signs:
         if any(map(sign.fullmatch, names)):
@@ -103,7 +97,7 @@ def _by_signs(names: Sequence[str], said: Mapping[str, LayoutName]) -> LayoutNam
     return "sharded" if any(map(SHARD_FILE.fullmatch, said)) else None
 
 
-def _by_pointer(listing: Listing, folder: str, said: Mapping[str, LayoutName]) -> LayoutName | None:
+def _by_pointer(listing: Listing, folder: str, said: Mapping[str, str]) -> str | None:
     """Layout of the file that ``last_checkpoint`` names: mmengine writes a path, Detectron2 a name."""
     path = f"{folder}/{POINTER_FILE}".lstrip("/")
     if path not in listing.names:

@@ -16,7 +16,7 @@ from ckptmove.checkpoint.layouts.distributed_pieces import DAMAGE, check_piece, 
 from ckptmove.checkpoint.naming import naming
 from ckptmove.errors import DamagedArchive, NotACheckpoint, UnsupportedContainer
 from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
-from ckptmove.formats.sniff import recognise
+from ckptmove.formats.opening import recognise
 from ckptmove.model import ArchiveFact
 
 if TYPE_CHECKING:
@@ -178,25 +178,14 @@ class PiecesOfFile(NamedTuple):
 
 
 def pieces_of_files(part: DistributedFolder, container: DistributedCheckpoint) -> Mapping[str, PiecesOfFile]:
-    """The pieces in each file of a distributed checkpoint, by the path of the file in the directory.
-
-    Args:
-        part: place of the checkpoint.
-        container: its ``.metadata``.
-    """
+    """The pieces in each file of a distributed checkpoint, by the path of the file in the directory."""
     return {part.full(file): PiecesOfFile(container, own) for file, own in _by_file(container.whole_pieces()).items()}
 
 
 def file_records(
     part: DistributedFolder, container: DistributedCheckpoint, inventory: Inventory
 ) -> tuple[FileRecord, ...]:
-    """A row of the table of files for each file, with the tensors that have pieces in it.
-
-    Args:
-        part: place of the checkpoint.
-        container: its ``.metadata``.
-        inventory: its inventory, as a part of the directory.
-    """
+    """A row of the table of files for each file, with the tensors that have pieces in it."""
     by_storage = {one.storage: one for one in inventory.tensors}
     prefix = f"{part.path}/" if part.path else ""
     held: dict[str, dict[str, TensorRecord]] = {name: {} for name in (*container.sizes, *part.spare)}
@@ -259,11 +248,8 @@ def _by_file(pieces: Iterable[Piece]) -> Mapping[str, list[Piece]]:
 def _read_objects(
     listing: Listing, part: DistributedFolder, container: DistributedCheckpoint, limits: Limits
 ) -> Iterator[ArchiveFact]:
-    """Read objects that are not tensors into the container; if an object has two places, torch uses the last.
-
-    Returns:
-        Facts about those that are damaged.
-    """
+    """Read objects that are not tensors into the container; yield facts about damaged ones."""
+    # If an object has two places, torch uses the last.
     last = {piece.name: piece for piece in container.metadata.pieces if piece.offsets is None}
     for file, own in _by_file(piece for piece in container.whole_pieces() if last.get(piece.name) is piece).items():
         with _opened(listing, part.full(file)) as source:
@@ -290,13 +276,6 @@ def check_pieces(
     progress: Progress | None,
 ) -> Iterator[ArchiveFact]:
     """Read every piece, and compare it with its CRCs and with ``.metadata``.
-
-    Args:
-        listing: the directory that contains the checkpoint.
-        part: its place in the directory.
-        container: its ``.metadata``.
-        limits: resource limits for reading a piece.
-        progress: called with the bytes checked so far and the total.
 
     Raises:
         UnreadableInput, LimitExceeded: if a file is no longer readable.

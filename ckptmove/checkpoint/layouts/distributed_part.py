@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ckptmove.formats.dcp.metadata import Piece, StoredTensor
     from ckptmove.io.contracts import ByteSource, Progress
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact, ContainerName, TensorRecord
+    from ckptmove.model import ArchiveFact, TensorRecord
     from ckptmove.pickles.tree import Value
 
 _BLOCK: Final = 1 << 20
@@ -63,7 +63,7 @@ class StoredPiece(NamedTuple):
 
     source: ByteSource
     place: str
-    kind: ContainerName
+    kind: str
     chunk: Chunk
 
 
@@ -72,7 +72,6 @@ class DistributedPart(OpenPart):
 
     is_distributed = True
     byteorder = sys.byteorder
-    disk = None
 
     def __init__(
         self, folder: DistributedFolder, read: ReadFolder, files: OpenFiles, limits: Limits, base: int = 0
@@ -100,7 +99,7 @@ class DistributedPart(OpenPart):
         # If a chunk has two places, the last one counts, as in the dict that torch builds.
         self._pieces = {(piece.name, piece.offsets): piece for piece in container.metadata.pieces}
         #: Container of each piece that was opened; None if it is damaged, for the reason in ``_damage``.
-        self._kinds_of: dict[tuple[str, int], ContainerName | None] = {}
+        self._kinds_of: dict[tuple[str, int], str | None] = {}
         self._damage: dict[str, str] = {}
 
     @cached_property
@@ -113,7 +112,6 @@ class DistributedPart(OpenPart):
         return all(open_chunk(self._source(one), one, self._limits).has_checksums() for one in first.values())
 
     def close(self) -> None:
-        """Free its objects."""
         self._container.objects.clear()
 
     def span(self, key: str) -> Span | None:
@@ -122,7 +120,6 @@ class DistributedPart(OpenPart):
         return None if self._found(tensor) is None else Span(0, prod(tensor.shape) * ITEM_BYTES[tensor.dtype])
 
     def storage(self, key: str) -> StoredBytes | None:
-        """Bytes of a tensor by its name, as if they were contiguous; None if some are missing."""
         tensor, span = self._tensors[key], self.span(key)
         found = self._found(tensor)
         if found is None or span is None:
@@ -134,14 +131,11 @@ class DistributedPart(OpenPart):
     def pieces_of(self, key: str) -> Iterator[StoredPiece]:
         """The pieces of a tensor by its name, except those without elements; all of them are complete."""
         for chunk, piece in self._found(self._tensors[key]) or ():
-            kind = cast("ContainerName", self._kind_of(piece))  # _found returns only known kinds
+            kind = cast("str", self._kind_of(piece))  # _found returns only known kinds
             yield StoredPiece(PartSource(self._source(piece), piece.span), _place(piece), kind, chunk)
 
     def require_sound(self, key: str) -> None:
         """Compare the pieces of a tensor with their CRCs.
-
-        Args:
-            key: name of the tensor.
 
         Raises:
             CrcMismatch: if a piece is damaged.
@@ -161,11 +155,9 @@ class DistributedPart(OpenPart):
                 yield name, StoredPiece(*place, found.kind, Chunk((), ()))
 
     def tree(self) -> Value:
-        """The saved object, nested by its keys."""
         return self._container.read_whole().root
 
     def outline(self) -> tuple[OutlineLine, ...]:
-        """Outline of its tree."""
         machine = self._container.read_whole()
         return make_outline(machine.root, self._limits, machine.end)
 
@@ -179,7 +171,6 @@ class DistributedPart(OpenPart):
         return pieces_of_files(self._folder, self._container)
 
     def budget(self) -> Budget:
-        """A new budget for one walk over the tree."""
         return Budget(self._limits, self._container.source.size)
 
     def extras(self) -> Mapping[str, bytes]:
@@ -191,7 +182,6 @@ class DistributedPart(OpenPart):
         return tuple(name for name in self._names if self._piece(name, None) is None or name in self._container.damaged)
 
     def why_not(self, record: TensorRecord) -> str:
-        """Why :meth:`bytes_of` returns None for a tensor."""
         return self._damage.get(self.own_key(record) or "") or super().why_not(record)
 
     @cached_property
@@ -214,7 +204,7 @@ class DistributedPart(OpenPart):
             return None
         return None if any(self._kind_of(piece) is None for _, piece in found) else found
 
-    def _kind_of(self, piece: Piece) -> ContainerName | None:
+    def _kind_of(self, piece: Piece) -> str | None:
         """Container of the piece of a chunk; None if it is not the expected chunk."""
         place = piece.file, piece.span.start
         if place not in self._kinds_of:
@@ -235,7 +225,7 @@ class DistributedPart(OpenPart):
         with naming(self._source(piece).path):
             return ChunkElements(*self._open(piece)[1:])
 
-    def _open(self, piece: Piece) -> tuple[ContainerName, StoredBytes, TensorRecord, Span]:
+    def _open(self, piece: Piece) -> tuple[str, StoredBytes, TensorRecord, Span]:
         """Container of the piece of a chunk, and the place of its elements."""
         source = self._source(piece)
         limits = limits_of(piece, self._limits, self._container)

@@ -168,13 +168,6 @@ def chunk_in(
 ) -> tuple[TensorRecord, ...]:
     """The tensors in a piece: exactly one, unless ``.metadata`` lists no tensor with this chunk.
 
-    Args:
-        stream: the piece as a container.
-        source: the file that contains the piece.
-        piece: the piece.
-        container: content of ``.metadata``.
-        limits: resource limits for reading the piece.
-
     Raises:
         DamagedArchive: if its content differs from ``.metadata``, or its tensor has too few bytes.
         UnreadableInput, LimitExceeded: as for a checkpoint in a file of its own.

@@ -6,78 +6,75 @@ No member is written to a file: its name could be any path.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from ckptmove.errors import MustBeUnpacked
-from ckptmove.io.listing import ListedFile
+from ckptmove.io.listing import ListedFile, Listing
 from ckptmove.io.part import PartSource
+from ckptmove.io.source import DiskPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ckptmove.io.contracts import ByteSource, Segment
-    from ckptmove.limits import Limits
+    from ckptmove.io.source import FileSource, Stamp
     from ckptmove.model import ArchiveFact, ArchiveForm, Span
 
 #: Names that macOS adds for every file of an archive.
 _APPLE_FOLDER: Final = "__MACOSX"
 _APPLE_FILE: Final = "._"
+#: Forms in words.
+_DESCRIBED: Final[dict[ArchiveForm, str]] = {"zip": "a zip archive without data.pkl", "tar": "a tar archive"}
+_CUT: Final = " that is cut off, so members may be missing"
 
 
-class Members(ABC):
-    """An open archive of files.
+class Members(Listing, ABC):
+    """The files of an open archive; its folders and links are copied unchanged.
 
     Attributes:
-        form: format of the archive, zip or tar.
         source: its bytes.
-        files: its members that are files, by path.
-        has_checksums: whether it has a CRC of each member.
-        facts: facts about the archive itself.
     """
 
+    container = "archive"
     form: ClassVar[ArchiveForm]
     source: ByteSource
-    files: tuple[ListedFile, ...]
-    has_checksums: ClassVar[bool]
-    facts: tuple[ArchiveFact, ...] = ()
+    _facts: tuple[ArchiveFact, ...] = ()
 
-    @abstractmethod
-    def look(self, path: str) -> None:
-        """Raise NotACheckpoint if a quick look at the member rules out a checkpoint.
+    @property
+    def size_bytes(self) -> int:
+        return self.source.size
 
-        Raises:
-            NotACheckpoint: if it is not a checkpoint.
-        """
+    @property
+    def facts(self) -> tuple[ArchiveFact, ...]:
+        return self._facts
 
-    @abstractmethod
-    def open(self, path: str) -> ByteSource:
-        """The bytes of a member.
+    @property
+    def described(self) -> str:
+        """Its format in words, and whether its end is missing."""
+        return _DESCRIBED[self.form] + (_CUT if self.facts else "")
 
-        Raises:
-            MustBeUnpacked: if it cannot be read inside of the archive.
-            CrcMismatch: if its bytes are compressed and damaged.
-        """
+    def full(self, path: str) -> str:
+        """Path of a member as users see it; a name in an archive may be absolute."""
+        return full_path(self.path, path)
+
+    def disk(self, file: ListedFile) -> DiskPlace | None:
+        span = self.span(file.path)
+        return None if span is None else DiskPlace(self.path, span.start, self._stamp)
+
+    def read_from(self, files: Iterable[ListedFile]) -> tuple[DiskPlace, ...]:
+        del files
+        return (DiskPlace(self.path, 0, self._stamp),)
+
+    def require_unchanged(self, file: ListedFile) -> None:
+        """Do nothing: the archive is open."""
+
+    @property
+    def _stamp(self) -> Stamp:
+        return cast("FileSource", self.source).place.stamp  # of an archive that is no member itself
 
     @abstractmethod
     def span(self, path: str) -> Span | None:
         """Span of a member; None if it is compressed."""
-
-    def limits(self, path: str, limits: Limits) -> Limits:
-        """Resource limits for a member; lower than for a file if it is compressed."""
-        del path
-        return limits
-
-    @abstractmethod
-    def contents(self, path: str) -> Iterator[bytes | memoryview]:
-        """The bytes of a member block by block, inflated if they are compressed; each is valid until the next."""
-
-    @abstractmethod
-    def expression(self, path: str) -> str:
-        """Python that opens a member for ``torch.load``."""
-
-    @abstractmethod
-    def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
-        """Read a member and compare it with its CRC: one ``crc-mismatch`` if it differs."""
 
     @abstractmethod
     def lay_out(self, changed: Mapping[str, Sequence[Segment]], removed: Collection[str]) -> tuple[Segment, ...]:

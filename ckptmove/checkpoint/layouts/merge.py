@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.model import (
-        ContainerName,
         FlagValue,
         GlobalUse,
         Inventory,
@@ -87,25 +86,17 @@ def file_record(path: str, inventory: Inventory, expression: str | None) -> File
     )
 
 
-def merge_inventories(
-    path: str, container: ContainerName, parts: Sequence[OpenPart], size_bytes: int
-) -> DirectoryInventory:
-    """Merge the inventories of all parts; the layout is left to the caller.
-
-    Args:
-        path: path of the directory.
-        container: its name in the public contract.
-        parts: its checkpoints.
-        size_bytes: total size of all files.
-    """
+def merge_inventories(path: str, container: str, parts: Sequence[OpenPart], size_bytes: int) -> DirectoryInventory:
+    """Merge the inventories of all parts; the layout is left to the caller."""
     each = [part.inventory for part in parts]
+    programs = (one.producer for one in each if not container_class(one.container).is_table)
     return DirectoryInventory(
         path=path,
         container=container,
         layout="other",
         size_bytes=size_bytes,
         torch_version=next((one.torch_version for one in each if one.torch_version), None),
-        producer=next((one.producer for one in each if one.producer and one.container != "safetensors"), None),
+        producer=next(filter(None, programs), None),
         root_keys=tuple(chain.from_iterable(one.root_keys for one in each)),
         tensors=tuple(chain.from_iterable(one.tensors for one in each)),
         storages=tuple(chain.from_iterable(one.storages for one in each)),

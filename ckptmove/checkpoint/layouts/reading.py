@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.outline import OutlineLine
-from ckptmove.checkpoint.layouts.archive import inner_archives, member_limits, standing_facts
+from ckptmove.checkpoint.layouts.archive import inner_archives
 from ckptmove.checkpoint.layouts.detect import layout_of, require_shards
 from ckptmove.checkpoint.layouts.distributed import find_distributed, is_distributed, read_distributed
 from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
@@ -109,7 +109,7 @@ class Reader:
         shown = [file for file in listing.files if not file.is_hidden]
         files |= pieces
         apart = (path for path in links if not _is_piece(path, homes))
-        outside = (*self._inner, *standing_facts(listing))
+        outside = (*self._inner, *listing.facts)
         return OpenCheckpoint(
             inventory=self._merged(outside),
             parts=tuple(self._parts),
@@ -153,7 +153,7 @@ class Reader:
         try:
             with naming(listing.full(path)):
                 listing.look(path)
-                limits = member_limits(listing, path, self._limits)  # only if it may be a checkpoint
+                limits = listing.limits(path, self._limits)  # only if it may be a checkpoint
                 source = self._files.source(path) if self._keep_trees else listing.open(path)
                 with closing(source):  # a kept one is opened again when it is read
                     part = FilePart(read_file(source, limits), limits, listing.disk(file))
@@ -188,12 +188,7 @@ class Reader:
                 self._lines.append(OutlineLine(line.depth + 1, line.name if line.depth else path, line.description))
 
     def _require_something(self) -> None:
-        """Raise an error if nothing was read.
-
-        Raises:
-            EmptyDirectory, NotACheckpoint: if there is no checkpoint, or only an empty one.
-            UnreadableInput, LimitExceeded: if none of the checkpoints is readable.
-        """
+        """Raise an error if nothing was read."""
         listing = self._listing
         if not self._parts and self._unreadable:
             first, *others = self._unreadable
@@ -201,7 +196,7 @@ class Reader:
             raise first
         if not self._parts:
             inner = "".join(fact.record for fact in self._inner[:1])
-            is_cut = any(fact.kind == "missing-end" for fact in standing_facts(listing))
+            is_cut = any(fact.kind == "missing-end" for fact in listing.facts)
             raise EmptyDirectory(
                 listing.path, self._looked_at, listing.described, listing.form, inner=inner, is_cut=is_cut
             )
@@ -214,7 +209,7 @@ class Reader:
         inventory = merge_inventories(listing.path, listing.container, parts, listing.size_bytes)
         contents = inventory.contents
         if len(parts) == 1 and not parts[0].name:
-            inventory = replace(inventory, container="dcp", globals=parts[0].inventory.globals)
+            inventory = replace(inventory, container=parts[0].inventory.container, globals=parts[0].inventory.globals)
         if any(file.name in _COUNTERS for file in listing.files):
             contents |= {"counter"}
         return replace(

@@ -25,7 +25,6 @@ class TarMembers(Members):
     """A tar of files."""
 
     form = "tar"
-    has_checksums = False
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
         """List its members.
@@ -39,7 +38,7 @@ class TarMembers(Members):
         everything, lacking = read_to_end(source, limits)
         if lacking:
             nbytes = lacking + (_ENDING - 1) * BLOCK
-            self.facts = (ArchiveFact("missing-end", "the blocks of zeros at the end of the tar", nbytes),)
+            self._facts = (ArchiveFact("missing-end", "the blocks of zeros at the end of the tar", nbytes),)
         members = [member for member in everything if member.kind not in {"folder", "other"}]
         sparse = next((member.name for member in members if member.kind == "sparse"), None)
         if sparse is not None:
@@ -49,38 +48,22 @@ class TarMembers(Members):
         self._members = {shown_path(member.name): member for member in members if member.kind == "file"}
         self._links = [member for member in members if member.kind in {"link", "symlink"}]
         self._folders = [member for member in everything if member.kind == "folder"]
-        self.files = tuple(file for file in every if file.path in self._members)
-
-    def look(self, path: str) -> None:
-        """Do nothing: opening a member costs nothing."""
+        super().__init__(source.path, tuple(file for file in every if file.path in self._members), (), ())
 
     def open(self, path: str) -> ByteSource:
-        """The bytes of a member."""
         return self.part(path, self.span(path))
 
     def span(self, path: str) -> Span:
-        """Span of a member."""
         return self._members[path].span
 
     def contents(self, path: str) -> Iterator[bytes | memoryview]:
-        """The bytes of a member block by block; each is valid until the next."""
         return self.source.blocks(self.span(path), _BLOCK)
 
     def expression(self, path: str) -> str:
-        """Python that opens a member for ``torch.load``."""
         return f"tarfile.open({self.source.path!r}).extractfile({self._members[path].name!r})"
-
-    def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
-        """Return no facts: a tar has no CRCs of its members."""
-        del path
-        return ()
 
     def lay_out(self, changed: Mapping[str, Sequence[Segment]], removed: Collection[str]) -> tuple[Segment, ...]:
         """Segments of the tar with some members changed or left out, and everything else unchanged.
-
-        Args:
-            changed: segments of the tar's source that make up a changed member, by its path.
-            removed: paths of the members and folders that are left out.
 
         Raises:
             MustBeUnpacked: if a link leads to a member that is left out.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.directories import FileFact
 from ckptmove.checkpoint.layouts.members import Members, full_path, shown_path
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NotACheckpoint
-from ckptmove.formats.sniff import recognise
+from ckptmove.formats.opening import recognise
 from ckptmove.formats.zip_archive.index import DEFLATED, read_directory
 from ckptmove.formats.zip_archive.layout import Layout, LocalHeaders, NewRecord
 from ckptmove.io.inflate import inflate
@@ -64,7 +64,7 @@ class ZipMembers(Members):
             if record.obstacle:
                 is_encrypted = record.obstacle == "encrypted"
                 raise self.refusal(f"member '{shown_path(record.name):.80}' is {record.obstacle}", locked=is_encrypted)
-        self.files = self.listed([(record.name, record.nbytes) for record in files])
+        super().__init__(source.path, self.listed([(record.name, record.nbytes) for record in files]), (), ())
         self._records = {shown_path(record.name): record for record in files}
         self._spans = dict(_spans(source, LocalHeaders(source, self._directory), records))
         self._inflated: set[str] = set()
@@ -149,11 +149,9 @@ class ZipMembers(Members):
             raise CrcMismatch(self.source.path, path)
 
     def expression(self, path: str) -> str:
-        """Python that opens a member for ``torch.load``."""
         return f"io.BytesIO(zipfile.ZipFile({self.source.path!r}).read({self._records[path].name!r}))"
 
     def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
-        """Read a member and compare it with its CRC: one ``crc-mismatch`` if it differs."""
         return () if self._sound(path) else (FileFact("crc-mismatch", path, self._records[path].nbytes, path),)
 
     def lay_out(self, changed: Mapping[str, Sequence[Segment]], removed: Collection[str]) -> tuple[Segment, ...]:
@@ -161,10 +159,6 @@ class ZipMembers(Members):
 
         Changed members are stored without compression. They are read once here, because the CRC of a member precedes
         its bytes.
-
-        Args:
-            changed: segments of the zip's source that make up a changed member, by its path.
-            removed: paths of the members and folders that are left out.
 
         Raises:
             CrcMismatch: if an unchanged compressed member differs from its CRC.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
 from ckptmove.cli.render.text import clean, sentence, size
 from ckptmove.conversion.policy import DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RULES
-from ckptmove.text import Command, amount
+from ckptmove.text import Command, amount, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +105,7 @@ def _remapping(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
     for swap in plan.replaced:
         replaced.setdefault((swap.source, swap.target), []).append(swap.where or "the root")
     yield from _first(page, [
-        f"replace {clean(source)} by {clean(target)}: {clean(places[0])}" + _more(len(places) - 1)
+        f"replace {clean(source)} by {clean(target)}: {some([*map(clean, places)])}"
         for (source, target), places in replaced.items()
     ], verbose=verbose)  # fmt: skip
     yield from _first(page, [
@@ -138,10 +138,6 @@ def _first(page: Page, lines: list[str], *, verbose: bool) -> Iterator[str]:
 def _extent(one: Dropped) -> str:
     tensors = f"{amount(one.tensors, 'tensor')}, " if one.tensors else ""
     return f": {tensors}{size(one.nbytes)}" if one.tensors or one.nbytes else ""
-
-
-def _more(count: int) -> str:
-    return f" and {count:,} more" if count else ""
 
 
 def _legend(page: Page, used: set[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from ckptmove.cli.render.answers import shares
 from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
 from ckptmove.cli.render.text import clean, sentence, size
 from ckptmove.model import Severity
-from ckptmove.text import amount
+from ckptmove.text import amount, some
 from ckptmove.torch_facts.devices import NO_DEVICE
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def unchecked_line(inspection: Inspection) -> str:
     names = inspection.unchecked
     if names == (inspection.inventory.path,):
         return "not checked: the file has no CRCs"
-    more = f" and {len(names) - _FIRST:,} more" if len(names) > _FIRST else ""
-    return f"not checked: no CRCs in {', '.join(map(clean, names[:_FIRST]))}{more}"
+    return f"not checked: no CRCs in {some([*map(clean, names)], _FIRST)}"
 
 
 def optional_lines(page: Page, answer: InspectAnswer) -> Iterator[str]:

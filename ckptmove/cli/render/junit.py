@@ -110,10 +110,10 @@ def _require_report(path: str, checkpoints: Sequence[str]) -> None:
 
 def _is_replaceable(path: str) -> bool:
     """Whether the file is missing, empty, or an earlier report. A path that is no file fails when it is written."""
-    if not os.path.isfile(path):  # noqa: PTH113  # the path stays text
+    if not os.path.isfile(path):
         return True
     try:
-        with open(path, "rb") as file:  # noqa: PTH123  # the path stays text
+        with open(path, "rb") as file:
             return file.read(len(_XML)) in {b"", _XML}
     except OSError as error:
         raise ReportFailed(path, reason_of(error)) from error

@@ -35,8 +35,8 @@ class Page(NamedTuple):
         """Style a text if colors are shown; ``style`` is one of rich, for example ``bold red``."""
         if not self.color or not style or not text:
             return text
-        from rich.color import ColorSystem  # noqa: PLC0415  # slow import, used for colors only
-        from rich.style import Style  # noqa: PLC0415  # slow import, used for colors only
+        from rich.color import ColorSystem
+        from rich.style import Style
 
         # The 16 standard colors, which users choose in their terminal.
         return Style.parse(style).render(text, color_system=ColorSystem.STANDARD)

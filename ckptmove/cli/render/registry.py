@@ -30,12 +30,6 @@ _JSON: Final = "json"
 def open_report(form: str | None, *, as_json: bool, quiet: bool, verbose: bool) -> Renderer:
     """Start the report of a command.
 
-    Args:
-        form: value of ``--format``, or None.
-        as_json: whether ``--json`` was typed.
-        quiet: whether ``--quiet`` was typed.
-        verbose: whether ``--verbose`` was typed.
-
     Raises:
         UsageError: if ``--json`` and ``--format`` name different formats.
     """

@@ -62,7 +62,7 @@ def width(text: str) -> int:
     """The width of a cleaned text on a terminal, in columns."""
     if text.isascii():
         return len(text)
-    from rich.cells import cell_len  # noqa: PLC0415  # slow import, not used for ASCII
+    from rich.cells import cell_len
 
     return cell_len(text)
 

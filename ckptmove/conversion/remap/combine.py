@@ -6,17 +6,18 @@ The tree of a directory or an archive is a dict of the path of each part and its
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.inventory.build import tree_inventory
 from ckptmove.checkpoint.inventory.shapes import as_dict, optimizer_state
 from ckptmove.checkpoint.layouts.merge import split_plan
 from ckptmove.conversion.policy import Policy
 from ckptmove.conversion.remap.errors import NotRemappable
-from ckptmove.conversion.remap.moving import move_tree
+from ckptmove.errors import UneditablePickle
 from ckptmove.formats.opening import container_class
-from ckptmove.pickles.rebuild_arguments import items, view_of
-from ckptmove.pickles.tree import Call, Dict, Global, Persistent, Sequence, Tuple, nodes
+from ckptmove.pickles.rebuild_arguments import view_of
+from ckptmove.pickles.tree import Call, Dict, Global, Persistent, Sequence, Tuple, items_of, nodes
+from ckptmove.torch_facts.devices import split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -34,11 +35,6 @@ _CODE: Final = "its code relies on the names and dtypes of its tensors"
 
 def combine(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits) -> Value:
     """The tree of a checkpoint after its moves. It belongs to the caller; storages are keyed as in the inventory.
-
-    Args:
-        checkpoint: the checkpoint, with its trees.
-        plan: moves of the whole checkpoint.
-        limits: resource limits for walking over the tree.
 
     Raises:
         NotRemappable: if a part holds code.
@@ -125,9 +121,8 @@ def _number_parameters(found: Iterable[Node]) -> None:
     for node in found:
         state = optimizer_state(node) if type(node) is Dict else None
         if type(node) is Dict and state is not None:
-            groups = (as_dict(group) for group in items(node.get("param_groups")))
-            lists = [None if group is None else group.get("params") for group in groups]
-            listed = chain.from_iterable(one.items for one in lists if isinstance(one, Sequence))
+            groups = (as_dict(group) for group in items_of(node.get("param_groups")))
+            listed = chain.from_iterable(items_of(group.get("params")) for group in groups if group is not None)
             numbers = {str(key): key for key in listed if type(key) is int}
             state.flat[::2] = [numbers.get(key, key) if isinstance(key, str) else key for key in state.flat[::2]]
 
@@ -137,3 +132,60 @@ def _name_classes(found: Iterable[Node]) -> None:
     for node in found:
         if type(node) is Call and type(node.func) is Persistent and type(node.func.module) is Global:
             node.func = node.func.module
+
+
+def move_tree(root: Value, plan: MovePlan) -> None:
+    """Set the devices of a plan in a tree, in place.
+
+    Args:
+        root: the tree of the pickle that the plan was made for.
+        plan: its changes of devices and flags; casts change bytes, and are not applied.
+
+    Raises:
+        UneditablePickle: if a value that the plan changes is not in the tree.
+    """
+    new: dict[int, Value] = {}
+    pairs: dict[int, tuple[Value, ...]] = {}
+    for edit in plan.edits:
+        if edit.target != edit.source:
+            new.update(dict.fromkeys(edit.sites, edit.target))
+    for flag in plan.flags:
+        mention = flag.mention
+        if mention is None:
+            new[cast("int", flag.site)] = flag.target == "True"
+        elif mention.kind == "torch.device":
+            pairs[cast("int", mention.site)] = _device_arguments(flag.target)
+        else:
+            new[cast("int", mention.site)] = flag.target
+    missing = {*new, *pairs} - _set_values(root, new, pairs) if new or pairs else ()
+    if missing:
+        raise UneditablePickle("a value that moves is not in the tree", offset=min(missing))
+
+
+def _device_arguments(tag: str) -> tuple[Value, ...]:
+    """Arguments of ``torch.device``: the type, and the index if the tag has one."""
+    kind, index = split(tag)
+    return (kind,) if index is None else (kind, index)
+
+
+def _set_values(root: Value, new: Mapping[int, Value], pairs: Mapping[int, tuple[Value, ...]]) -> set[int]:
+    """Replace values by the start of the operation that pushed them; return the starts that were found."""
+    found: set[int] = set()
+    for node in list(nodes(root)):
+        if isinstance(node, Sequence | Dict):
+            places = [place for place, start in enumerate(node.starts) if start in new]
+            found.update(node.starts[place] for place in places)
+            if type(node) is Tuple:
+                first = node.starts[0] if node.starts else -1
+                if first in pairs:
+                    found.add(first)
+                    node.items, node.starts = pairs[first], (first,) * len(pairs[first])
+                elif places:
+                    node.items = tuple(
+                        new.get(start, item) for start, item in zip(node.starts, node.items, strict=True)
+                    )
+            else:
+                values = node.flat if isinstance(node, Dict) else cast("list[Value]", node.items)
+                for place in places:
+                    values[place] = new[node.starts[place]]
+    return found

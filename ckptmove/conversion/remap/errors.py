@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ckptmove.errors import Refused, UsageError
 from ckptmove.text import amount
-
-if TYPE_CHECKING:
-    from ckptmove.model import ContainerName
 
 #: Number of values that a message names.
 _SHOWN: Final = 3
@@ -208,7 +205,7 @@ class NotInFormat(Refused):
 
     kind = "not-in-format"
 
-    def __init__(self, container: ContainerName, entries: tuple[tuple[str, str], ...], root: str = "") -> None:
+    def __init__(self, container: str, entries: tuple[tuple[str, str], ...], root: str = "") -> None:
         shown = ", ".join(f"{repr(key)[:200] if key else 'the root'} is {found}" for key, found in entries[:_SHOWN])
         more = f", and {len(entries) - _SHOWN:,} more" if len(entries) > _SHOWN else ""
         super().__init__(f"{container} cannot hold all entries: {shown}{more}")

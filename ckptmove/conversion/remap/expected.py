@@ -10,7 +10,6 @@ from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.elements import StoredBytes
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.build import tree_inventory
-from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.layouts.merge import merge_inventories, moved_inventory
 from ckptmove.checkpoint.parts import FilePart, OpenPart
@@ -21,6 +20,7 @@ from ckptmove.conversion.remap.other_files import replaced_by_shards
 from ckptmove.conversion.remap.remapping import remap
 from ckptmove.conversion.shards import INDEX_NAME, shard_names
 from ckptmove.conversion.to_safetensors import dense_records, tied_names
+from ckptmove.formats.opening import container_class
 from ckptmove.io.cast import CAST_BLOCK, cast_blocks
 from ckptmove.io.contracts import CastSegment
 from ckptmove.io.part import MemorySource
@@ -35,7 +35,6 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.conversion.remap.kept_files import KeptFiles
     from ckptmove.conversion.remap.remapping import Remapped
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from ckptmove.model import ArchiveFact
     from ckptmove.pickles.tree import Value
 
-_SAFETENSORS: Final = "safetensors"
 #: Place of ``requires_grad`` in the arguments of ``_rebuild_tensor_v2`` and ``_rebuild_tensor_v3`` (torch/_utils.py).
 _REQUIRES_GRAD: Final = 4
 
@@ -66,8 +64,8 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
         UsageError, Refused: as of :func:`ckptmove.conversion.remap.remapping.remap`.
     """
     one_file = converted.listing is None
-    is_table = all(part.inventory.container == _SAFETENSORS for part in converted.parts)
-    was_table = all(part.inventory.container == _SAFETENSORS for part in original.parts)
+    is_table = all(container_class(part.inventory.container).is_table for part in converted.parts)
+    was_table = all(container_class(part.inventory.container).is_table for part in original.parts)
     is_gathered = one_file and _may_be_gathered(original, converted)
     is_resharded = not one_file and is_table and _is_resharded(original, converted, options)
     as_file = one_file or is_resharded or bool(options.as_root)
@@ -194,15 +192,9 @@ def _without_grad(value: Value) -> Value:
 
 
 class ExpectedPart(OpenPart):
-    """A file that a conversion must have written; its bytes are read from the original.
+    """A file that a conversion must have written; its bytes are read from the original."""
 
-    Attributes:
-        pickle_bytes: size of its pickle.
-    """
-
-    is_distributed = False
     has_checksums = False
-    disk = None
 
     def __init__(self, name: str, path: str, root: Value, result: Remapped, limits: Limits) -> None:
         """Hold a new tree.
@@ -234,23 +226,16 @@ class ExpectedPart(OpenPart):
         """Do nothing: its bytes belong to the original."""
 
     def span(self, key: str) -> Span | None:
-        """Span of a storage in its own bytes."""
         stored = self.storage(key)
         return None if stored is None else stored.span
 
     def storage(self, key: str) -> StoredBytes | None:
-        """Bytes of a storage after its changes; None if some are missing."""
         if self._kept[0] != key:
             self._kept = key, self._changed(key)
         return self._kept[1]
 
     def tree(self) -> Value:
-        """Root of the new tree."""
         return self._machine.root
-
-    def outline(self) -> tuple[OutlineLine, ...]:
-        """Outline of the new tree."""
-        return make_outline(self._machine.root, self._limits, self.pickle_bytes)
 
     def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
         """Return no facts: the original is checked."""
@@ -258,16 +243,11 @@ class ExpectedPart(OpenPart):
         return ()
 
     def budget(self) -> Budget:
-        """A new budget for one walk over the tree."""
         return Budget(self._limits, self.pickle_bytes)
 
     def extras(self) -> Mapping[str, bytes]:
         """Other content of the file: the metadata of safetensors, which a conversion keeps."""
         return self._extras
-
-    def lost(self) -> tuple[str, ...]:
-        """Return no paths: an expected file is whole."""
-        return ()
 
     def _changed(self, key: str) -> StoredBytes | None:
         part, _ = self._result.homes[key]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from ckptmove.conversion.remap.indexes import new_indexes
+from ckptmove.checkpoint.inventory.shapes import as_dict
+from ckptmove.checkpoint.layouts.detect import is_index
 from ckptmove.conversion.remap.other_files import files_of, with_links
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
@@ -40,19 +42,11 @@ class KeptFiles(NamedTuple):
 def keep_files(
     checkpoint: OpenCheckpoint, listing: Listing, plan: MovePlan, root: Value, storages: Sequence[StorageRef]
 ) -> KeptFiles:
-    """The files of a checkpoint after a remapping.
-
-    Args:
-        checkpoint: the original.
-        listing: its files.
-        plan: all changes.
-        root: the new tree.
-        storages: the storages in it.
-    """
+    """The files of a checkpoint after a remapping."""
     pairs = cast("Dict", root).pairs() if not checkpoint.is_whole else (("", root, -1),)
     roots = {cast("str", path): root for path, root, _ in pairs}
     changed = _touched(checkpoint, plan, roots)
-    indexes = new_indexes(listing, storages, roots, changed)
+    indexes = _new_indexes(listing, storages, roots, changed)
     gone = files_of(checkpoint, listing, {part.name for part in checkpoint.parts} - roots.keys())
     removed = with_links(listing, gone.union(path for path, data in indexes.items() if not data))
     return KeptFiles(roots, changed, indexes, removed)
@@ -84,3 +78,32 @@ def _is_touched(path: str, plan: MovePlan) -> bool:
 def has_unreached(part: OpenPart, plan: MovePlan) -> bool:
     """Whether ``--compact`` leaves out bytes of a part that no tensor reaches, or stores deflated ones plainly."""
     return plan.request.remap.compact and any(fact.kind in _UNREACHED for fact in part.inventory.facts)
+
+
+def _new_indexes(
+    listing: Listing, storages: Sequence[StorageRef], roots: Mapping[str, Value], changed: frozenset[str]
+) -> dict[str, bytes]:
+    """The new content of each index whose shards change; empty if no key is left."""
+    found: dict[str, bytes] = {}
+    for file in listing.files:
+        if file.is_hidden or not is_index(file.name):
+            continue
+        prefix = f"{file.folder}/" if file.folder else ""
+        index = json.loads(b"".join(bytes(block) for block in listing.contents(file.path)))  # checked when it was read
+        names = dict.fromkeys(index["weight_map"].values())
+        if changed.isdisjoint({prefix + name for name in names}):
+            continue
+        left = {key: name for name in names for key in _keys(roots.get(prefix + name))}
+        index["weight_map"] = dict(sorted(left.items()))
+        if "total_size" in (index.get("metadata") or {}):
+            inside = tuple(f"{prefix}{name}/" for name in names)
+            index["metadata"]["total_size"] = sum(one.nbytes for one in storages if one.key.startswith(inside))
+        found[file.path] = json.dumps(index, indent=2).encode() + b"\n" if left else b""
+    return found
+
+
+def _keys(root: Value) -> Iterator[str]:
+    pairs = as_dict(root)
+    for key in pairs.keys() if pairs is not None else ():  # no mapping
+        if type(key) is str:
+            yield key

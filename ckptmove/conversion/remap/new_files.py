@@ -14,6 +14,7 @@ from ckptmove.conversion.remap.storages import changed_bytes
 from ckptmove.conversion.to_safetensors import dense_records, flat_state
 from ckptmove.errors import CrcMismatch, DamagedArchive
 from ckptmove.formats.new_torch_zip import NewStorage, new_torch_file
+from ckptmove.formats.opening import container_class
 from ckptmove.formats.safetensors_new import new_safetensors
 from ckptmove.io.contracts import FromSource, StreamSegment
 from ckptmove.io.cut import cut
@@ -56,7 +57,7 @@ def lay_out_file(
     own = files.same_format(part, remapped.root) if is_same and isinstance(part, FilePart) else None
     if own is not None and isinstance(part, FilePart):
         return part.source, own
-    if conversion.format == "safetensors" or (is_same and part.inventory.container == "safetensors"):
+    if conversion.format == "safetensors" or (is_same and container_class(part.inventory.container).is_table):
         return files.source, files.safetensors_file(remapped.root)
     return files.source, files.torch_file(remapped.root, stem(request.target))
 
@@ -158,11 +159,7 @@ class NewFiles:
         return dict.fromkeys(self._remapped.homes[key][0] for key in keys)
 
     def _check(self, parts: Iterable[OpenPart]) -> None:
-        """Compare files without CRCs with the CRCs of their archive, and collect those that have neither.
-
-        Raises:
-            CrcMismatch: if a file is damaged.
-        """
+        """Compare files without CRCs with the CRCs of their archive, and collect those that have neither."""
         request = self._conversion.request
         for part in parts if request.check and not request.dry_run else ():
             if isinstance(part, FilePart) and not part.has_own_checksums:
@@ -213,7 +210,7 @@ class NewFiles:
 
 def merged_metadata(parts: Collection[OpenPart]) -> dict[str, str]:
     """Metadata of a safetensors file with the tensors of some files; as :meth:`NewFiles.metadata`."""
-    if not all(part.inventory.container == "safetensors" for part in parts):
+    if not all(container_class(part.inventory.container).is_table for part in parts):
         return {"format": "pt"}
     found: dict[str, str] = {}
     for part in parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.errors import UsageError
@@ -11,7 +11,7 @@ from ckptmove.model import Role
 from ckptmove.moves import Remap
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
 #: Short names of dtypes, as users type them.
 _SHORT: Final = {
@@ -23,45 +23,24 @@ DTYPES: Final = ("bfloat16", "float16", "float32", "float64")
 ROLES: Final = get_args(Role)
 
 
-def remap_options(
-    *,
-    strip_prefix: Sequence[str] | None = None,
-    add_prefix: str = "",
-    rename: Sequence[str] = (),
-    only: Sequence[str] = (),
-    drop: Sequence[str] = (),
-    as_root: str = "",
-    compact: bool = False,
-    plain: bool = False,
-    dtype: Sequence[str] = (),
-) -> Remap:
+def remap_options(**typed: Any) -> Remap:
     """The options of a remapping, checked.
 
     Args:
-        strip_prefix: prefixes; an empty one means those of known wrappers.
-        add_prefix: as of :class:`ckptmove.moves.Remap`, like all that follow.
-        rename: ``OLD=NEW``.
-        only: globs or roles.
-        drop: globs or roles.
-        as_root: path of the new root.
-        compact: whether storages are cut to their tensors.
-        plain: whether objects become plain values.
-        dtype: ``DTYPE`` or ``ROLE=DTYPE``.
+        typed: values as they are typed, by field of :class:`ckptmove.moves.Remap`; None for an option that is not. An
+            empty prefix means those of known wrappers.
 
     Raises:
         UsageError: if one of them is invalid.
     """
-    return Remap(
-        strip_prefix=None if strip_prefix is None else tuple(map(_with_dot, filter(None, strip_prefix))),
-        add_prefix=add_prefix,
-        rename=tuple(map(_pair, rename)),
-        only=tuple(only),
-        drop=tuple(drop),
-        as_root=as_root,
-        compact=compact,
-        plain=plain,
-        dtype=tuple(map(_role_and_dtype, dtype)),
-    )
+    return Remap(**{name: _parsed(name, value) for name, value in typed.items() if value is not None})
+
+
+def _parsed(name: str, value: Any) -> Any:
+    if isinstance(value, bool | str):
+        return value
+    words = filter(None, value) if name == "strip_prefix" else value
+    return tuple(map(_PARSERS.get(name, str), words))
 
 
 def _with_dot(prefix: str) -> str:
@@ -88,3 +67,9 @@ def _role_and_dtype(text: str) -> tuple[str, str]:
         suggestion = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"--dtype casts to {', '.join(DTYPES)}, not {name!r}{suggestion}")
     return role, dtype
+
+
+#: Parsers of words that are not values themselves.
+_PARSERS: Final[dict[str, Callable[[str], object]]] = {
+    "strip_prefix": _with_dot, "rename": _pair, "dtype": _role_and_dtype,
+}  # fmt: skip

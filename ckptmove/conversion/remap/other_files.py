@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 
 
 def with_links(listing: Listing, gone: Iterable[str]) -> frozenset[str]:
-    """Paths that are left out, with the links to them, and the folders that become empty.
-
-    Args:
-        listing: content of the directory or the archive.
-        gone: paths of files to leave out.
-    """
+    """Paths that are left out, with the links to them, and the folders that become empty."""
     folders = (folder.path for folder in listing.folders if folder.path)
     members = Counter(dirname(path) for path in (*listing.names, *folders))
     links: dict[str, list[str]] = {}

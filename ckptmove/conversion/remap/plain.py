@@ -13,7 +13,7 @@ from ckptmove.checkpoint.inventory.objects import extent
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, state_dict_of, string_keys
 from ckptmove.conversion.remap.errors import NotPlain
 from ckptmove.conversion.remap.state_dicts import ModuleState, is_module, object_state
-from ckptmove.conversion.remap.values import UNKNOWN, VALUES, NoPlainValue, arguments, callable_name
+from ckptmove.conversion.remap.values import UNKNOWN, VALUES, NoPlainValue, callable_name
 from ckptmove.errors import LimitExceeded
 from ckptmove.moves import Replaced
 from ckptmove.pickles.tensors import TensorReader
@@ -33,6 +33,7 @@ from ckptmove.pickles.tree import (
     Set,
     Tuple,
     nodes,
+    tuple_items,
 )
 from ckptmove.torch_facts.weights_only import classify, modern_name
 
@@ -66,10 +67,6 @@ _KINDS: Final = {"_codecs.encode": "bytes", "builtins.bytearray": "bytearray", "
 
 def make_plain(root: Value, limits: Limits) -> tuple[Value, tuple[Replaced, ...]]:
     """Replace every object that ``torch.load(weights_only=True)`` rejects, in place.
-
-    Args:
-        root: the tree.
-        limits: resource limits for its depth and its values.
 
     Returns:
         The new root, and the replacements in the order of the file.
@@ -125,12 +122,12 @@ def _is_common_tensor(call: Call) -> bool:
     """Whether nothing in a call but its storage and its shape can be an object: a shortcut for most tensors."""
     return call.name in _DENSE and not any(
         isinstance(value, Node) and not (type(value) is Call and _is_empty_dict(value))
-        for value in arguments(call)[_HOOKS:]
+        for value in call.arguments[_HOOKS:]
     )
 
 
 def _is_empty_dict(call: Call) -> bool:
-    return call.name == "collections.OrderedDict" and not any(arguments(call)) and call.state is call.assigned is None
+    return call.name == "collections.OrderedDict" and not any(call.arguments) and call.state is call.assigned is None
 
 
 def _is_visited(value: Value) -> bool:
@@ -281,7 +278,7 @@ class _Plain:
         """Return the attributes of an object, or the state that its ``__getstate__`` returned."""
         if any(isinstance(value, Node) and type(value) is not Global for value in args):
             raise NoPlainValue(_TWO_FORMS)
-        parts = call.state.items if type(call.state) is Tuple else ()
+        parts = tuple_items(call.state)
         is_pair = len(parts) == 2 and all(part is None or as_dict(part) is not None for part in parts)  # noqa: PLR2004
         pairs = state_dict_of(call.state) if is_pair else as_dict(call.state)
         if pairs is None:
@@ -309,7 +306,7 @@ class _Plain:
 
     def _tensor(self, call: Call, name: str, link: _Link) -> Value:
         """Return a tensor that weights-only mode rebuilds: for a subclass, its plain tensor."""
-        args = arguments(call)
+        args = call.arguments
         if name.endswith(_FROM_TYPE):
             return self._subclass(call, name, link)
         kind = args[0] if args else None
@@ -320,7 +317,7 @@ class _Plain:
         return call
 
     def _subclass(self, call: Call, name: str, link: _Link) -> Value:
-        args = arguments(call)
+        args = call.arguments
         inner = Call(args[0], args[2], -1) if len(args) > 2 else None  # noqa: PLR2004  # function, class, arguments
         if inner is None or not self._reader.is_tensor(inner) or inner.name == _WRAPPER or not _is_rebuilt(inner.name):
             raise NoPlainValue("only its class rebuilds the tensor")
@@ -391,7 +388,7 @@ class _Plain:
 
 def _constructor(call: Call, name: str) -> tuple[str, tuple[Value, ...], bool]:
     """Return the class of an object, the arguments, and whether they are those of ``__new__``."""
-    args = arguments(call)
+    args = call.arguments
     if name == "copyreg._reconstructor" and args:
         # ``(class, base, value)``, where the value is that of a list, a tuple or another builtin base.
         return callable_name(args[0]), () if args[2:] == (None,) else args[2:], True
@@ -439,7 +436,7 @@ def _is_rebuilt(name: str) -> bool:
 
 def _class_of(node: Node) -> str:
     if type(node) is Call:
-        is_subclass = node.name.endswith(_FROM_TYPE) and len(arguments(node)) > 1
-        kind = arguments(node)[1] if is_subclass else None
+        is_subclass = node.name.endswith(_FROM_TYPE) and len(node.arguments) > 1
+        kind = node.arguments[1] if is_subclass else None
         return kind.full_name if type(kind) is Global else node.name or "a call"
     return node.full_name if type(node) is Global else type(node).__name__.lower()

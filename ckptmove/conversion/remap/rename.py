@@ -13,10 +13,10 @@ from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.conversion.remap.errors import KeysCollide, NoMatch, PartialPrefix
 from ckptmove.errors import UsageError
 from ckptmove.moves import Renamed
-from ckptmove.pickles.tree import Call, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Sequence, Tuple, items_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from ckptmove.checkpoint.entries import Entry
     from ckptmove.model import Inventory, OptimizerRecord
@@ -255,13 +255,13 @@ class _Renaming:
         """Change the names of parameters in the groups and in the state."""
         prefix = f"{record.where}." if record.where else ""
         lists = []
-        for place, item in enumerate(_items(pairs.get("param_groups"))):
+        for place, item in enumerate(items_of(pairs.get("param_groups"))):
             group = as_dict(item)
             for key in ("params", "param_names"):
                 listed = group.get(key) if group is not None else None
                 lists.append((f"{prefix}param_groups.{place}.{key}", listed))
         state = cast("Dict", as_dict(pairs.get("state")))
-        names = {name: None for _, listed in lists for name in _items(listed)} | dict.fromkeys(state.keys())
+        names = {name: None for _, listed in lists for name in items_of(listed)} | dict.fromkeys(state.keys())
         keys = [name for name in names if isinstance(name, str) and not name.isdecimal()]
         new = self._map(record.where, keys)
         targets = {key: new(key) for key in keys}
@@ -332,7 +332,3 @@ class _Renaming:
         short = [key for key in self._examples[:_MOST_KEYS] if len(key) <= _LONGEST]
         near = difflib.get_close_matches(word.partition("=")[0][:_LONGEST], short, n=_SHOWN)
         return tuple(near or short[:_SHOWN])
-
-
-def _items(value: Value) -> Iterable[Value]:
-    return value.items if isinstance(value, Sequence) else ()

@@ -52,11 +52,6 @@ def select(root: Value, inventory: Inventory, remap: Remap) -> tuple[Value, tupl
     and a dict or a list whose entries are all removed is removed too. Values in a dict without a role have the role
     ``other`` unless they hold tensors of another role.
 
-    Args:
-        root: root of the tree, which is changed in place.
-        inventory: inventory of the tree.
-        remap: the request.
-
     Returns:
         The new root, and the removed parts by their paths in ``inventory``.
 

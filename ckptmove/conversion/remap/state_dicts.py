@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.objects import module_attributes
 from ckptmove.checkpoint.inventory.shapes import as_dict, members, optimizer_state, role_of_keys, string_keys, unique
-from ckptmove.conversion.remap.values import NoPlainValue, arguments, new_list
+from ckptmove.conversion.remap.values import NoPlainValue, new_list
 from ckptmove.errors import LimitExceeded
-from ckptmove.pickles.tree import Call, Dict, Global, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Dict, Global, Sequence, Tuple, items_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,7 +91,7 @@ class ModuleState:
         """Add the tensors of a module, and return its submodules."""
         pairs = module_attributes(module)
         if pairs is None:
-            return iter((("_orig_mod", arguments(module)[0], -1),))
+            return iter((("_orig_mod", module.arguments[0], -1),))
         self._spend(len(pairs.flat) + len(prefix))
         transient = _strings(pairs.get("_non_persistent_buffers_set"))
         for registry, skipped in (("_parameters", frozenset[str]()), ("_buffers", transient)):
@@ -104,7 +104,7 @@ class ModuleState:
 
 def is_module(call: Call) -> bool:
     """Whether a call is a pickled ``nn.Module``, or a compiled one: a call with the module as its first argument."""
-    is_compiled = call.name == _COMPILED and len(arguments(call)) > 0
+    is_compiled = call.name == _COMPILED and len(call.arguments) > 0
     return is_compiled or module_attributes(call) is not None
 
 
@@ -115,15 +115,15 @@ def _writes_own(name: str) -> bool:
 
 def _strings(value: Value) -> frozenset[str]:
     """Return the strings of a set."""
-    if type(value) is Call and arguments(value):
-        value = arguments(value)[0]
+    if type(value) is Call and value.arguments:
+        value = value.arguments[0]
     return frozenset(item for item in value.items if type(item) is str) if isinstance(value, Sequence) else frozenset()
 
 
 def _data(value: Value) -> Value:
     """Return the tensor of a parameter: ``Module.state_dict()`` detaches it."""
-    while type(value) is Call and value.name in _PARAMETERS and arguments(value):
-        value = arguments(value)[0]
+    while type(value) is Call and value.name in _PARAMETERS and value.arguments:
+        value = value.arguments[0]
     return value
 
 
@@ -153,7 +153,7 @@ def object_state(name: str, attributes: Dict, is_tensor: Callable[[Value], bool]
 
 def _groups(value: Value) -> list[tuple[Dict, Sequence]]:
     """Return the groups of an optimizer with their parameters; nothing if one has no parameters."""
-    groups = value.items if isinstance(value, Sequence) else ()
+    groups = items_of(value)
     found = [(pairs, pairs.get("params")) for pairs in map(as_dict, groups) if pairs is not None]
     complete = [(pairs, params) for pairs, params in found if isinstance(params, Sequence)]
     return complete if len(complete) == len(groups) else []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.numpy_scalars import FORMATS, bytes_of, scalar_value
 from ckptmove.pickles.rebuild_arguments import NotATensor, sizes
-from ckptmove.pickles.tree import Call, Dict, Global, List, Persistent, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Dict, Global, List, Persistent, Sequence, Tuple, tuple_items
 from ckptmove.torch_facts.weights_only import modern_name
 
 if TYPE_CHECKING:
@@ -47,11 +47,6 @@ def new_list(items: list[Value]) -> List:
     return List(items, [-1] * len(items))
 
 
-def arguments(call: Call) -> tuple[Value, ...]:
-    """Return the positional arguments of a call."""
-    return call.args.items if type(call.args) is Tuple else ()
-
-
 def callable_name(value: Value) -> str:
     """Return the full name of a function, a class, a method or the function of a ``partial``.
 
@@ -60,7 +55,7 @@ def callable_name(value: Value) -> str:
     """
     attributes: list[str] = []
     while type(value) is Call and modern_name(value.name) in {_PARTIAL, _GETATTR}:
-        items = arguments(value)
+        items = value.arguments
         if value.name != _PARTIAL:
             if len(items) != 2 or type(items[1]) is not str:  # noqa: PLR2004  # object and name
                 raise NoPlainValue("another call computes its name")
@@ -79,8 +74,8 @@ def callable_name(value: Value) -> str:
 
 def _path(separator: str) -> Callable[[Call], Value]:
     def join(call: Call) -> Value:
-        parts = [part for part in arguments(call) if type(part) is str]
-        if len(parts) != len(arguments(call)):
+        parts = [part for part in call.arguments if type(part) is str]
+        if len(parts) != len(call.arguments):
             raise NoPlainValue("its parts are not strings")
         anchor = parts[0] if parts and parts[0].endswith(separator) else ""
         return anchor + separator.join(parts[1:] if anchor else parts) or "."
@@ -99,7 +94,7 @@ def _uuid(call: Call) -> Value:
 
 def _fraction(call: Call) -> Value:
     """A fraction as text: the arguments are that text until Python 3.10, and two integers since."""
-    match arguments(call):
+    match call.arguments:
         case (int() as numerator, int() as denominator) if max(abs(numerator), abs(denominator)) < _MOST_IN_TEXT:
             return f"{numerator}/{denominator}"
         case (str() as text,):
@@ -108,7 +103,7 @@ def _fraction(call: Call) -> Value:
 
 
 def _range(call: Call) -> Value:
-    match arguments(call):
+    match call.arguments:
         case (int() as start, int() as stop, int() as step) if step:
             found = range(start, stop, step)[: _MOST_ELEMENTS + 1]  # `len` of a very long range raises OverflowError
             if len(found) <= _MOST_ELEMENTS:
@@ -118,7 +113,7 @@ def _range(call: Call) -> Value:
 
 def _collection(call: Call) -> Value:
     """The items of a set, a frozenset or a deque."""
-    items = arguments(call)
+    items = call.arguments
     if call.appended is not None:
         return call.appended
     if not items:
@@ -137,17 +132,17 @@ def _date(call: Call) -> Value:
 def _datetime(call: Call) -> Value:
     """ISO format of a datetime, from ``datetime.datetime.__reduce_ex__``."""
     raw = _packed(call, _DATE + _TIME, 2)
-    return f"{_day_text(raw)}T{_time_text(raw[_DATE:])}{_zone(arguments(call)[1:])}"
+    return f"{_day_text(raw)}T{_time_text(raw[_DATE:])}{_zone(call.arguments[1:])}"
 
 
 def _time(call: Call) -> Value:
     raw = _packed(call, _TIME, 2)
-    return _time_text(raw) + _zone(arguments(call)[1:])
+    return _time_text(raw) + _zone(call.arguments[1:])
 
 
 def _packed(call: Call, size: int, most: int) -> bytes:
     """Return the state in the first argument of a date or a time."""
-    items = arguments(call)
+    items = call.arguments
     raw = bytes_of(items[0]) if items else None
     if raw is None or len(raw) != size or len(items) > most:
         raise NoPlainValue("its state is not one of this version of Python")
@@ -169,7 +164,7 @@ def _zone(rest: tuple[Value, ...]) -> str:
     if not rest:
         return ""
     zone = rest[0]
-    items = arguments(zone) if type(zone) is Call and zone.name == "datetime.timezone" else ()
+    items = zone.arguments if type(zone) is Call and zone.name == "datetime.timezone" else ()
     if not items or type(items[0]) is not Call or items[0].name != "datetime.timedelta":
         raise NoPlainValue("only its class knows the offset of its time zone")
     days, seconds, micros = _delta(items[0])
@@ -187,7 +182,7 @@ def _timedelta(call: Call) -> Value:
 
 
 def _delta(call: Call) -> tuple[int, int, int]:
-    match arguments(call):
+    match call.arguments:
         case (int() as days, int() as seconds, int() as micros) if max(abs(days), abs(seconds), abs(micros)) < 10**9:
             return days, seconds, micros
     raise NoPlainValue("its state is not one of this version of Python")
@@ -195,14 +190,14 @@ def _delta(call: Call) -> tuple[int, int, int]:
 
 def _type_of(call: Call) -> Value:
     """The name of ``NoneType``, which a pickle writes as ``type(None)``."""
-    if arguments(call) != (None,):
+    if call.arguments != (None,):
         raise NoPlainValue(UNKNOWN)
     return "builtins.NoneType"
 
 
 def _type_name(call: Call) -> Value:
     """Name of a builtin type in ``dill``."""
-    match arguments(call):
+    match call.arguments:
         case (str() as name,):
             return name
     raise NoPlainValue(UNKNOWN)
@@ -240,10 +235,10 @@ def _array(call: Call) -> Value:
 
 
 def _parts_of_array(call: Call) -> tuple[Value, ...]:
-    items = arguments(call)
+    items = call.arguments
     if call.name == _DILL_ARRAY:  # (function, arguments, state, attributes)
-        return _items(items[2]) if len(items) > 2 else ()  # noqa: PLR2004
-    return items if call.name.endswith("._frombuffer") else _items(call.state)
+        return tuple_items(items[2]) if len(items) > 2 else ()  # noqa: PLR2004
+    return items if call.name.endswith("._frombuffer") else tuple_items(call.state)
 
 
 def _nested(elements: list[Value], axes: tuple[int, ...]) -> Value:
@@ -286,14 +281,10 @@ def _text(raw: bytes, order: str) -> str:
 
 def dtype_code(dtype: Call) -> tuple[str, str]:
     """Return the code of a pickled ``numpy.dtype`` without its byte order, and the order: ``<`` or ``>``."""
-    code = arguments(dtype)[:1]
+    code = dtype.arguments[:1]
     if not code or type(code[0]) is not str:
         raise NoPlainValue("the dtype is not written as numpy does")
-    return code[0], ">" if ">" in _items(dtype.state)[1:2] else "<"
-
-
-def _items(value: Value) -> tuple[Value, ...]:
-    return value.items if type(value) is Tuple else ()
+    return code[0], ">" if ">" in tuple_items(dtype.state)[1:2] else "<"
 
 
 def _dtype(call: Call) -> Value:
@@ -305,7 +296,7 @@ def _scalar(call: Call) -> Value:
     number = scalar_value(call)
     if number is not None:
         return number
-    match arguments(call):
+    match call.arguments:
         case (Call(name="numpy.dtype") as dtype, content):
             return _elements(dtype, content, 1)[0]
     raise NoPlainValue("the scalar is not written as numpy does")
@@ -313,7 +304,7 @@ def _scalar(call: Call) -> Value:
 
 def _generator(call: Call) -> Value:
     """The state of a numpy generator: of its own, or of the bit generator in its arguments."""
-    while call.state is None and type(inner := _first(arguments(call))) is Call:
+    while call.state is None and type(inner := _first(call.arguments)) is Call:
         call = inner
     state = call.state
     if type(state) is Tuple:  # (state, seed sequence) since numpy 1.26

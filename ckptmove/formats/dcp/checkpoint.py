@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
-    from ckptmove.model import ContainerName, StorageRef
+    from ckptmove.model import StorageRef
     from ckptmove.pickles.tree import Value
 
 
@@ -44,7 +44,7 @@ class ReadObject(NamedTuple):
         machine: the machine that has read its pickle; None if the pickle does not hold all of its content.
     """
 
-    kind: ContainerName | None
+    kind: str | None
     machine: Machine | None
 
 
@@ -52,7 +52,6 @@ class DistributedCheckpoint(Container):
     """A checkpoint of ``torch.distributed.checkpoint.save``.
 
     Attributes:
-        name: ``dcp``.
         source: bytes of ``.metadata``.
         metadata: contents of ``.metadata``.
         sizes: sizes in bytes of the files that it names.
@@ -60,16 +59,20 @@ class DistributedCheckpoint(Container):
         damaged: names of objects whose pieces are damaged.
     """
 
-    name: ContainerName = "dcp"
+    name = "dcp"
     has_devices = False
+    is_distributed = True
     why_no_devices = "a distributed checkpoint stores no device: each tensor is loaded to where the model has it"
     is_editable = False
     loader = "torch.distributed.checkpoint.load"
+    unsupported_hint = (
+        "if you trust its source, convert it to one file: "
+        "python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} FILE"
+    )
 
     @classmethod
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> DistributedCheckpoint:
         """Raise :class:`DistributedFile`: ``.metadata`` is read with the sizes of the files that it names."""
-        del directory, limits
         raise DistributedFile(source.path)
 
     def __init__(self, source: ByteSource, sizes: Mapping[str, int], limits: Limits) -> None:
@@ -167,27 +170,15 @@ class DistributedCheckpoint(Container):
         return b""
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
-        """Compare the places of the pieces with the sizes of the files, and the chunks with their tensors.
-
-        Args:
-            storages: ignored.
-        """
-        del storages
+        """Compare the places of the pieces with the sizes of the files, and the chunks with their tensors."""
         return (*self._file_problems(), *self._entry_problems())
 
     def storage_span(self, key: str) -> Span | None:
         """None: a tensor consists of pieces."""
-        del key
         return None
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """``.metadata`` unchanged: it stores no device.
-
-        Args:
-            pickle: ignored.
-            casts: ignored.
-        """
-        del pickle, casts
+        """``.metadata`` unchanged: it stores no device."""
         return (CopySegment(Span(0, self.source.size)),)
 
     def whole_pieces(self) -> tuple[Piece, ...]:

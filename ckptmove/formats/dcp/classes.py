@@ -58,9 +58,6 @@ _SHOWN: Final = 80
 def require_loadable(machine: Machine) -> None:
     """Raise DamagedPickle for a ``.metadata`` that ``pickle.load`` refuses in every process.
 
-    Args:
-        machine: has read it.
-
     Raises:
         DamagedPickle: if it names a class that torch lacks, calls a value that is not callable, or has
             persistent ids or extension codes.

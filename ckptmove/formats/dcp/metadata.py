@@ -15,7 +15,7 @@ from ckptmove.formats.chunks import Chunk, flaw_of
 from ckptmove.formats.dcp.classes import METADATA, differs_by_one, is_plain, properties_of, require_loadable
 from ckptmove.model import Span
 from ckptmove.pickles.rebuild_arguments import LARGEST, NotATensor, bytes_of, items, sizes
-from ckptmove.pickles.tree import Call, Dict, Tuple
+from ckptmove.pickles.tree import Call, Dict, tuple_items
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -122,10 +122,6 @@ class DistributedMetadata(NamedTuple):
 def parse_metadata(machine: Machine, path: str) -> DistributedMetadata:
     """Parse the tree of a ``.metadata``.
 
-    Args:
-        machine: has read it.
-        path: of the file, for errors.
-
     Raises:
         DamagedPickle: if ``pickle.load`` refuses it.
         DamagedArchive: if torch would not write it, or its chunks do not fit their tensor.
@@ -227,7 +223,7 @@ class _Parser:
 
     def _keys(self, name: str, path: Value) -> Path:
         """The keys of an entry if they make up its name; else the name is the only key."""
-        keys = path.items if type(path) is Tuple else ()
+        keys = tuple_items(path)
         if 0 < len(keys) <= _DEEPEST_PATH:
             texts = tuple(key if type(key) is str else _number(key) if type(key) is int else "" for key in keys)
             # Join only if the length matches: many paths may share long texts.

@@ -26,12 +26,6 @@ _BETWEEN: Final = 128
 def hidden_bytes(directory: ZipDirectory, headers: LocalHeaders, alignment: int, path: str) -> Iterator[ArchiveFact]:
     """One fact for each run of bytes that belongs to no record.
 
-    Args:
-        directory: directory of the archive.
-        headers: local headers of its records.
-        alignment: of the data of its records, in bytes.
-        path: of the file, for errors.
-
     Raises:
         DamagedArchive: if two records share bytes, or the header before a gap is invalid.
     """

@@ -338,15 +338,7 @@ def _emit_end64(versions: tuple[int, ...], count: int, nbytes: int, start: int) 
 
 
 def emit_new_entry(name: bytes, flags: int, crc: int, nbytes: int, offset: int) -> bytes:
-    """A central entry for a record of a new archive, as ``mz_zip_writer_add_to_central_dir`` of miniz writes it.
-
-    Args:
-        name: name of the record.
-        flags: general purpose bits.
-        crc: CRC-32 of its bytes.
-        nbytes: their number; they are stored plainly.
-        offset: start of its local header.
-    """
+    """A central entry for a record of a new archive, as ``mz_zip_writer_add_to_central_dir`` of miniz writes it."""
     wide = [value for value in (nbytes, nbytes, offset) if value >= U32_MAX]
     extra = join_extra(((ZIP64_EXTRA, struct.pack(f"<{len(wide)}Q", *wide)),)) if wide else b""
     narrow, lengths = min(nbytes, U32_MAX), (len(name), len(extra))
@@ -355,13 +347,7 @@ def emit_new_entry(name: bytes, flags: int, crc: int, nbytes: int, offset: int) 
 
 
 def emit_new_trailer(count: int, nbytes: int, start: int) -> bytes:
-    """The end records of a new archive; torch always writes those of zip64.
-
-    Args:
-        count: number of records.
-        nbytes: length of the central directory.
-        start: its offset.
-    """
+    """The end records of a new archive; torch always writes those of zip64."""
     few = min(count, U16_MAX)
     end = _END.pack(END_SIGNATURE, 0, 0, few, few, min(nbytes, U32_MAX), min(start, U32_MAX), 0)
     return _emit_end64((_MADE_BY, _NEEDED), count, nbytes, start) + end

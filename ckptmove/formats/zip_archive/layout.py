@@ -196,13 +196,7 @@ class LocalHeaders:
 
 
 def emit_descriptor(crc: int, nbytes: int, *, is_wide: bool) -> bytes:
-    """The data descriptor after a plainly stored record.
-
-    Args:
-        crc: CRC-32 of the record.
-        nbytes: its length.
-        is_wide: whether its local header has a zip64 extra field: then lengths have 64 bits.
-    """
+    """The data descriptor after a plainly stored record."""
     return struct.pack("<4sL2Q" if is_wide else "<4s3L", _DESCRIPTOR_SIGNATURE, crc, nbytes, nbytes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import ArchiveOfFiles, DamagedArchive
+from ckptmove.text import some
 
 if TYPE_CHECKING:
     from ckptmove.formats.zip_archive.index import ZipDirectory
@@ -39,8 +40,7 @@ def object_folder(directory: ZipDirectory, path: str) -> str:
     if not folders:
         # For example, stable-baselines3 zips whole checkpoints.
         held = [record.name for record in directory.records if record.name.endswith(_CHECKPOINT_SUFFIXES)]
-        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
-        found = "a zip archive without data.pkl" + (f"; it holds {held[0]}{more}" if held else "")
+        found = "a zip archive without data.pkl" + (f"; it holds {some(held)}" if held else "")
         raise ArchiveOfFiles(path, found, "zip")
     return folders[0]
 

@@ -408,6 +408,7 @@ class Bare:
     torch_version = None
     producer = None
     has_devices = True
+    is_script = False
     opened = frozenset()
 
     source = NoSource()

@@ -9,9 +9,11 @@ import jsonschema
 import pytest
 
 import ckptmove.cli.render
+from ckptmove.checkpoint.trainers import TRAINERS
 from ckptmove.cli.render import document, verification
 from ckptmove.cli.render.answers import Failure, Share, shares
 from ckptmove.cli.render.page import Page
+from ckptmove.formats.opening import SIGNATURES
 from ckptmove.model import TensorRecord
 from ckptmove.verification.evidence import CheckResult, VerifyResult
 
@@ -34,6 +36,15 @@ def result(*evidence, mode="simulated", passed=True):
 
 def test_the_schema_is_a_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_the_schema_names_every_format() -> None:
+    assert set(SCHEMA["$defs"]["container"]["enum"]) == {*SIGNATURES, "directory", "archive"}
+
+
+def test_the_schema_names_every_layout() -> None:
+    trainers = {trainer.layout for trainer in TRAINERS}
+    assert set(SCHEMA["$defs"]["layout"]["enum"]) == {*trainers, "plain", "module", "other"}
 
 
 def test_every_key_that_the_schema_names_has_to_be_there() -> None:

@@ -9,11 +9,6 @@ from ckptmove.api import _remap
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.worker import run
 
-_NONE = {
-    "strip_prefix": False, "add_prefix": "", "rename": None, "only": (), "drop": (), "as_root": "", "dtype": None,
-    "compact": False, "plain": False,
-}  # fmt: skip
-
 
 @pytest.fixture
 def compared():
@@ -21,8 +16,7 @@ def compared():
 
     def compare(path, original, **options):
         messages = []
-        remap = _remap(**{**_NONE, **options})
-        run(VerifyRequest(path=str(path), to="cpu", against=str(original), remap=remap), messages.append)
+        run(VerifyRequest(path=str(path), to="cpu", against=str(original), remap=_remap(options)), messages.append)
         check = next(one["check"] for one in messages if one.get("check", {}).get("name") == "restore")
         return dict(check["evidence"])["changed"]
 

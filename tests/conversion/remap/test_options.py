@@ -9,7 +9,7 @@ import ckptmove
 from ckptmove.conversion.remap.errors import KeysCollide, NoMatch, NothingLeft, PartialPrefix
 from ckptmove.conversion.remap.options import remap_options
 from ckptmove.errors import UsageError
-from ckptmove.moves import Remap
+from ckptmove.moves import Remap, RemapOptions
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,16 @@ def test_functions_take_one_word_or_several(source, options, keys, tmp_path):
     ckptmove.convert(source, output=tmp_path / "b.pth", **options)
     assert list(torch.load(tmp_path / "b.pth", weights_only=True)["state_dict"]) == keys
     assert ckptmove.verify(tmp_path / "b.pth", against=source, **options).passed
+
+
+@pytest.mark.parametrize("function", [ckptmove.convert, ckptmove.verify])
+def test_an_unknown_argument_is_an_error(function, source):
+    with pytest.raises(TypeError, match="stirp_prefix"):
+        function(source, stirp_prefix=True)
+
+
+def test_the_functions_take_every_option():
+    assert RemapOptions.__optional_keys__ == set(Remap._fields)
 
 
 def test_a_dtype_is_for_the_model_or_for_roles(source, tmp_path):

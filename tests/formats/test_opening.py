@@ -24,7 +24,7 @@ from ckptmove.errors import (
     NotACheckpoint,
     UnsupportedContainer,
 )
-from ckptmove.formats.sniff import recognise
+from ckptmove.formats.opening import SIGNATURES, container_class, recognise
 from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
 
@@ -111,6 +111,11 @@ SAFETENSORS = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0,
 )
 def test_a_checkpoint_is_recognised(name_of, data, expected):
     assert name_of(data) == expected
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_each_format_has_its_class(name):
+    assert container_class(name).name == name
 
 
 def test_sources_in_a_zip_are_no_torchscript(name_of):
