@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import time
@@ -129,7 +128,6 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
         stack.enter_context(place.active())
         if site.mode == "simulated":
             stack.enter_context(foreach_by_default(PlainTensor))
-            _leave_autocast_out()
             targets.at_least(bench.request.devices or 1)
         home = line_of(typed.rpartition(":")[0], 0)
         run = _Run(bench, place, entrance, Watch(place.device, entrance), home)
@@ -151,18 +149,6 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
             return skipped(_NAME, f"not proven: {fault.fault}", **figures)
         return failed(_NAME, fault.failures, str(fault.fix), **figures)
     return passed(_NAME, fault, str(run.note_fix), **run.figures)
-
-
-@functools.cache
-def _leave_autocast_out() -> torch.library.Library:
-    """Ignore autocast on a simulated device: operations run in the dtypes of their operands.
-
-    Returns:
-        The library. The rule ends when it is collected, so the cache keeps it.
-    """
-    library = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]  # torch has no annotation
-    library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # type: ignore[no-untyped-call]  # torch has no annotations for it
-    return library
 
 
 def _attempt(run: _Run, typed: str) -> Blame | str:

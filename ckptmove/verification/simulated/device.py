@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch._C import (
     DispatchKey,
+    DispatchKeySet,
     TensorBase,
     _disabled_torch_function_impl,
     _get_privateuse1_backend_name,
@@ -28,14 +29,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ckptmove.verification.case.backward import as_on_a_real_device, is_running, make_guard, note_node
 from ckptmove.verification.simulated import identity, targets
 from ckptmove.verification.simulated.api import patched_torch_api
+from ckptmove.verification.simulated.autocast import autocast_on_device, register_kernels
 from ckptmove.verification.simulated.data import become, parameters_moved_in_place
 from ckptmove.verification.simulated.device_module import DeviceModule
 from ckptmove.verification.simulated.generator import refuse_generator
+from ckptmove.verification.simulated.half_precision import compute
 from ckptmove.verification.simulated.loading import BEFORE_OTHERS, location_of, on_device, restore_storage
 from ckptmove.verification.simulated.pinning import is_pinned, made_pinned, pin, refuse_pinning
-from ckptmove.verification.simulated.rules import WHOLE_OPS, CrossDeviceError, operand_devices, refuse_dtype, schema_of
+from ckptmove.verification.simulated.rules import (
+    COMPOSITE_ELSEWHERE,
+    WHOLE_OPS,
+    CrossDeviceError,
+    operand_devices,
+    refuse_dtype,
+    schema_of,
+)
 from ckptmove.verification.simulated.targets import BACKEND, home_of, kind_of, tag_of
-from ckptmove.verification.simulated.whole import run_whole
+from ckptmove.verification.simulated.unsupported import NotSimulated
+from ckptmove.verification.simulated.whole import COMPRESSED, SPARSE_GRADIENT, run_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +63,12 @@ _SETUP = "_setup_privateuseone_for_python_backend"  # of torch.utils.backend_reg
 _DATA: Any = vars(TensorBase)["data"]  # the setter of `Tensor.data`, which copies shape, strides and offset
 _CPU = torch.device("cpu")
 _PLAIN: Any = torch.Tensor.__torch_dispatch__
+_NO_COMPOSITES = frozenset({*COMPOSITE_ELSEWHERE, *WHOLE_OPS})
+_LAZY = (
+    DispatchKeySet(DispatchKey.Conjugate)
+    | DispatchKeySet(DispatchKey.Negative)
+    | DispatchKeySet(DispatchKey.ZeroTensor)
+)
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 
@@ -84,6 +101,7 @@ class SimulatedDevice:
         self._entered.enter_context(patched_torch_api(self._home, _place))
         if not targets.is_any_active():  # one mode of each kind serves all devices
             self._entered.enter_context(identity.shown_everywhere(_modes))
+            self._entered.enter_context(autocast_on_device())
             self._entered.enter_context(_modes())
         targets.enter(self._home)
         self._entered.callback(targets.leave)
@@ -130,15 +148,23 @@ class SimulatedTensor(torch.Tensor):
     def __new__(cls, host: torch.Tensor, device: torch.device) -> Self:
         strided = host.layout is torch.strided
         make: Callable[..., Self] = TensorBase._make_wrapper_subclass  # noqa: SLF001  # no public way to make a tensor without memory
-        outer = make(
-            PlainTensor if cls is SimulatedTensor else cls,
-            host.size(),
-            strides=host.stride() if strided else None,
-            storage_offset=host.storage_offset() if strided else None,
-            dtype=host.dtype,
-            layout=host.layout,
-            device=device,
-        )
+        # Like its host, a view in inference mode may be a normal tensor.
+        is_normal = torch.is_inference_mode_enabled() and not host.is_inference()
+        with torch.inference_mode(mode=False) if is_normal else contextlib.nullcontext():
+            outer = make(
+                PlainTensor if cls is SimulatedTensor else cls,
+                host.size(),
+                strides=host.stride() if strided else None,
+                storage_offset=host.storage_offset() if strided else None,
+                dtype=host.dtype,
+                layout=host.layout,
+                device=device,
+            )
+        # torch resolves lazy conjugation and negation before it calls `__torch_dispatch__`.
+        if host.is_conj():
+            torch._C._set_conj(outer, True)  # noqa: SLF001  # no public name for it
+        if host.is_neg():
+            torch._C._set_neg(outer, True)  # noqa: SLF001  # no public name for it
         outer.host = host
         outer.simulated_index = device.index
         return outer
@@ -332,7 +358,7 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         asked = targets.meant_by(asked)
     elif not simulated:
         return _run_elsewhere(func, args, kwargs, leaves)
-    if func not in WHOLE_OPS and func.has_kernel_for_dispatch_key(_COMPOSITE):
+    if func not in _NO_COMPOSITES and func.has_kernel_for_dispatch_key(_COMPOSITE):
         # inference_mode passes composite ops, whose parts may be factories. A function mode would start a C++ one anew.
         with _modes() if _COMPOSITE in func.py_kernels else _Simulation():
             return func.decompose(*args, **kwargs)
@@ -341,15 +367,24 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         result_devices = operand_devices(func, args, kwargs, tag_of) if asked is None else [asked]
         refuse_generator(schema_of(func).name, leaves, result_devices[0])
         refuse_pinning(schema_of(func).name, args, kwargs)
-        results = func(*inner_args, **inner_kwargs)
+        with _lazy_kernels():
+            results = compute(func, inner_args, inner_kwargs, kind_of(result_devices[0]))
         if schema_of(func).is_mutable:
             for outer in simulated.values():
                 _update_metadata(outer, outer.simulated_on)
+        _refuse_csr_gradient(results, leaves)
         return _wrap(results, result_devices, simulated)
     except CrossDeviceError as error:
         if is_running():
             note_node(error)
         raise
+
+
+def _lazy_kernels() -> Any:
+    """Let the CPU resolve lazy conjugation, negation and zeros, which is off in `__torch_dispatch__`."""
+    include = torch._C._dispatch_tls_local_include_set()  # noqa: SLF001  # no public name for it
+    exclude = torch._C._dispatch_tls_local_exclude_set()  # noqa: SLF001  # the same
+    return torch._C._ForceDispatchKeyGuard(include, exclude - _LAZY)  # noqa: SLF001  # the same
 
 
 def _run_elsewhere(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: list[Any]) -> Any:
@@ -378,6 +413,13 @@ def _wrap(results: Any, result_devices: list[torch.device], simulated: Mapping[i
     return pytree.tree_map(lambda leaf: wrap(leaf, result_devices[0]), results)
 
 
+def _refuse_csr_gradient(results: Any, leaves: list[Any]) -> None:
+    """Raise an error before torch records a gradient through a compressed tensor, which aborts the process."""
+    is_compressed = isinstance(results, torch.Tensor) and results.layout in COMPRESSED
+    if is_compressed and torch.is_grad_enabled() and any(getattr(leaf, "requires_grad", False) for leaf in leaves):
+        raise NotSimulated(SPARSE_GRADIENT)
+
+
 def _place(inner: torch.Tensor, device: torch.device) -> SimulatedTensor:
     refuse_dtype(tag_of(device), inner.dtype)
     return SimulatedTensor(inner, device)
@@ -397,7 +439,7 @@ def _register_backend() -> Any:
     """Rename PrivateUse1, and register the kernels that torch calls without Python dispatch.
 
     `torch.tensor`, `torch.as_tensor` and sparse constructors allocate, copy and read with Python dispatch switched off.
-    Library and guard must live as long as the process: their kernels are removed when they are collected.
+    Libraries and guard must live as long as the process: their kernels are removed when they are collected.
     """
     guard = make_guard(torch._C._autograd.DeviceType.PrivateUse1)  # noqa: SLF001  # as in torch's own guard
     module = DeviceModule(targets.kind)
@@ -411,9 +453,12 @@ def _register_backend() -> Any:
     # CPU kernels for the thread of a data loader, in which no mode is active.
     library.impl("_pin_memory", pin, "CPU")
     library.impl("is_pinned", is_pinned, "CPU")
+    # Without a kernel of the backend, torch would run these as composites, which round differently from the kernels.
+    for func in COMPOSITE_ELSEWHERE:
+        library.impl(func.name().removeprefix("aten::"), _kernel(func), "PrivateUse1")
     for func in WHOLE_OPS:
         library.impl(func.name().removeprefix("aten::"), run_whole(func, _inner, _place), "AutogradPrivateUse1")
-    return library, guard
+    return library, register_kernels(library), guard
 
 
 def _kernel(func: Operation) -> Callable[..., Any]:

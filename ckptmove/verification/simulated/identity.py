@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch import _lobpcg, _lowrank, _tensor
 from torch._C import StorageBase, TensorBase, _disabled_torch_function_impl
 from torch._higher_order_ops.flex_attention import math_attention
 from torch._ops import HigherOrderOperator
@@ -22,7 +23,7 @@ from ckptmove.verification.simulated.data import become
 from ckptmove.verification.simulated.pinning import made_pinned
 from ckptmove.verification.simulated.targets import BACKEND, home_of
 from ckptmove.verification.simulated.unsupported import NotSimulated
-from ckptmove.verification.simulated.whole import run_compressed
+from ckptmove.verification.simulated.whole import COMPRESSED, SPARSE_GRADIENT, run_compressed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,11 +34,14 @@ _FUNCTION: Final = type(torch.manual_seed)
 _DEFAULT: Final[Any] = getattr(torch.Tensor.__torch_function__, "__func__", None)
 _SET_DATA: Final[Any] = vars(TensorBase)["data"].__set__  # as a function mode is given it
 _REQUIRES_GRAD: Final = (torch.Tensor.requires_grad_, vars(TensorBase)["requires_grad"].__set__)
-_COMPRESSED: Final = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 #: Getters that are true for one device type.
 _FLAGS: Final[dict[Any, str]] = {vars(TensorBase)[f"is_{kind}"].__get__: kind for kind in ("cuda", "mps", "xpu")}
 #: Names in torch of the checks for modes and for tensors with `__torch_function__`.
 _CHECKS: Final = frozenset({"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"})
+#: Modules that make these checks.
+_CHECKING: Final = (
+    _lobpcg, _lowrank, _tensor, torch.autograd, torch.functional, torch.nn.functional, torch.overrides
+)  # fmt: skip
 #: Methods that move a tensor to a device type.
 _MOVERS: Final[dict[Any, str]] = {torch.Tensor.cuda: "cuda", torch.Tensor.xpu: "xpu"}
 #: Functions that allocate memory below every Python dispatch.
@@ -157,8 +161,8 @@ def _replacement(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any
     """Another call for the same result, of a function that a simulated device needs in another form; else None."""
     if isinstance(func, HigherOrderOperator) and str(func) == "flex_attention":
         return math_attention, args, kwargs  # its eager form
-    if func in _REQUIRES_GRAD and args[0].layout in _COMPRESSED:
-        raise NotSimulated("the gradient of a compressed sparse tensor")  # torch would end the process
+    if func in _REQUIRES_GRAD and args[0].layout in COMPRESSED:
+        raise NotSimulated(SPARSE_GRADIENT)
     if func == _SET_DATA and home_of(args[0]).type != home_of(args[1]).type:
         return become, args, {}
     if func is torch.Tensor.type and len(args) > 1:
@@ -225,7 +229,7 @@ def shown_everywhere(modes: Callable[[], AbstractContextManager[None]]) -> Itera
         stack.enter_context(_replaced(torch.UntypedStorage, "device", property(of_storage)))
         # There are no weights to arrange for cuDNN.
         stack.enter_context(_replaced(torch.backends.cudnn, "is_acceptable", lambda _tensor: False))
-        for module in (torch._tensor, torch.autograd, torch.functional, torch.nn.functional, torch.overrides):  # noqa: SLF001  # no public name
+        for module in _CHECKING:
             for name in _CHECKS & vars(module).keys():
                 stack.enter_context(_replaced(module, name, _once_unseen(vars(module)[name])))
         yield

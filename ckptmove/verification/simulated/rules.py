@@ -55,6 +55,12 @@ WHOLE_OPS: tuple[Any, ...] = (
     torch.ops.aten.rnn_tanh.input,
     torch.ops.aten.scaled_dot_product_attention.default,
 )
+# Ops with kernels for CPU and CUDA, and a composite for other devices.
+COMPOSITE_ELSEWHERE: tuple[Any, ...] = (
+    torch.ops.aten.mish_backward.default,
+    torch.ops.aten.native_channel_shuffle.default,
+    torch.ops.aten.silu_backward.default,
+)
 # Message of the TypeError from `empty_mps` and `getMPSDataType` of ATen.
 _NO_FLOAT64 = (
     "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. "

@@ -8,13 +8,14 @@ from typing import Any, Final, NoReturn
 
 _RAISE: Final = re.compile(r"\braise\b")
 #: Messages of torch, and of C++ extensions that check the device (`CHECK_CUDA` of torch's tutorial): an operation
-#: without a kernel, a dtype that only the CPU's kernel lacks, a tensor whose memory or layout is read in C++, and a
-#: function that a torch without CUDA lacks.
+#: without a kernel, a dtype that only the CPU lacks, a tensor whose memory or layout is read in C++, and
+#: a function that a torch without CUDA lacks.
 _MESSAGES: Final = tuple(
     re.compile(message)
     for message in (
         r"Could not run '([^']+)' with arguments from the '\w+' backend",
         r'"(\w*_cpu\w*)" not implemented for \'\w+\'',
+        r"(?:Unsupported dtype|MKL FFT doesn't support tensors of type:) Half",
         r"Cannot access (?:data pointer|storage) of Tensor",
         r"layout_impl is only implemented for TensorImpl subclasses",
         r"must be a CUDA tensor",

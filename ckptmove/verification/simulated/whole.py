@@ -5,20 +5,26 @@ These are composite operations, and functions of compressed sparse tensors, whos
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
+from ckptmove.verification.simulated.half_precision import compute
 from ckptmove.verification.simulated.rules import operand_devices
-from ckptmove.verification.simulated.targets import home_of, tag_of
+from ckptmove.verification.simulated.targets import home_of, kind_of, tag_of
 from ckptmove.verification.simulated.unsupported import NotSimulated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch._ops import OpOverload
+
+#: Layouts of tensors that C++ code cannot read from a wrapper.
+COMPRESSED: Final = frozenset({torch.sparse_bsc, torch.sparse_bsr, torch.sparse_csc, torch.sparse_csr})
+#: Name of what is not simulated: torch would end the process.
+SPARSE_GRADIENT: Final = "the gradient of a compressed sparse tensor"
 
 
 def run_whole(
@@ -37,7 +43,11 @@ def run_whole(
     def run(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         device = operand_devices(func, args, kwargs, tag_of)[0]
-        return _WholeOp.apply(func, spec, device, inner, place, *leaves)  # type: ignore[no-untyped-call]  # torch has no annotation
+
+        def computed(*given: Any, **named: Any) -> Any:
+            return compute(func, given, named, kind_of(device))
+
+        return _WholeOp.apply(computed, spec, device, inner, place, *leaves)  # type: ignore[no-untyped-call]  # torch has no annotation
 
     return run
 

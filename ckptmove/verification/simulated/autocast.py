@@ -1,0 +1,157 @@
+"""Autocast of a simulated device: the casts that torch makes on the target under `torch.autocast`.
+
+torch's own kernels for a device's autocast key cast tensors of that device only. Kernels in Python make the same casts
+for simulated tensors. Like torch's, they run before autograd, which records the casts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch._library.utils import lookup_op
+from torch.utils import _pytree as pytree
+
+from ckptmove.verification.simulated.autocast_policies import KINDS, Policy, operations, policies
+from ckptmove.verification.simulated.rules import schema_of
+from ckptmove.verification.simulated.targets import BACKEND, home_of, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch._ops import OpOverload
+
+    Operation = OpOverload[..., Any]
+
+_KEY: Final[Any] = DispatchKey.__members__["AutocastPrivateUse1"]  # torch's annotations leave it out
+_AFTER: Final = torch._C._dispatch_keyset_full_after(_KEY)  # noqa: SLF001  # no public name for it
+#: The operations with a dtype argument that replace those without, from ``AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE``.
+_WITH_DTYPE: Final[dict[str, Operation]] = {
+    "aten::norm.Scalar": torch.ops.aten.norm.ScalarOpt_dtype,
+    "aten::norm.ScalarOpt_dim": torch.ops.aten.norm.ScalarOpt_dim_dtype,
+}
+#: torch's message, from ``binary_cross_entropy_banned`` in aten/src/ATen/autocast_mode.cpp.
+_BANNED: Final = (
+    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
+    "Many models use a sigmoid layer right before the binary cross entropy layer.\n"
+    "In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits\n"
+    "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are\n"
+    "safe to autocast."
+)
+#: Casts of parameters, by address: torch casts each parameter once in a region of autocast.
+_CASTS: Final[dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]]] = {}
+
+
+def register_kernels(library: Any) -> Any:
+    """Register kernels for the operations that autocast changes, and that it changes no others.
+
+    Args:
+        library: the torch.library.Library of ``aten``.
+
+    Returns:
+        The library of the second rule, which ends when the library is collected.
+    """
+    for operation in sorted(operations()):
+        kernel = functools.partial(_run, lookup_op(operation), operation)
+        library.impl(operation.removeprefix("aten::"), kernel, "AutocastPrivateUse1", with_keyset=True)
+    others: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]  # torch has no annotation
+    others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    return others
+
+
+@contextlib.contextmanager
+def autocast_on_device() -> Iterator[None]:
+    """Let `torch.autocast` of a target's type cast simulated tensors while the context is open."""
+    module: Any = torch
+    enable, clear = module.set_autocast_enabled, module.clear_autocast_cache
+
+    def enabled(*args: Any, **kwargs: Any) -> None:
+        enable(*args, **kwargs)
+        enable(BACKEND, any(map(torch.is_autocast_enabled, KINDS)))
+
+    def cleared() -> None:
+        _CASTS.clear()
+        clear()
+
+    module.set_autocast_enabled, module.clear_autocast_cache = enabled, cleared
+    try:
+        yield
+    finally:
+        module.set_autocast_enabled, module.clear_autocast_cache = enable, clear
+
+
+def _run(func: Operation, name: str, keys: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    """Run an operation with the casts of its operands' device."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    kind = next((kind for kind in map(_kind, tensors) if kind in KINDS), "")
+    policy = policies(kind).get(name)
+    if policy is None or not torch.is_autocast_enabled(kind):
+        return func.redispatch(keys & _AFTER, *args, **kwargs)
+    if policy is Policy.BANNED:
+        raise RuntimeError(_BANNED)
+    with torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(_KEY)):  # noqa: SLF001  # as in torch.library
+        if policy is Policy.FP32_SET_OPT_DTYPE:
+            return func(*args, **kwargs) if not _is_eligible(args[0], kind) else _with_dtype(func, args, kwargs)
+        if policy is Policy.FP32_APPEND_DTYPE:
+            more = [argument.default_value for argument in schema_of(func).arguments[len(args) :]]
+            dtype = torch.float32 if _is_eligible(args[0], kind) else args[0].dtype
+            return _WITH_DTYPE[name](*args, *more, dtype=dtype)
+        to = _operand_dtype(policy, kind, tensors)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda one: _cast(one, to, kind), (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return kind_of(home_of(tensor))
+
+
+def _is_eligible(tensor: torch.Tensor, kind: str) -> bool:
+    """Whether autocast of a device type casts a tensor, by ``is_eligible`` in aten/src/ATen/autocast_mode.h."""
+    is_narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return is_narrow and _kind(tensor) == kind
+
+
+def _with_dtype(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run an operation with the results' dtype set to float32, unless the caller has set it."""
+    place = [argument.name for argument in schema_of(func).arguments].index("dtype")
+    if place < len(args):
+        dtype = torch.float32 if args[place] is None else args[place]
+        return func(*args[:place], dtype, *args[place + 1 :], **kwargs)
+    return func(*args, **{**kwargs, "dtype": kwargs.get("dtype") or torch.float32})
+
+
+def _operand_dtype(policy: Policy, kind: str, tensors: Sequence[torch.Tensor]) -> torch.dtype:
+    """The dtype for the operands of an operation.
+
+    Raises:
+        RuntimeError: if there is no widest dtype, with torch's message.
+    """
+    lower = torch.get_autocast_dtype(kind)
+    if policy is Policy.LOWER_PRECISION:
+        return lower
+    if policy is not Policy.PROMOTE:
+        return torch.float16 if policy is Policy.FLOAT16 else torch.float32
+    dtypes = {tensor.dtype for tensor in tensors if _is_eligible(tensor, kind)}
+    if torch.float32 in dtypes:
+        return torch.float32
+    if dtypes - {lower}:
+        raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
+    return lower
+
+
+def _cast(tensor: torch.Tensor, to: torch.dtype, kind: str) -> torch.Tensor:
+    """A tensor in another dtype, by ``cached_cast`` in aten/src/ATen/autocast_mode.cpp."""
+    if tensor.dtype == to or not _is_eligible(tensor, kind):
+        return tensor
+    is_parameter = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()  # noqa: SLF001  # no public name for it
+    if not (is_parameter and to == torch.get_autocast_dtype(kind) and torch.is_autocast_cache_enabled()):
+        return tensor.to(to)
+    source, cast = _CASTS.get(id(tensor), (None, tensor))
+    if source is None or source() is not tensor:
+        cast = tensor.to(to)
+        _CASTS[id(tensor)] = weakref.ref(tensor), cast
+    return cast
