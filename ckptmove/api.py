@@ -297,6 +297,7 @@ def verify(
     keep: Sequence[str] = (),
     devices: int | None = None,
     case: str | Callable[..., Case] | None = None,
+    device_memory: int | str | None = None,
     timeout: float | None = None,
     sample: int | None = None,
     limits: Limits | None = None,
@@ -320,6 +321,8 @@ def verify(
         devices: number of devices of the target machine (default: as many as ``to`` and the file name).
         case: your function that returns a :class:`ckptmove.Case`, or its name, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``.
             Your model is then stepped from the stored state too. Another process imports the function by its name.
+        device_memory: memory of the target, in bytes or as ``"24GB"``, which the step of ``case`` must fit in (default:
+            unlimited).
         timeout: longest time of the checks with torch, in seconds (default: unlimited).
         sample: number of parameters of each optimizer, with their state, and of other tensors, to check (default:
             all); ``seed`` selects them.
@@ -332,10 +335,12 @@ def verify(
         TorchMissing: if torch is not installed.
         TorchBroken: if torch cannot be imported.
         UsageError: if the device or the optimizer is unknown, the case is not usable, ``against`` has none of the
-            tensors, or ``timeout`` is not positive.
+            tensors, ``timeout`` is not positive, or ``device_memory`` is no size, or given without a case or for the
+            CPU.
         UnreadableInput: if it cannot be read, is damaged, or is not a checkpoint.
         LimitExceeded: if it needs more than a limit allows.
     """
+    from ckptmove.conversion.shards import parse_size
     from ckptmove.verification.case.name import name_of
     from ckptmove.verification.request import VerifyRequest
     from ckptmove.verification.run import verify_checkpoint
@@ -352,6 +357,7 @@ def verify(
         keep=tuple(keep),
         devices=devices,
         case=name_of(case) if callable(case) else case,
+        device_memory=parse_size(device_memory) if isinstance(device_memory, str) else device_memory,
         timeout=timeout,
         sample=sample,
         limits=limits or Limits(),

@@ -1,7 +1,8 @@
-"""Format counts, and quote words for a shell."""
+"""Format counts and sizes, and quote words for a shell."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 #: Words that cmd.exe and PowerShell need not have quoted.
 _PLAIN_ON_WINDOWS: Final = re.compile(r"[\w.:/\\=~+-]+")
+_KIB: Final = 1024
+_UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def amount(number: int, noun: str) -> str:
@@ -23,6 +26,14 @@ def some(words: Sequence[str], most: int = 1) -> str:
     """Join the first words, and count the others: ``a, b and 3 more``."""
     more = f" and {len(words) - most:,} more" if len(words) > most else ""
     return ", ".join(words[:most]) + more
+
+
+def size(nbytes: float) -> str:
+    """Format a byte count with a binary unit: ``512 B``, ``6.8 KiB``, ``80.0 GiB``."""
+    if nbytes < _KIB:
+        return f"{nbytes:.0f} B"
+    power = min(int(math.log2(nbytes)) // 10, len(_UNITS))
+    return f"{nbytes / _KIB**power:.1f} {_UNITS[power - 1]}"
 
 
 class Command(str):

@@ -1,4 +1,4 @@
-"""Commands in one line: what a shell makes of a quoted word is the word, whatever is in it."""
+"""Counts and sizes, and commands in one line: what a shell makes of a quoted word is the word."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from ckptmove.cli.render.text import sentence
-from ckptmove.text import command_line, quoted
+from ckptmove.text import amount, command_line, quoted, size
 
 WORDS = ["a b", "x\ny.pt", "it's\t\\n\n", "\x1b[0m", "é\u202ex", "\udcff\udc80", "$HOME\n`id`", "-x", "", "\x1b0"]
 
@@ -29,3 +29,24 @@ def test_a_surrogate_that_is_no_byte_is_written_somehow():
 
 def test_words_become_a_line():
     assert command_line(["ckptmove", "inspect", "a b", "x\ny"]) == r"ckptmove inspect 'a b' $'x\x0ay'"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (6987, "6.8 KiB"),
+        (2**20, "1.0 MiB"),
+        (80 * 2**30, "80.0 GiB"),
+        (2**70, "1024.0 EiB"),
+        (10**100, f"{10**100 / 2**60:.1f} EiB"),
+    ],
+)
+def test_sizes(nbytes, expected) -> None:
+    assert size(nbytes) == expected
+
+
+def test_amounts() -> None:
+    assert [amount(n, "tensor") for n in (0, 1, 2048)] == ["0 tensors", "1 tensor", "2,048 tensors"]

@@ -262,6 +262,7 @@ def verify(
             show_default=False,
         ),
     ] = None,
+    device_memory: options.DeviceMemory = None,
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -299,6 +300,7 @@ def verify(
     """
     from ckptmove.cli.verify_command import run_verify
     from ckptmove.conversion.remap.options import remap_options
+    from ckptmove.conversion.shards import parse_size
     from ckptmove.verification.request import VerifyRequest
 
     config = load_config(Path())
@@ -318,6 +320,7 @@ def verify(
             keep=tuple(keep or ()),
             devices=devices,
             case=case if case is not None else config.case,
+            device_memory=None if device_memory is None else parse_size(device_memory),
             timeout=timeout,
             sample=sample,
             limits=Limits().times(limit_factor),

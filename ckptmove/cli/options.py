@@ -67,6 +67,15 @@ Devices = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit 1 on warnings too; with verify, also if the resume is not proven.")
 ]
+DeviceMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--device-memory",
+        metavar="SIZE",
+        help="Fail a --case that needs more memory on the device: 24GB.",
+        show_default=False,
+    ),
+]
 LimitFactor = Annotated[
     int,
     typer.Option(metavar="N", min=1, max=1000, help="Raise every resource limit N-fold, for a file you trust."),

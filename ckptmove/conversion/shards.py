@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ckptmove.formats.safetensors_new import NewTensor
 
 INDEX_NAME: Final = "model.safetensors.index.json"
-_SIZE: Final = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([KMGT])(I?)B\s*", re.IGNORECASE)
+_SIZE: Final = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([KMGT])(I?)B?\s*", re.IGNORECASE)
 _POWERS: Final = "KMGT"
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size with a unit: ``5GB`` has 5 * 10^9, ``5GiB`` has 5 * 2^30.
+    """Return the bytes of a size with a unit: ``5GB`` and ``5G`` have 5 * 10^9, ``5GiB`` has 5 * 2^30.
 
     Raises:
         UsageError: if the text is not a size, or less than one byte.

@@ -25,6 +25,7 @@ class VerifyRequest(NamedTuple):
         keep: globs of tensor names that may stay on another device.
         devices: number of devices of the target machine, or None for as many as ``to`` and the file name.
         case: the user's function that returns a case, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``, or None.
+        device_memory: memory of the target in bytes, which a case must fit in, or None for no limit.
         timeout: longest time of the child process in seconds, or None.
         sample: number of parameters of each optimizer, and of other tensors, to check; None for all.
         limits: resource limits for reading each file.
@@ -42,6 +43,7 @@ class VerifyRequest(NamedTuple):
     keep: tuple[str, ...] = ()
     devices: int | None = None
     case: str | None = None
+    device_memory: int | None = None
     timeout: float | None = None
     sample: int | None = None
     limits: Limits = Limits()

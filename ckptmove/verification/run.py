@@ -88,6 +88,8 @@ def verify_checkpoint(
         limit_tensor_sizes(checkpoint, limits)
         nbytes += checkpoint.nbytes
         asked = _settled(request, checkpoint.inventory)._replace(nbytes=nbytes)
+        if asked.device_memory is not None and asked.to == "cpu":
+            raise UsageError("--device-memory is the memory of an accelerator: name one with --to")
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with child(command or worker_command(), asked.to_json()) as process:
             facts = None if asked.sample else checkpoint.check(progress)
@@ -116,6 +118,10 @@ def _refuse_request(request: VerifyRequest) -> None:
     if request.sample is not None and request.sample < 1:
         raise UsageError(f"--sample takes a number of parameters, at least 1, not {request.sample}")
     check_override(request.optimizer)
+    if request.device_memory is not None and request.case is None:
+        raise UsageError("--device-memory limits the step of your own model: add --case FILE.py:FUNC")
+    if request.device_memory is not None and request.device_memory < 1:
+        raise UsageError(f"device_memory takes a number of bytes, at least 1, not {request.device_memory}")
     if request.case is not None:
         parse_case(request.case)
     if request.remap != Remap() and request.against is None:

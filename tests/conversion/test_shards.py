@@ -65,7 +65,15 @@ def test_the_index() -> None:
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("5GB", 5 * 10**9), ("0.3MB", 300_000), (" 1 kb ", 1000), ("2GiB", 2 << 30), ("1TB", 10**12), ("1.5KiB", 1536)],
+    [
+        ("5GB", 5 * 10**9),
+        ("0.3MB", 300_000),
+        (" 1 kb ", 1000),
+        ("2GiB", 2 << 30),
+        ("1TB", 10**12),
+        ("1.5KiB", 1536),
+        ("16G", 16 * 10**9),
+    ],
 )
 def test_sizes(text, nbytes) -> None:
     assert parse_size(text) == nbytes

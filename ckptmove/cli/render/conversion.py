@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
-from ckptmove.cli.render.text import clean, sentence, size
+from ckptmove.cli.render.text import clean, sentence
 from ckptmove.conversion.policy import DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RULES
-from ckptmove.text import Command, amount, some
+from ckptmove.text import Command, amount, size, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.cli.render.answers import shares
 from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
-from ckptmove.cli.render.text import clean, sentence, size
+from ckptmove.cli.render.text import clean, sentence
 from ckptmove.model import Severity
-from ckptmove.text import amount, some
+from ckptmove.text import amount, size, some
 from ckptmove.torch_facts.devices import NO_DEVICE
 
 if TYPE_CHECKING:

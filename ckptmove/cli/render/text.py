@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 #: Longest name in characters, on every stream: a name in a hostile file can have gigabytes.
@@ -10,8 +9,6 @@ LONGEST_NAME: Final = 500
 _LONGEST_SENTENCE: Final = 4000
 #: A line that starts with one of these is a command to the runners of GitHub or Azure.
 _COMMANDS: Final = frozenset({"::", "##"})
-_KIB: Final = 1024
-_UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def clean(text: str, limit: int = LONGEST_NAME) -> str:
@@ -48,14 +45,6 @@ def _escape(letter: str) -> str:
         return letter
     code = ord(letter)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"  # noqa: PLR2004  # Python's own escapes
-
-
-def size(nbytes: float) -> str:
-    """Format a byte count with a binary unit: ``512 B``, ``6.8 KiB``, ``80.0 GiB``."""
-    if nbytes < _KIB:
-        return f"{nbytes:.0f} B"
-    power = min(int(math.log2(nbytes)) // 10, len(_UNITS))
-    return f"{nbytes / _KIB**power:.1f} {_UNITS[power - 1]}"
 
 
 def width(text: str) -> int:

@@ -22,10 +22,11 @@ from ckptmove.verification.simulated.rules import CrossDeviceError, WrongGradien
 from ckptmove.verification.simulated.targets import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
-_ENGINE: Final = graph._engine_run_backward.__code__  # noqa: SLF001  # the one function that runs the engine
+#: The one function that runs the engine.
+ENGINE: Final = graph._engine_run_backward.__code__  # noqa: SLF001  # no public name for it
 _OWN: Final = re.compile(
     r"[\\/]ckptmove[\\/]verification[\\/](simulated[\\/](device|identity)|case[\\/]backward)\.py$|[\\/]torch[\\/]_(compile|dynamo[\\/].*)\.py$"
 )
@@ -58,14 +59,17 @@ def note_node(error: CrossDeviceError) -> None:
     node: Any = torch._C._current_autograd_node()  # noqa: SLF001  # no public name for it
     if is_torchs and node is not None:
         error.node = node.name()
-        stack = (_FRAME.match(line) for line in node.metadata.get("traceback_", ()))
-        error.made_by = tuple(
-            (found[1], int(found[2])) for found in stack if found is not None and not _OWN.search(found[1])
-        )
+        error.made_by = frames_of(node.metadata.get("traceback_", ()))
+
+
+def frames_of(stack: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """File and line of each frame in the lines of `traceback.format_stack`, without this package's own."""
+    lines = map(_FRAME.match, stack)
+    return tuple((found[1], int(found[2])) for found in lines if found is not None and not _OWN.search(found[1]))
 
 
 def _frames_to_engine(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None and frame.f_code is not _ENGINE:
+    while frame is not None and frame.f_code is not ENGINE:
         yield frame
         frame = frame.f_back
 
@@ -175,7 +179,8 @@ def _reraised(name_of: Callable[[torch.device], str]) -> Iterator[None]:
         finally:
             _RUNS.open.pop()
         if kept:
-            raise kept[0]
+            # In no variable of this frame: the exception refers to it, and would keep the tensors of the step alive.
+            raise _first_of(kept)
         return result
 
     module._engine_run_backward = run  # noqa: SLF001  # restored when the context ends
@@ -183,6 +188,13 @@ def _reraised(name_of: Callable[[torch.device], str]) -> Iterator[None]:
         yield
     finally:
         module._engine_run_backward = engine  # noqa: SLF001  # restore the engine
+
+
+def _first_of(kept: list[BaseException]) -> BaseException:
+    """The first exception of a list, which is empty afterwards."""
+    first = kept[0]
+    kept.clear()
+    return first
 
 
 def _checked_gradients(outputs: Any, gradients: Any, name_of: Callable[[torch.device], str]) -> tuple[Any, ...]:

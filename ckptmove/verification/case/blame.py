@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from ckptmove.verification.case.edits import NO_FIX
+from ckptmove.verification.case.edits import NO_FIX, Fix
 from ckptmove.verification.case.fixes import made_by, of_tensor, where_called, where_made, where_used
 from ckptmove.verification.case.fixes_lines import returned, without_cuda
 from ckptmove.verification.case.fixes_modules import reachable_module, where_assigned
+from ckptmove.verification.case.peak import line_at, peak_evidence, shortage
 from ckptmove.verification.case.source import assigned, line_of
+from ckptmove.verification.simulated.accounting import Usage
 from ckptmove.verification.simulated.device import SimulatedDevice
 from ckptmove.verification.simulated.rules import CrossDeviceError, WrongGradient
 from ckptmove.verification.simulated.unsupported import unsupported_operation
@@ -24,7 +26,6 @@ from ckptmove.verification.simulated.unsupported import unsupported_operation
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.verification.case.edits import Fix
     from ckptmove.verification.case.fixes import Scene
     from ckptmove.verification.case.source import Line, Running
     from ckptmove.verification.case.watch import Origin
@@ -72,6 +73,9 @@ class Blame:
 def blame(error: BaseException, scene: Scene) -> Blame:
     """Explain an exception."""
     for one in _causes(error):
+        usage = getattr(one, "usage", None)
+        if isinstance(usage, Usage):
+            return _of_memory(one, usage, scene)
         if isinstance(one, WrongGradient):
             return _of_gradient(one, scene)
         refusal = next((refusal for refusal in reversed(scene.watch.refusals) if refusal.error is one), None)
@@ -104,6 +108,19 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _of_memory(error: BaseException, usage: Usage, scene: Scene) -> Blame:
+    """Explain that a simulated device ran out of memory."""
+    line = line_at(usage, scene.entrance) or scene.home
+    fault, in_use, fix = shortage(usage)
+    figures = {
+        "error": " ".join(f"{type(error).__name__}: {error}".split()),
+        **line_evidence(line),
+        **peak_evidence(usage, scene.entrance),
+        "requested_bytes": usage.requested,
+    }
+    return Blame(f"{fault}, {_at(line)}", Fix(fix), figures, in_use)
 
 
 def _of_strays(

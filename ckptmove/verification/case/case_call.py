@@ -20,6 +20,7 @@ from ckptmove.verification.case.source import (
     assignment_before,
     function_of,
     head_of,
+    locals_of,
     nodes_of,
     parameters_of,
     parents,
@@ -152,8 +153,9 @@ def user_frames(entrance: Entrance, frame: FrameType | None) -> list[UserFrame]:
     """The frames of the user's code among a frame and its callers, the innermost first."""
     found = []
     while (frame := entrance.caller(frame)) is not None:
-        own = {f"self.{key}": one for key, one in getattr(frame.f_locals.get("self"), "__dict__", {}).items()}
-        named = {**frame.f_locals, **own}
+        here = locals_of(frame)
+        own = {f"self.{key}": one for key, one in getattr(here.get("self"), "__dict__", {}).items()}
+        named = {**here, **own}
         modules = {name: weakref.ref(one) for name, one in named.items() if isinstance(one, torch.nn.Module)}
         tensors = {name for name, one in named.items() if isinstance(one, Iterator) or any(tensors_in(one))}
         devices = {name: one for name, one in named.items() if isinstance(one, (str, torch.device))}

@@ -22,6 +22,7 @@ from ckptmove.verification.case.edits import NO_FIX, Fix
 from ckptmove.verification.case.fixes import Scene, model_first
 from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.case.parts import by_key, models_of, optimizers_of, require_usable_case
+from ckptmove.verification.case.peak import label_case, memory_recorded, peak_evidence, peak_of, peak_text
 from ckptmove.verification.case.restore import restore_case
 from ckptmove.verification.case.source import line_of
 from ckptmove.verification.case.step import UnusableCase, WholeDataset, one_batch, train_step
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.case.tensor_names import NamedTensor
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.place import StepDevice
+    from ckptmove.verification.simulated.accounting import MemoryRecord
     from ckptmove.verification.step.resume import Bench
 
 _NAME = "case"
@@ -88,6 +90,7 @@ class _Run:
         place: the target.
         entrance: the user's function.
         watch: record of the user's calls of torch.
+        memory: record of the device's memory.
         home: line of the user's function; line 0 of its file until that is imported.
         given: arguments of the call of ``Case``, once it ran; None if unknown.
         figures: the evidence.
@@ -98,6 +101,7 @@ class _Run:
     place: StepDevice
     entrance: Entrance
     watch: Watch
+    memory: MemoryRecord
     home: Line
     given: Given | None = None
     figures: dict[str, object] = field(default_factory=dict)
@@ -129,8 +133,9 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
         if site.mode == "simulated":
             stack.enter_context(foreach_by_default(PlainTensor))
             targets.at_least(bench.request.devices or 1)
+        memory = stack.enter_context(memory_recorded(site, bench.request.device_memory, entrance))
         home = line_of(typed.rpartition(":")[0], 0)
-        run = _Run(bench, place, entrance, Watch(place.device, entrance), home)
+        run = _Run(bench, place, entrance, Watch(place.device, entrance), memory, home)
         run.figures |= {"case": typed, "device": site.target, "simulated": site.mode == "simulated"}
         attempt, outcomes = Attempt(), []
         try:
@@ -181,6 +186,9 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     except Ambiguous:
         raise
     except Mismatch as error:
+        if hasattr(error.__cause__, "usage"):
+            label_case(run.memory, case)
+            return blame(error, run.scene)
         figures: dict[str, object] = {"candidates": list(error.candidates)} if error.candidates else {}
         fix = Fix(error.fix) if error.module is None or error.fix else unsaved(error, error.module, run.entrance)
         return Blame(str(error), fix, figures)
@@ -250,6 +258,7 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
     # Reported if the traceback has no line of the user's code, as for `optimizer.step`.
     late = run.watch.moved[moves:] or [home, *(found[0].spot.line for found in built.values())]
     scene = run.scene._replace(late=late[-1], early=early, built=built)
+    label_case(run.memory, case)
     if attempt.error is not None:
         return blame(attempt.error, scene._replace(names=names_of(case)))
     return _result(run, case, taken[0], restored, scene._replace(names=names_of(case)))
@@ -278,6 +287,8 @@ def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scen
         "unproven": "; ".join(doubts),
         "proven": not doubts,
     }
+    peak = peak_of(run.memory, run.bench.site, run.bench.request.device_memory)
+    run.figures |= {} if peak is None else peak_evidence(peak, run.entrance)
     place = run.bench.site.target + (" (simulated)" if run.bench.site.mode == "simulated" else "")
     lost = [f"the loss{way} is {one}" for way, one in losses.items() if not math.isfinite(one)]
     if lost:
@@ -296,9 +307,10 @@ def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scen
     loss = ", ".join(f"loss{way} {one:.4g}" for way, one in losses.items()) or "no loss returned"
     count = amount(len(after), "parameter")
     named = " and ".join(f"{key} ({kind})" if key else kind for key, kind in kinds.items())
-    summary = f"{named} on {place}: {loss}, {len(changed):,} of {count} moved"
+    memory = "" if peak is None else f", {peak_text(peak)}"
+    summary = f"{named} on {place}: {loss}, {len(changed):,} of {count} moved, all finite{memory}"
     unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
-    return "; ".join([f"{summary}, all finite", restored.detail, *unproven, *_whole_dataset(run, case)])
+    return "; ".join([summary, restored.detail, *unproven, *_whole_dataset(run, case)])
 
 
 def _doubts(

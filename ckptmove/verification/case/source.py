@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from types import CodeType
 
 FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+#: `inspect.CO_OPTIMIZED`: of the code of a function, whose variables are not in a dict.
+_OPTIMIZED: Final = 0x01
 #: Statements with a scope of their own.
 SCOPES: Final = (*FUNCTIONS, ast.ClassDef)
 #: Expressions with a frame of their own, by the name of its code.
@@ -83,6 +85,15 @@ def line_of(path: str, number: int) -> Line:
     """Line of a file, by the file's name in Python."""
     here = os.getcwd() + os.sep  # noqa: PTH109  # a prefix of text
     return Line(path.removeprefix(here), number, linecache.getline(path, number).strip(), path)
+
+
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """Local variables of a frame that runs on. Until Python 3.13, `f_locals` would keep deleted ones alive."""
+    snapshot = frame.f_locals
+    found = dict(snapshot)
+    if frame.f_code.co_flags & _OPTIMIZED and type(snapshot) is dict:  # no namespace of a module or a class
+        snapshot.clear()
+    return found
 
 
 def spot_of(found: FrameType | TracebackType) -> Spot:

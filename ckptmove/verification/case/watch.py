@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
 from ckptmove.verification.case.case_call import late_names, user_frames
-from ckptmove.verification.case.source import Line, Spot, line_of, spot_of
+from ckptmove.verification.case.source import Line, Spot, line_of, locals_of, spot_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,6 +118,8 @@ class Watch(TorchFunctionMode):
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
+            if "out of memory" in str(error):  # its frames hold tensors, and the caller may try a smaller batch
+                raise
             self.refusals.append(Refusal(error, _name(func), tuple(self._strays((args, kwargs)))))
             raise
         if isinstance(result, (torch.Tensor, tuple, list)):
@@ -151,7 +153,7 @@ class Watch(TorchFunctionMode):
         if caller is None:
             return
         if func == _IS_LEAF and file == _OPTIMIZER:
-            optimizer = id(frame.f_locals["self"])
+            optimizer = id(locals_of(frame)["self"])
             if optimizer not in self.built:
                 self.built[optimizer] = user_frames(self._entrance, caller)
             return
@@ -196,8 +198,9 @@ def target_in(frame: FrameType, spot: Spot, device: torch.device) -> tuple[str, 
         parameters. Empty for none.
     """
     late = late_names(spot)
-    names = {name: one for name, one in frame.f_locals.items() if name not in late}
-    kept = {f"self.{key}": one for key, one in getattr(frame.f_locals.get("self"), "__dict__", {}).items()}
+    found = locals_of(frame)
+    names = {name: one for name, one in found.items() if name not in late}
+    kept = {f"self.{key}": one for key, one in getattr(found.get("self"), "__dict__", {}).items()}
     tensors = (
         f"{name}.device" for name, one in names.items() if isinstance(one, torch.Tensor) and one.device == device
     )

@@ -87,6 +87,8 @@ def _answering(device: torch.device) -> Iterator[None]:
         (getattr(torch.backends, kind, None), own),
         (torch.accelerator, of_accelerator),
         (torch, {"set_default_tensor_type": set_default_tensor_type}),
+        (getattr(torch.accelerator, "memory", None), of_accelerator),
+        (getattr(getattr(torch, kind, None), "memory", None), own),
     ]
     if kind == "cuda":
         modules += [(torch.cuda, _GRAPHS), (torch.cuda.nvtx, {"_nvtx": _Markers()}), (comm, COPIES)]

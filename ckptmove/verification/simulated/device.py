@@ -27,7 +27,7 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ckptmove.verification.case.backward import as_on_a_real_device, is_running, make_guard, note_node
-from ckptmove.verification.simulated import identity, targets
+from ckptmove.verification.simulated import accounting, identity, targets
 from ckptmove.verification.simulated.api import patched_torch_api
 from ckptmove.verification.simulated.autocast import autocast_on_device, register_kernels
 from ckptmove.verification.simulated.data import become, parameters_moved_in_place
@@ -146,6 +146,7 @@ class SimulatedTensor(torch.Tensor):
     simulated_index: int
 
     def __new__(cls, host: torch.Tensor, device: torch.device) -> Self:
+        accounting.count(host, device)
         strided = host.layout is torch.strided
         make: Callable[..., Self] = TensorBase._make_wrapper_subclass  # noqa: SLF001  # no public way to make a tensor without memory
         # Like its host, a view in inference mode may be a normal tensor.
@@ -367,8 +368,7 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         result_devices = operand_devices(func, args, kwargs, tag_of) if asked is None else [asked]
         refuse_generator(schema_of(func).name, leaves, result_devices[0])
         refuse_pinning(schema_of(func).name, args, kwargs)
-        with _lazy_kernels():
-            results = compute(func, inner_args, inner_kwargs, kind_of(result_devices[0]))
+        results = _compute(func, inner_args, inner_kwargs, result_devices[0])
         if schema_of(func).is_mutable:
             for outer in simulated.values():
                 _update_metadata(outer, outer.simulated_on)
@@ -377,6 +377,16 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
     except CrossDeviceError as error:
         if is_running():
             note_node(error)
+        raise
+
+
+def _compute(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
+    """Run an operation on the CPU. If it needs more memory than both the CPU and the device have, raise as there."""
+    try:
+        with _lazy_kernels():
+            return compute(func, args, kwargs, kind_of(device))
+    except RuntimeError as error:
+        accounting.refuse(error, device)
         raise
 
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ckptmove.verification.simulated import accounting, targets
 from ckptmove.verification.simulated import states as simulated_states
-from ckptmove.verification.simulated import targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: Memory and compute capability of a generic device, which code checks before it uses bfloat16 or its own kernels.
-_BYTES: Final = 1 << 34
+#: Compute capability of a generic device, which code checks before it uses bfloat16 or its own kernels.
 _CAPABILITY: Final = (8, 0)
 
 
@@ -30,6 +29,11 @@ def _chosen(device: Any) -> torch.device | None:
 def _number(device: Any) -> int:
     """The index of a device, or of the current one."""
     return device if isinstance(device, int) else targets.number_of(targets.meant_by(device) or targets.current())
+
+
+def _memory(device: Any) -> accounting.DeviceMemory:
+    """Memory of a device, or of the current one."""
+    return accounting.memory_of(targets.meant_by(device) or targets.current())
 
 
 def _nothing(*_args: object, **_more: object) -> None:
@@ -88,24 +92,42 @@ class DeviceCalls:
         if _number(device) >= self.device_count():
             raise AssertionError("Invalid device id")
         major, minor = _CAPABILITY
-        figures = {"total_memory": _BYTES, "multi_processor_count": 1, "major": major, "minor": minor}
+        total = _memory(device).total
+        figures = {"total_memory": total, "multi_processor_count": 1, "major": major, "minor": minor}
         return SimpleNamespace(name=self.get_device_name(), **figures)
 
     def get_arch_list(self) -> list[str]:
         """Always empty: nothing is compiled for it."""
         return []
 
-    def mem_get_info(self, _device: object = None) -> tuple[int, int]:
-        """Free and total memory; all of it is free."""
-        return _BYTES, _BYTES
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """Free and total memory in bytes."""
+        memory = _memory(device)
+        return max(memory.total - memory.used, 0), memory.total
 
-    def memory_allocated(self, _device: object = None) -> int:
-        """Always 0."""
-        return 0
+    def recommended_max_memory(self) -> int:
+        """Total memory in bytes."""
+        return _memory(None).total
 
-    def memory_stats(self, _device: object = None) -> dict[str, int]:
-        """Always empty."""
-        return {}
+    def memory_allocated(self, device: Any = None) -> int:
+        """Bytes of all live tensors; nothing is reserved in addition."""
+        return _memory(device).used
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        """Most bytes in use since the last reset."""
+        return _memory(device).peak_since_reset
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        """Start a new maximum with the bytes in use."""
+        memory = _memory(device)
+        memory.peak_since_reset = memory.used
+
+    def memory_stats(self, device: Any = None) -> dict[str, int]:
+        """Bytes in use, and most bytes in use, as in torch's statistics."""
+        memory = _memory(device)
+        figures = {"current": memory.used, "peak": memory.peak_since_reset}
+        kinds = "active_bytes", "allocated_bytes", "reserved_bytes"
+        return {f"{kind}.all.{name}": nbytes for kind in kinds for name, nbytes in figures.items()}
 
     def memory_summary(self, *_args: object, **_more: object) -> str:
         """Always empty."""
@@ -144,13 +166,14 @@ class DeviceCalls:
         if chosen is not None:
             targets.set_current(chosen)
 
-    max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
+    memory_reserved = memory_allocated
+    max_memory_reserved = max_memory_allocated
+    reset_max_memory_allocated = reset_peak_memory_stats
     current_allocated_memory = driver_allocated_memory = memory_allocated
     get_memory_info = mem_get_info
     synchronize = empty_cache = ipc_collect = init = _nothing
     manual_seed = manual_seed_all = seed = seed_all = _nothing
-    reset_peak_memory_stats = reset_accumulated_memory_stats = reset_max_memory_allocated = _nothing
-    set_per_process_memory_fraction = _nothing
+    reset_accumulated_memory_stats = set_per_process_memory_fraction = _nothing
 
 
 class DeviceContext:

@@ -11,6 +11,7 @@ import torch
 from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
+from ckptmove.verification.simulated.accounting import counting_saved
 from ckptmove.verification.simulated.half_precision import compute
 from ckptmove.verification.simulated.rules import operand_devices
 from ckptmove.verification.simulated.targets import home_of, kind_of, tag_of
@@ -45,7 +46,8 @@ def run_whole(
         device = operand_devices(func, args, kwargs, tag_of)[0]
 
         def computed(*given: Any, **named: Any) -> Any:
-            return compute(func, given, named, kind_of(device))
+            with counting_saved(func, device):
+                return compute(func, given, named, kind_of(device))
 
         return _WholeOp.apply(computed, spec, device, inner, place, *leaves)  # type: ignore[no-untyped-call]  # torch has no annotation
 

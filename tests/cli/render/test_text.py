@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptmove.cli.render.text import LONGEST_NAME, clean, sentence, shorten, size, width
-from ckptmove.text import amount
+from ckptmove.cli.render.text import LONGEST_NAME, clean, sentence, shorten, width
 
 
 @pytest.mark.parametrize(
@@ -45,27 +44,6 @@ def test_long_names_are_cut_in_the_middle() -> None:
     assert len(cut) == LONGEST_NAME + 1
     assert (cut[0], cut[LONGEST_NAME // 2], cut[-1]) == ("a", "…", "b")
     assert sentence(name) == name
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "expected"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (6987, "6.8 KiB"),
-        (2**20, "1.0 MiB"),
-        (80 * 2**30, "80.0 GiB"),
-        (2**70, "1024.0 EiB"),
-        (10**100, f"{10**100 / 2**60:.1f} EiB"),
-    ],
-)
-def test_sizes(nbytes, expected) -> None:
-    assert size(nbytes) == expected
-
-
-def test_amounts() -> None:
-    assert [amount(n, "tensor") for n in (0, 1, 2048)] == ["0 tensors", "1 tensor", "2,048 tensors"]
 
 
 @pytest.mark.parametrize(
