@@ -125,7 +125,7 @@ def test_the_peak_of_a_step_has_a_line_and_kinds(check):
 def test_a_step_of_few_rows_has_its_peak_in_the_optimizer(check):
     evidence = check("few_rows")["evidence"]
     kinds = evidence["peak_memory"]
-    assert evidence["peak_during"] == "optimizer.step"
+    assert (evidence["peak_during"], evidence["peak_at"]) == ("optimizer.step", "")
     assert kinds["gradients"] == kinds["parameters"] - 512 == PARAMETERS
     assert kinds["optimizer_state"] == 2 * PARAMETERS
 
@@ -162,6 +162,7 @@ def test_a_device_that_is_too_small_fails_the_check(check, function, device_memo
     assert max(evidence["peak_memory"], key=evidence["peak_memory"].get) == kind
     assert evidence["fix"] == peak._FIXES[kind]
     assert len(found["failures"]) == 2
+    assert evidence["file"] == "train.py"
 
 
 def test_the_line_of_a_forward_that_does_not_fit_is_named(check):
@@ -250,6 +251,10 @@ class FakeCuda(FakeModule):
 
 
 NOBODY = SimpleNamespace(is_own=lambda file: False)
+
+
+def test_an_allocation_of_no_user_has_no_line():
+    assert peak.locator(NOBODY)(sys._getframe()) == peak.Place(None)
 
 
 @pytest.mark.parametrize(("limit", "fraction"), [(8 << 30, 0.5), (80 << 30, 1.0)])

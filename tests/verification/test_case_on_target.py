@@ -117,6 +117,16 @@ RIGHT["branches on the device"] = {
         return loss
     """,
 }
+RIGHT["autocast"] = {
+    "step": """
+        with torch.autocast(device.type):
+            made = model(x)
+            assert made.dtype == torch.float16
+            loss = mse_loss(made, y)
+        assert loss.dtype == torch.float32
+        return loss
+    """,
+}
 RIGHT["hooks that name the device"] = {
     "step": """
         made = model(x)
@@ -168,6 +178,18 @@ WRONG = {
     "lengths on the device": (
         "nn.utils.rnn.pack_padded_sequence(x, torch.full((4,), 6, device=device), batch_first=True)",
         "RuntimeError: 'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor",
+    ),
+    "dtypes that autocast mixes": (
+        "with torch.autocast('cuda'): y.clone().index_copy_(0, torch.arange(4, device=device), model(x))",
+        "RuntimeError: index_copy_(): self and source expected to have the same dtype",
+    ),
+    "a loss that autocast bans": (
+        "with torch.autocast('cuda'): nn.BCELoss()(model(x).sigmoid(), y)",
+        "RuntimeError: torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast",
+    ),
+    "no kernel in half precision": (
+        "with torch.autocast('cuda'): torch.linalg.qr(model(x))",
+        """NotImplementedError: "geqrf_cuda" not implemented for 'Half'""",
     ),
     "pinned on the device": (
         "x.pin_memory()",

@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402  # after the skip
 from ckptmove.verification.simulated import loading as simulated_loading  # noqa: E402  # it imports torch
 from ckptmove.verification.simulated import targets  # noqa: E402  # it imports torch
 from ckptmove.verification.simulated.device import SimulatedDevice  # noqa: E402  # it imports torch
+from ckptmove.verification.simulated.unsupported import unsupported_operation  # noqa: E402  # of errors of torch
 
 
 def test_the_module_of_the_target_answers_as_long_as_the_device_stands(mps):
@@ -234,3 +235,32 @@ def test_which_kind_of_device_a_tensor_is_on(cuda, mps):
             made = nn.Parameter(torch.ones(1, device=device.device))
             kinds = {"cuda": made.is_cuda, "mps": made.is_mps, "xpu": made.is_xpu}
             assert [kind for kind, is_it in kinds.items() if is_it] == [device.target.partition(":")[0]]
+
+
+def test_functions_of_mps_work_as_on_the_newest_macos(mps):
+    with mps:
+        assert torch.backends.mps.is_built()
+        assert torch.backends.mps.is_macos_or_newer(15, 0)
+        assert torch.backends.mps.is_macos13_or_newer(2)
+        assert torch.backends.mps.get_core_count() == 1
+        assert torch.backends.mps.get_name() == "simulated"
+        assert torch.mps.recommended_max_memory() > torch.mps.current_allocated_memory()
+        torch.mps.event.Event(enable_timing=True).record()
+        torch.mps.profiler.start(mode="event")
+        torch.mps.profiler.stop()
+        with torch.mps.profiler.profile():
+            pass
+    assert torch.backends.mps.is_built() == torch.backends.mps.is_available()
+
+
+CALLS_OF_METAL = {
+    "torch.mps.compile_shader": lambda: torch.mps.compile_shader("kernel void f() {}"),
+    "getCurrentAllocatedMemory": torch._C._mps_currentAllocatedMemory,
+}
+
+
+@pytest.mark.parametrize(("name", "call"), CALLS_OF_METAL.items(), ids=CALLS_OF_METAL)
+def test_calls_of_metal_are_limits_of_the_simulation(mps, name, call):
+    with mps, pytest.raises((RuntimeError, AttributeError)) as raised:
+        call()
+    assert unsupported_operation(raised.value) == name

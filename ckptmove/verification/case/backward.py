@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
+    from ckptmove.verification.simulated.mps_errors import RefusedOnMps
+
 #: The one function that runs the engine.
 ENGINE: Final = graph._engine_run_backward.__code__  # noqa: SLF001  # no public name for it
 _OWN: Final = re.compile(
@@ -52,7 +54,7 @@ def is_running() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001  # no public name for it
 
 
-def note_node(error: CrossDeviceError) -> None:
+def note_node(error: CrossDeviceError | RefusedOnMps) -> None:
     """Note the graph node of a refused operation, unless Python code of a hook or a function called it."""
     frames = _frames_to_engine(sys._getframe(1))  # noqa: SLF001  # the frames, without an exception that left them
     is_torchs = all(_OWN.search(frame.f_code.co_filename) for frame in frames)

@@ -16,10 +16,12 @@ from ckptmove.verification.case.edits import NO_FIX, Fix
 from ckptmove.verification.case.fixes import made_by, of_tensor, where_called, where_made, where_used
 from ckptmove.verification.case.fixes_lines import returned, without_cuda
 from ckptmove.verification.case.fixes_modules import reachable_module, where_assigned
+from ckptmove.verification.case.fixes_mps import on_mps
 from ckptmove.verification.case.peak import line_at, peak_evidence, shortage
 from ckptmove.verification.case.source import assigned, line_of
 from ckptmove.verification.simulated.accounting import Usage
 from ckptmove.verification.simulated.device import SimulatedDevice
+from ckptmove.verification.simulated.mps_errors import RefusedOnMps
 from ckptmove.verification.simulated.rules import CrossDeviceError, WrongGradient
 from ckptmove.verification.simulated.unsupported import unsupported_operation
 
@@ -78,6 +80,8 @@ def blame(error: BaseException, scene: Scene) -> Blame:
             return _of_memory(one, usage, scene)
         if isinstance(one, WrongGradient):
             return _of_gradient(one, scene)
+        if isinstance(one, RefusedOnMps):
+            return _of_refused(one, scene)
         refusal = next((refusal for refusal in reversed(scene.watch.refusals) if refusal.error is one), None)
         strays = one.strays if isinstance(one, CrossDeviceError) else () if refusal is None else refusal.strays
         if strays and (isinstance(one, CrossDeviceError) or _TWO_DEVICES.search(str(one))):
@@ -97,8 +101,9 @@ def blame(error: BaseException, scene: Scene) -> Blame:
         fault = f"not supported by the simulation: {named}, {_at(line)}"
         return Blame(fault, figures={"operation": named, **line_evidence(line)}, is_limit=True)
     text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
-    fix = without_cuda(frames[-1], scene) if frames and any(words in text for words in _NO_CUDA) else NO_FIX
-    return Blame(f"{text}, {_at(line)}", fix, {"error": text, **line_evidence(line)})
+    is_without_cuda = frames and any(words in text for words in _NO_CUDA)
+    fix = without_cuda(frames[-1], scene) if is_without_cuda else on_mps(text, frames, scene)
+    return Blame(f"{text.rstrip('.')}, {_at(line)}", fix, {"error": text, **line_evidence(line)})
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -168,6 +173,26 @@ def _of_gradient(error: WrongGradient, scene: Scene) -> Blame:
         "error": f"RuntimeError: {error}",
     }
     return Blame(f"{made} is on {device}, and its input is on {wanted}, {_at(line)}", fix, figures)
+
+
+def _of_refused(error: RefusedOnMps, scene: Scene) -> Blame:
+    """Explain an operation that mps lacks, or operands that it does not accept."""
+    frames = scene.entrance.frames(error.__traceback__)
+    made = [line_of(file, number) for file, number in error.made_by if scene.entrance.is_own(file)]
+    line = [scene.home, *made, *(running.spot.line for running in frames)][-1]
+    called = next((refusal.operation for refusal in scene.watch.refusals if refusal.error is error), error.operation)
+    operation = f"{error.operation} in {called} ({error.node})" if error.node else called
+    text = " ".join(f"{type(error).__bases__[-1].__name__}: {error}".split())
+    is_missing = error.operation in str(error)
+    within = f" ({error.operation})" * (error.operation not in operation)
+    fault = f"mps does not implement {operation}{within}" if is_missing else f"{operation}: {error}".rstrip(".")
+    figures: dict[str, object] = {
+        "operation": operation,
+        "aten": error.operation,
+        **line_evidence(line),
+        "error": text,
+    }
+    return Blame(f"{fault}, {_at(line)}", on_mps(str(error), frames, scene), figures)
 
 
 def _is_known(stray: torch.Tensor, scene: Scene) -> bool:

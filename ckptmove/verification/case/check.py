@@ -33,6 +33,7 @@ from ckptmove.verification.checks import failed, passed, skipped
 from ckptmove.verification.simulated import targets
 from ckptmove.verification.simulated.device import PlainTensor
 from ckptmove.verification.simulated.identity import foreach_by_default
+from ckptmove.verification.simulated.mps import FELL_BACK
 from ckptmove.verification.step.stored_state import Ambiguous, Mismatch, NotRebuilt
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
         stack.enter_context(place.active())
         if site.mode == "simulated":
             stack.enter_context(foreach_by_default(PlainTensor))
+            FELL_BACK.clear()
             targets.at_least(bench.request.devices or 1)
         memory = stack.enter_context(memory_recorded(site, bench.request.device_memory, entrance))
         home = line_of(typed.rpartition(":")[0], 0)
@@ -310,7 +312,8 @@ def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scen
     memory = "" if peak is None else f", {peak_text(peak)}"
     summary = f"{named} on {place}: {loss}, {len(changed):,} of {count} moved, all finite{memory}"
     unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
-    return "; ".join([summary, restored.detail, *unproven, *_whole_dataset(run, case)])
+    notes = [*_whole_dataset(run, case), *_on_cpu(run)]
+    return "; ".join([summary, restored.detail, *unproven, *notes])
 
 
 def _doubts(
@@ -352,6 +355,13 @@ def _off_target(run: _Run, part: OptimizerPart, scene: Scene) -> Blame | None:
     name, device = own[0].name, run.place.device_of(own[0].tensor)
     fault = f"no parameter of the model is on {run.bench.site.target} after the step: {name} is on {device}"
     return Blame(fault, model_first(scene, own[0]), {"tensor": name, "on": device})
+
+
+def _on_cpu(run: _Run) -> list[str]:
+    """A note on operations that mps lacks, and that ran on the CPU."""
+    if FELL_BACK:
+        run.figures["on_cpu"] = list(FELL_BACK)
+    return [f"note: not on mps, ran on the CPU: {', '.join(FELL_BACK)}"] * bool(FELL_BACK)
 
 
 def _whole_dataset(run: _Run, case: Case) -> list[str]:

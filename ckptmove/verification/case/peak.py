@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.simulated.accounting import Kind
 
 _OPTIMIZERS: Final = os.path.dirname(torch.optim.__file__)  # noqa: PTH120  # a prefix of names of code objects
+_WORKER: Final = str(Path(__file__).parents[1] / "worker.py")
 _CALLS: Final = frozenset({"load_state_dict", "step"})
 _NAMES: Final[dict[Kind, str]] = {
     "parameters": "parameters",
@@ -66,6 +68,8 @@ def locator(entrance: Entrance) -> Callable[[FrameType], Place]:
     def locate(frame: FrameType | None) -> Place:
         during, made_by = "", _NO_LINES
         while frame is not None and not entrance.is_own(frame.f_code.co_filename):
+            if frame.f_code.co_filename == _WORKER:  # its callers do not belong to the step
+                return Place(None, during, made_by)
             if frame.f_code is ENGINE:
                 during, made_by = "backward", _trace_of_node()
             elif frame.f_code.co_name in _CALLS and frame.f_code.co_filename.startswith(_OPTIMIZERS):

@@ -42,6 +42,19 @@ _GRAPHS: Final[dict[str, object]] = {
     "graph_pool_handle": refused("torch.cuda.graph_pool_handle"),
     "make_graphed_callables": lambda callables, *_args, **_more: callables,
 }
+#: Functions of `torch.mps`, `torch.backends.mps` and `torch.mps.profiler`, on the newest macOS.
+_MPS: Final[dict[str, object]] = {
+    "compile_shader": refused("torch.mps.compile_shader"),
+    "get_core_count": lambda: 1,
+    "get_name": lambda: "simulated",
+    "is_built": lambda: True,
+    "is_macos13_or_newer": lambda *_args, **_more: True,
+    "is_macos_or_newer": lambda *_args, **_more: True,
+    "load_metallib": refused("torch.mps.load_metallib"),
+    "profile": lambda *_args, **_more: contextlib.nullcontext(),
+    "start": lambda *_args, **_more: None,
+    "stop": lambda: None,
+}
 #: Functions of `torch.accelerator` that need a backend in C++.
 _OF_ACCELERATOR: Final = frozenset({
     "empty_cache", "get_memory_info", "max_memory_allocated", "max_memory_reserved", "memory_allocated",
@@ -92,6 +105,10 @@ def _answering(device: torch.device) -> Iterator[None]:
     ]
     if kind == "cuda":
         modules += [(torch.cuda, _GRAPHS), (torch.cuda.nvtx, {"_nvtx": _Markers()}), (comm, COPIES)]
+    if kind == "mps":
+        memory = {"recommended_max_memory": lambda: calls.mem_get_info()[1]}
+        modules += [(torch.mps, _MPS | memory), (torch.backends.mps, _MPS), (torch.mps.profiler, _MPS)]
+        modules += [(torch.mps.event, _CLASSES)]
     known = [(vars(module), some) for module, some in modules if module is not None]
     before = [(names, {name: names[name] for name in some.keys() & names.keys()}) for names, some in known]
     for (names, replaced), (_, some) in zip(before, known, strict=True):

@@ -23,7 +23,7 @@ class Policy(enum.Enum):
     FP32_APPEND_DTYPE = enum.auto()
     PROMOTE = enum.auto()
     BANNED = enum.auto()
-    FLOAT16 = enum.auto()  # of `_cudnn_rnn_cast_reflatten`, whatever dtype autocast has
+    FLOAT16 = enum.auto()  # of `_cudnn_rnn_cast_reflatten`, for every dtype of autocast
 
 
 #: Device types that have autocast in torch.

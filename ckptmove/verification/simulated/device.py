@@ -35,6 +35,8 @@ from ckptmove.verification.simulated.device_module import DeviceModule
 from ckptmove.verification.simulated.generator import refuse_generator
 from ckptmove.verification.simulated.half_precision import compute
 from ckptmove.verification.simulated.loading import BEFORE_OTHERS, location_of, on_device, restore_storage
+from ckptmove.verification.simulated.mps import refuse_on_mps
+from ckptmove.verification.simulated.mps_errors import RefusedOnMps
 from ckptmove.verification.simulated.pinning import is_pinned, made_pinned, pin, refuse_pinning
 from ckptmove.verification.simulated.rules import (
     COMPOSITE_ELSEWHERE,
@@ -355,9 +357,9 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
     leaves = pytree.tree_leaves((args, kwargs))
     simulated = {id(leaf.host): leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)}
     asked = kwargs.get("device")
-    if asked is not None and asked.type == BACKEND:
-        asked = targets.meant_by(asked)
-    elif not simulated:
+    if asked is not None:
+        asked = targets.meant_by(asked) or asked  # functions of torch call factories without a function mode
+    if not simulated and (asked is None or asked.type != BACKEND):
         return _run_elsewhere(func, args, kwargs, leaves)
     if func not in _NO_COMPOSITES and func.has_kernel_for_dispatch_key(_COMPOSITE):
         # inference_mode passes composite ops, whose parts may be factories. A function mode would start a C++ one anew.
@@ -368,13 +370,15 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         result_devices = operand_devices(func, args, kwargs, tag_of) if asked is None else [asked]
         refuse_generator(schema_of(func).name, leaves, result_devices[0])
         refuse_pinning(schema_of(func).name, args, kwargs)
+        if kind_of(next((one.simulated_on for one in simulated.values()), result_devices[0])) == "mps":
+            refuse_on_mps(func, args, leaves)
         results = _compute(func, inner_args, inner_kwargs, result_devices[0])
         if schema_of(func).is_mutable:
             for outer in simulated.values():
                 _update_metadata(outer, outer.simulated_on)
         _refuse_csr_gradient(results, leaves)
         return _wrap(results, result_devices, simulated)
-    except CrossDeviceError as error:
+    except (CrossDeviceError, RefusedOnMps) as error:
         if is_running():
             note_node(error)
         raise

@@ -161,7 +161,7 @@ def _replacement(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any
     """Another call for the same result, of a function that a simulated device needs in another form; else None."""
     if isinstance(func, HigherOrderOperator) and str(func) == "flex_attention":
         return math_attention, args, kwargs  # its eager form
-    if func in _REQUIRES_GRAD and args[0].layout in COMPRESSED:
+    if func in _REQUIRES_GRAD and args[0].layout in COMPRESSED and kwargs.get("requires_grad", [*args, True][1]):
         raise NotSimulated(SPARSE_GRADIENT)
     if func == _SET_DATA and home_of(args[0]).type != home_of(args[1]).type:
         return become, args, {}

@@ -40,22 +40,27 @@ _FROM_CPU = {
     "aten::rnn_tanh": _LENGTHS,
 }
 # Composite ops that have other implementations on other devices (cuDNN, flash attention). Run whole on the CPU, they
-# give exactly the CPU's results without temporary tensors, and the fused cells have no CPU kernel of their own.
+# give exactly the CPU's results, and the fused cells have no CPU kernel of their own. ATen
+# computes others in float64 on a device that it does not know (`get_atol_rtol`, `renorm_backward`), or mps has kernels
+# for them.
 WHOLE_OPS: tuple[Any, ...] = (
     torch.ops.aten.ctc_loss.Tensor,
     torch.ops.aten.gru.data,
     torch.ops.aten.gru.input,
     torch.ops.aten.gru_cell.default,
+    torch.ops.aten.linalg_matrix_rank.atol_rtol_float,
+    torch.ops.aten.linalg_matrix_rank.atol_rtol_tensor,
+    torch.ops.aten.linalg_pinv.atol_rtol_float,
+    torch.ops.aten.linalg_svd.default,
     torch.ops.aten.lstm.data,
     torch.ops.aten.lstm.input,
     torch.ops.aten.lstm_cell.default,
-    torch.ops.aten.mish_backward.default,
+    torch.ops.aten.renorm.default,
     torch.ops.aten.rnn_relu.data,
     torch.ops.aten.rnn_relu.input,
     torch.ops.aten.rnn_tanh.data,
     torch.ops.aten.rnn_tanh.input,
     torch.ops.aten.scaled_dot_product_attention.default,
-    torch.ops.aten.silu_backward.default,
 )
 # Ops with kernels for CPU and CUDA, and a composite for other devices.
 COMPOSITE_ELSEWHERE: tuple[Any, ...] = (

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 _RAISE: Final = re.compile(r"\braise\b")
 #: Messages of torch, and of C++ extensions that check the device (`CHECK_CUDA` of torch's tutorial): an operation
 #: without a kernel, a dtype that only the CPU lacks, a tensor whose memory or layout is read in C++, an
-#: allocation that this machine has no memory for, and a function that a torch without CUDA lacks.
+#: allocation that this machine has no memory for, and a function that a torch without CUDA or MPS lacks.
 _MESSAGES: Final = tuple(
     re.compile(message)
     for message in (
@@ -21,6 +21,7 @@ _MESSAGES: Final = tuple(
         r"must be a CUDA tensor",
         r"(DefaultCPUAllocator: can't allocate memory)",
         r"module 'torch\._C' has no attribute '(\w+)'",
+        r"Cannot execute (\w+)\(\) without MPS backend",
     )
 )
 

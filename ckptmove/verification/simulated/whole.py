@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ckptmove.verification.simulated.accounting import counting_saved
 from ckptmove.verification.simulated.half_precision import compute
+from ckptmove.verification.simulated.mps import refuse_on_mps
 from ckptmove.verification.simulated.rules import operand_devices
 from ckptmove.verification.simulated.targets import home_of, kind_of, tag_of
 from ckptmove.verification.simulated.unsupported import NotSimulated
@@ -44,6 +45,8 @@ def run_whole(
     def run(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         device = operand_devices(func, args, kwargs, tag_of)[0]
+        if kind_of(device) == "mps":
+            refuse_on_mps(func, args, leaves)
 
         def computed(*given: Any, **named: Any) -> Any:
             with counting_saved(func, device):

@@ -1,0 +1,118 @@
+"""Refuse dtypes and shapes that single kernels of the MPS backend do not accept, with torch's messages.
+
+From aten/src/ATen/native/mps/operations: Convolution.mm, AdaptivePooling.mm, Indexing.mm, LinearAlgebra.mm, RnnOps.mm,
+UpSample.mm. The messages are those in the macOS wheels of torch 2.10 to 2.14.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from ckptmove.verification.simulated.mps_errors import MissingOnMps, RefusedOnMps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_HALVES: Final = (torch.float16, torch.bfloat16)
+_VOLUME: Final = 5  # dimensions of a batch of volumes
+_LU: Final = "linalg.lu_factor(): MPS doesn't support complex types."
+#: Message for complex operands, by operation.
+_COMPLEX: Final = {
+    "_linalg_det": _LU,
+    "_linalg_slogdet": _LU,
+    "_linalg_solve_ex": _LU,
+    "cholesky_inverse": "cholesky_inverse: MPS only supports float type!",
+    "index_reduce": "index_reduce for MPS does not support torch.cfloat dtype",
+    "linalg_inv_ex": "linalg_inv: not supported for complex types yet!",
+    "linalg_lu": _LU,
+    "linalg_lu_factor_ex": _LU,
+    "linalg_solve_triangular": "linalg.solve.triangular(); Only float is supported!",
+    "triangular_solve": "linalg.solve.triangular(); Only float is supported!",
+}
+
+#: Names of ATen's functions that resize with antialiasing, in their messages.
+_RESIZED: Final = {
+    "_upsample_bicubic2d_aa": "_upsample_bicubic2d_aa",
+    "_upsample_bilinear2d_aa": "_upsample_bilineard2d_aa",
+}
+
+
+def refuse_arguments(operation: str, args: Sequence[Any]) -> None:
+    """Raise torch's error if the MPS kernel of an operation does not accept its arguments.
+
+    Args:
+        operation: name of the operation, without namespace and overload.
+        args: its positional arguments.
+
+    Raises:
+        RefusedOnMps: if the kernel refuses a dtype.
+        MissingOnMps: if the kernel refuses a shape.
+    """
+    message = _COMPLEX.get(operation)
+    if message is not None and args[0].is_complex():
+        raise RefusedOnMps(f"aten::{operation}", message)
+    check = _CHECKS.get(operation)
+    if check is not None:
+        check(args)
+
+
+def _convolution(args: Sequence[Any]) -> None:
+    inputs, transposed = args[0], args[6]
+    if not inputs.is_floating_point():
+        raise RefusedOnMps("aten::convolution", "Convolution is supported only for Floating types")
+    if transposed and inputs.dim() == _VOLUME and inputs.dtype in _HALVES:
+        raise RefusedOnMps("aten::convolution", "ConvTranspose 3D with BF16 or FP16 types is not supported on MPS")
+
+
+def _resize(args: Sequence[Any], name: str) -> None:
+    if not args[0].is_floating_point():
+        raise RefusedOnMps(f"aten::{name}", f"{_RESIZED[name]}_out_mps only supports floating-point dtypes")
+
+
+def _index_reduce(args: Sequence[Any]) -> None:
+    if args[0].dtype == torch.int64:
+        raise RefusedOnMps("aten::index_reduce", "index_reduce for MPS does not support torch.long dtype")
+
+
+def _lstm(args: Sequence[Any]) -> None:
+    states = args[1]  # of the overload for packed sequences, they are the third argument, and mps has no kernel for it
+    if isinstance(states, (list, tuple)) and states[0].shape[-1] != states[1].shape[-1]:
+        raise RefusedOnMps("aten::lstm", "LSTM with projections is not currently supported with MPS.")
+
+
+def _adaptive_max_pool(args: Sequence[Any]) -> None:
+    sizes = list(zip(args[0].shape[-2:], args[1], strict=True))
+    if not (all(one >= other for one, other in sizes) or all(one <= other for one, other in sizes)):
+        raise MissingOnMps(
+            "aten::adaptive_max_pool2d",
+            "Adaptive pool MPS: Input height and width must both be greater than, or equal to, or lesser than output "
+            "height and width",
+        )
+
+
+def _adaptive_average_pool(args: Sequence[Any]) -> None:
+    _adaptive_max_pool(args)
+    inputs, outputs = tuple(args[0].shape[-2:]), tuple(args[1])
+    large, small = (inputs, outputs) if inputs[0] >= outputs[0] else (outputs, inputs)
+    if any(one % max(other, 1) for one, other in zip(large, small, strict=True)):
+        names = ("input", "output") if large is inputs else ("output", "input")
+        raise MissingOnMps(
+            "aten::_adaptive_avg_pool2d",
+            f"Adaptive pool MPS: {names[0]} sizes must be divisible by {names[1]} sizes. Non-divisible input sizes are "
+            "not implemented on MPS device yet. For now, you can manually transfer tensor to cpu in this case. Please "
+            "refer to [this issue](https://github.com/pytorch/pytorch/issues/96056)",
+        )
+
+
+_CHECKS: Final[dict[str, Callable[[Sequence[Any]], None]]] = {
+    "_adaptive_avg_pool2d": _adaptive_average_pool,
+    "adaptive_max_pool2d": _adaptive_max_pool,
+    "convolution": _convolution,
+    "index_reduce": _index_reduce,
+    "index_reduce_": _index_reduce,
+    "lstm": _lstm,
+    **{name: functools.partial(_resize, name=name) for name in _RESIZED},
+}
