@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import types
-import unittest
 import warnings
 from collections import Counter
 from itertools import islice
@@ -50,8 +48,6 @@ class Outcome(NamedTuple):
 
 def operators() -> list[Any]:
     """Torch's operator database: objects of `torch.testing._internal.opinfo.core.OpInfo`."""
-    # torch's tests need this library, and the database only imports it.
-    sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]  # stands in for a module
     from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415  # takes seconds
 
     return list(op_db)

@@ -297,6 +297,8 @@ def verify(
     keep: Sequence[str] = (),
     devices: int | None = None,
     case: str | Callable[..., Case] | None = None,
+    script: FilePath | None = None,
+    script_args: Sequence[str] = (),
     device_memory: int | str | None = None,
     timeout: float | None = None,
     sample: int | None = None,
@@ -321,9 +323,12 @@ def verify(
         devices: number of devices of the target machine (default: as many as ``to`` and the file name).
         case: your function that returns a :class:`ckptmove.Case`, or its name, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``.
             Your model is then stepped from the stored state too. Another process imports the function by its name.
-        device_memory: memory of the target, in bytes or as ``"24GB"``, which the step of ``case`` must fit in (default:
-            unlimited).
-        timeout: longest time of the checks with torch, in seconds (default: unlimited).
+        script: your training script. Another process runs it up to its first optimizer step after it loaded the
+            checkpoint.
+        script_args: command-line arguments of the script.
+        device_memory: memory of the target, in bytes or as ``"24GB"``, which the step of ``case`` or ``script`` must
+            fit in (default: unlimited).
+        timeout: longest time of the checks with torch, in seconds (default: unlimited; 300 with ``script``).
         sample: number of parameters of each optimizer, with their state, and of other tensors, to check (default:
             all); ``seed`` selects them.
         limits: resource limits for reading each file.
@@ -357,6 +362,8 @@ def verify(
         keep=tuple(keep),
         devices=devices,
         case=name_of(case) if callable(case) else case,
+        script=None if script is None else os.fspath(script),
+        script_args=tuple(script_args),
         device_memory=parse_size(device_memory) if isinstance(device_memory, str) else device_memory,
         timeout=timeout,
         sample=sample,

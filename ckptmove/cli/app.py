@@ -262,11 +262,28 @@ def verify(
             show_default=False,
         ),
     ] = None,
+    fix: Annotated[
+        bool,
+        typer.Option("--fix", help="Edit the files of --case or --script until it passes, after a backup (FILE.bak)."),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: print the patch, and write nothing.")] = False,
+    script: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py",
+            help="Run your training script too, up to its first step after it loaded the checkpoint. Its arguments "
+            "follow after --.",
+            show_default=False,
+        ),
+    ] = None,
+    script_args: Annotated[list[str] | None, typer.Option("--script-arg", hidden=True)] = None,
     device_memory: options.DeviceMemory = None,
     timeout: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", help="Fail if the checks with torch take longer, and end them.", show_default="none"
+            metavar="SECONDS",
+            help="Fail if the checks with torch take longer, and end them.",
+            show_default="none; 300 with --script",
         ),
     ] = None,
     sample: Annotated[
@@ -319,7 +336,9 @@ def verify(
             ignore=reported.ignored,
             keep=tuple(keep or ()),
             devices=devices,
-            case=case if case is not None else config.case,
+            case=case if case is not None or script is not None else config.case,
+            script=script if script is not None or case is not None else config.script,
+            script_args=config.script_args if script is None else tuple(script_args or ()),
             device_memory=None if device_memory is None else parse_size(device_memory),
             timeout=timeout,
             sample=sample,
@@ -328,7 +347,9 @@ def verify(
         for path in checkpoint_paths(paths or (), config, "verify")
     ]
     is_strict = strict or config.strict
-    raise typer.Exit(run_verify(requests, renderer, selection=reported, strict=is_strict, junit=junit))
+    raise typer.Exit(
+        run_verify(requests, renderer, selection=reported, strict=is_strict, junit=junit, fix=fix, dry_run=dry_run)
+    )
 
 
 @app.command()

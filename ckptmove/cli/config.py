@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from ckptmove.errors import UsageError, reason_of
 
 _NAME: Final = "pyproject.toml"
-_KEYS: Final = ("checkpoints", "to", "case", "ignore", "strict")
+_KEYS: Final = ("checkpoints", "to", "case", "script", "script-args", "ignore", "strict")
 
 
 class Config(NamedTuple):
@@ -20,6 +20,8 @@ class Config(NamedTuple):
         checkpoints: globs, relative to the working directory.
         to: target device, or None.
         case: default of ``--case``, with its file relative to the working directory; or None.
+        script: default of ``--script``, relative to the working directory; or None.
+        script_args: default of its arguments.
         ignore: codes of findings not to report.
         strict: default of ``--strict``.
     """
@@ -28,6 +30,8 @@ class Config(NamedTuple):
     checkpoints: tuple[str, ...] = ()
     to: str | None = None
     case: str | None = None
+    script: str | None = None
+    script_args: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     strict: bool = False
 
@@ -60,7 +64,7 @@ def load_config(folder: Path) -> Config:
         raise UsageError(
             f"unknown key '{unknown[0]}' in [tool.ckptmove]; the keys are {', '.join(_KEYS)}", path=str(found)
         )
-    to, case = _string(table, "to", found), _string(table, "case", found)
+    to, case, script = (_string(table, key, found) for key in ("to", "case", "script"))
     strict = table.get("strict", False)
     if not isinstance(strict, bool):
         raise UsageError("'strict' in [tool.ckptmove] is not a boolean", path=str(found))
@@ -70,6 +74,8 @@ def load_config(folder: Path) -> Config:
         checkpoints=tuple(os.path.normpath(Path(start, glob)) for glob in _strings(table, "checkpoints", found)),
         to=to,
         case=None if case is None else _relative_case(start, case),
+        script=None if script is None else os.path.normpath(Path(start, script)),
+        script_args=_strings(table, "script-args", found),
         strict=strict,
         ignore=_strings(table, "ignore", found),
     )

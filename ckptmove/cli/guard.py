@@ -58,7 +58,7 @@ class GuardedGroup(TyperGroup):
     ) -> Any:
         """Run a command line, and exit with its exit code."""
         del prog_name, standalone_mode  # always our name, and always standalone
-        words = with_bare_prefix(sys.argv[1:] if args is None else args)
+        words = with_script_args(with_bare_prefix(sys.argv[1:] if args is None else args))
         run = super().main
         code: int | None = None
         try:
@@ -97,6 +97,17 @@ def with_bare_prefix(words: Sequence[str]) -> list[str]:
         is_prefix = f"{following}." in WRAPPERS or (following.endswith(".") and set(following) != {"."})
         found.append("--strip-prefix=" if word == "--strip-prefix" and not is_prefix else word)
     return found
+
+
+def with_script_args(words: Sequence[str]) -> list[str]:
+    """A command line in which the words after ``--`` are options, if ``--script`` is before it.
+
+    Typer would take them for checkpoints.
+    """
+    own = [*words[: words.index("--")]] if "--" in words else [*words]
+    if not any(word == "--script" or word.startswith("--script=") for word in own):
+        return [*words]
+    return own + [f"--script-arg={word}" for word in words[len(own) + 1 :]]
 
 
 def _show(message: Warning | str, *_where: object, **_more: object) -> None:

@@ -16,6 +16,8 @@ from ckptmove.formats.opening import container_class
 from ckptmove.io import changes
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.text import command_line, quoted
+from ckptmove.verification.case.patching import FixNotWritten
+from ckptmove.verification.case.script_file import ScriptUnusable
 
 if TYPE_CHECKING:
     from ckptmove.model import ArchiveForm
@@ -125,6 +127,12 @@ def _(error: errors.CaseUnusable) -> str:
         "point it at a function that returns ckptmove.Case(model, optimizer, criterion, batch): --case FILE.py:FUNC "
         "or --case pkg.mod:FUNC"
     )
+
+
+@hint_for.register(ScriptUnusable)
+def _(error: ScriptUnusable) -> str:
+    del error
+    return "name a Python file, and its own arguments after --: --script train.py -- --resume run.pth"
 
 
 @hint_for.register(errors.MissingFile)
@@ -326,6 +334,12 @@ def _(error: errors.RollbackFailed) -> str:
         journal = quoted(error.journal)
         return f"use the ckptmove version that wrote it; or, if the file was rewritten since: rm {journal}"
     return f"make both writable, free some space, then run: ckptmove inspect {quoted(error.path or '')}"
+
+
+@hint_for.register(FixNotWritten)
+def _(error: FixNotWritten) -> str:
+    folder = os.path.dirname(error.path or "")  # a path stays as it was typed
+    return f"free some space, or make its folder writable: ls -ld {quoted(folder)}"
 
 
 @hint_for.register(errors.ReportFailed)

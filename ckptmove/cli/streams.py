@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cli.render.page import Page
@@ -14,7 +15,7 @@ from ckptmove.cli.render.text import clean, sentence
 from ckptmove.errors import StdoutFailed, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import TextIO
 
     from ckptmove.cli.render.answers import Failure
@@ -130,9 +131,23 @@ def write_answer(text: str) -> None:
     Raises:
         StdoutFailed: if stdout cannot be written for another reason.
     """
-    try:
+    with _stdout_errors():
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def write_patch(text: str) -> None:
+    """As :func:`write_answer`, in UTF-8 and with the line endings of the text; surrogate escapes become their bytes."""
+    with _stdout_errors():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.flush()
+
+
+@contextmanager
+def _stdout_errors() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         _silence(sys.stdout)
         # A reader like `| head` stops early: that is no error, and the exit code stays.

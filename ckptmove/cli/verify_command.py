@@ -13,16 +13,24 @@ from ckptmove.errors import ReportFailed, UsageError
 from ckptmove.verification.run import verify_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ckptmove.cli.render.answers import Summary
     from ckptmove.cli.render.renderer import Renderer
     from ckptmove.cli.selection import Selection
+    from ckptmove.verification.evidence import VerifyResult
     from ckptmove.verification.request import VerifyRequest
 
 
 def run_verify(
-    requests: Sequence[VerifyRequest], renderer: Renderer, *, selection: Selection, strict: bool, junit: str | None
+    requests: Sequence[VerifyRequest],
+    renderer: Renderer,
+    *,
+    selection: Selection,
+    strict: bool,
+    junit: str | None,
+    fix: bool,
+    dry_run: bool,
 ) -> int:
     """Verify each checkpoint, write its verdict, and return the highest exit code.
 
@@ -32,14 +40,18 @@ def run_verify(
         selection: the findings to report.
         strict: whether warnings, and a resume that is not proven, are failures.
         junit: file for the verdicts as JUnit XML, or None.
+        fix: whether to edit the files of the case or script until it passes.
+        dry_run: whether to write the edits as a patch, and not to the files.
 
     Raises:
-        UsageError: if ``--against`` is set for several checkpoints; and as :func:`ckptmove.api.verify`.
+        UsageError: if ``--against`` or ``--fix`` is set for several checkpoints, or ``--fix`` without a case or script;
+            and as :func:`ckptmove.api.verify`.
         OutputIsNoReport: if the JUnit file is a checkpoint, or another file that is not XML.
     """
     against = requests[0].against
     if against is not None and len(requests) > 1:
         raise UsageError(f"--against names the original of one checkpoint, not of {len(requests)}")
+    _require_fixable(requests, fix=fix, dry_run=dry_run)
     reports: list[Renderer] = [renderer]
     if junit is not None:
         from ckptmove.cli.render.junit import JUnitRenderer
@@ -48,10 +60,13 @@ def run_verify(
         reports.insert(0, JUnitRenderer(junit, sources))
     answers: list[VerifyAnswer] = []
 
-    def work(request: VerifyRequest) -> tuple[int, tuple[()]]:
+    def verified(request: VerifyRequest) -> VerifyResult:
         with ProgressBar(wanted=renderer.shows_progress) as progress:
-            result = verify_checkpoint(request, progress=progress, stage=progress.stage)
-        answer = VerifyAnswer(request, replace(result, findings=selection.among(result.findings)), strict)
+            return verify_checkpoint(request, progress=progress, stage=progress.stage)
+
+    def work(request: VerifyRequest) -> tuple[int, tuple[()]]:
+        result = _fixed(request, verified, renderer, dry_run=dry_run) if fix else verified(request)
+        answer = VerifyAnswer(request, replace(result, findings=selection.among(result.findings)), strict, dry_run)
         answers.append(answer)
         for report in reports:
             report.verify(answer)
@@ -64,6 +79,33 @@ def run_verify(
     for report in reports:
         summary = _finish(report, summary, renderer)
     return summary.exit_code
+
+
+def _require_fixable(requests: Sequence[VerifyRequest], *, fix: bool, dry_run: bool) -> None:
+    if dry_run and not fix:
+        raise UsageError("--dry-run prints the patch of --fix: add --fix")
+    if fix and not requests[0].runs_training:
+        raise UsageError("--fix edits your training code: add --script FILE.py, or --case FILE.py:FUNC")
+    if fix and len(requests) > 1:
+        raise UsageError(f"--fix takes one checkpoint, not {len(requests)}")
+
+
+def _fixed(
+    request: VerifyRequest,
+    verified: Callable[[VerifyRequest], VerifyResult],
+    renderer: Renderer,
+    *,
+    dry_run: bool,
+) -> VerifyResult:
+    """The verdict on the user's files as they are on the disk afterwards, with the edits."""
+    from ckptmove.verification.case.fixing import find_fixes, write  # used for --fix only
+
+    fixes = find_fixes(request, verified)
+    edited = tuple(file.fixed(None) for file in fixes.files)
+    if dry_run:
+        return replace(fixes.first, fixed=edited, unfixed=fixes.unfixed)
+    renderer.edits(edited)
+    return replace(fixes.last, fixed=write(fixes.files), unfixed=fixes.unfixed)
 
 
 def _finish(report: Renderer, summary: Summary, renderer: Renderer) -> Summary:

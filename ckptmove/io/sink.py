@@ -71,11 +71,12 @@ class FileSink(NewFile):
             self._place.unlink()
         self._claim.release()
 
-    def commit(self, settle: Callable[[], None] = do_nothing) -> None:
+    def commit(self, settle: Callable[[], None] = do_nothing, *, mode: int | None = None) -> None:
         """Make the bytes durable and rename the file to its output; the temporary name stays claimed until then.
 
         Args:
             settle: called right before the rename; an interruption after that comes too late.
+            mode: permission bits of the file; by default those of a new file.
 
         Raises:
             WriteFailed: if the system fails.
@@ -83,7 +84,7 @@ class FileSink(NewFile):
             OutputExists: if the output appeared meanwhile, without ``force``.
         """
         with self._write_errors():
-            self.make_durable(None)
+            self.make_durable(mode)
             self._check_output()
             self.close()  # Windows cannot rename an open file; the claim stays valid
             # Opened before the rename, so that a folder that cannot be opened fails while there is no output yet.

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 CHECKS: Final = ("file", "restore", "placement", "structure", "numbers", "step", "parity", "fresh")
 #: The check of ``--case``, reported last.
 CASE: Final = "case"
+#: The check of ``--script``, reported last.
+SCRIPT: Final = "script"
 #: Why most checks are skipped for a file that contains only weights.
 NOTHING_TO_RESUME: Final = "there is no optimizer state: nothing to resume"
 _NAMED: Final = 5

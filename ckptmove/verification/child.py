@@ -10,11 +10,13 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from ckptmove.verification.case.strays import MARK, end_strays
 from ckptmove.verification.checks import check_from_json, failed, finding_from_json, skipped
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
 #: The Windows counterpart of `start_new_session`: Ctrl-C in the console does not reach the child.
 _OWN_GROUP: Final[int] = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 _LONGEST_LINE: Final = 300
+#: Marks of the running children, by process id.
+_MARKS: Final[dict[int, str]] = {}
 _LONGEST_END: Final = 2**16
 #: Message of the C++ runtime when a user's hook raises in backward on a simulated device.
 _ABORTED: Final = "terminate called without an active exception"
@@ -99,6 +103,7 @@ def child(command: Sequence[str], request: str) -> Iterator[subprocess.Popen[str
     killed with it, and Ctrl-C reaches the group only through this process. The child's standard input stays open while
     this process lives; the child ends when it is closed.
     """
+    mark = uuid.uuid4().hex
     process = subprocess.Popen(  # noqa: S603  # the command is this package's own
         [*command, request],
         stdin=subprocess.PIPE,
@@ -107,17 +112,26 @@ def child(command: Sequence[str], request: str) -> Iterator[subprocess.Popen[str
         text=True,
         errors="replace",
         start_new_session=True,
+        env={**os.environ, MARK: mark},
         creationflags=_OWN_GROUP,
     )
+    _MARKS[process.pid] = mark
     with process:
         try:
             yield process
         finally:
-            _end_group(process)
+            _end_all(process)
+            del _MARKS[process.pid]
+
+
+def _end_all(process: subprocess.Popen[str]) -> None:
+    """Kill a child and every process that it started, also those that left its group."""
+    _end_group(process)
+    end_strays(_MARKS.get(process.pid, ""))
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
-    """Kill a child and every process that it started."""
+    """Kill a child and the processes of its group."""
     if not hasattr(os, "killpg"):  # Windows has no process groups
         process.kill()
         return
@@ -194,7 +208,7 @@ def _outlast(process: subprocess.Popen[str], timeout: float | None) -> bool:
     except subprocess.TimeoutExpired:
         return True
     finally:
-        _end_group(process)
+        _end_all(process)
     return False
 
 

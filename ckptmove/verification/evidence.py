@@ -21,7 +21,7 @@ class CheckResult(NamedTuple):
 
     Attributes:
         name: ``file``, ``restore``, ``placement``, ``structure``, ``numbers``, ``step``, ``parity``, ``fresh``, or
-            ``case`` with ``--case``.
+            ``case`` with ``--case``, or ``script`` with ``--script``.
         status: the outcome.
         detail: one line with figures, all failures with the fix, or the reason for a skip.
         evidence: figures by name.
@@ -86,6 +86,22 @@ class SampleSize(NamedTuple):
         return f"{self.of_all_parameters}, {self.of_all_tensors}"
 
 
+class FixedFile(NamedTuple):
+    """A file of the user's code that ``verify --fix`` edited.
+
+    Attributes:
+        path: path relative to the working directory.
+        fixes: number of edits.
+        diff: the edits as a unified diff. Bytes that are not UTF-8 are surrogate escapes.
+        backup: path of a copy without the edits; None if the file was not written (``--dry-run``).
+    """
+
+    path: str
+    fixes: int
+    diff: str
+    backup: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class VerifyResult(OneLine):
     """The verdict of ``verify`` on one checkpoint.
@@ -102,6 +118,8 @@ class VerifyResult(OneLine):
         checks: results in the order of the report.
         findings: findings of the file.
         sample: size of the sample; None if everything was checked.
+        fixed: files that ``--fix`` edited.
+        unfixed: why the case or script does not pass with these edits; empty if it does, and without ``--fix``.
     """
 
     path: str
@@ -112,6 +130,8 @@ class VerifyResult(OneLine):
     checks: tuple[CheckResult, ...]
     findings: tuple[Finding, ...]
     sample: SampleSize | None = None
+    fixed: tuple[FixedFile, ...] = ()
+    unfixed: str = ""
 
     def fails(self, *, strict: bool) -> bool:
         """Whether the exit code is 1: a check failed, or ``strict`` is set and :func:`fails_run` is True."""

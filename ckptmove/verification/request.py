@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ckptmove.limits import Limits
 from ckptmove.moves import Remap
+from ckptmove.verification.case.patching import Edit
 
 
 class VerifyRequest(NamedTuple):
@@ -25,11 +26,15 @@ class VerifyRequest(NamedTuple):
         keep: globs of tensor names that may stay on another device.
         devices: number of devices of the target machine, or None for as many as ``to`` and the file name.
         case: the user's function that returns a case, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``, or None.
+        script: the user's training script, or None.
+        script_args: command-line arguments of the script.
+        edits: edits of the user's files, with which the case or the script runs. They are not written.
         device_memory: memory of the target in bytes, which a case must fit in, or None for no limit.
         timeout: longest time of the child process in seconds, or None.
         sample: number of parameters of each optimizer, and of other tensors, to check; None for all.
         limits: resource limits for reading each file.
         nbytes: size of all files of the checkpoint and of ``against``; it bounds the memory of the child process.
+        deadline: when the script has to end, in seconds since the epoch; None for no limit.
     """
 
     path: str
@@ -43,11 +48,20 @@ class VerifyRequest(NamedTuple):
     keep: tuple[str, ...] = ()
     devices: int | None = None
     case: str | None = None
+    script: str | None = None
+    script_args: tuple[str, ...] = ()
+    edits: tuple[Edit, ...] = ()
     device_memory: int | None = None
     timeout: float | None = None
     sample: int | None = None
     limits: Limits = Limits()
     nbytes: int = 0
+    deadline: float | None = None
+
+    @property
+    def runs_training(self) -> bool:
+        """Whether the child process runs the user's own training."""
+        return self.case is not None or self.script is not None
 
     def to_json(self) -> str:
         """Convert to a JSON document."""
@@ -60,6 +74,8 @@ class VerifyRequest(NamedTuple):
         changed = {
             "keep": tuple(facts["keep"]),
             "ignore": tuple(facts["ignore"]),
+            "edits": tuple(Edit(*one) for one in facts["edits"]),
+            "script_args": tuple(facts["script_args"]),
             "remap": Remap(**{name: _frozen(value) for name, value in facts["remap"].items()}),
             "limits": Limits(**facts["limits"]),
         }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from ckptmove.checkpoint.open_checkpoint import side_by_side
 from ckptmove.checkpoint.opening import open_checkpoint
@@ -20,7 +21,8 @@ from ckptmove.formats.opening import container_class
 from ckptmove.moves import MoveRequest, Remap
 from ckptmove.torch_facts.devices import parse_target
 from ckptmove.verification.case.name import parse_case
-from ckptmove.verification.checks import CASE, CHECKS, NOTHING_TO_RESUME, skipped
+from ckptmove.verification.case.script_file import require_script
+from ckptmove.verification.checks import CASE, CHECKS, NOTHING_TO_RESUME, SCRIPT, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.evidence import VerifyResult
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
@@ -40,6 +42,11 @@ if TYPE_CHECKING:
     from ckptmove.verification.request import VerifyRequest
 
     Mode = Literal["real", "simulated", "cpu"]
+
+#: Default of ``--timeout`` for a script, which may never make a step.
+_SCRIPT_SECONDS: Final = 300.0
+#: Part of the timeout after which the child reports the line that the script has reached.
+_SHARE: Final = 0.95
 
 
 def verify_checkpoint(
@@ -71,7 +78,8 @@ def verify_checkpoint(
     _refuse_request(request)
     limits, nbytes = request.limits, 0
     read_from: tuple[DiskPlace, ...] = ()
-    cases = () if request.case is None else (CASE,)
+    own = ((CASE, request.case), (SCRIPT, request.script))
+    cases = tuple(name for name, asked_for in own if asked_for is not None)
     with ExitStack() as until_compared, ExitStack() as stack:
         original: OpenCheckpoint | None = None
         source: Inventory | None = None
@@ -87,14 +95,16 @@ def verify_checkpoint(
         until_compared.close()
         limit_tensor_sizes(checkpoint, limits)
         nbytes += checkpoint.nbytes
-        asked = _settled(request, checkpoint.inventory)._replace(nbytes=nbytes)
+        timeout = _SCRIPT_SECONDS if request.timeout is None and request.script is not None else request.timeout
+        deadline = None if timeout is None else time.time() + timeout * _SHARE
+        asked = _settled(request, checkpoint.inventory)._replace(nbytes=nbytes, deadline=deadline)
         if asked.device_memory is not None and asked.to == "cpu":
             raise UsageError("--device-memory is the memory of an accelerator: name one with --to")
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with child(command or worker_command(), asked.to_json()) as process:
             facts = None if asked.sample else checkpoint.check(progress)
             findings, here, sample = checks_without_torch(checkpoint, facts, request, source)
-            answers = collect(process, stage, (*CHILD_CHECKS, *cases), request.timeout)
+            answers = collect(process, stage, (*CHILD_CHECKS, *cases), timeout)
         # The child's answers are worthless if files changed: it may have read parts of both versions.
         for place in (*read_from, *checkpoint.read_from):
             place.require_unchanged()
@@ -118,12 +128,18 @@ def _refuse_request(request: VerifyRequest) -> None:
     if request.sample is not None and request.sample < 1:
         raise UsageError(f"--sample takes a number of parameters, at least 1, not {request.sample}")
     check_override(request.optimizer)
-    if request.device_memory is not None and request.case is None:
-        raise UsageError("--device-memory limits the step of your own model: add --case FILE.py:FUNC")
+    if request.device_memory is not None and not request.runs_training:
+        raise UsageError(
+            "--device-memory limits the step of your own model: add --case FILE.py:FUNC or --script FILE.py"
+        )
     if request.device_memory is not None and request.device_memory < 1:
         raise UsageError(f"device_memory takes a number of bytes, at least 1, not {request.device_memory}")
     if request.case is not None:
         parse_case(request.case)
+    if request.script is not None:
+        require_script(request.script)
+    if request.case is not None and request.script is not None:
+        raise UsageError("--case and --script both make a step of your training: choose one")
     if request.remap != Remap() and request.against is None:
         raise UsageError("options of convert describe the change from an original: add --against ORIGINAL")
 
@@ -208,10 +224,11 @@ def _verdict(
 
 
 def _is_proven(checks: Sequence[CheckResult]) -> bool:
-    """Whether every step made proves the resume; a case replaces a step that was skipped."""
+    """Whether every step made proves the resume; the user's own step replaces a step that was skipped."""
     proofs = {check.name: dict(check.evidence).get("proven") is True for check in checks}
     is_skipped = any(check.name == "step" and check.status == "skipped" for check in checks)
-    return proofs[CASE] and (proofs["step"] or is_skipped) if CASE in proofs else proofs["step"]
+    own = [proofs[name] for name in (CASE, SCRIPT) if name in proofs]
+    return all(own) and (proofs["step"] or (is_skipped and bool(own)))
 
 
 def _is_equal(asked: VerifyRequest, checks: Sequence[CheckResult]) -> bool:

@@ -67,9 +67,9 @@ def main() -> None:
     request = VerifyRequest.from_json(sys.argv[-1])
     is_limited = limit_memory(request)
     # The user's model or optimizer may need the real torch._dynamo.
-    if request.case is None and (request.optimizer is None or request.optimizer in BY_NAME):
+    if not request.runs_training and (request.optimizer is None or request.optimizer in BY_NAME):
         leave_out_dynamo()
-    if request.case is None:
+    if not request.runs_training:
         # A batch fits in a processor's cache: a second thread saves a tenth of the time. If another process uses that
         # thread's processor, the first thread waits for it thousands of times.
         torch.set_num_threads(1)
@@ -149,8 +149,8 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         bench = Bench(request, site, checkpoint, stored, loaded, original, pairings, sample)
         for check in resume(bench):
             emit({"check": check_to_json(_of_sample(check, sample))})
-        if request.case is not None:
-            _emit_case(bench, request.case, emit)
+        if request.runs_training:
+            _emit_training(bench, emit)
 
 
 def _original(stack: ExitStack, request: VerifyRequest) -> OpenCheckpoint | None:
@@ -165,11 +165,21 @@ def _trained(pairings: tuple[Pairing, ...]) -> frozenset[str]:
     return frozenset(record.name for matches in certain for _, record in matches if record is not None)
 
 
-def _emit_case(bench: Bench, case: str, emit: Emit) -> None:
-    from ckptmove.verification.case.check import check_case  # noqa: PLC0415  # slow import, used for --case only
+def _emit_training(bench: Bench, emit: Emit) -> None:
+    from ckptmove.verification.case.check import check_case  # noqa: PLC0415  # slow import, used for --case and --script
+    from ckptmove.verification.case.script import check_script  # noqa: PLC0415  # the same
+    from ckptmove.verification.case.user_code import edited_sources  # noqa: PLC0415  # the same
 
+    def answer(check: CheckResult) -> None:
+        emit({"check": check_to_json(check)})
+
+    request = bench.request
     try:
-        emit({"check": check_to_json(check_case(bench, case))})
+        with edited_sources(request.edits):
+            if request.case is not None:
+                answer(check_case(bench, request.case))
+            if request.script is not None:
+                answer(check_script(bench, request.script, request.script_args, answer))
     except CaseUnusable as error:
         emit({"unusable": error.message.removeprefix("--case: ")})
 

@@ -28,10 +28,11 @@ EXECUTING = {
 #: The one module that imports by name, a case that the user typed, and what looks at the code of such a case.
 MAY_NAME = {
     "verification/imports.py": {"import_module"},
-    "verification/case/user_code.py": {"import_module", "exec_module", "spec_from_file_location"},
+    "verification/case/user_code.py": {"CodeType", "import_module", "exec_module", "spec_from_file_location"},
     "verification/case/backward.py": {"__code__"},
     "verification/case/check.py": {"__code__"},
     "verification/case/source.py": {"CodeType"},
+    "verification/case/script.py": {"exec"},
     "verification/case/watch.py": {"CodeType", "__code__"},
 }
 #: Whole names, with their owner.
@@ -45,7 +46,7 @@ HARMLESS_MODULES = {
     "dataclasses", "difflib", "enum", "errno", "fcntl", "filecmp", "fnmatch", "functools", "gc", "glob", "hashlib",
     "io", "itertools", "json", "keyword", "linecache", "math", "mmap", "os", "pathlib", "pickletools", "posixpath",
     "random", "re", "shlex", "shutil", "signal", "stat", "struct", "sys", "sysconfig", "tarfile", "textwrap",
-    "threading", "time", "traceback", "types", "typing", "warnings", "weakref", "zlib",
+    "threading", "time", "tokenize", "traceback", "types", "typing", "uuid", "warnings", "weakref", "zlib",
 }  # fmt: skip
 #: What could run something, and the one module that may import it.
 GUARDED_MODULES = {
@@ -53,7 +54,7 @@ GUARDED_MODULES = {
     "ctypes": "verification/pages.py io/cloning.py",  # ask the C library for one function of its own each
     "resource": "verification/memory.py",  # lowers the limit of its own process
     "importlib": "verification/run.py verification/case/user_code.py verification/imports.py",
-    "tempfile": "io/spool.py",  # writes bytes of tensors, and reads them back
+    "tempfile": "io/spool.py verification/case/script.py",  # bytes of tensors, and what the user's script prints
     "xml": "cli/render/junit.py",  # writes XML, and reads none
     # These read signatures.
     "inspect": "cli/options.py verification/step/recipe.py verification/case/check.py verification/case/objective.py "
@@ -73,6 +74,8 @@ HARMLESS_OS = {
 #: What could harm somebody, and where it may be used.
 GUARDED_OS = {
     "killpg": "verification/child.py verification/worker.py",  # end the child, and what it has started
+    "kill": "verification/case/strays.py",  # the same
+    "_exit": "verification/case/script.py",  # ends the child itself
 }
 #: Look-ups by a name that is no constant, and why no file can choose what is found.
 BY_NAME = {
@@ -82,6 +85,9 @@ BY_NAME = {
     "getattr(found, part, None)": "the class that the user typed behind --optimizer",
     "vars(sys.modules[module_name])": "of the module that the user typed behind --optimizer",
     "getattr(module, self._name.function, None)": "the function that the user typed behind --case",
+    "vars(main)": "the variables of the script that the user typed behind --script",
+    "setattr(owner, name, replacement)": "what a script loads with; the names are constants beside it",
+    "setattr(owner, name, original)": "the same, put back",
     "vars(one)": "the attributes of a module of the user's",
     "vars(torch._C.TensorBase)": "no look-up",
     "getattr(signal, name)": "the names are constants beside it",

@@ -54,7 +54,7 @@ def test_no_file_at_all(tmp_path, monkeypatch) -> None:
     [
         (
             "[tool.ckptmove]\ncheckpoint = []",
-            "'checkpoint' in [tool.ckptmove]; the keys are checkpoints, to, case, ignore",
+            "'checkpoint' in [tool.ckptmove]; the keys are checkpoints, to, case, script, script-args, ignore",
         ),
         ("[tool.ckptmove]\ncheckpoints = 'a'", "'checkpoints' in [tool.ckptmove] is not a list of strings"),
         ("[tool.ckptmove]\nignore = [1]", "'ignore' in [tool.ckptmove] is not a list of strings"),

@@ -15,6 +15,8 @@ from ckptmove.cli.outcome import failure_of, retyped
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.io import changes
 from ckptmove.limits import TREE_MEMORY
+from ckptmove.verification.case.patching import FixNotWritten
+from ckptmove.verification.case.script_file import ScriptUnusable
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
 
@@ -207,6 +209,7 @@ ERRORS = {
     errors.EmptyDirectory("a", 3): (3, "torch.save"),
     errors.CaseUnusable("no"): (2, "--case FILE.py:FUNC"),
     errors.CaseUnusable("no", path="a b.py", known=("one", "two")): (2, "--case 'a b.py:two'"),
+    ScriptUnusable("no", path="a.py"): (2, "--script train.py -- "),
     errors.InPlaceImpossible("a", "it is a directory"): (4, "--output NEW instead of --in-place"),
     errors.NothingToUndo("a b"): (4, "ckptmove convert 'a b' --to DEVICE"),
     errors.BeingConverted("a"): (4, "wait"),
@@ -264,6 +267,7 @@ ERRORS = {
     errors.ReportFailed("a", os.strerror(errno.ENOENT)): (5, "writable file with --junit"),
     errors.ReportFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space, or choose another path with --junit"),
     errors.ReportFailed("a", os.strerror(errno.EACCES)): (5, "writable file with --junit"),
+    FixNotWritten("a b/c", os.strerror(errno.ENOSPC)): (5, "ls -ld 'a b'"),
     remap_errors.NoMatch("--drop", "a", ("b c", "d")): (2, "'b c', d"),
     remap_errors.NoMatch("--strip-prefix", "", ("b.",)): (2, "begin with b."),
     remap_errors.NoMatch("--add-prefix", "a.", ()): (2, "--plain"),

@@ -1,8 +1,7 @@
-"""A fix as somebody pastes it who reads nothing but where it goes."""
+"""Scripts with device bugs, and the fixes that end them."""
 
 from __future__ import annotations
 
-import re
 import runpy
 import sys
 import textwrap
@@ -10,29 +9,12 @@ import textwrap
 import pytest
 import torch
 
-FIX = re.compile(r"(before|after|in place of) ([^:]+):(\d+)(?:-(\d+))?: (.+)")
+from ckptmove.verification.case.patching import Edit
 
 
 def fix_of(detail):
     """What a check prints behind ``fix:``, its words as they are."""
     return detail.partition("; fix: ")[2]
-
-
-def pasted(sources, fix):
-    """Some files, by name, with a fix in the one that it names; None for a fix in words.
-
-    What is pasted is indented as the first of the lines that it is said to go to.
-    """
-    found = FIX.fullmatch(fix)
-    if found is None:
-        return None
-    how, name, first, last, text = found.groups()
-    lines = sources[name].splitlines()
-    begin, end = int(first) - 1, int(last or first)
-    indented = lines[begin][: len(lines[begin]) - len(lines[begin].lstrip())] + text
-    at = {"before": (begin, begin), "after": (end, end), "in place of": (begin, end)}[how]
-    lines[at[0] : at[1]] = [indented]
-    return {**sources, name: "\n".join(lines) + "\n"}
 
 
 HEAD = """
@@ -85,16 +67,16 @@ def fault_of(answers, make, tmp_path, monkeypatch):
 
 @pytest.fixture
 def mended(answers, make, tmp_path, monkeypatch):
-    """The fixes that a script of the user's takes, each pasted as it is printed, until its case passes."""
+    """The fixes that a script of the user's takes, each applied as `--fix` does, until its case passes."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def mended(body, path=None, to="cuda:0", *, trains=False):
-        sources, fixes = {"train.py": HEAD + textwrap.dedent(body)}, []
+        source, fixes = (HEAD + textwrap.dedent(body)).encode(), []
         for attempt in range(MANY):
             folder = tmp_path / str(attempt)  # no file that Python has read is written to
             folder.mkdir()
-            (folder / "train.py").write_text(sources["train.py"])
+            (folder / "train.py").write_bytes(source)
             monkeypatch.chdir(folder)
             path = path or (trained(folder, make) if trains else make())
             check = answers(path, to, case="train.py:case")["case"]
@@ -107,8 +89,9 @@ def mended(answers, make, tmp_path, monkeypatch):
             if trains and check["detail"].startswith("the model does not fit"):
                 path = trained(folder, make)
             else:
-                sources = pasted(sources, fix)
-            assert sources is not None, (check["detail"], fixes)
+                edit = Edit(**check["evidence"]["edit"])
+                assert edit.path == str(folder / "train.py"), (check["detail"], fixes)
+                source = edit.applied(source)
         raise AssertionError(fixes)
 
     return mended

@@ -6,7 +6,10 @@ import pytest
 import torch
 from trained import EXAMPLES, case_of, parts_of
 
+from ckptmove.verification.case.fixing import find_fixes
 from ckptmove.verification.case.step import one_batch
+from ckptmove.verification.request import VerifyRequest
+from ckptmove.verification.run import verify_checkpoint
 
 HEALTHY = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
@@ -195,3 +198,15 @@ def test_another_model_under_the_same_prefix_is_named(answers, checkpoint_of):
     assert check["status"] == "failed"
     assert "missing module.2.weight" in check["detail"]
     assert "unexpected model.3.weight" in check["detail"]
+
+
+@pytest.mark.parametrize("bug", NAMED)
+def test_the_fixes_of_a_broken_example_end_clean(checkpoint_of, tmp_path, monkeypatch, bug):
+    example, function, *_ = NAMED[bug]
+    script = tmp_path / f"{example}.py"
+    script.write_bytes((EXAMPLES / script.name).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    request = VerifyRequest(path=checkpoint_of(example), to="cuda:0", case=f"{script.name}:{function}")
+    fixes = find_fixes(request, verify_checkpoint)
+    assert (fixes.last.checks[-1].status, fixes.unfixed) == ("passed", "")
+    assert 1 <= len(fixes.files[0].edits) <= 3

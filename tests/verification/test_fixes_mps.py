@@ -102,6 +102,10 @@ CASTS = {
         "return (out + torch.from_numpy(numpy.zeros(3)).to(device)).sum()",
         "return (out + torch.from_numpy(numpy.zeros(3)).to(device, dtype=torch.float32)).sum()",
     ),
+    "moved in a comprehension": (
+        "both = out, torch.tensor(numpy.ones(1)), torch.tensor(1)\n    return sum(v.to(device).sum() for v in both)",
+        "return sum(v.to(device, dtype=torch.float32 if v.dtype == torch.float64 else v.dtype).sum() for v in both)",
+    ),
     "cast by a method": ("return out.double().sum()", "return out.float().sum()"),
     "cast by to": ("return out.to(torch.double).sum()", "return out.to(torch.float32).sum()"),
     "complex": (

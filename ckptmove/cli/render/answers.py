@@ -104,11 +104,13 @@ class VerifyAnswer(NamedTuple):
         request: the options of the command.
         result: the checks, the findings and the verdict.
         strict: whether warnings, and a resume that is not proven, are failures.
+        dry_run: whether the answer is a patch of the user's files, which are not written.
     """
 
     request: VerifyRequest
     result: VerifyResult
     strict: bool = False
+    dry_run: bool = False
 
     @property
     def fails(self) -> bool:

@@ -282,6 +282,8 @@ def result_to_json(result: VerifyResult) -> Json:
         ],
         "findings": [_finding(finding) for finding in result.findings],
         "sample": None if result.sample is None else result.sample._asdict(),
+        "fixed": [one._asdict() for one in result.fixed],
+        "unfixed": escaped(result.unfixed) or None,
     }
 
 

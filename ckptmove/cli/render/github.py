@@ -93,7 +93,7 @@ def conversion_lines(answer: ConvertAnswer) -> Iterator[str]:
 
 def verification_lines(result: VerifyResult, *, strict: bool = False) -> Iterator[str]:
     """An annotation for each failed check, each finding and the verdict."""
-    from ckptmove.cli.render.verification import outcome
+    from ckptmove.cli.render.verification import fixed_line, outcome
 
     for check in result.checks:
         if check.status == "failed":
@@ -102,6 +102,8 @@ def verification_lines(result: VerifyResult, *, strict: bool = False) -> Iterato
             yield _annotation("error", path, f"verify {check.name}", check.detail, line if type(line) is int else None)
     for finding in result.findings:
         yield _finding(result.path, finding)
+    for fixed in result.fixed:
+        yield _annotation("notice", fixed.path, "verify --fix", fixed_line(fixed))
     level = "error" if result.fails(strict=strict) else "notice" if result.proven else "warning"
     yield _annotation(level, result.path, "verify", outcome(result, strict=strict))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cli.render.renderer import Renderer
 from ckptmove.cli.render.text import clean
-from ckptmove.cli.streams import say, suggest_command
+from ckptmove.cli.streams import page_of, say, suggest_command, write_patch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ckptmove.comparison.differences import DiffResult
     from ckptmove.findings.catalogue import Entry
     from ckptmove.io.changes import UndoResult
+    from ckptmove.verification.evidence import FixedFile
 
 #: Verdict in the last line for the exit code 0, by command.
 _GOOD: Final = {"inspect": "fine", "convert": "converted", "verify": "passed"}
@@ -69,16 +71,46 @@ class HumanRenderer(Renderer):
 
         self._out.lines([conversion.undo_line(result)])
 
+    def edits(self, files: Sequence[FixedFile]) -> None:
+        from ckptmove.cli.render import verification
+
+        if not self._out.quiet:
+            for line in verification.diff_lines(page_of(sys.stderr), files):
+                say(line)
+
     def verify(self, answer: VerifyAnswer) -> None:
         from ckptmove.cli.render import verification
 
-        out = self._out
-        if out.quiet:
-            out.lines([verification.brief_line(answer.result, strict=answer.strict)])
+        out, result = self._out, answer.result
+        if answer.dry_run:
+            self._patch(answer)
             return
-        out.report(verification.verification_lines(out.page, answer.result, verbose=out.verbose, strict=answer.strict))
+        if out.quiet:
+            out.lines([verification.brief_line(result, strict=answer.strict)])
+            for line in verification.fixed_lines(result):
+                say(line)
+            return
+        out.report(verification.verification_lines(out.page, result, verbose=out.verbose, strict=answer.strict))
         if verification.needs_case(answer):
             say("hint: --case FILE.py:FUNC proves it with your own model and optimizer")
+        if verification.has_edit(result):
+            say("hint: --fix edits your files, and --fix --dry-run prints the patch")
+
+    def _patch(self, answer: VerifyAnswer) -> None:
+        """Write the patch of a dry run to stdout, and the report to stderr."""
+        from ckptmove.cli.render import verification
+
+        out, result, page = self._out, answer.result, page_of(sys.stderr)
+        if sys.stdout.isatty():
+            out.lines(verification.diff_lines(out.page, result.fixed))
+        else:
+            write_patch("".join(one.diff for one in result.fixed))
+        if out.quiet:
+            lines = iter([verification.brief_line(result, strict=answer.strict), *verification.fixed_lines(result)])
+        else:
+            lines = verification.verification_lines(page, result, verbose=out.verbose, strict=answer.strict)
+        for line in lines:
+            say(line)
 
     def diff(self, result: DiffResult) -> None:
         from ckptmove.cli.render import difference

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ckptmove.comparison.differences import DiffResult
     from ckptmove.findings.catalogue import Entry
     from ckptmove.io.changes import UndoResult
+    from ckptmove.verification.evidence import FixedFile
 
 
 class Renderer:
@@ -35,6 +36,9 @@ class Renderer:
 
     def undo(self, result: UndoResult) -> None:
         """Write the result of ``convert --undo``."""
+
+    def edits(self, files: Sequence[FixedFile]) -> None:
+        """Write the edits of the user's files, before these are written."""
 
     def verify(self, answer: VerifyAnswer) -> None:
         """Write the checks and the verdict of one checkpoint."""

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.cli.render.inspection import finding_lines, findings_summary
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.model import Severity
+from ckptmove.text import amount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.cli.render.answers import VerifyAnswer
     from ckptmove.cli.render.page import Page
-    from ckptmove.verification.evidence import CheckResult, VerifyResult
+    from ckptmove.verification.evidence import CheckResult, FixedFile, VerifyResult
 
+_DIFF_STYLES: Final = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 _STYLES: Final = {"passed": "bold green", "failed": "bold red", "skipped": "dim", "unproven": "bold yellow"}
 
 
@@ -39,6 +41,7 @@ def verification_lines(page: Page, result: VerifyResult, *, verbose: bool, stric
         yield from ["", *finding_lines(page, shown, verbose=verbose)] if shown else []
         codes = ", ".join(dict.fromkeys(finding.code for finding in result.findings))
         yield f"{findings_summary(page, result.findings)} ({codes})"
+    yield from fixed_lines(result)
     for line in page.wrap(outcome(result, strict=strict), 2):
         yield page.paint(line, _STYLES[_status(result, strict=strict)])
 
@@ -51,6 +54,28 @@ def _detail_lines(page: Page, label: str, check: CheckResult) -> Iterator[str]:
         yield from page.wrap((indent if number else label) + sentence(text), len(label))
     if check.fix:
         yield f"{indent}fix: {sentence(check.fix)}"
+
+
+def diff_lines(page: Page, files: Sequence[FixedFile]) -> Iterator[str]:
+    """The diffs of files, for a terminal."""
+    for line in (line for file in files for line in file.diff.splitlines()):
+        style = next((style for start, style in _DIFF_STYLES.items() if line.startswith(start)), "")
+        yield page.paint(sentence(line.expandtabs()), style)
+
+
+def fixed_lines(result: VerifyResult) -> Iterator[str]:
+    """A line for each file that ``--fix`` edited, and whether that ends the fault."""
+    yield from map(fixed_line, result.fixed)
+    if result.unfixed:
+        yield f"not fixed: {sentence(result.unfixed)}"
+    elif any(file.backup is None for file in result.fixed):
+        yield f"with the patch, {result.checks[-1].name} passes"
+
+
+def fixed_line(file: FixedFile) -> str:
+    """What ``--fix`` did with a file, in one line."""
+    edits = f"{amount(file.fixes, 'edit')} of {clean(file.path)}"
+    return f"{edits} not written: --dry-run" if file.backup is None else f"{edits}; backup: {clean(file.backup)}"
 
 
 def _status(result: VerifyResult, *, strict: bool) -> str:
@@ -70,7 +95,13 @@ def needs_case(answer: VerifyAnswer) -> bool:
     result = answer.result
     is_whole = result.sample is None or result.sample.is_all
     has_state = any(dict(check.evidence).get("with_state") for check in result.checks)
-    return result.passed and not result.proven and answer.request.case is None and is_whole and has_state
+    return result.passed and not result.proven and not answer.request.runs_training and is_whole and has_state
+
+
+def has_edit(result: VerifyResult) -> bool:
+    """Whether ``--fix`` would edit the user's files; False if it has."""
+    edits = any(check.status == "failed" and "edit" in dict(check.evidence) for check in result.checks)
+    return edits and not result.fixed and not result.unfixed
 
 
 def warned(result: VerifyResult) -> list[str]:
@@ -104,10 +135,10 @@ def outcome(result: VerifyResult, *, strict: bool = False) -> str:
 def _doubt(result: VerifyResult, reasons: Mapping[str, str]) -> str:
     """Why a resume is not proven; ``reasons`` holds the details of the skipped checks."""
     figures = {check.name: dict(check.evidence) for check in result.checks}
-    step, case = figures.get("step", {}), figures.get("case", {"proven": True})
-    if step.get("proven") is True or ("step" in reasons and "case" in figures):
-        if case.get("proven") is not True:
-            return reasons.get("case") or str(case.get("unproven") or "the case does not prove it")
+    step, own = figures.get("step", {}), next((name for name in ("case", "script") if name in figures), "")
+    if step.get("proven") is True or ("step" in reasons and own):
+        if own and figures[own].get("proven") is not True:
+            return reasons.get(own) or str(figures[own].get("unproven") or f"the {own} does not prove it")
         return "only a sample was checked"
     skipped = reasons.get("step") or reasons.get("fresh", "")
     stood_in = "a value missing from the file was replaced"

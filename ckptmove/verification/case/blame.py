@@ -69,7 +69,7 @@ class Blame:
     @property
     def evidence(self) -> dict[str, object]:
         """The figures with the fix."""
-        return {**self.figures, "fix": self.fix.text, "fix_at": self.fix.where} if self.fix.text else self.figures
+        return {**self.figures, **self.fix.evidence}
 
 
 def blame(error: BaseException, scene: Scene) -> Blame:
@@ -182,6 +182,7 @@ def _of_refused(error: RefusedOnMps, scene: Scene) -> Blame:
     line = [scene.home, *made, *(running.spot.line for running in frames)][-1]
     called = next((refusal.operation for refusal in scene.watch.refusals if refusal.error is error), error.operation)
     operation = f"{error.operation} in {called} ({error.node})" if error.node else called
+    # The last base of these classes is the class that torch raises.
     text = " ".join(f"{type(error).__bases__[-1].__name__}: {error}".split())
     is_missing = error.operation in str(error)
     within = f" ({error.operation})" * (error.operation not in operation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import time
@@ -37,7 +38,7 @@ from ckptmove.verification.simulated.mps import FELL_BACK
 from ckptmove.verification.step.stored_state import Ambiguous, Mismatch, NotRebuilt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from ckptmove.verification.case.case_call import Given
@@ -128,14 +129,7 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
     if site.reason:
         return skipped(_NAME, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
     entrance = Entrance(parse_case(typed))
-    place = site.place()
-    with ExitStack() as stack:
-        stack.enter_context(place.active())
-        if site.mode == "simulated":
-            stack.enter_context(foreach_by_default(PlainTensor))
-            FELL_BACK.clear()
-            targets.at_least(bench.request.devices or 1)
-        memory = stack.enter_context(memory_recorded(site, bench.request.device_memory, entrance))
+    with on_target(bench) as place, memory_recorded(site, bench.request.device_memory, entrance) as memory:
         home = line_of(typed.rpartition(":")[0], 0)
         run = _Run(bench, place, entrance, Watch(place.device, entrance), memory, home)
         run.figures |= {"case": typed, "device": site.target, "simulated": site.mode == "simulated"}
@@ -156,6 +150,20 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
             return skipped(_NAME, f"not proven: {fault.fault}", **figures)
         return failed(_NAME, fault.failures, str(fault.fix), **figures)
     return passed(_NAME, fault, str(run.note_fix), **run.figures)
+
+
+@contextlib.contextmanager
+def on_target(bench: Bench) -> Iterator[StepDevice]:
+    """The target, active for the user's code while the context is open."""
+    site = bench.site
+    place = site.place()
+    with ExitStack() as stack:
+        stack.enter_context(place.active())
+        if site.mode == "simulated":
+            stack.enter_context(foreach_by_default(PlainTensor))
+            FELL_BACK.clear()
+            targets.at_least(bench.request.devices or 1)
+        yield place
 
 
 def _attempt(run: _Run, typed: str) -> Blame | str:
@@ -371,7 +379,7 @@ def _whole_dataset(run: _Run, case: Case) -> list[str]:
         if transfer.rows and not any(id(one) in batch for one in run.watch.lineage(transfer.tensor)):
             line, run.note_fix = transfer.spot.line, unmoved(transfer.spot)
             run.figures |= {"tensor": "a whole dataset", "operation": "torch.Tensor.to", **line_evidence(line)}
-            run.figures |= {"fix": run.note_fix.text, "fix_at": run.note_fix.where}
+            run.figures |= run.note_fix.evidence
             rows = f"{len(transfer.tensor):,} rows are moved at once for a batch of {transfer.rows:,}"
             return [f"note: a whole dataset, {rows}, at {line}: {line.source}"]
     return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from ckptmove.verification.case.patching import Edit, digest
 from ckptmove.verification.case.source import (
     assigned,
     block_of,
@@ -36,12 +37,27 @@ class Fix(NamedTuple):
 
     Attributes:
         text: one line of code; a sentence if no edit of a line is known.
-        where: ``before``, ``after`` or ``in place of``, and the lines: ``after train.py:7-9``. The pasted line is
-            indented as the first of them. Empty for a sentence.
+        edit: the edit with that line; None for a sentence.
     """
 
     text: str = ""
-    where: str = ""
+    edit: Edit | None = None
+
+    @property
+    def where(self) -> str:
+        """Where the line goes: ``after train.py:7-9``; empty for a sentence."""
+        if self.edit is None:
+            return ""
+        _, how, first, last, *_ = self.edit
+        return f"{how} {line_of(self.edit.path, first)}" + f"-{last}" * (last != first)
+
+    @property
+    def evidence(self) -> dict[str, object]:
+        """Evidence for the JSON report; empty for `NO_FIX`."""
+        if not self.text:
+            return {}
+        edit = {} if self.edit is None else {"edit": self.edit._asdict()}
+        return {"fix": self.text, "fix_at": self.where, **edit}
 
     def __str__(self) -> str:
         return f"{self.where}: {self.text}" if self.where else self.text
@@ -245,14 +261,11 @@ def _replaced(
 def _checked(path: str, how: str, first: int, last: int, text: str, *, added: str = "", words: str = "") -> Fix:
     """A fix, if the file is valid Python with it and has as many statements more as the fix adds; else a sentence."""
     lines = _lines(path)
-    indent = lines[first - 1][: len(lines[first - 1]) - len(lines[first - 1].lstrip())]
-    begin, end = {"before": (first - 1, first - 1), "after": (last, last)}.get(how, (first - 1, last))
-    lines[begin:end] = [indent + text]
+    edit = Edit(path, how, first, last, text, digest(lines))
     expected = _count(tree_of(path)) + _count(_parsed(added))
-    if _count(_parsed("\n".join(lines))) != expected:
+    if _count(_parsed("\n".join(edit.edited(lines)))) != expected:
         return Fix(words) if words else _words(path, first, added)
-    spot = f"{line_of(path, first)}-{last}" if last != first else str(line_of(path, first))
-    return Fix(text, f"{how} {spot}")
+    return Fix(text, edit)
 
 
 def _parsed(text: str) -> ast.Module:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ckptmove.verification.case.edits import NO_FIX, Fix, before, replaced, text_of
-from ckptmove.verification.case.source import callee, full_name, name_of_module, nodes_of, tree_of
+from ckptmove.verification.case.source import callee, full_name, name_of_module, nodes_of, parents, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +22,10 @@ _DTYPES: Final = {
     "doesn't support float64": "float32",
     "Trying to convert ComplexDouble to the MPS": "complex64",
 }
-#: Names of the dtypes that mps lacks, and the methods that cast to them, with those of the replacement.
+#: Names of the dtypes that mps lacks, those of their replacements, and the methods that cast to them.
 _SMALLER: Final = {"float64": "float32", "double": "float32", "complex128": "complex64", "cdouble": "complex64"}
+_WIDER: Final = {"float32": "float64", "complex64": "complex128"}
+_COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _METHODS: Final = {"double": "float", "cdouble": "cfloat"}
 _SETTING: Final = 'os.environ["PYTORCH_ENABLE_MPS_FALLBACK"] = "1"'
 
@@ -89,5 +91,14 @@ def _changes(spot: Spot, dtype: str, values: Mapping[str, object]) -> Iterator[t
     given, own = {one.arg for one in call.keywords}, name_of_module(path, "torch")
     moved = [one for one in call.args if not isinstance(values.get(ast.unparse(one)), torch.dtype)]
     is_move = callee(call) == "to" and len(moved) == 1
-    if own and (is_move or "device" in given) and given.isdisjoint({"dtype", None}):
-        yield call, f"{text_of(path, call)[:-1].rstrip(' ,')}, dtype={own}.{dtype})"
+    if not own or not (is_move or "device" in given) or not given.isdisjoint({"dtype", None}):
+        return
+    smaller = f"{own}.{dtype}"
+    if (
+        is_move
+        and isinstance(call.func, ast.Attribute)
+        and any(isinstance(one, _COMPREHENSIONS) for one in parents(call))
+    ):
+        moved_one = text_of(path, call.func.value)  # others may have another dtype
+        smaller += f" if {moved_one}.dtype == {own}.{_WIDER[dtype]} else {moved_one}.dtype"
+    yield call, f"{text_of(path, call)[:-1].rstrip(' ,')}, dtype={smaller})"

@@ -93,7 +93,7 @@ def restore_case(bench: Bench, case: Case) -> Restored:
 
 def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
     """Load a model; returns the path of its state_dict and the number of tensors in it."""
-    own = _own_state(model.module)
+    own = own_state(model.module)
     tensors = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
     inventory, name = bench.checkpoint.inventory, model.label
     try:
@@ -109,7 +109,7 @@ def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
     return where, len(state)
 
 
-def _own_state(module: nn.Module) -> dict[str, Any]:
+def own_state(module: nn.Module) -> dict[str, Any]:
     """The state_dict of a model, with the parameters themselves if its ``state_dict`` takes ``keep_vars``."""
     taken = inspect.signature(module.state_dict).parameters.values()
     takes_it = any(one.name == "keep_vars" or one.kind is one.VAR_KEYWORD for one in taken)
@@ -121,7 +121,7 @@ def _restore_optimizer(
     bench: Bench, case: Case, own: OptimizerPart, models: Collection[str], source: TensorSource
 ) -> str:
     """Load an optimizer; returns the path of its state_dict."""
-    record = _matching(bench.pairings, case, own, models)
+    record = matching_optimizer(bench.pairings, case, own, models)
     _require_class(record, own)
     _require_shapes(record, case, own)
     state = optimizer_state_dict(record, bench.checkpoint.inventory, source)
@@ -159,7 +159,7 @@ def _in_groups(record: OptimizerRecord, case: Case, own: OptimizerPart) -> Optim
     return record._replace(groups=tuple(groups), is_flat=False)
 
 
-def _matching(
+def matching_optimizer(
     pairings: list[tuple[OptimizerRecord, Pairing]], case: Case, own: OptimizerPart, models: Collection[str]
 ) -> OptimizerRecord:
     """The stored optimizer that fits one of the case's, by the sizes of its groups, its class, and its shapes.

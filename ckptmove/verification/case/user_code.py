@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import linecache
 import os
 import sys
 import sysconfig
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ckptmove.errors import CaseUnusable
+from ckptmove.verification.case.patching import lines_of
 from ckptmove.verification.case.source import Running, spot_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType, TracebackType
+    from collections.abc import Callable, Iterator, Sequence
+    from types import CodeType, FrameType, TracebackType
 
     from ckptmove.verification.case.name import CaseName
+    from ckptmove.verification.case.patching import Edit
 
 _LIBRARIES: Final = tuple(
     {os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -27,6 +32,45 @@ _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _OURS: Final = str(Path(__file__).resolve().parents[2]) + os.sep
 #: ``train`` and ``random`` may be modules that the script imports; this name is not.
 _MODULE: Final = "_ckptmove_case"
+
+
+def is_installed(path: str) -> bool:
+    """Whether a file, by its real path, is of an installed library or of the standard library."""
+    return path.startswith(_LIBRARIES) or not _INSTALLED.isdisjoint(Path(path).parts)
+
+
+@contextmanager
+def edited_sources(edits: Sequence[Edit]) -> Iterator[None]:
+    """Import files of the user with edits that are not written. Their lines in tracebacks are the edited ones."""
+    sources: dict[str, bytes] = {}
+    for edit in edits:
+        path = os.path.realpath(edit.path)
+        sources[path] = edit.applied(sources.get(path) or Path(path).read_bytes())
+    read, named = SourceFileLoader.get_code, set[str]()
+
+    def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
+        path = loader.get_filename(fullname)
+        data = sources.get(os.path.realpath(path))
+        if data is None:
+            return read(loader, fullname)
+        # Without a modification time, the entry is not compared with the file.
+        linecache.cache[path] = (len(data), None, [f"{line}\n" for line in lines_of(data)], path)
+        named.add(path)
+        return loader.source_to_code(data, path)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]  # put back below
+    try:
+        yield
+    finally:
+        SourceFileLoader.get_code = read  # type: ignore[method-assign]  # the class's own
+        for path in named:
+            linecache.cache.pop(path, None)
+
+
+def code_of(path: str) -> CodeType:
+    """Code of a file that runs as ``__main__``, with the edits of :func:`edited_sources`."""
+    code: CodeType = SourceFileLoader("__main__", path).get_code("__main__")  # type: ignore[assignment]  # not None
+    return code
 
 
 class Entrance:
@@ -82,8 +126,7 @@ class Entrance:
         """Whether a file is the user's: not of an installed library, the standard library, or this package."""
         if file not in self._known:
             real = os.path.realpath(file)
-            is_installed = real.startswith(_LIBRARIES) or not _INSTALLED.isdisjoint(Path(real).parts)
-            is_foreign = file.startswith("<") or is_installed or real.startswith(_OURS)
+            is_foreign = file.startswith("<") or is_installed(real) or real.startswith(_OURS)
             self._known[file] = real == self._file or not is_foreign
         return self._known[file]
 

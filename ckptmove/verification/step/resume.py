@@ -115,7 +115,7 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
     sharding = inventory.sharding if isinstance(inventory, DirectoryInventory) else ""
     nothing = sharding or ("" if bench.pairings else NOTHING_TO_RESUME)
     # A case steps its model even if the file has nothing to resume.
-    if bench.site.reason and (not nothing or bench.request.case is not None):
+    if bench.site.reason and (not nothing or bench.request.runs_training):
         return not_proven(report)
     if nothing:
         return without_step(nothing, report)

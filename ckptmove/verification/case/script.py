@@ -1,0 +1,191 @@
+"""Check a checkpoint by running a training script up to its first optimizer step after the load."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Final
+
+import torch
+
+from ckptmove.verification.case.blame import blame, line_evidence
+from ckptmove.verification.case.check import on_target
+from ckptmove.verification.case.fixes import Scene
+from ckptmove.verification.case.name import CaseName
+from ckptmove.verification.case.script_hooks import ScriptWatch, Session, Stopped, never_loaded, recorded
+from ckptmove.verification.case.script_step import ScriptStep, scene_of
+from ckptmove.verification.case.source import line_of
+from ckptmove.verification.case.user_code import Entrance, code_of
+from ckptmove.verification.checks import SCRIPT, failed, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ckptmove.verification.case.source import Line
+    from ckptmove.verification.evidence import CheckResult
+    from ckptmove.verification.step.resume import Bench
+
+_LONGEST_LINE: Final = 300
+#: Errors of a machine without the script's data, network or packages, by the names of their classes.
+_MISSING: Final = frozenset({
+    "FileNotFoundError", "NotADirectoryError", "ModuleNotFoundError", "ConnectionError", "URLError", "HTTPError",
+    "HfHubHTTPError", "LocalEntryNotFoundError", "OfflineModeIsEnabled", "gaierror", "ConnectTimeout", "ConnectError",
+})  # fmt: skip
+
+
+def check_script(
+    bench: Bench, path: str, arguments: tuple[str, ...], answer: Callable[[CheckResult], None]
+) -> CheckResult:
+    """Make the check.
+
+    Args:
+        bench: the checkpoint and the target.
+        path: the script.
+        arguments: its command-line arguments.
+        answer: sends the result of a script that does not end; the process ends then.
+    """
+
+    def end(check: CheckResult) -> None:
+        answer(check._replace(evidence=tuple({**figures, **dict(check.evidence)}.items())))
+        os._exit(0)
+
+    site = bench.site
+    if site.reason:
+        return skipped(SCRIPT, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
+    entrance = Entrance(CaseName(path, "", is_file=True))
+    entrance.is_loaded = True  # no fix may assume that the script is only imported
+    home = line_of(str(Path(path).absolute()), 0)
+    session = Session(bench.request.path, entrance, home, end)
+    figures: dict[str, object] = {"script": path, "arguments": list(arguments), "device": site.target}
+    figures["simulated"] = site.mode == "simulated"
+    started = time.perf_counter()
+    with ExitStack() as stack:
+        output = stack.enter_context(_output())
+        stack.enter_context(_watched(bench.request.deadline, entrance, home, end))
+        place = stack.enter_context(on_target(bench))
+        watch = ScriptWatch(place.device, entrance, session)
+        step = ScriptStep(bench, place, session, home, figures)
+        torch.manual_seed(bench.request.seed)
+        error: BaseException | None = None
+        try:
+            with (
+                recorded(session, step.begin, step.finish),
+                torch.autograd.set_detect_anomaly(mode=True, check_nan=False),
+                watch,
+            ):
+                _run_as_main(path, arguments)
+        except Stopped:
+            pass
+        except BaseException as caught:  # noqa: BLE001  # any exception of the script is an answer
+            error = caught
+        session.close()
+        check = session.check
+        if check is None:
+            scene = Scene(watch, entrance, {}, place, home, home)
+            check = _without_step(error, scene, session, _last_line(output), Path(path).name)
+    own = dict(check.evidence)
+    return check._replace(
+        evidence=tuple({**figures, **own, "seconds": round(time.perf_counter() - started, 3)}.items())
+    )
+
+
+def _run_as_main(path: str, arguments: tuple[str, ...]) -> None:
+    """Run a file as ``python FILE ARGS`` does."""
+    file = str(Path(path).absolute())
+    main = ModuleType("__main__")
+    main.__file__ = file
+    before = sys.modules["__main__"], sys.argv, sys.path[:]
+    sys.modules["__main__"], sys.argv = main, [path, *arguments]
+    sys.path.insert(0, str(Path(file).parent))
+    try:
+        exec(code_of(file), vars(main))  # noqa: S102  # the user's own script
+    finally:
+        sys.modules["__main__"], sys.argv, sys.path[:] = before
+
+
+@contextlib.contextmanager
+def _output() -> Iterator[IO[str]]:
+    """Send the script's output to a file while the context is open."""
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace", buffering=1) as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
+        yield file
+
+
+def _last_line(output: IO[str]) -> str:
+    """The last line that the script printed."""
+    output.flush()
+    output.seek(0)
+    last = ""
+    for line in output:
+        last = line.strip() or last
+    return last[-_LONGEST_LINE:]
+
+
+@contextlib.contextmanager
+def _watched(
+    deadline: float | None,
+    entrance: Entrance,
+    home: Line,
+    end: Callable[[CheckResult], None],
+) -> Iterator[None]:
+    """End the process when the time is up, and name the line that the script has reached.
+
+    Args:
+        deadline: the time, in seconds since the epoch; None for none.
+        entrance: knows which files are the user's.
+        home: line to report if no line is known.
+        end: sends the result and ends the process.
+    """
+    if deadline is None:
+        yield
+        return
+    runner = threading.get_ident()
+
+    def expire() -> None:
+        frame = entrance.caller(sys._current_frames().get(runner))  # noqa: SLF001  # the only way to see another thread
+        line = home if frame is None else line_of(frame.f_code.co_filename, frame.f_lineno)
+        fault = f"no optimizer step after the load within the time limit (--timeout); it was at {line}: {line.source}"
+        end(failed(SCRIPT, fault, **line_evidence(line), proven=False))
+
+    timer = threading.Timer(max(deadline - time.time(), 0), expire)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _without_step(error: BaseException | None, scene: Scene, session: Session, last: str, name: str) -> CheckResult:
+    """Result for a script that ended, by itself or by an exception, before the step."""
+    printed = f"; the last line that it printed: {last}" if last else ""
+    if error is None or isinstance(error, SystemExit):
+        code = getattr(error, "code", None)
+        how = "ended" if error is None else f"called sys.exit({'' if code is None else repr(code)})"
+        if not session.loads:
+            return never_loaded(session, f"{name} {how} without loading the checkpoint{printed}")
+        fault = f"{name} {how} before an optimizer step; it loaded the checkpoint at {session.loads[-1]}{printed}"
+        return failed(SCRIPT, fault, proven=False)
+    found = blame(error, scene_of(scene, scene.entrance.frames(error.__traceback__)))
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, EOFError) and "reading a line" in str(error):
+        return failed(
+            SCRIPT, f"{name} reads standard input, which is empty: {found.fault}", **found.figures, proven=False
+        )
+    if not kinds.isdisjoint(_MISSING):
+        reason = f"not proven: {name} needs something that this machine does not have: {found.fault}"
+        return skipped(SCRIPT, reason, **found.figures, proven=False)
+    figures = {**found.evidence, "proven": False}
+    if found.is_limit:
+        return skipped(SCRIPT, f"not proven: {found.fault}", **figures)
+    return failed(SCRIPT, found.failures, str(found.fix), **figures)

@@ -1,0 +1,335 @@
+"""Record the loads and optimizer steps of a training script, and end the script after its step.
+
+Functions of torch and safetensors are replaced while the script runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import functools
+import io
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import safetensors
+import safetensors.torch as safetensors_torch
+import torch
+from torch import nn
+from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]  # pickle stays outside
+from torch.distributed.checkpoint import filesystem
+from torch.optim import optimizer as optimizers
+
+from ckptmove.verification.case.blame import line_evidence
+from ckptmove.verification.case.source import line_of
+from ckptmove.verification.case.watch import Watch
+from ckptmove.verification.checks import SCRIPT, failed, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ckptmove.verification.case.source import Line
+    from ckptmove.verification.case.user_code import Entrance
+    from ckptmove.verification.evidence import CheckResult
+
+    #: Called with an optimizer; the result of the check ends the script, None lets it go on.
+    Observe = Callable[[torch.optim.Optimizer], CheckResult | None]
+
+#: Seconds in which a script has to end after its step; after them the process ends.
+GRACE: Final = 5.0
+#: Optimizer steps that a script may make before it loads the checkpoint.
+_STEPS_BEFORE: Final = 20
+#: Steps that a gradient scaler may skip because gradients are not finite.
+_SKIPPED_STEPS: Final = 40
+
+
+class Stopped(BaseException):
+    """Ends a script when its check is decided. Every later call of torch raises it again."""
+
+
+class Session:
+    """What a script has loaded so far, and the result of the check.
+
+    Attributes:
+        check: the result; None until it is known.
+        loads: the user's lines that loaded the checkpoint.
+        others: other files that were loaded.
+        modules: modules whose ``load_state_dict`` was called after the load, in order.
+        buffers: copies of the buffers of these modules after the call, by the module's identity and the buffer's key.
+        optimizers: optimizers whose ``load_state_dict`` was called after the load.
+    """
+
+    def __init__(self, path: str, entrance: Entrance, home: Line, end: Callable[[CheckResult], None]) -> None:
+        """Begin with nothing loaded.
+
+        Args:
+            path: the checkpoint.
+            entrance: knows which files are the user's.
+            home: line to report if no line of the user's code is known.
+            end: sends the result and ends the process, for a script that does not end.
+        """
+        self.check: CheckResult | None = None
+        self.loads: list[Line] = []
+        self.others: list[str] = []
+        self.modules: list[nn.Module] = []
+        self.buffers: dict[int, dict[str, torch.Tensor]] = {}
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self._path = os.path.realpath(path)
+        self._entrance = entrance
+        self._home = home
+        self._end = end
+        self._timer: threading.Timer | None = None
+
+    def stop(self, check: CheckResult) -> None:
+        """Decide the check, and end the script.
+
+        Raises:
+            Stopped: always.
+        """
+        if self.check is None:
+            self.check = check
+            self._timer = threading.Timer(GRACE, self._end, [check])
+            self._timer.daemon = True
+            self._timer.start()
+        raise Stopped
+
+    def close(self) -> None:
+        """Let the process live: the script has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def raise_if_stopped(self) -> None:
+        """Raise Stopped again, if the script has caught it."""
+        if self.check is not None:
+            raise Stopped
+
+    def here(self) -> Line:
+        """The user's line that runs in this thread."""
+        frame = self._entrance.caller(sys._getframe(1))  # noqa: SLF001  # the frame, without a traceback
+        return self._home if frame is None else line_of(frame.f_code.co_filename, frame.f_lineno)
+
+    def is_checkpoint(self, file: object) -> bool:
+        """Whether a path or an open file is the checkpoint, a file inside it, or a copy of it."""
+        if isinstance(file, io.BytesIO):
+            return os.path.isfile(self._path) and file.getbuffer().nbytes == os.path.getsize(self._path)  # noqa: PTH113, PTH202  # a str
+        path = _path_of(file)
+        if path is None:
+            return False
+        real = os.path.realpath(path)
+        if real == self._path or real.startswith(self._path + os.sep):
+            return True
+        with contextlib.suppress(OSError):
+            return Path(real).is_file() and filecmp.cmp(real, self._path, shallow=False)
+        return False
+
+    def note_load(self, file: object) -> bool:
+        """Record a load, and return whether it is of the checkpoint."""
+        is_own = self.is_checkpoint(file)
+        if is_own:
+            self.loads.append(self.here())
+        elif (path := _path_of(file)) is not None:
+            self.others.append(path)
+        return is_own
+
+
+def _path_of(file: object) -> str | None:
+    named = file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", None)
+    return os.fspath(named) if isinstance(named, (str, os.PathLike)) else None
+
+
+class ScriptWatch(Watch):
+    """Record of the calls of torch, which end a script that caught :class:`Stopped`."""
+
+    def __init__(self, device: torch.device, entrance: Entrance, session: Session) -> None:
+        super().__init__(device, entrance)
+        self._session = session
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Make a call of torch, and record it."""
+        self._session.raise_if_stopped()
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+@contextlib.contextmanager
+def recorded(session: Session, begin: Observe, finish: Observe) -> Iterator[None]:
+    """Replace the functions that load, save and step, while the context is open.
+
+    Args:
+        session: the record.
+        begin: called before an optimizer's step, after the checkpoint was loaded.
+        finish: called after it.
+    """
+    with contextlib.ExitStack() as stack:
+        for owner in (torch, torch.serialization):
+            stack.enter_context(_replaced(owner, "load", functools.partial(_torch_load, session)))
+            stack.enter_context(_replaced(owner, "save", functools.partial(_save, session)))
+        stack.enter_context(_replaced(safetensors_torch, "load_file", functools.partial(_noted, session)))
+        stack.enter_context(_replaced(safetensors_torch, "save_file", functools.partial(_save, session)))
+        for owner in (safetensors, safetensors_torch):
+            stack.enter_context(_replaced(owner, "safe_open", functools.partial(_noted, session)))
+        stack.enter_context(_replaced(filesystem.FileSystemReader, "read_metadata", _metadata(session)))
+        stack.enter_context(_replaced(nn.Module, "load_state_dict", _of_module(session)))
+        stack.enter_context(_replaced(torch.optim.Optimizer, "load_state_dict", _of_optimizer(session)))
+        stack.enter_context(_replaced(torch.amp.GradScaler, "update", _update(session)))
+        steps = _Steps(session, begin, finish)
+        stack.callback(optimizers.register_optimizer_step_pre_hook(steps.before).remove)
+        stack.callback(optimizers.register_optimizer_step_post_hook(steps.after).remove)
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, make: Any) -> Iterator[None]:
+    """Replace a function by one that is given the original as its first argument."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original, updated=())
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return make(original, *args, **kwargs)
+
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _torch_load(session: Session, original: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+    """Load a file. The checkpoint is never unpickled, also if the script asks for it."""
+    session.raise_if_stopped()
+    if not session.note_load(f) or kwargs.get("weights_only") is not False:
+        return original(f, *args, **kwargs)
+    safe = {key: value for key, value in kwargs.items() if key != "pickle_module"}
+    try:
+        return original(f, *args[:1], **{**safe, "weights_only": True})
+    except UnpicklingError as error:
+        line, reason = session.here(), str(error.__context__ or error).strip().partition("\n")[0]
+        session.stop(
+            skipped(
+                SCRIPT,
+                f"not proven: {line} loads the checkpoint with weights_only=False, which would unpickle it: {reason}",
+                "verify a copy without objects: ckptmove convert --plain",
+                proven=False,
+                **line_evidence(line),
+            )
+        )
+
+
+def _noted(session: Session, original: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+    session.raise_if_stopped()
+    session.note_load(filename)
+    return original(filename, *args, **kwargs)
+
+
+def _save(session: Session, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+    """Save a file, but not over the checkpoint."""
+    session.raise_if_stopped()
+    if session.is_checkpoint(f):
+        line = session.here()
+        fault = f"it overwrites the checkpoint before its optimizer step, at {line}: {line.source}"
+        session.stop(failed(SCRIPT, fault, proven=False, **line_evidence(line)))
+    return original(obj, f, *args, **kwargs)
+
+
+def _metadata(session: Session) -> Any:
+    def read_metadata(original: Any, reader: Any, *args: Any, **kwargs: Any) -> Any:
+        session.raise_if_stopped()
+        session.note_load(reader.path)
+        return original(reader, *args, **kwargs)
+
+    return read_metadata
+
+
+def _of_module(session: Session) -> Any:
+    depth = 0
+
+    def load_state_dict(original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        session.raise_if_stopped()
+        depth += 1
+        try:
+            result = original(module, *args, **kwargs)
+        finally:
+            depth -= 1
+        if not depth and session.loads:
+            session.modules.append(module)
+            buffers = module.named_buffers(remove_duplicate=False)
+            session.buffers[id(module)] = {name: one.detach().clone() for name, one in buffers}
+        return result
+
+    return load_state_dict
+
+
+def _of_optimizer(session: Session) -> Any:
+    def load_state_dict(original: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        session.raise_if_stopped()
+        result = original(optimizer, *args, **kwargs)
+        if session.loads and not any(one is optimizer for one in session.optimizers):
+            session.optimizers.append(optimizer)
+        return result
+
+    return load_state_dict
+
+
+def _update(session: Session) -> Any:
+    """Count the updates of a gradient scaler, one for each step that it made or skipped."""
+    count = 0
+
+    def update(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        session.raise_if_stopped()
+        count += bool(session.loads)
+        if count >= _SKIPPED_STEPS:
+            line = session.here()
+            fault = f"the gradient scaler skipped {count} steps, because gradients are not finite, at {line}"
+            session.stop(failed(SCRIPT, fault, proven=False, **line_evidence(line)))
+        return original(scaler, *args, **kwargs)
+
+    return update
+
+
+class _Steps:
+    """Hooks around the steps of all optimizers. The step of a subclass may call that of its parent."""
+
+    def __init__(self, session: Session, begin: Observe, finish: Observe) -> None:
+        self._session = session
+        self._begin = begin
+        self._finish = finish
+        self._open: list[torch.optim.Optimizer] = []
+        self._early = 0
+
+    def before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Hook before a step."""
+        self._session.raise_if_stopped()
+        is_outer = not any(one is optimizer for one in self._open)
+        self._open.append(optimizer)
+        if not is_outer:
+            return
+        if self._session.loads:
+            self._decide(self._begin(optimizer))
+        else:
+            self._early += 1
+            if self._early > _STEPS_BEFORE:
+                fault = f"it made {_STEPS_BEFORE} optimizer steps without loading the checkpoint"
+                self._session.stop(never_loaded(self._session, fault))
+
+    def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Hook after a step."""
+        self._session.raise_if_stopped()
+        self._open.pop()
+        if self._session.loads and not any(one is optimizer for one in self._open):
+            self._decide(self._finish(optimizer))
+
+    def _decide(self, check: CheckResult | None) -> None:
+        if check is not None:
+            self._session.stop(check)
+
+
+def never_loaded(session: Session, fault: str) -> CheckResult:
+    """Result for a script that did not load the checkpoint."""
+    others = ", ".join(dict.fromkeys(session.others))
+    fault += f"; it loaded {others}" if others else ""
+    fix = "pass the script's own option that resumes, after --: -- --resume PATH"
+    return failed(SCRIPT, fault, fix, loaded=list(dict.fromkeys(session.others)), proven=False)

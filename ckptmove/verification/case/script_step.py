@@ -1,0 +1,358 @@
+"""Compare a script's model and optimizer with the checkpoint before its step, and check the step."""
+
+from __future__ import annotations
+
+import ast
+import gc
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch import nn
+
+from ckptmove.case import Case
+from ckptmove.checkpoint.roles import is_kept_aside
+from ckptmove.errors import UnreadableInput
+from ckptmove.text import amount
+from ckptmove.verification.case.case_call import Given, variables
+from ckptmove.verification.case.parts import OptimizerPart
+from ckptmove.verification.case.restore import matching_optimizer, own_state
+from ckptmove.verification.case.step import OwnSteps
+from ckptmove.verification.case.tensor_names import names_of
+from ckptmove.verification.checks import SCRIPT, failed, passed
+from ckptmove.verification.loaded import LoadedFiles
+from ckptmove.verification.step.stored_state import (
+    Ambiguous,
+    Mismatch,
+    NotRebuilt,
+    model_state,
+    optimizer_state_dict,
+)
+from ckptmove.verification.wrappers import WithWrappers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ckptmove.verification.case.fixes import Scene
+    from ckptmove.verification.case.script_hooks import Session
+    from ckptmove.verification.case.source import Line, Running
+    from ckptmove.verification.case.tensor_names import NamedTensor
+    from ckptmove.verification.evidence import CheckResult
+    from ckptmove.verification.place import StepDevice
+    from ckptmove.verification.step.resume import Bench
+
+_NAMED: Final = 3
+#: Steps of one optimizer after which the others are no longer waited for.
+_ROUNDS: Final = 10
+
+
+class _Model(NamedTuple):
+    """A model before the step, compared with the checkpoint.
+
+    Attributes:
+        module: the model.
+        where: path of its state_dict in the checkpoint; None if none fits.
+        tensors: number of its tensors with the stored values.
+        differing: parameters with other values.
+        total: number of its tensors that are stored.
+        fault: why no state_dict fits; empty if one does.
+    """
+
+    module: nn.Module
+    where: str | None
+    tensors: int = 0
+    differing: tuple[str, ...] = ()
+    total: int = 0
+    fault: str = ""
+
+
+class _Optimizer(NamedTuple):
+    """An optimizer before its step, compared with the checkpoint.
+
+    Attributes:
+        part: the optimizer.
+        steps: record of its steps.
+        where: path of its state_dict in the checkpoint; None if none fits.
+        entries: number of parameters whose state has the stored values.
+        stored: number of parameters with stored state.
+        fault: why no stored state fits; empty if one does.
+    """
+
+    part: OptimizerPart
+    steps: OwnSteps
+    where: str | None
+    entries: int = 0
+    stored: int = 0
+    fault: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Name of its class."""
+        return type(self.part.optimizer).__name__
+
+
+class ScriptStep:
+    """The comparison before the steps of a script, and the verdict after them."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        place: StepDevice,
+        session: Session,
+        home: Line,
+        figures: dict[str, object],
+    ) -> None:
+        """Begin without a step.
+
+        Args:
+            bench: the checkpoint and the request.
+            place: the target.
+            session: what the script has loaded.
+            home: line of the script.
+            figures: the evidence; figures of the step are added.
+        """
+        self._bench = bench
+        self._place = place
+        self._session = session
+        self._home = home
+        self._figures = figures
+        self._models: dict[int, _Model] = {}
+        self._optimizers: dict[int, _Optimizer] = {}
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> CheckResult | None:
+        """Before a step: compare with the checkpoint, and copy the parameters."""
+        try:
+            with torch.no_grad():
+                if id(optimizer) not in self._optimizers:
+                    self._optimizers[id(optimizer)] = self._compared(optimizer)
+                self._optimizers[id(optimizer)].steps.begin()
+        except UnreadableInput as error:
+            return failed(SCRIPT, str(error), proven=False)
+        return None
+
+    def finish(self, optimizer: torch.optim.Optimizer) -> CheckResult | None:
+        """After a step: the verdict, unless another optimizer that was loaded has not made a step."""
+        with torch.no_grad():
+            steps = self._optimizers[id(optimizer)].steps
+            steps.end()
+            is_waiting = any(id(one) not in self._optimizers for one in self._session.optimizers)
+            return None if is_waiting and steps.count < _ROUNDS else self._verdict()
+
+    def _compared(self, optimizer: torch.optim.Optimizer) -> _Optimizer:
+        part = OptimizerPart("optimizer", "", None, optimizer)
+        modules = self._modules(part)
+        for module in modules:
+            if id(module) not in self._models:
+                self._models[id(module)] = self._compared_model(module)
+        steps = OwnSteps(part, self._place)
+        if not self._bench.pairings:
+            return _Optimizer(part, steps, None)
+        places = [where for one in modules if (where := self._models[id(one)].where) is not None]
+        case = Case(modules[0] if len(modules) == 1 else {str(at): one for at, one in enumerate(modules)}, optimizer)
+        try:
+            record = matching_optimizer(self._bench.pairings, case, part, places)
+            source = WithWrappers(self._bench.stored, LoadedFiles(self._bench.checkpoint.parts, self._bench.stored))
+            state = optimizer_state_dict(record, self._bench.checkpoint.inventory, source)
+        except (Mismatch, NotRebuilt) as error:
+            return _Optimizer(part, steps, None, fault=str(error))
+        keys = [key for group in state["param_groups"] for key in group["params"]]
+        pairs = [(state["state"].get(key), one) for key, one in zip(keys, part.parameters, strict=True)]
+        stored = [(values, one) for values, one in pairs if values]
+        equal = sum(_has_state(optimizer.state.get(one), values, self._place) for values, one in stored)
+        return _Optimizer(part, steps, record.where, equal, len(stored))
+
+    def _modules(self, part: OptimizerPart) -> list[nn.Module]:
+        """The models that an optimizer steps: those that were loaded, else the outermost that have its parameters."""
+        own = {id(one) for one in part.parameters}
+        loaded = [one for one in self._session.modules if _has_any(one, own)]
+        return _outermost(loaded or [one for one in _live(nn.Module) if _has_any(one, own)])
+
+    def _compared_model(self, module: nn.Module) -> _Model:
+        own = own_state(module)
+        tensors = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
+        inventory, stored = self._bench.checkpoint.inventory, self._bench.stored
+        found: list[tuple[str, dict[str, torch.Tensor]]] = []
+        try:
+            found.append(model_state(tensors, inventory, stored))
+        except Ambiguous as doubt:
+            found += [model_state(tensors, inventory, stored, one) for one in doubt.candidates]
+        except Mismatch as error:
+            return _Model(module, None, fault=str(error))
+        now = {**tensors, **self._session.buffers.get(id(module), {})}
+        compared = [self._equal(where, state, now, module) for where, state in found]
+        return max(compared, key=lambda one: one.tensors)
+
+    def _equal(
+        self, where: str, state: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor], module: nn.Module
+    ) -> _Model:
+        apart = [key for key, value in state.items() if not _is_same(self._place.to_cpu(now[key]), value)]
+        parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        differing = tuple(key for key in apart if key in parameters)
+        return _Model(module, where, len(state) - len(apart), differing, len(state))
+
+    def _verdict(self) -> CheckResult:
+        models, optimizers = [*self._models.values()], [*self._optimizers.values()]
+        parameters = {id(one): one for each in optimizers for one in each.part.parameters}
+        moved = set[int]().union(*(one.steps.moved for one in optimizers))
+        kinds = " and ".join(one.kind for one in optimizers)
+        tensors, entries = sum(one.tensors for one in models), sum(one.entries for one in optimizers)
+        doubts = self._doubts(models, optimizers)
+        self._figures |= {
+            "loaded_at": str(self._session.loads[-1]),
+            "model": [one.where for one in models],
+            "tensors": tensors,
+            "of_tensors": sum(one.total for one in models),
+            "optimizer": [one.kind for one in optimizers],
+            "optimizer_state": [one.where for one in optimizers],
+            "entries": entries,
+            "of_entries": sum(one.stored for one in optimizers),
+            "parameters": len(parameters),
+            "moved": len(moved),
+            "unproven": "; ".join(doubts),
+            "proven": not doubts,
+        }
+        site = self._bench.site
+        place = site.target + " (simulated)" * (site.mode == "simulated")
+        fault = self._fault(models, optimizers, place)
+        if fault:
+            return failed(SCRIPT, fault, **{**self._figures, "proven": False})
+        restored = f"{amount(tensors, 'tensor')} and the state of {amount(entries, 'parameter')} restored"
+        count = amount(len(parameters), "parameter")
+        steps = amount(sum(one.steps.count for one in optimizers), "step")
+        summary = f"{steps} of {kinds} on {place}: {len(moved):,} of {count} moved, all finite"
+        unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
+        return passed(SCRIPT, "; ".join([summary, f"{restored} by {self._session.loads[-1]}", *unproven]))
+
+    def _fault(self, models: list[_Model], optimizers: list[_Optimizer], place: str) -> str:
+        """The first fault of the step; empty for none."""
+        target = self._place.device
+        every = [one for each in optimizers for one in each.part.parameters]
+        names = self._names(models)
+        if not any(one.device.type == target.type for one in every):
+            on = self._place.device_of(every[0])
+            first = names.get(id(every[0]), "the first parameter")
+            return f"no parameter of the model is on {place} in the step: {first} is on {on}"
+        if any(one.total and not one.tensors for one in models):
+            loaded = self._session.loads[-1]
+            return (
+                f"no tensor of the model has its stored value before the step: the checkpoint is only read, at {loaded}"
+            )
+        broken = next((one for one in every if not bool(torch.isfinite(self._place.to_cpu(one)).all())), None)
+        if broken is not None:
+            return f"after the step on {place} {names.get(id(broken), 'a parameter')} is not finite"
+        for one in optimizers:
+            rates = [group.get("lr") for group in one.part.optimizer.param_groups]
+            if not one.steps.moved and any(1.0 if rate is None else float(rate) for rate in rates):
+                return f"no parameter of the model changed in the step of {one.kind} on {place}"
+        return ""
+
+    def _names(self, models: list[_Model]) -> dict[int, str]:
+        return {id(one): f"model.{name}" for model in models for name, one in model.module.named_parameters()}
+
+    def _doubts(self, models: list[_Model], optimizers: list[_Optimizer]) -> list[str]:
+        """Reasons why the step does not prove that everything stored resumes."""
+        doubts = [one.fault for one in models if one.fault] + [one.fault for one in optimizers if one.fault]
+        doubts += ["no model has the parameters of the optimizer"] * (not models)
+        differing = [f"model.{name}" for one in models for name in one.differing]
+        if differing:
+            more = f" and {len(differing) - _NAMED:,} more" * (len(differing) > _NAMED)
+            named = f"{', '.join(differing[:_NAMED])}{more}"
+            doubts.append(f"{amount(len(differing), 'parameter')} not as stored before the step ({named})")
+        for one in optimizers:
+            if one.where is not None and one.entries < one.stored:
+                state = f"the state of {one.stored - one.entries:,} of {amount(one.stored, 'parameter')}"
+                doubts.append(f"{state} in {one.kind} is not the stored one")
+            elif not one.stored and not one.fault:
+                doubts.append(f"there is no stored state for {one.kind}")
+            if not one.steps.moved:
+                doubts.append(f"no parameter moved in the step of {one.kind}")
+        names = self._names(models)
+        missed = [
+            names.get(id(parameter), "a parameter")
+            for one in optimizers
+            for parameter in one.part.parameters
+            if id(parameter) not in one.steps.reached
+            and (parameter.requires_grad or one.part.optimizer.state.get(parameter))
+        ]
+        if missed:
+            more = f" and {len(missed) - _NAMED:,} more" * (len(missed) > _NAMED)
+            doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({', '.join(missed[:_NAMED])}{more})")
+        found = {one.where for one in optimizers}
+        left = [one.where for one, _ in self._bench.pairings if one.where not in found and not is_kept_aside(one.where)]
+        if left and not any(one.fault for one in optimizers):
+            doubts.append(f"no optimizer with the state of {', '.join(one or 'the file' for one in left)} made a step")
+        return doubts
+
+
+def _has_state(now: Any, stored: Mapping[str, Any], place: StepDevice) -> bool:
+    """Whether the state of a parameter has the stored values; options may be added."""
+    return isinstance(now, dict) and all(_is_value(now.get(key), value, place) for key, value in stored.items())
+
+
+def _is_value(now: Any, stored: Any, place: StepDevice) -> bool:
+    if isinstance(stored, torch.Tensor):
+        return isinstance(now, torch.Tensor) and _is_same(place.to_cpu(now), stored)
+    if isinstance(stored, (list, tuple)):
+        return isinstance(now, type(stored)) and all(map(lambda a, b: _is_value(a, b, place), now, stored))
+    return bool(now == stored)
+
+
+def _is_same(now: torch.Tensor, stored: torch.Tensor) -> bool:
+    """Whether a tensor has the stored values, in its own dtype, bit for bit."""
+    if now.shape != stored.shape:
+        return False
+    pair = (one.to(now.dtype).contiguous().reshape(-1).view(torch.uint8) for one in (now.detach(), stored.detach()))
+    return torch.equal(*pair)
+
+
+def _has_any(module: nn.Module, own: set[int]) -> bool:
+    return any(id(one) in own for one in module.parameters())
+
+
+def _outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Modules that are not part of another one of them, without duplicates."""
+    unique = list({id(one): one for one in modules}.values())
+    inner = {id(part) for one in unique for part in one.modules() if part is not one}
+    return [one for one in unique if id(one) not in inner]
+
+
+def _live(kind: type[Any]) -> list[Any]:
+    """The instances of a class in this process."""
+    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+
+
+def scene_of(scene: Scene, frames: list[Running]) -> Scene:
+    """A scene with the names of the script's tensors that no variable of a frame leads to.
+
+    These are tensors in optimizers, and those in plain attributes of modules.
+    """
+    names: dict[int, NamedTensor] = {}
+    roots = _outermost(_live(nn.Module))
+    optimizers = _live(torch.optim.Optimizer)
+    for root in roots:
+        own = {id(one) for one in root.parameters()}
+        mine = [one for one in optimizers if any(id(p) in own for group in one.param_groups for p in group["params"])]
+        called = {"model": _name(root, frames, "model")}
+        for optimizer in mine or [{}]:
+            called["optimizer"] = _name(optimizer, frames, "optimizer")
+            for identity, known in names_of(Case(root, optimizer)).items():
+                if known.kind in {"attribute", "state"}:
+                    first, dot, rest = known.name.partition(".")
+                    names.setdefault(identity, known._replace(name=f"{called[first]}{dot}{rest}"))
+            built = scene.watch.built.get(id(optimizer))
+            if built and scene.given is None:
+                scene = scene._replace(built={"": built}, late=built[0].spot.line, given=_given(root, built))
+    late = scene.watch.moved[-1:] or [scene.late]
+    return scene._replace(names=names, late=late[0])
+
+
+def _name(sought: object, frames: list[Running], default: str) -> str:
+    return next((found.name for found in variables(sought, reversed(frames))), default)
+
+
+def _given(model: nn.Module, built: list[Any]) -> Given | None:
+    """The model in the statement that builds its optimizer, as an argument of ``Case``."""
+    for frame in built:
+        name = next((name for name, one in frame.modules.items() if one() is model), None)
+        if name is not None and frame.spot.statement is not None:
+            return Given(frame, frame.spot.statement, model=ast.parse(name, mode="eval").body)
+    return None
