@@ -25,6 +25,8 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
     optimizer: str | None = None,
     devices: int | None = None,
     case: str | Callable[..., Case] | None = None,
+    script: str | os.PathLike[str] | None = None,
+    script_args: Sequence[str] = (),
     device_memory: int | str | None = None,
     keep: Sequence[str] = (),
     ignore: Sequence[str] = (),
@@ -41,7 +43,10 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
         optimizer: optimizer class to step with (default: detected).
         devices: number of devices of the target machine (default: as many as ``to`` and the file name).
         case: a function that returns a :class:`ckptmove.Case`, or its name, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``.
-        device_memory: memory of the target, in bytes or as ``"24GB"``, which the step of ``case`` must fit in.
+        script: training script to run up to its first optimizer step after it loaded the checkpoint.
+        script_args: its command-line arguments.
+        device_memory: memory of the target, in bytes or as ``"24GB"``, which the step of ``case`` or ``script`` must
+            fit in.
         keep: globs of tensor names that may stay on another device.
         ignore: codes of findings that are not failures.
         require_device: whether a simulated target is a failure.
@@ -64,6 +69,8 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
             optimizer=optimizer,
             devices=devices,
             case=case,
+            script=script,
+            script_args=script_args,
             device_memory=device_memory,
             keep=keep,
             ignore=ignore,

@@ -86,7 +86,7 @@ BY_NAME = {
     "vars(sys.modules[module_name])": "of the module that the user typed behind --optimizer",
     "getattr(module, self._name.function, None)": "the function that the user typed behind --case",
     "vars(main)": "the variables of the script that the user typed behind --script",
-    "setattr(owner, name, replacement)": "what a script loads with; the names are constants beside it",
+    "setattr(owner, name, made)": "what a script loads with; the names are constants beside it",
     "setattr(owner, name, original)": "the same, put back",
     "vars(one)": "the attributes of a module of the user's",
     "vars(torch._C.TensorBase)": "no look-up",
@@ -153,7 +153,9 @@ EVERY_MODULE = pytest.mark.parametrize("path", MODULES, ids=relative, scope="mod
 @EVERY_MODULE
 def test_no_module_can_execute_what_it_reads(path: Path) -> None:
     for line, name in named(parsed(path)):
-        assert name != "compile", f"{relative(path)}:{line} names compile"
+        assert name != "compile" or "exec" in MAY_NAME.get(relative(path), set()), (
+            f"{relative(path)}:{line} names compile"
+        )
         forbidden = EXECUTING - MAY_NAME.get(relative(path), set())
         assert forbidden.isdisjoint(name.split(".")), f"{relative(path)}:{line} names {name}"
         assert not any(f"{name}.".startswith(f"{whole}.") for whole in EXECUTING_DOTTED), (

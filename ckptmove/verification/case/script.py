@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Final
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from ckptmove.verification.step.resume import Bench
 
 _LONGEST_LINE: Final = 300
+#: Python's message for ``input()`` without input.
+_NO_INPUT: Final = "EOF when reading a line"
+#: torch's message for a build without NCCL, which is one for the CPU.
+_NO_NCCL: Final = "doesn't have NCCL built in"
 #: Errors of a machine without the script's data, network or packages, by the names of their classes.
 _MISSING: Final = frozenset({
     "FileNotFoundError", "NotADirectoryError", "ModuleNotFoundError", "ConnectionError", "URLError", "HTTPError",
@@ -168,24 +173,34 @@ def _watched(
 
 def _without_step(error: BaseException | None, scene: Scene, session: Session, last: str, name: str) -> CheckResult:
     """Result for a script that ended, by itself or by an exception, before the step."""
+    if error is not None and not isinstance(error, SystemExit):
+        return _of_exception(error, scene, session, name)
     printed = f"; the last line that it printed: {last}" if last else ""
-    if error is None or isinstance(error, SystemExit):
-        code = getattr(error, "code", None)
-        how = "ended" if error is None else f"called sys.exit({'' if code is None else repr(code)})"
-        if not session.loads:
-            return never_loaded(session, f"{name} {how} without loading the checkpoint{printed}")
-        fault = f"{name} {how} before an optimizer step; it loaded the checkpoint at {session.loads[-1]}{printed}"
-        return failed(SCRIPT, fault, proven=False)
+    code = getattr(error, "code", None)
+    how = "ended" if error is None else f"called sys.exit({'' if code is None else repr(code)})"
+    if not session.loads:
+        return never_loaded(session, f"{name} {how} without loading the checkpoint{printed}")
+    fault = f"{name} {how} before an optimizer step; it loaded the checkpoint at {session.loads[-1]}{printed}"
+    return failed(SCRIPT, fault, proven=False)
+
+
+def _of_exception(error: BaseException, scene: Scene, session: Session, name: str) -> CheckResult:
+    """Result for an exception: a fault, or a check that was not made for a reason outside of the script."""
     found = blame(error, scene_of(scene, scene.entrance.frames(error.__traceback__)))
+    fix = found.fix._replace(text=found.fix.text.removesuffix(f", in the case at {scene.home}"))
+    found = replace(found, fix=fix)
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    if isinstance(error, EOFError) and "reading a line" in str(error):
-        return failed(
-            SCRIPT, f"{name} reads standard input, which is empty: {found.fault}", **found.figures, proven=False
-        )
-    if not kinds.isdisjoint(_MISSING):
-        reason = f"not proven: {name} needs something that this machine does not have: {found.fault}"
-        return skipped(SCRIPT, reason, **found.figures, proven=False)
-    figures = {**found.evidence, "proven": False}
+    is_inside = isinstance(error, OSError) and session.is_checkpoint(error.filename)
+    fault, reason = found.failures, ""
     if found.is_limit:
-        return skipped(SCRIPT, f"not proven: {found.fault}", **figures)
-    return failed(SCRIPT, found.failures, str(found.fix), **figures)
+        reason = found.fault
+    elif _NO_NCCL in str(error):
+        reason = f"not supported by the simulation: {found.fault}"
+    elif not kinds.isdisjoint(_MISSING) and not is_inside:
+        reason = f"{name} needs something that this machine does not have: {found.fault}"
+    elif _NO_INPUT in str(error):
+        fault = [f"{name} reads standard input, which is empty: {found.fault}"]
+    figures = {**found.evidence, "proven": False}
+    if reason:
+        return skipped(SCRIPT, f"not proven: {reason}", **figures)
+    return failed(SCRIPT, fault, str(fix), **figures)

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import safetensors
 import safetensors.torch as safetensors_torch
@@ -83,17 +83,16 @@ class Session:
         self._end = end
         self._timer: threading.Timer | None = None
 
-    def stop(self, check: CheckResult) -> None:
+    def stop(self, check: CheckResult) -> NoReturn:
         """Decide the check, and end the script.
 
         Raises:
             Stopped: always.
         """
-        if self.check is None:
-            self.check = check
-            self._timer = threading.Timer(GRACE, self._end, [check])
-            self._timer.daemon = True
-            self._timer.start()
+        self.check = check
+        self._timer = threading.Timer(GRACE, self._end, [check])
+        self._timer.daemon = True
+        self._timer.start()
         raise Stopped
 
     def close(self) -> None:
@@ -114,16 +113,15 @@ class Session:
     def is_checkpoint(self, file: object) -> bool:
         """Whether a path or an open file is the checkpoint, a file inside it, or a copy of it."""
         if isinstance(file, io.BytesIO):
-            return os.path.isfile(self._path) and file.getbuffer().nbytes == os.path.getsize(self._path)  # noqa: PTH113, PTH202  # a str
+            own = Path(self._path)
+            return own.is_file() and file.getbuffer().nbytes == own.stat().st_size
         path = _path_of(file)
         if path is None:
             return False
         real = os.path.realpath(path)
         if real == self._path or real.startswith(self._path + os.sep):
             return True
-        with contextlib.suppress(OSError):
-            return Path(real).is_file() and filecmp.cmp(real, self._path, shallow=False)
-        return False
+        return Path(self._path).is_file() and Path(real).is_file() and filecmp.cmp(real, self._path, shallow=False)
 
     def note_load(self, file: object) -> bool:
         """Record a load, and return whether it is of the checkpoint."""
@@ -147,10 +145,9 @@ class ScriptWatch(Watch):
         super().__init__(device, entrance)
         self._session = session
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make a call of torch, and record it."""
+    def before_call(self) -> None:
+        """Raise Stopped again, if the script has caught it."""
         self._session.raise_if_stopped()
-        return super().__torch_function__(func, types, args, kwargs)
 
 
 @contextlib.contextmanager
@@ -170,7 +167,11 @@ def recorded(session: Session, begin: Observe, finish: Observe) -> Iterator[None
         stack.enter_context(_replaced(safetensors_torch, "save_file", functools.partial(_save, session)))
         for owner in (safetensors, safetensors_torch):
             stack.enter_context(_replaced(owner, "safe_open", functools.partial(_noted, session)))
+        for name in ("_is_complete", "_end_ptr"):
+            stack.enter_context(_replaced(safetensors_torch, name, _of_host))
         stack.enter_context(_replaced(filesystem.FileSystemReader, "read_metadata", _metadata(session)))
+        for name in ("spawn", "start_processes"):
+            stack.enter_context(_replaced(torch.multiprocessing, name, functools.partial(_start, session)))
         stack.enter_context(_replaced(nn.Module, "load_state_dict", _of_module(session)))
         stack.enter_context(_replaced(torch.optim.Optimizer, "load_state_dict", _of_optimizer(session)))
         stack.enter_context(_replaced(torch.amp.GradScaler, "update", _update(session)))
@@ -189,11 +190,30 @@ def _replaced(owner: Any, name: str, make: Any) -> Iterator[None]:
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return make(original, *args, **kwargs)
 
-    setattr(owner, name, replacement)
+    made = _as_class(original, replacement) if isinstance(original, type) else replacement
+    setattr(owner, name, made)
     try:
         yield
     finally:
         setattr(owner, name, original)
+
+
+def _as_class(original: type, call: Callable[..., Any]) -> type:
+    """A class that makes its instances by a function, and otherwise stands for the original: in annotations, too."""
+
+    class Kind(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs)
+
+        def __instancecheck__(cls, one: object) -> bool:
+            return isinstance(one, original)
+
+    return Kind(original.__name__, (), {})
+
+
+def _of_host(original: Any, tensor: torch.Tensor) -> Any:
+    """Call a function that reads a tensor's address, which a simulated tensor has on the CPU."""
+    return original(getattr(tensor, "host", tensor))
 
 
 def _torch_load(session: Session, original: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -233,6 +253,16 @@ def _save(session: Session, original: Any, obj: Any, f: Any, *args: Any, **kwarg
     return original(obj, f, *args, **kwargs)
 
 
+def _start(session: Session, _original: Any, fn: Any, args: Any = (), nprocs: int = 1, **_options: Any) -> Any:
+    """Call a function that would run in a process for each device, if there is one device."""
+    session.raise_if_stopped()
+    if nprocs == 1:
+        return fn(0, *args)
+    line = session.here()
+    reason = f"not proven: it starts {nprocs} processes, which are not followed, at {line}: {line.source}"
+    return session.stop(skipped(SCRIPT, reason, proven=False, **line_evidence(line)))
+
+
 def _metadata(session: Session) -> Any:
     def read_metadata(original: Any, reader: Any, *args: Any, **kwargs: Any) -> Any:
         session.raise_if_stopped()
@@ -266,7 +296,7 @@ def _of_optimizer(session: Session) -> Any:
     def load_state_dict(original: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         session.raise_if_stopped()
         result = original(optimizer, *args, **kwargs)
-        if session.loads and not any(one is optimizer for one in session.optimizers):
+        if session.loads:
             session.optimizers.append(optimizer)
         return result
 

@@ -146,18 +146,25 @@ class ScriptStep:
         steps = OwnSteps(part, self._place)
         if not self._bench.pairings:
             return _Optimizer(part, steps, None)
-        places = [where for one in modules if (where := self._models[id(one)].where) is not None]
-        case = Case(modules[0] if len(modules) == 1 else {str(at): one for at, one in enumerate(modules)}, optimizer)
         try:
-            record = matching_optimizer(self._bench.pairings, case, part, places)
-            source = WithWrappers(self._bench.stored, LoadedFiles(self._bench.checkpoint.parts, self._bench.stored))
-            state = optimizer_state_dict(record, self._bench.checkpoint.inventory, source)
+            return self._compared_state(part, steps, modules)
+        except Ambiguous as doubt:
+            several = (self._compared_state(part._replace(part=one), steps, modules) for one in doubt.candidates)
+            return max(several, key=lambda one: one.entries)._replace(part=part)
         except (Mismatch, NotRebuilt) as error:
             return _Optimizer(part, steps, None, fault=str(error))
+
+    def _compared_state(self, part: OptimizerPart, steps: OwnSteps, modules: list[nn.Module]) -> _Optimizer:
+        bench = self._bench
+        places = [where for one in modules if (where := self._models[id(one)].where) is not None]
+        case = Case({str(at): one for at, one in enumerate(modules)}, part.optimizer)
+        record = matching_optimizer(bench.pairings, case, part, places)
+        source = WithWrappers(bench.stored, LoadedFiles(bench.checkpoint.parts, bench.stored))
+        state = optimizer_state_dict(record, bench.checkpoint.inventory, source)
         keys = [key for group in state["param_groups"] for key in group["params"]]
         pairs = [(state["state"].get(key), one) for key, one in zip(keys, part.parameters, strict=True)]
         stored = [(values, one) for values, one in pairs if values]
-        equal = sum(_has_state(optimizer.state.get(one), values, self._place) for values, one in stored)
+        equal = sum(_has_state(part.optimizer.state.get(one), values, self._place) for values, one in stored)
         return _Optimizer(part, steps, record.where, equal, len(stored))
 
     def _modules(self, part: OptimizerPart) -> list[nn.Module]:
@@ -346,7 +353,7 @@ def scene_of(scene: Scene, frames: list[Running]) -> Scene:
 
 
 def _name(sought: object, frames: list[Running], default: str) -> str:
-    return next((found.name for found in variables(sought, reversed(frames))), default)
+    return next((found.name for found in variables(sought, frames)), default)
 
 
 def _given(model: nn.Module, built: list[Any]) -> Given | None:

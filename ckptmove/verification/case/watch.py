@@ -113,6 +113,7 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Make a call of torch, and record it."""
         kwargs = kwargs or {}
+        self.before_call()
         frame = sys._getframe(1)  # noqa: SLF001  # the caller, without a traceback
         self._note_site(func, frame)
         try:
@@ -125,6 +126,9 @@ class Watch(TorchFunctionMode):
         if isinstance(result, (torch.Tensor, tuple, list)):
             self._note(func, args, kwargs, result, frame)
         return result
+
+    def before_call(self) -> None:
+        """Called before each call of torch; an exception ends it."""
 
     def origin(self, tensor: torch.Tensor) -> Origin | None:
         """Origin of a tensor; None for one that was made before the mode."""

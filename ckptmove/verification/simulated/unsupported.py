@@ -39,16 +39,17 @@ class NotSimulated(NotImplementedError):
 
 
 def refused(operation: str) -> Any:
-    """A function that raises NotSimulated, to replace one of torch.
+    """A class that raises NotSimulated when it is called, to replace a function or class of torch.
 
     Args:
-        operation: name of the function.
+        operation: name of the function or class.
     """
 
-    def refuse(*_args: object, **_more: object) -> NoReturn:
-        raise NotSimulated(operation)
+    class Refused:  # no function: annotations may combine it with `|`
+        def __new__(cls, *_args: object, **_more: object) -> NoReturn:
+            raise NotSimulated(operation)
 
-    return refuse
+    return Refused
 
 
 def unsupported_operation(error: BaseException) -> str | None:

@@ -1,0 +1,190 @@
+"""`verify --script` as it is typed: the arguments after `--`, the exit codes, the configuration, other processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from simulation import on_a_simulated_device  # noqa: E402  # after the skip
+
+from ckptmove import api  # noqa: E402  # after the skip
+from ckptmove.cli.app import main  # noqa: E402  # after the skip
+from ckptmove.cli.guard import with_script_args  # noqa: E402  # after the skip
+from ckptmove.verification.case.strays import MARK, end_strays  # noqa: E402  # after the skip
+
+TRAIN = """
+import sys
+import torch
+from torch import nn
+
+print("what a script prints is not an answer")
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = nn.Linear(3, 2).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+stored = torch.load(sys.argv[1], map_location=device)
+model.load_state_dict(stored["model"])
+optimizer.load_state_dict(stored["optimizer"])
+data = torch.utils.data.TensorDataset(torch.randn(16, 3))
+for (x,) in torch.utils.data.DataLoader(data, batch_size=4, num_workers=int(sys.argv[2]), pin_memory=True):
+    model(x.to(device)).sum().backward()
+    optimizer.step()
+raise AssertionError("it goes on")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pth")
+    (tmp_path / "train.py").write_text(TRAIN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def ckptmove(monkeypatch, capsys):
+    def ckptmove(*arguments):
+        monkeypatch.setattr("sys.argv", ["ckptmove", *arguments])
+        with pytest.raises(SystemExit) as raised:
+            main()
+        out, err = capsys.readouterr()
+        return raised.value.code, out, err
+
+    return ckptmove
+
+
+def checked(out):
+    (result,) = json.loads(out)["results"]
+    return result, result["checks"][-1]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@on_a_simulated_device
+def test_a_script_is_the_last_check_of_the_verdict(folder, ckptmove, workers):
+    words = ["run.pth", "--to", "cuda:0", "--keep", "*", "--json", "--strict", "--script", "train.py"]
+    code, out, _ = ckptmove("verify", *words, "--", "run.pth", workers)
+    result, check = checked(out)
+    assert (check["name"], check["status"], code) == ("script", "passed", 0), check["detail"]
+    assert check["evidence"]["arguments"] == ["run.pth", workers]
+    assert result["proven"] is True
+
+
+def test_the_configuration_has_a_script_too(folder, ckptmove):
+    (folder / "pyproject.toml").write_text('[tool.ckptmove]\nscript = "train.py"\nscript-args = ["run.pth", "0"]\n')
+    code, out, _ = ckptmove("verify", "run.pth", "--to", "cpu", "--json")
+    _, check = checked(out)
+    assert (check["name"], check["status"], code) == ("script", "passed", 0)
+
+
+def test_a_script_that_proves_nothing_is_not_outvoted_by_the_step(folder, ckptmove):
+    (folder / "data.py").write_text("open('data.csv')")
+    code, out, _ = ckptmove("verify", "run.pth", "--to", "cpu", "--script", "data.py", "--json", "--strict")
+    result, check = checked(out)
+    assert (check["status"], result["passed"], result["proven"], code) == ("skipped", True, False, 1)
+    assert "data.csv" in ckptmove("verify", "run.pth", "--to", "cpu", "--script", "data.py")[1].splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"), [("none.py", None), ("bad.py", b"def"), ("bad.py", b"\0"), ("folder", None)]
+)
+def test_a_script_that_is_none_is_a_mistake_of_the_request(folder, ckptmove, name, source):
+    (folder / "folder").mkdir()
+    if source is not None:
+        (folder / name).write_bytes(source)
+    code, _, err = ckptmove("verify", "run.pth", "--script", name)
+    assert code == 2
+    assert f"{name}: --script: " in err
+
+
+def test_a_case_and_a_script_are_one_too_many(folder, ckptmove):
+    (folder / "case.py").write_text("def case(device): pass")
+    code, _, err = ckptmove("verify", "run.pth", "--script", "train.py", "--case", "case.py:case")
+    assert code == 2
+    assert "--case and --script" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        (
+            ["verify", "a", "--script", "t.py", "--", "-x", "--", "y"],
+            ["verify", "a", "--script", "t.py", "-x", "--", "y"],
+        ),
+        (["verify", "a", "--script=t.py", "--", "-x"], ["verify", "a", "--script=t.py", "-x"]),
+        (["verify", "a", "--script=t.py"], ["verify", "a", "--script=t.py"]),
+        (["verify", "--", "--script"], None),
+        (["verify", "--", "-x.pth"], None),
+    ],
+)
+def test_words_after_the_dashes_are_the_scripts(words, seen):
+    found = with_script_args(words)
+    if seen is None:
+        assert found == words
+    else:
+        assert [word.removeprefix("--script-arg=") for word in found] == seen
+
+
+def test_from_python(folder):
+    result = api.verify("run.pth", to="cpu", script=Path("train.py"), script_args=["run.pth", "0"])
+    assert result.checks[-1].name == "script"
+    assert result.proven
+
+
+def test_a_run_without_an_end_is_ended_and_names_its_line(folder, ckptmove):
+    (folder / "endless.py").write_text("import time\nwhile True:\n    time.sleep(0.1)\n")
+    code, out, _ = ckptmove("verify", "run.pth", "--to", "cpu", "--script", "endless.py", "--json", "--timeout", "8")
+    check = json.loads(out)["results"][0]["checks"][-1]
+    assert (check["status"], check["evidence"]["line"] in {2, 3}, code) == ("failed", True, 1)
+
+
+@pytest.mark.usefixtures("started_children")
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
+def test_no_process_is_left_behind(folder, ckptmove):
+    (folder / "daemon.py").write_text(
+        "import subprocess, sys\n"
+        "started = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "open('pid', 'w').write(str(started.pid))\n"
+    )
+    code, _, _ = ckptmove("verify", "run.pth", "--to", "cpu", "--script", "daemon.py")
+    assert code == 1
+    assert not is_running(int((folder / "pid").read_text()))
+
+
+def is_running(pid):
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return False
+        if state == "Z":
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
+def test_only_processes_with_the_mark_are_ended(tmp_path):
+    mine, other = (
+        os.posix_spawn(
+            sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"], {**os.environ, MARK: mark}
+        )
+        for mark in ("this", "that")
+    )
+    try:
+        end_strays("this")
+        assert os.waitstatus_to_exitcode(os.waitpid(mine, 0)[1]) == -9
+        assert os.waitpid(other, os.WNOHANG) == (0, 0)
+    finally:
+        end_strays("that")
+        os.waitpid(other, 0)

@@ -1,0 +1,551 @@
+"""`verify --script`: a training script as somebody wrote it, up to its first step after the load."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from distributed_checkpoints import Distributed
+
+from ckptmove.errors import UnreadableInput
+from ckptmove.verification.case import script, script_hooks, script_step
+from ckptmove.verification.simulated.targets import is_any_active
+
+HEAD = """
+import argparse
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume")
+args = parser.parse_args()
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+def batches():
+    for _ in range(100):
+        yield torch.randn(4, 6), torch.randn(4, 3)
+
+def build():
+    return nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+"""
+BUILT = """
+model = build().to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+LOADED = """
+stored = torch.load(args.resume, map_location=device)
+model.load_state_dict(stored["model"])
+optimizer.load_state_dict(stored["optimizer"])
+"""
+LOOP = """
+for x, y in batches():
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x.to(device)), y.to(device))
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def ran(answers, make, tmp_path, monkeypatch):
+    """The check of a script."""
+    monkeypatch.chdir(tmp_path)
+    before = sys.argv, sys.path[:], sys.modules["__main__"], torch.load, torch.nn.Module.load_state_dict
+
+    def ran(*parts, path=None, to="cuda:0", arguments=None, **options):
+        file = tmp_path / "train.py"
+        file.write_text("".join(textwrap.dedent(part) for part in parts))
+        path = path or make()
+        given = ("--resume", path) if arguments is None else arguments
+        check = answers(path, to, script="train.py", script_args=given, **options)["script"]
+        assert before == (sys.argv, sys.path, sys.modules["__main__"], torch.load, torch.nn.Module.load_state_dict)
+        assert not is_any_active()
+        assert check["evidence"].get("arguments", list(given)) == list(given)
+        return check
+
+    return ran
+
+
+def outcome(check):
+    return check["status"], check["evidence"].get("proven")
+
+
+@pytest.mark.parametrize(("to", "simulated"), [("cuda:0", True), ("mps", True), ("cpu", False)])
+def test_a_script_that_resumes_passes(ran, to, simulated):
+    head = HEAD.replace("cuda", to.partition(":")[0]).replace("torch.mps", "torch.backends.mps")
+    check = ran(head, BUILT, LOADED, LOOP, to=to)
+    assert outcome(check) == ("passed", True), check["detail"]
+    evidence = check["evidence"]
+    assert evidence["simulated"] is simulated
+    assert (evidence["tensors"], evidence["of_tensors"], evidence["entries"], evidence["of_entries"]) == (4, 4, 4, 4)
+    assert (evidence["optimizer"], evidence["parameters"], evidence["moved"]) == (["AdamW"], 4, 4)
+    assert evidence["loaded_at"].startswith("train.py:")
+
+
+def test_a_script_runs_as_main_in_its_own_folder(ran):
+    check = ran(
+        """
+        import os, sys
+        assert __name__ == "__main__" and sys.modules["__main__"].__file__ == __file__
+        assert sys.argv == ["train.py", "--epochs", "3"]
+        assert sys.path[0] == os.path.dirname(__file__) == os.getcwd()
+        sys.exit("as it should be")
+        """,
+        arguments=("--epochs", "3"),
+    )
+    assert "as it should be" in check["detail"]
+
+
+def test_a_forgotten_move_is_named_with_its_line(ran):
+    check = ran(HEAD, BUILT, LOADED, LOOP.replace("x.to(device)", "x"))
+    assert outcome(check) == ("failed", False)
+    assert (check["evidence"]["tensor"], check["evidence"]["operation"]) == ("x", "torch.nn.functional.linear")
+    assert "model(x)" in check["evidence"]["source"]
+    assert check["evidence"]["fix"]
+
+
+def test_state_that_stayed_on_the_cpu_is_named_with_a_line_to_paste(ran):
+    moved = BUILT.replace(".to(device)", "")
+    loaded = LOADED.replace("map_location=device", "map_location='cpu'") + "model.to(device)\n"
+    loop = LOOP + "    break\n"
+    check = ran(HEAD, moved, loaded, loop)
+    assert check["evidence"]["tensor"].startswith("optimizer.state['0.weight']")
+    assert check["evidence"]["fix"].startswith("model = model.to(")
+    assert check["evidence"]["fix_at"].startswith("before train.py:")
+
+
+def test_without_a_variable_for_the_model_the_fix_is_a_sentence(ran):
+    hidden = "models = [build()]\noptimizer = torch.optim.AdamW(models[0].parameters())\n"
+    loaded = LOADED.replace("map_location=device", "map_location='cpu'").replace("model.load", "models[0].load")
+    loop = LOOP.replace("model(", "models[0](")
+    check = ran(HEAD, hidden, loaded, "models[0].to(device)\n", loop)
+    assert (check["evidence"]["fix_at"], check["evidence"]["fix"]) == (
+        "", "model = model.to(device), before the optimizer is built",
+    )  # fmt: skip
+
+
+def test_a_tensor_in_an_attribute_of_a_module_is_named(ran):
+    head = HEAD + textwrap.dedent(
+        """
+        class Scaled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body = build()
+                self.scale = torch.ones(3)
+
+            def forward(self, x):
+                return self.body(x) * self.scale
+        """
+    )
+    loaded = LOADED.replace("model.load", "model.body.load")
+    built = BUILT.replace("build()", "Scaled()")
+    assert ran(head, built, loaded, LOOP)["evidence"]["tensor"] == "model.scale"
+
+
+def test_a_tensor_of_the_criterion_is_named_before_there_is_an_optimizer(ran):
+    check = ran(HEAD, "weight = nn.Linear(3, 3)\nweight(torch.ones(3, 3, device=device))\n")
+    assert check["evidence"]["tensor"] == "weight.weight"
+
+
+@pytest.mark.parametrize(
+    ("code", "loaded"),
+    [
+        ("", []),
+        ("torch.save({}, 'other.pt'); torch.load('other.pt')", ["other.pt"]),
+        ("raise SystemExit", []),
+    ],
+)
+def test_a_script_that_never_loads_the_checkpoint(ran, code, loaded):
+    check = ran("import torch\n", code)
+    assert outcome(check) == ("failed", False)
+    assert check["evidence"]["loaded"] == loaded
+    assert check["fix"].endswith("-- --resume PATH")
+
+
+def test_a_script_that_trains_without_the_checkpoint_is_ended(ran):
+    check = ran(HEAD, BUILT, LOOP, "open('to the end', 'w')")
+    assert outcome(check) == ("failed", False)
+    assert "20 optimizer steps" in check["detail"]
+    assert not Path("to the end").exists()
+
+
+def test_a_few_steps_before_the_load_are_no_fault(ran):
+    copied = "model.load_state_dict(model.state_dict())\noptimizer.load_state_dict(optimizer.state_dict())\n"
+    assert outcome(ran(HEAD, BUILT, LOOP + "    break\n", copied, LOADED, LOOP)) == ("passed", True)
+
+
+def test_a_script_that_ends_after_the_load_says_where_it_loaded(ran):
+    check = ran(HEAD, BUILT, LOADED, "print('evaluated')\n")
+    assert outcome(check) == ("failed", False)
+    assert "train.py:" in check["detail"]
+    assert check["detail"].endswith("evaluated")
+
+
+def test_a_checkpoint_that_is_read_and_not_restored_is_a_fault(ran):
+    check = ran(HEAD, BUILT, "torch.load(args.resume)\n", LOOP)
+    assert outcome(check) == ("failed", False)
+    assert check["evidence"]["tensors"] == 0
+
+
+def test_an_optimizer_that_starts_fresh_is_not_proven(ran):
+    check = ran(HEAD, BUILT, LOADED.replace("optimizer.load_state_dict", "id"), LOOP)
+    assert outcome(check) == ("passed", False)
+    assert (check["evidence"]["entries"], check["evidence"]["of_entries"]) == (0, 4)
+
+
+def test_a_layer_that_is_made_anew_is_not_proven(ran):
+    check = ran(HEAD, BUILT, LOADED, "nn.init.zeros_(model[1].weight)\n", LOOP)
+    assert outcome(check) == ("passed", False)
+    assert "model.1.weight" in check["evidence"]["unproven"]
+
+
+def test_state_of_parameters_in_another_order_is_not_proven(ran):
+    built = BUILT.replace("model.parameters()", "[*model.parameters()][::-1]")
+    early = LOOP + "    if optimizer.state[model[0].weight]['step'] == 3: break\n"  # as many as in the saved run
+    check = ran(HEAD, built, early, LOADED.replace("optimizer.load_state_dict", "id"), LOOP)
+    assert outcome(check) == ("passed", False)
+    assert check["evidence"]["entries"] == 0
+
+
+def test_a_model_that_the_checkpoint_does_not_have_is_not_proven(ran):
+    check = ran(HEAD, BUILT.replace("build()", "nn.Linear(6, 3)"), "torch.load(args.resume)\n", LOOP)
+    assert outcome(check) == ("passed", False)
+
+
+def test_weights_alone_prove_no_resume(ran, make):
+    path = make.save({"model": make.tree()["model"]})
+    check = ran(HEAD, BUILT, LOADED.replace('optimizer.load_state_dict(stored["optimizer"])', ""), LOOP, path=path)
+    assert outcome(check) == ("passed", False)
+    assert check["evidence"]["optimizer_state"] == [None]
+
+
+def test_of_two_state_dicts_that_fit_the_one_with_the_values_counts(ran, make):
+    tree = make.tree()
+    tree["model_b"] = {key: value + 1 for key, value in tree["model"].items()}
+    check = ran(HEAD, BUILT, LOADED.replace('["model"]', '["model_b"]'), LOOP, path=make.save(tree))
+    assert check["evidence"]["model"] == ["model_b"]
+
+
+def test_a_frozen_layer_has_nothing_to_resume(ran, make):
+    tree = make.tree()
+    for key in (0, 1):
+        del tree["optimizer"]["state"][key]
+    frozen = "model[0].requires_grad_(False)\n"
+    assert outcome(ran(HEAD, BUILT, frozen, LOADED, LOOP, path=make.save(tree))) == ("passed", True)
+
+
+def test_parameters_without_a_gradient_are_not_proven(ran):
+    check = ran(HEAD, BUILT, LOADED, LOOP.replace("model(x.to(device))", "model[1](x.to(device)[:, :5])"))
+    assert outcome(check) == ("passed", False)
+    assert "model.0.weight" in check["evidence"]["unproven"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('torch.device("cuda"', 'torch.device("cpu"'),
+        ("loss.backward()", "(loss * float('nan')).backward()"),
+        ("optimizer.step()", "optimizer.zero_grad(); optimizer.step()"),
+    ],
+)
+def test_a_step_that_does_not_train_on_the_target_is_a_fault(ran, change):
+    assert outcome(ran((HEAD + BUILT + LOADED + LOOP).replace(*change))) == ("failed", False)
+
+
+def test_buffers_are_compared_as_they_were_loaded(ran, make):
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+    head = HEAD.replace("nn.Linear(6, 5), ", "nn.Linear(6, 5), nn.BatchNorm1d(5), ")
+    check = ran(head, BUILT, LOADED, LOOP, path=make(model=model))
+    assert outcome(check) == ("passed", True)
+    assert check["evidence"]["tensors"] == check["evidence"]["of_tensors"] == 9
+
+
+GAN = """
+one, two = (nn.Linear(2, 2).to(device) for _ in range(2))
+first, second = (torch.optim.Adam(each.parameters()) for each in (one, two))
+stored = torch.load(args.resume, map_location=device)
+for key, each in (("one", one), ("two", two), ("first", first), ("second", second)):
+    each.load_state_dict(stored[key])
+x = torch.ones(1, 2, device=device)
+while True:
+    one(x).sum().backward()
+    first.step()
+    if {often}:
+        two(x).sum().backward()
+        second.step()
+"""
+
+
+@pytest.fixture
+def pair(make):
+    """A checkpoint of two models with an optimizer each."""
+    tree = {}
+    for model, optimizer in (("one", "first"), ("two", "second")):
+        made = make.tree("Adam", model=torch.nn.Linear(2, 2))
+        for values in made["optimizer"]["state"].values():
+            values["exp_avg"] += len(tree)
+        tree |= {model: made["model"], optimizer: made["optimizer"]}
+    return make.save(tree)
+
+
+def test_every_optimizer_that_was_loaded_makes_a_step(ran, pair):
+    check = ran(HEAD, GAN.format(often="True"), path=pair)
+    assert outcome(check) == ("passed", True), check["detail"]
+    assert check["evidence"]["optimizer_state"] == ["first", "second"]
+
+
+def test_an_optimizer_that_makes_no_step_is_not_waited_for(ran, pair):
+    check = ran(HEAD, GAN.format(often="False"), path=pair)
+    assert outcome(check) == ("passed", False)
+    assert "second" in check["evidence"]["unproven"]
+
+
+def test_two_optimizers_of_one_model(ran, make):
+    tree = make.tree("Adam")
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
+    for at, key in enumerate(("first", "second")):
+        optimizer = torch.optim.Adam(model[at].parameters())
+        model[at](torch.ones(2, 6 - at)).sum().backward()
+        optimizer.step()
+        tree[key] = optimizer.state_dict()
+    del tree["optimizer"]
+    tree["model"] = model.state_dict()
+    built = """
+    model = build().to(device)
+    first, second = (torch.optim.Adam(one.parameters()) for one in model)
+    stored = torch.load(args.resume, map_location=device)
+    for key, one in (("model", model), ("first", first), ("second", second)):
+        one.load_state_dict(stored[key])
+    """
+    check = ran(
+        HEAD,
+        built,
+        LOOP.replace("optimizer.step()", "first.step(); second.step()").replace("optimizer.", "model."),
+        path=make.save(tree),
+    )
+    assert outcome(check) == ("passed", True), check["detail"]
+    assert check["evidence"]["model"] == ["model"]
+
+
+def test_the_step_of_a_subclass_is_one_step(ran):
+    kind = """
+    class Mine(torch.optim.AdamW):
+        def step(self, closure=None):
+            super().step()
+            with torch.no_grad():
+                for group in self.param_groups:
+                    for one in group["params"]:
+                        one.add_(1)
+
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+    """
+    check = ran(HEAD, kind, BUILT.replace("torch.optim.AdamW", "Mine"), LOADED, LOOP)
+    assert outcome(check) == ("passed", True)
+    assert check["evidence"]["optimizer"] == ["Mine"]
+
+
+def test_lbfgs_makes_its_step_with_a_closure(ran, make):
+    loop = """
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 6, device=device)).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    """
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 6)).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    path = make.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, device="cpu")
+    check = ran(HEAD, BUILT.replace("AdamW", "LBFGS"), LOADED, loop, path=path)
+    assert check["status"] == "passed", check["detail"]
+    assert check["evidence"]["entries"] == check["evidence"]["of_entries"] == 1
+
+
+@pytest.mark.parametrize(("factor", "status"), [("1", "passed"), ("float('inf')", "failed")])
+def test_a_gradient_scaler_may_skip_a_few_steps(ran, factor, status):
+    loop = LOOP.replace("loss.backward()", f"scaler.scale(loss * {factor}).backward()")
+    loop = loop.replace("optimizer.step()", "scaler.step(optimizer); scaler.update()")
+    assert ran(HEAD, BUILT, LOADED, "scaler = torch.amp.GradScaler('cuda')\n", loop)["status"] == status
+
+
+@pytest.mark.parametrize(
+    ("load", "status"),
+    [
+        ("torch.load(args.resume, weights_only=False, map_location=device)", "passed"),
+        ("torch.load(file, weights_only=True)", "passed"),
+        ("torch.load(__import__('io').BytesIO(file.read()))", "passed"),
+        ("torch.load(__import__('shutil').copy(args.resume, 'copy.pt'))", "passed"),
+        ("torch.load(__import__('io').BytesIO(b'no'))", "failed"),
+        ("torch.load(3)", "failed"),
+    ],
+)
+def test_the_checkpoint_is_known_however_it_is_opened(ran, load, status):
+    loaded = LOADED.replace("torch.load(args.resume, map_location=device)", load)
+    opened = "with open(args.resume, 'rb') as file:\n" + textwrap.indent(loaded, "    ")
+    assert ran(HEAD, BUILT, opened, LOOP)["status"] == status
+
+
+def test_the_checkpoint_is_not_unpickled_even_if_the_script_asks_for_it(ran, make):
+    path = make.save({**make.tree(), "path": Path("somewhere")})
+    loaded = LOADED.replace("map_location=device", "map_location=device, weights_only=False")
+    check = ran(HEAD, BUILT, loaded, LOOP, path=path)
+    assert outcome(check) == ("skipped", False)
+    assert check["fix"].endswith("ckptmove convert --plain")
+
+
+def test_weights_in_safetensors_are_a_load_too(ran, make, tmp_path):
+    from safetensors.torch import save_file
+
+    tree = make.tree()
+    save_file(tree["model"], tmp_path / "model.safetensors")
+    loaded = """
+    from safetensors.torch import load_file, load_model, safe_open
+    load_model(model, args.resume)
+    load_file(args.resume)
+    assert not isinstance(3, safe_open)
+    with safe_open(args.resume, "pt") as file:
+        model.load_state_dict({key: file.get_tensor(key) for key in file.keys()})
+    """
+    check = ran(HEAD, BUILT, loaded, LOOP, path=str(tmp_path / "model.safetensors"))
+    assert outcome(check) == ("passed", False)
+    assert check["evidence"]["tensors"] == 4
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_directory_of_dcp_is_a_load_too(ran, make, tmp_path):
+    Distributed.save(tmp_path / "dcp", {"model": make.tree()["model"]})
+    loaded = """
+    import torch.distributed.checkpoint as dcp
+    state = {"model": {key: torch.zeros_like(value, device="cpu") for key, value in model.state_dict().items()}}
+    dcp.load(state, checkpoint_id=args.resume)
+    model.load_state_dict(state["model"])
+    """
+    check = ran(HEAD, BUILT, loaded, LOOP, path=str(tmp_path / "dcp"))
+    assert check["evidence"]["tensors"] == 4, check["detail"]
+
+
+@pytest.mark.parametrize("save", ["torch.save({}, args.resume)", "torch.save({}, file)"])
+def test_the_checkpoint_is_not_overwritten(ran, make, save):
+    path = make()
+    before = Path(path).read_bytes()
+    check = ran(HEAD, f"with open(args.resume, 'rb+') as file:\n    {save}\n", path=path)
+    assert outcome(check) == ("failed", False)
+    assert save in check["evidence"]["source"]
+    assert Path(path).read_bytes() == before
+
+
+def test_a_script_may_write_other_files(ran):
+    assert ran(HEAD, BUILT, "torch.save(model.state_dict(), 'first.pt')\n", LOADED, LOOP)["status"] == "passed"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("open('data/train.csv')", "skipped"),
+        ("import a_package_that_is_not_here", "skipped"),
+        ("import urllib.request; urllib.request.urlopen('http://127.0.0.1:9/')", "skipped"),
+        ('raise RuntimeError("Distributed package doesn\'t have NCCL built in")', "skipped"),
+        ("torch.cuda.CUDAGraph()", "skipped"),
+        ("torch.multiprocessing.spawn(print, nprocs=2)", "skipped"),
+        ("raise EOFError('EOF when reading a line')", "failed"),
+        ("raise KeyboardInterrupt", "failed"),
+        ("1 / 0", "failed"),
+        ("import sys; sys.exit(2)", "failed"),
+    ],
+)
+def test_a_script_that_cannot_run_here_says_nothing_about_the_checkpoint(ran, code, status):
+    check = ran("import torch\n", code)
+    assert outcome(check) == (status, False)
+    assert check["failures"] or check["detail"].startswith("not proven: ")
+
+
+def test_a_file_that_the_checkpoint_lacks_is_a_fault(ran, make, tmp_path):
+    make.folder = tmp_path / "run"
+    make.folder.mkdir()
+    make()
+    check = ran(HEAD, "torch.load(args.resume + '/scaler.pt')", path=str(tmp_path / "run"))
+    assert outcome(check) == ("failed", False)
+
+
+def test_one_process_for_one_device_is_run_here(ran):
+    code = "def main(rank, name):\n    assert rank == 0\n"
+    code += textwrap.indent(textwrap.dedent(BUILT + LOADED + LOOP), "    ")
+    assert outcome(ran(HEAD, code, "torch.multiprocessing.spawn(main, ('gpu',), nprocs=1)")) == ("passed", True)
+
+
+def test_a_script_that_catches_everything_is_ended_at_its_next_call_of_torch(ran):
+    code = """
+    try:
+        train()
+    except:
+        for call in (lambda: torch.ones(3), lambda: torch.save({}, args.resume), lambda: torch.load(args.resume)):
+            try:
+                call()
+            except BaseException as error:
+                assert type(error).__name__ == "Stopped"
+    """
+    train = "def train():\n" + textwrap.indent(textwrap.dedent(BUILT + LOADED + LOOP), "    ")
+    assert outcome(ran(HEAD, train, code)) == ("passed", True)
+
+
+@pytest.fixture
+def exits(monkeypatch):
+    """Stand in for the end of the process, for a script that waits for it."""
+    codes = []
+
+    def leave(code):
+        codes.append(code)
+        Path("ended").touch()
+
+    monkeypatch.setattr(script.os, "_exit", leave)
+    return codes
+
+
+WAIT = "import os, time\nwhile not os.path.exists('ended'): time.sleep(0.01)\n"
+
+
+def test_a_script_that_does_not_end_is_ended(ran, exits, monkeypatch):
+    monkeypatch.setattr(script_hooks, "GRACE", 0.1)
+    body = BUILT + LOADED + LOOP
+    train = "try:\n" + textwrap.indent(body, "    ") + "except:\n" + textwrap.indent(WAIT, "    ")
+    check = ran(HEAD, train)
+    assert outcome(check) == ("passed", True)
+    assert exits == [0]
+
+
+def test_a_target_that_cannot_be_simulated_is_skipped(ran, monkeypatch):
+    monkeypatch.setattr("ckptmove.verification.place.unavailable_reason", lambda: "torch is too old")
+    assert ran(HEAD, BUILT)["status"] == "skipped"
+
+
+def test_bytes_that_cannot_be_read_are_a_fault(ran, monkeypatch):
+    def unreadable(*_):
+        raise UnreadableInput("no", path="c.pt")
+
+    monkeypatch.setattr(script_step, "model_state", unreadable)
+    assert outcome(ran(HEAD, BUILT, LOADED, LOOP)) == ("failed", False)
+
+
+def test_a_script_that_takes_too_long_says_where_it_was(answers, make, tmp_path, monkeypatch, exits):
+    monkeypatch.chdir(tmp_path)
+    Path("slow.py").write_text("def prepare():\n" + textwrap.indent(WAIT, "    ") + "prepare()\n")
+    messages = []
+    monkeypatch.setattr(
+        script, "failed", lambda *args, **evidence: messages.append(evidence) or script_hooks.failed(*args, **evidence)
+    )
+    monkeypatch.setattr(script.time, "time", lambda: 0.0)
+    answers(make(), "cuda:0", script="slow.py", deadline=2.0)
+    assert exits == [0]
+    assert messages[0]["file"] == "slow.py"
