@@ -54,7 +54,8 @@ GUARDED_MODULES = {
     "ctypes": "verification/pages.py io/cloning.py",  # ask the C library for one function of its own each
     "resource": "verification/memory.py",  # lowers the limit of its own process
     "importlib": "verification/run.py verification/case/user_code.py verification/imports.py",
-    "tempfile": "io/spool.py verification/case/script.py",  # bytes of tensors, and what the user's script prints
+    # write bytes of tensors, and what the user's script prints; ask for the folder of generated files
+    "tempfile": "io/spool.py verification/case/script.py verification/case/user_code.py",
     "xml": "cli/render/junit.py",  # writes XML, and reads none
     # These read signatures.
     "inspect": "cli/options.py verification/step/recipe.py verification/case/check.py verification/case/objective.py "

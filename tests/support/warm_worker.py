@@ -44,7 +44,8 @@ class Servers:
         """
         if len(command) != 6 or _find_packages(command[3].split(command[4])) != self._found:
             return subprocess.Popen(command, **options)
-        with_case = json.loads(command[5])["case"] is not None
+        request = json.loads(command[5])
+        with_case = request["case"] is not None or request["script"] is not None
         kind = with_case, *((name, value) for name, value in os.environ.items() if name.startswith(_READ_ON_IMPORT))
         if kind not in self._servers:
             self._servers[kind] = _Server((*_MODULES, *_CASE_MODULES) if with_case else _MODULES)

@@ -57,7 +57,7 @@ NAMED = {
     "tokenizer": (
         "tokenizer_dict", "broken", "batch['attention_mask']", "torch.nn.functional.multi_head_attention_forward",
         "mixed, _ = self.attention(words, words, words, key_padding_mask=attention_mask == 0)",
-        "batch['attention_mask'] = batch['attention_mask'].to(device)",
+        "batch = {k: v.to(device) for k, v in batch.items()}",
     ),
     "preprocessing": (
         "preprocessing_on_cpu", "broken", "MEAN", "torch.Tensor.sub", "return (images - MEAN) / STD",

@@ -131,7 +131,7 @@ def test_a_class_without_lines_has_its_buffer_mended_in_words(fault_of, said):
         (["if x is None:", "    pass", "elif (h > torch.zeros(3)).any():", "    pass"], "the tensor of torch.zeros",
          "elif (h > torch.zeros(3, device=x.device)).any():"),
         (["held = [MEAN]", "return h + held[0]"], "MEAN", "held = [MEAN.to(x.device)]"),
-        (["back = h.cpu()", "return h + back"], "back", "back = h.cpu().to(x.device)"),
+        (["back = h.cpu()", "return h + back"], "back", "back = h"),
         (["a = h; h2 = torch.zeros(h.shape); h2[:] = a; return h2"], "h2",
          "a = h; h2 = torch.zeros(h.shape, device=x.device); h2[:] = a; return h2"),
         (["h2: torch.Tensor = torch.zeros(h.shape)", "h2[:] = h", "return h2"], "h2",

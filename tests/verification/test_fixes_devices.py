@@ -15,18 +15,22 @@ class Trainer:
         return nn.functional.mse_loss({model}(x), y.to(x.device))
 """
 KEPT = {
-    "a device": ("self.model, self.place = model, place", "self.model", "self.place"),
-    "its name": ("self.model, self.place = model, 'cuda:0'", "self.model", "self.place"),
-    "a module": ("self.model = model", "self.model", "next(self.model.parameters()).device"),
-    "nothing": ("self.run = lambda x: model(x)", "self.run", "'cuda:0'"),
+    "a device": ("self.model, self.place = model, place", "self.model", "x = x.to(self.place)"),
+    "its name": ("self.model, self.place = model, 'cuda:0'", "self.model", "x = x.to(self.place)"),
+    "a module": ("self.model = model", "self.model", "x = x.to(next(self.model.parameters()).device)"),
+    "nothing": (
+        "self.run = lambda x: model(x)",
+        "self.run",
+        "self.run = lambda x: model(x.to(next(model.parameters()).device))",
+    ),
 }
 
 
-@pytest.mark.parametrize(("kept", "model", "device"), KEPT.values(), ids=KEPT)
-def test_a_method_says_it_by_its_object(mended, kept, model, device):
+@pytest.mark.parametrize(("kept", "model", "text"), KEPT.values(), ids=KEPT)
+def test_a_method_says_it_by_its_object(mended, kept, model, text):
     body = TRAINER.format(kept=kept, model=model) + case(step="Trainer(model, device).loss", given="None")
-    (fix,) = mended(body)
-    assert fix.partition(": ")[2] == f"x = x.to({device})"
+    (fix, *_) = mended(body)
+    assert fix.partition(": ")[2] == text
 
 
 MAKERS = {

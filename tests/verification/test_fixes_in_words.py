@@ -159,11 +159,11 @@ def test_what_only_a_condition_names_is_moved_in_it(mended):
             return out.sum()
         return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), None, batch(), step)
     """)
-    assert "model({**p, 'x': p['x'].to(device)}.get('x'))" in fix
+    assert "model({k: v.to(device) for k, v in p.items()}.get('x'))" in fix
 
 
-def test_what_a_function_hands_on_by_its_object_is_told_in_words(fault_of):
-    detail, evidence = fault_of("""
+def test_what_a_function_hands_on_by_its_object_is_moved_before(mended):
+    (fix,) = mended("""
     class Trainer:
         def __init__(self, model): self.model = model
         def step(self, pair):
@@ -176,8 +176,9 @@ def test_what_a_function_hands_on_by_its_object_is_told_in_words(fault_of):
         model = Net().to(device)
         return ckptmove.Case(model, torch.optim.AdamW(model.parameters()), None, batch(), Trainer(model).step)
     """)
-    words = "move batch[0] in the step, for train.py:34: .to(device)"
-    assert (evidence["fix"], evidence["fix_at"]) == (words, ""), detail
+    assert fix.startswith(
+        "before train.py:31: pair = tuple(one.to(next(self.model.parameters()).device) for one in pair"
+    )
 
 
 def test_a_case_of_the_module_has_its_model_moved_there(mended):

@@ -39,7 +39,7 @@ LATE = {
     ),
     "in a generator": (
         "return sum(criterion(model(t), b[1].to(device)) for t in [b[0]] if (n := t) is not None)",
-        "return sum(criterion(model(t), b[1].to(device)) for t in [b[0].to(device)] if (n := t) is not None)",
+        "b = tuple(one.to(device) for one in b)",
     ),
     "in a loop that may not run": (
         f"for x in [b[0]]:\n    pass\no = model(x)\n{LOSS.format('o', 'b[1].to(device)')}",
@@ -72,7 +72,7 @@ LATE = {
     "set again in a while": (
         f"x, y = b\nn = 0\nwhile model(x).sum() < 1e9 and n < 2:\n    n, x = n + 1, b[0]\n{ALL}",
         "x = x.to(device)",
-        "while model(x.to(device)).sum() < 1e9 and n < 2:",
+        "b = tuple(one.to(device) for one in b)",
     ),
 }
 
@@ -117,7 +117,11 @@ NESTED = {
         "return h * load_file('m.safetensors')['m'].to(x.device)",
     ),
     "a whole file": ("return h * torch.load('one.pt')", "return h * torch.load('one.pt').to(x.device)"),
-    "a file as a variable": ("m = torch.load('one.pt')\nreturn h * m", "return h * m.to(x.device)"),
+    "a file as a variable": ("m = torch.load('one.pt')\nreturn h * m", "m = m.to(x.device)"),
+    "a dict of a file as a variable": (
+        "m = torch.load('m.pt')\nreturn h * m['m']",
+        "m = {k: v.to(x.device) for k, v in m.items()}",
+    ),
     "two asterisks": (
         "kw = {'device': 'cpu'}\nreturn h * torch.ones(3, **kw)",
         "return h * torch.ones(3, **kw).to(x.device)",
@@ -152,18 +156,12 @@ def test_a_call_is_changed_that_the_user_wrote(mended, lines, text):
     assert fix.partition(": ")[2] == text
 
 
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ("ck = torch.load('m.pt')\nreturn h * ck['m']", "move the result of torch.load at train.py:44: .to(x.device)"),
-        ("return nn.functional.linear(h, torch.load('square.pt'))",
-         "move the result of torch.load at train.py:44: .to(x.device)"),
-    ],
-)  # fmt: skip
-def test_what_a_file_has_may_be_a_dict_and_is_told_in_words(fault_of, lines, said):
+def test_what_a_file_has_may_be_a_dict_and_is_told_in_words(fault_of):
     made = FILES + "torch.save(torch.ones(3, 3), 'square.pt')\n"
-    detail, evidence = fault_of(made, mine(f"h = super().forward(x)\n{lines}"))
+    lines = "h = super().forward(x)\nreturn nn.functional.linear(h, torch.load('square.pt'))"
+    detail, evidence = fault_of(made, mine(lines))
     assert evidence["tensor"] == "the tensor of torch.load", detail
+    said = "move the result of torch.load at train.py:44: .to(x.device)"
     assert (evidence["fix"], evidence["fix_at"]) == (said, "")
 
 

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 
 from ckptmove.verification.case.edits import NO_FIX, Fix
-from ckptmove.verification.case.fixes import made_by, of_tensor, where_called, where_made, where_used
-from ckptmove.verification.case.fixes_lines import returned, without_cuda
+from ckptmove.verification.case.fixes import knows_target, made_by, where_called, where_made
+from ckptmove.verification.case.fixes_lines import of_message, returned
 from ckptmove.verification.case.fixes_modules import reachable_module, where_assigned
+from ckptmove.verification.case.fixes_moves import where_used
 from ckptmove.verification.case.fixes_mps import on_mps
+from ckptmove.verification.case.fixes_tensors import of_tensor
 from ckptmove.verification.case.peak import line_at, peak_evidence, shortage
-from ckptmove.verification.case.source import assigned, line_of
+from ckptmove.verification.case.source import assigned, line_of, read
+from ckptmove.verification.case.watch import LOADED
 from ckptmove.verification.simulated.accounting import Usage
 from ckptmove.verification.simulated.device import SimulatedDevice
 from ckptmove.verification.simulated.mps_errors import RefusedOnMps
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.verification.case.fixes import Scene
+    from ckptmove.verification.case.fixes_modules import ReachableModule
     from ckptmove.verification.case.source import Line, Running
     from ckptmove.verification.case.watch import Origin
 
@@ -38,8 +42,6 @@ _TWO_DEVICES: Final = re.compile(
 )
 #: Functions that run the autograd engine.
 _BACKWARD: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad"})
-#: torch's errors for ``.cuda()`` without a CUDA device: of a build without CUDA, and of one without a driver.
-_NO_CUDA: Final = ("not compiled with CUDA", "Found no NVIDIA driver")
 _NAMED: Final = 3
 
 
@@ -101,8 +103,9 @@ def blame(error: BaseException, scene: Scene) -> Blame:
         fault = f"not supported by the simulation: {named}, {_at(line)}"
         return Blame(fault, figures={"operation": named, **line_evidence(line)}, is_limit=True)
     text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
-    is_without_cuda = frames and any(words in text for words in _NO_CUDA)
-    fix = without_cuda(frames[-1], scene) if is_without_cuda else on_mps(text, frames, scene)
+    operands = next((one.operands for one in scene.watch.refusals if one.error is error), ())
+    fix = of_message(str(error), operands, frames[-1] if frames else None, scene)
+    fix = fix if fix.text else on_mps(text, frames, scene)
     return Blame(f"{text.rstrip('.')}, {_at(line)}", fix, {"error": text, **line_evidence(line)})
 
 
@@ -224,27 +227,51 @@ def _culprit(stray: torch.Tensor, frames: list[Running], scene: Scene) -> _Culpr
     operations = [origin.operation for one in lineage[:-1] if (origin := scene.watch.origin(one)) is not None]
     through = operations[-1].rpartition(".")[2] if operations else ""
     known = next((found for one in lineage if (found := scene.names.get(id(one))) is not None), None)
+    if known is not None and known.kind == "state" and isinstance(stray, torch.nn.Parameter):
+        known = known if reachable_module(stray, frames) is None else None
     root = scene.watch.origin(lineage[-1])
     made = None if root is None else root.spot.line
     if known is not None:
         is_itself = known.tensor is stray or known.tensor is stray._base  # noqa: SLF001  # no public name for it
-        fix = of_tensor(known, frames, root, scene)
+        fix = of_tensor(known, lineage, frames, root, scene)
         at = scene.late if known.kind == "state" else None
         return _Culprit(known.name, fix, made, "" if is_itself else through, at)
-    seen = reachable_module(stray, frames)
+    seen = reachable_module(stray, frames) or _guide(root, frames, scene)
     if seen is not None:
         return _Culprit(seen.name, where_assigned(seen, scene))
     used = where_used(lineage, frames, scene)
-    is_here = root is not None and any(running.spot.code is root.spot.code for running in frames)
-    if root is not None and is_here:
-        name = used[0] if used is not None else f"the tensor of {made_by(root)}"
+    is_here = root is not None and _is_here(root, frames)
+    own = _variable_of(root) if root is not None and len(lineage) == 1 else ""
+    of = root.operation if root is not None else "your code"
+    name = f"the tensor of {made_by(root)}" if root is not None and is_here else f"a tensor that {through or of} made"
+    if root is not None and (is_here or knows_target(root, scene)):
         fix = where_made(root, scene)
-        return _Culprit(name, fix if used is None or fix.where else used[1], made)
+        if used is None or fix.where:
+            return _Culprit(used[0] if used is not None else name if is_here else own or name, fix, made)
     if used is not None:
         return _Culprit(*used, made)
-    name = f"a tensor that {through or (root.operation if root is not None else 'your code')} made"
-    own = _variable_of(root) if root is not None and len(lineage) == 1 else ""
     return _Culprit(own or name, where_called(root, frames, scene), made)
+
+
+def _guide(root: Origin | None, frames: list[Running], scene: Scene) -> ReachableModule | None:
+    """The module off the target whose device a tensor was made on: ``device=self.device``."""
+    if root is None:
+        return None
+    given = next(
+        (one.value for one in getattr(root.spot.node, "keywords", ()) if one.arg == "device"), ast.Constant("")
+    )
+    for running in frames:
+        for name in read(given) if running.spot.code is root.spot.code else ():
+            module = running.frame.f_locals.get(name)
+            first = next(module.parameters(), None) if isinstance(module, torch.nn.Module) else None
+            if first is not None and first.device != scene.place.device:
+                return reachable_module(first, frames)
+    return None
+
+
+def _is_here(root: Origin, frames: list[Running]) -> bool:
+    """Whether a function that runs made a tensor itself, not a loader that it iterates."""
+    return root.operation != LOADED and any(running.spot.code is root.spot.code for running in frames)
 
 
 def _variable_of(root: Origin) -> str:

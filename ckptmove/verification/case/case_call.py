@@ -6,8 +6,7 @@ import ast
 import contextlib
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -63,7 +62,7 @@ def variables(sought: object, frames: Iterable[Running]) -> Iterator[Found]:
                 yield Found(name, running, is_assignable(running, name))
         for name, value in getattr(frame.f_locals.get("self"), "__dict__", {}).items():
             if value is sought:
-                yield Found(f"self.{name}", running, is_assignable=not _is_expression(frame))
+                yield Found(f"self.{name}", running, is_assignable=not is_expression(frame))
         for name in frame.f_code.co_names:
             if frame.f_globals.get(name) is sought:
                 yield Found(name, running, is_assignable=False)
@@ -86,7 +85,7 @@ def is_assignable(running: Running, name: str) -> bool:
     """Whether ``name = …`` before a frame's statement rebinds this variable, not a new local one."""
     frame, statement = running
     is_free = name in frame.f_code.co_freevars
-    return not _is_expression(frame) and not is_free and name not in late_names(statement)
+    return not is_expression(frame) and not is_free and name not in late_names(statement)
 
 
 def late_names(spot: Spot) -> set[str]:
@@ -94,8 +93,9 @@ def late_names(spot: Spot) -> set[str]:
     return set() if spot.statement is None else stored_by(head_of(spot.statement))
 
 
-def _is_expression(frame: FrameType) -> bool:
-    return frame.f_code.co_name.startswith("<")  # a lambda or a comprehension contains no statements
+def is_expression(frame: FrameType) -> bool:
+    """Whether a frame is of a lambda or a comprehension, which contains no statements."""
+    return frame.f_code.co_name.startswith("<") and frame.f_code.co_name != "<module>"
 
 
 def device_parameter(node: ast.AST | None, path: str, home: Line) -> str:
@@ -149,6 +149,14 @@ class UserFrame(NamedTuple):
     devices: dict[str, str | torch.device]
 
 
+def devices_of(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """A value and its attribute ``device``, as of ``args``, each with its expression. No property is run."""
+    yield name, value
+    own = {} if isinstance(value, torch.nn.Module) else getattr(value, "__dict__", {})
+    if "device" in own:
+        yield f"{name}.device", own["device"]
+
+
 def user_frames(entrance: Entrance, frame: FrameType | None) -> list[UserFrame]:
     """The frames of the user's code among a frame and its callers, the innermost first."""
     found = []
@@ -158,7 +166,8 @@ def user_frames(entrance: Entrance, frame: FrameType | None) -> list[UserFrame]:
         named = {**here, **own}
         modules = {name: weakref.ref(one) for name, one in named.items() if isinstance(one, torch.nn.Module)}
         tensors = {name for name, one in named.items() if isinstance(one, Iterator) or any(tensors_in(one))}
-        devices = {name: one for name, one in named.items() if isinstance(one, (str, torch.device))}
+        every = (pair for name, one in named.items() for pair in devices_of(name, one))
+        devices = {way: one for way, one in every if isinstance(one, (str, torch.device))}
         found.append(UserFrame(spot_of(frame), modules, frozenset(tensors), devices))
         frame = frame.f_back
     return found
@@ -234,48 +243,3 @@ def _given(frame: UserFrame, statement: ast.stmt, count: int, keywords: set[str]
         return Given(frame, statement)  # `Case(*parts)`, or a function that calls it
     named = {**dict(zip(_FIELDS, call.args, strict=False)), **{str(one.arg): one.value for one in call.keywords}}
     return Given(frame, statement, **{key: one for key, one in named.items() if key in _FIELDS})
-
-
-def has_literal_keys(value: Any, tensor: torch.Tensor) -> bool:
-    """Whether the ``repr`` of each key on the way to a tensor is an expression for it: that of an ``Enum`` is not."""
-    if value is tensor:
-        return True
-    key = next(key for key, one in _items(value) if any(part is tensor for _, part in tensors_in(one)))
-    return (not isinstance(value, Mapping) or _is_literal(key)) and has_literal_keys(value[key], tensor)
-
-
-def _is_literal(key: object) -> bool:
-    with suppress(ValueError, SyntaxError):
-        return bool(ast.literal_eval(repr(key)) == key)
-    return False
-
-
-def rebuilt(name: str, value: Any, tensor: torch.Tensor, device: str) -> str:
-    """Expression for a copy of a container with a tensor moved; with all moved if it contains only tensors.
-
-    Args:
-        name: expression for the container.
-        value: the container: a tuple, list or dict, perhaps nested; or the tensor itself.
-        tensor: the tensor.
-        device: expression for the target.
-    """
-    if value is tensor:
-        return f"{name}.to({device})"
-    key = next(key for key, one in _items(value) if any(part is tensor for _, part in tensors_in(one)))
-    fields = getattr(value, "_fields", None)
-    if fields is not None:
-        inner = rebuilt(f"{name}.{fields[key]}", value[key], tensor, device)
-        return f"{name}._replace({fields[key]}={inner})"
-    inner = rebuilt(f"{name}[{key!r}]", value[key], tensor, device)
-    if isinstance(value, Mapping):
-        return f"{{**{name}, {key!r}: {inner}}}"
-    if all(isinstance(one, torch.Tensor) for one in value):
-        made = f"one.to({device}) for one in {name}"
-        return f"[{made}]" if isinstance(value, list) else f"tuple({made})"
-    parts = ", ".join(inner if n == key else f"{name}[{n}]" for n in range(len(value)))
-    return f"[{parts}]" if isinstance(value, list) else f"({parts},)"
-
-
-def _items(value: Any) -> Iterable[tuple[Any, Any]]:
-    pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
-    return pairs

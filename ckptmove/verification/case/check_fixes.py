@@ -7,10 +7,12 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.verification.case.edits import MOVES, NO_FIX, Fix, before, replaced, text_of
+from ckptmove.verification.case.fixes_attributes import is_updated
 from ckptmove.verification.case.source import (
     assigned,
     assignment_before,
     callee,
+    function_of,
     name_of_module,
     nodes_of_class,
     read,
@@ -99,8 +101,10 @@ def unsaved(error: Exception, model: nn.Module, entrance: Entrance) -> Fix:
     buffers = {name for name, _ in model.named_buffers()}
     for key in missing:
         owner, _, name = key.rpartition(".")
-        for path, node in nodes_of_class(type(model.get_submodule(owner))) if key in buffers else ():
-            if entrance.is_own(path) and isinstance(node, ast.Call) and _registers(node, name):
+        every = list(nodes_of_class(type(model.get_submodule(owner)))) if key in buffers else []
+        for path, node in every:
+            is_kept = is_updated(name, [one for _, one in every], function_of(node))
+            if entrance.is_own(path) and isinstance(node, ast.Call) and _registers(node, name) and not is_kept:
                 return replaced(path, (node, f"{text_of(path, node)[:-1].rstrip(', ')}, persistent=False)"))
     return Fix(_UNSAVED)
 

@@ -116,8 +116,18 @@ def text_of(path: str, node: ast.AST) -> str:
 
 def with_to(path: str, node: ast.expr, device: str) -> str:
     """Source text of an expression followed by ``.to(device)``."""
+    return called(path, node, f"to({device})")
+
+
+def called(path: str, node: ast.expr, call: str) -> str:
+    """Source text of an expression followed by the call of one of its methods."""
+    return f"{operand(path, node)}.{call}"
+
+
+def operand(path: str, node: ast.expr) -> str:
+    """Source text of an expression, in parentheses unless it binds as strongly as a name."""
     text = text_of(path, node)
-    return f"{text}.to({device})" if isinstance(node, _ATOMS) else f"({text}).to({device})"
+    return text if isinstance(node, _ATOMS) else f"({text})"
 
 
 def with_move(
@@ -135,12 +145,12 @@ def with_move(
     nodes, path = nodes or nodes_of(spot), spot.line.path
     own = set() if spot.node is None else set(ast.walk(spot.node))
     for expression in expressions:
-        reads = _reads(nodes, expression)
+        found = reads(nodes, expression)
         if is_written(nodes, expression):
             continue
         moves = [node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr in MOVES]
-        rows = [node for node in nodes if taken and isinstance(node, ast.Subscript) and node.value in reads]
-        found = [*rows, *(one for one in reads if not any(row.value is one for row in rows))]
+        rows = [node for node in nodes if taken and isinstance(node, ast.Subscript) and node.value in found]
+        found = [*rows, *(one for one in found if not any(row.value is one for row in rows))]
         found = sorted((one for one in found if one not in moves), key=lambda one: one not in own)
         fix = replaced(path, *((node, with_to(path, node, device)) for node in found)) if found else NO_FIX
         if fix.where:
@@ -150,12 +160,12 @@ def with_move(
 
 def with_expression(spot: Spot, name: str, text: str) -> Fix | None:
     """The user's line with an expression in place of a variable; None if it does not read the variable."""
-    reads = _reads(nodes_of(spot), name)
-    fix = replaced(spot.line.path, *((node, text) for node in reads)) if reads else NO_FIX
+    found = reads(nodes_of(spot), name)
+    fix = replaced(spot.line.path, *((node, text) for node in found)) if found else NO_FIX
     return fix if fix.where else None
 
 
-def _reads(nodes: Sequence[ast.AST], expression: str) -> list[ast.expr]:
+def reads(nodes: Sequence[ast.AST], expression: str) -> list[ast.expr]:
     """The nodes that read an expression."""
     found = [
         one for one in nodes if isinstance(one, ast.expr) and isinstance(getattr(one, "ctx", ast.Load()), ast.Load)
@@ -188,7 +198,7 @@ def with_device(spot: Spot, operation: str, device: str) -> Fix:
         if text == device or (function is not None and text in parameters_of(function)):
             advice = "pass the target device when you call this function"
             return Fix(f"{text} is not the target here: {advice} ({spot.line})")
-        return replaced(path, *(_on_device(path, one, device) for one in same))
+        return replaced(path, *(on_device(path, one, device) for one in same))
     target, value = assigned(spot.statement)  # torch.ones is called by another name
     if isinstance(target, (ast.Name, ast.Attribute)) and spot.statement is not None and not is_loaded(path, value):
         name = ast.unparse(target)
@@ -215,8 +225,12 @@ def _given_device(call: ast.Call) -> ast.expr | None:
     return next((one.value for one in call.keywords if one.arg == "device"), None)
 
 
-def _on_device(path: str, call: ast.Call, device: str) -> tuple[ast.expr, str]:
-    """The change that gives a call the device."""
+def on_device(path: str, call: ast.Call, device: str) -> tuple[ast.expr, str]:
+    """The change that gives a call the device.
+
+    Returns:
+        The node, and the text in its place.
+    """
     given = _given_device(call)
     if given is not None:
         return given, device

@@ -24,6 +24,8 @@ from ckptmove.verification.case.source import (
 from ckptmove.verification.case.tensor_names import tensors_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ckptmove.verification.case.tensor_names import NamedTensor
     from ckptmove.verification.case.watch import Origin
 
@@ -82,8 +84,42 @@ def as_buffer(known: NamedTensor, root: Origin | None) -> Fix | None:
     if not is_sure or _is_too_early(first) or _is_too_late(first, _inside(known)):
         return None
     of, value = text_of(first.path, first.target.value), text_of(first.path, first.value)
-    fix = replaced(first.path, (first.statement, f"{of}.register_buffer({known.key!r}, {value}, persistent=False)"))
-    return _placed(fix)
+    is_kept = is_updated(known.key, [one for _, one in nodes_of_class(type(known.holder))], first.function)
+    given = f"{known.key!r}, {value}" + ", persistent=False" * (not is_kept)
+    note = _NOTE * (is_kept and not known.name.startswith("criterion."))
+    return _placed(replaced(first.path, (first.statement, f"{of}.register_buffer({given}){note}")))
+
+
+def is_updated(key: str, nodes: Iterable[ast.AST], first: ast.AST | None) -> bool:
+    """Whether a function of a class computes the value of an attribute from its last one: a running mean.
+
+    Args:
+        key: name of the attribute.
+        nodes: the nodes of the class.
+        first: the function that sets the attribute first, which does not count.
+    """
+    own = (one for one in nodes if isinstance(one, ast.Attribute) and one.attr == key and function_of(one) is not first)
+    return any(_is_written(one) for one in own)
+
+
+def _is_written(node: ast.Attribute) -> bool:
+    """Whether an expression is assigned, by an item as well, or changed by a method of it: ``self.mean.mul_(2)``."""
+    one: Any = node
+    while isinstance(one.ctx, ast.Load):
+        outer = next(parents(one))
+        if not isinstance(outer, (ast.Attribute, ast.Subscript)) or outer.value is not one:
+            return False
+        if isinstance(outer, ast.Attribute) and outer.attr != "data":
+            return not isinstance(outer.ctx, ast.Load) or (outer.attr.endswith("_") and not outer.attr.endswith("__"))
+        one = outer
+    statement = next(parents(one))
+    is_new = one is node and isinstance(statement, (ast.Assign, ast.AnnAssign))
+    return not is_new or _is_change(node, statement)
+
+
+def _is_change(target: ast.AST, statement: ast.AST) -> bool:
+    """Whether a statement that assigns an attribute reads it, too."""
+    return sum(ast.unparse(part) == ast.unparse(target) for part in ast.walk(statement)) > 1
 
 
 def _is_too_early(one: _Setting) -> bool:
@@ -95,7 +131,8 @@ def _is_too_early(one: _Setting) -> bool:
 
 def _is_too_late(one: _Setting, every: list[_Setting]) -> bool:
     """Whether another function may assign the attribute first: any may, unless this one is ``__init__``."""
-    others = [other.function for other in every if other.function is not one.function]
+    changes = {other for other in every if _is_change(other.target, other.statement)}
+    others = [other.function for other in every if other.function is not one.function and other not in changes]
     starts = [getattr(function, "name", "__init__") == "__init__" for function in (one.function, *others)]
     return bool(others) and starts != [True, *[False] * len(others)]
 

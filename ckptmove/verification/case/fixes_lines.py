@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
-from ckptmove.verification.case.edits import Fix, replaced, text_of, with_to
+from ckptmove.verification.case.case_call import device_parameter, required_device
+from ckptmove.verification.case.containers import Move, moved
+from ckptmove.verification.case.edits import NO_FIX, Fix, called, on_device, replaced, text_of, with_to
 from ckptmove.verification.case.fixes import device_in
-from ckptmove.verification.case.source import FUNCTIONS, Line, assignment_before, callee, line_of, nodes_of, tree_of
+from ckptmove.verification.case.fixes_moves import device_before
+from ckptmove.verification.case.source import (
+    FUNCTIONS,
+    SCOPES,
+    Line,
+    assigned,
+    assignment_before,
+    callee,
+    line_of,
+    name_of_module,
+    nodes_of,
+    parents,
+    tree_of,
+)
+from ckptmove.verification.case.watch import is_target
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+
     from ckptmove.verification.case.fixes import Scene
     from ckptmove.verification.case.source import Running
     from ckptmove.verification.simulated.rules import WrongGradient
+
+#: torch's errors for a CUDA device that is not there: of a build without CUDA, without a driver, with fewer devices.
+_NO_CUDA: Final = re.compile("not compiled with CUDA|Found no NVIDIA driver|invalid device ordinal")
+_NUMPY: Final = re.compile("can't convert .* device type tensor to numpy")
+_LENGTHS: Final = re.compile("'lengths' argument should be a 1D CPU int64 tensor")
+_GENERATOR: Final = re.compile("Expected an? '(.+)' (?:device type for generator|generator device) but found")
 
 
 def returned(line: Line, error: WrongGradient) -> tuple[Line, Fix]:
@@ -57,13 +84,131 @@ def _is_several(value: ast.expr) -> bool:
     return isinstance(value, (ast.Tuple, ast.ListComp)) or (isinstance(value, ast.Call) and callee(value) == "tuple")
 
 
-def without_cuda(running: Running, scene: Scene) -> Fix:
+def of_message(message: str, operands: Sequence[torch.Tensor], running: Running | None, scene: Scene) -> Fix:
+    """Fix for an error of torch about one line, by its message; `NO_FIX` if none is known.
+
+    Args:
+        message: the message.
+        operands: tensors that the refused call of torch was given.
+        running: the innermost frame of the user's code; None if the traceback has none.
+        scene: all the rest.
+    """
+    generator = _GENERATOR.search(message)
+    if running is None:
+        made = _generator(scene.home.path, "") if generator is not None and generator[1] == "cpu" else None
+        return NO_FIX if made is None else _on_cpu(scene.home.path, made)
+    if _NO_CUDA.search(message):
+        return _without_cuda(running, scene)
+    if _NUMPY.search(message):
+        is_differentiated = any(one.requires_grad for one in operands)
+        return _with_cpu(running, "detach().cpu()" if is_differentiated else "cpu()")
+    if _LENGTHS.search(message):
+        return _with_lengths(running)
+    return NO_FIX if generator is None else _with_generator(running, generator[1], scene)
+
+
+def _without_cuda(running: Running, scene: Scene) -> Fix:
     """A line that names CUDA, with the case's device instead."""
-    spot, device = running.spot, device_in(running, scene)
+    spot = running.spot
     path = spot.line.path
+    device = device_in(running, scene) if spot.statement is None else device_before(spot.statement, running, scene)
     for node in nodes_of(spot):
         if isinstance(node, ast.Call) and callee(node) == "cuda" and isinstance(node.func, ast.Attribute):
             return replaced(path, (node, f"{text_of(path, node.func.value)}.to({device})"))
         if isinstance(node, ast.Constant) and str(node.value).partition(":")[0] == "cuda":
-            return replaced(path, (node, device))
+            around = (one for one in parents(node) if isinstance(one, ast.IfExp) or callee(one) == "device")
+            return replaced(path, (next(around, node), device))
     return Fix("use the device passed to the function")
+
+
+def _with_cpu(running: Running, move: str) -> Fix:
+    """A line that gives a tensor of a device to numpy, with the tensor moved to the CPU."""
+    spot = running.spot
+    call, path = spot.node, spot.line.path
+    words = Fix(f"move the tensor to the CPU at {spot.line}: .{move}")
+    if not isinstance(call, ast.Call):
+        return words
+    if callee(call) == "numpy" and isinstance(call.func, ast.Attribute):
+        calls = [one for one in nodes_of(spot) if isinstance(one, ast.Call) and callee(one) == "numpy"]
+        owners = [one.func.value for one in calls if isinstance(one.func, ast.Attribute)]
+        return replaced(path, *((one, called(path, one, move)) for one in owners if callee(one) != "cpu"))
+    given = [*call.args, *(one.value for one in call.keywords)]
+    changes = [change for one in given for change in _moves_of_names(one, running, move)]
+    changes = changes or [(one, called(path, one, move)) for one in given[:1]]
+    return replaced(path, *changes) if changes else words
+
+
+def _moves_of_names(argument: ast.expr, running: Running, move: str) -> Iterator[tuple[ast.expr, str]]:
+    """The variables with tensors in an argument, or in a list that it writes out, each with its copy on the CPU."""
+    frame, waiting = running.frame, [argument]
+    for node in waiting:  # grows in the loop
+        waiting += node.elts if isinstance(node, (ast.List, ast.Tuple)) else []
+        if isinstance(node, ast.Name):
+            value = frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+            text = moved(node.id, value, Move(move, name_of_module(running.spot.line.path, "torch")))
+            if text:
+                yield node, text
+
+
+def _with_lengths(running: Running) -> Fix:
+    """A line that packs a sequence, with its lengths on the CPU."""
+    spot = running.spot
+    path = spot.line.path
+    for call in nodes_of(spot):
+        if isinstance(call, ast.Call) and callee(call) == "pack_padded_sequence":
+            named = (one.value for one in call.keywords if one.arg == "lengths")
+            lengths = next(iter([*named, *call.args[1:2]]), None)
+            if lengths is not None:
+                return replaced(path, (lengths, called(path, lengths, "cpu()")))
+    return Fix(f"move the lengths to the CPU at {spot.line}: .cpu()")
+
+
+def _with_generator(running: Running, wanted: str, scene: Scene) -> Fix:
+    """A generator on the device of the numbers that it makes."""
+    spot = running.spot
+    path, node = spot.line.path, spot.node
+    given = {one.arg: one.value for one in getattr(node, "keywords", ())}
+    generator = given.get("generator")
+    if wanted == "cpu" and isinstance(node, ast.Call) and generator is not None:
+        return replaced(path, on_device(path, node, device_in(running, scene)))
+    name = "" if generator is None else ast.unparse(generator)
+    made = _generator(path, name)
+    device = "" if made is None else _device_at(made, running, scene)
+    if made is not None and wanted == "cpu":
+        return _on_cpu(path, made)
+    if made is not None and device:
+        return replaced(path, (made, f"{text_of(path, made.func)}(device={device})"))
+    if isinstance(node, ast.Call) and "device" in given:
+        rest = [one for one in (*node.args, *node.keywords) if getattr(one, "arg", "") != "device"]
+        text = f"{text_of(path, node.func)}({', '.join(text_of(path, one) for one in rest)})"
+        return replaced(path, (node, f"{text}.to({text_of(path, given['device'])})"))
+    return Fix(f"make the generator on {wanted}, for {spot.line}: torch.Generator(device={wanted!r})")
+
+
+def _on_cpu(path: str, made: ast.Call) -> Fix:
+    return replaced(path, (made, f"{text_of(path, made.func)}()"))
+
+
+def _generator(path: str, name: str) -> ast.Call | None:
+    """The only call in a file that makes a generator, for a variable if its name is known; None for several."""
+    calls = [one for one in ast.walk(tree_of(path)) if isinstance(one, ast.Call) and callee(one) == "Generator"]
+    named = [one for one in calls if any(ast.unparse(assigned(part)[0] or one) == name for part in parents(one))]
+    found = named if name else calls
+    return found[0] if len(found) == 1 else None
+
+
+def _device_at(node: ast.expr, running: Running, scene: Scene) -> str:
+    """Variable for the target at a node: of its function, which may have ended, or of the file; empty for none."""
+    path, home = running.spot.line.path, scene.place.device
+    known = device_parameter(node, path, scene.home) or required_device(node)
+    scopes = {one for one in parents(node) if isinstance(one, SCOPES)}
+    shared = [one for one in (running.frame.f_locals, running.frame.f_globals) if one.get("device") is not None]
+    is_there = any(
+        isinstance(one, ast.Name)
+        and one.id == "device"
+        and not isinstance(one.ctx, ast.Load)
+        and one.lineno < node.lineno
+        and scopes >= {part for part in parents(one) if isinstance(part, SCOPES)}
+        for one in ast.walk(tree_of(path))
+    )
+    return known or ("device" if is_there and shared and is_target(shared[0]["device"], home) else "")

@@ -5,21 +5,24 @@ from __future__ import annotations
 import ast
 from itertools import chain, islice
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from ckptmove.verification.case.case_call import required_device
+from ckptmove.verification.case.case_call import devices_of, is_expression, required_device
 from ckptmove.verification.case.edits import Fix, after, before
 from ckptmove.verification.case.fixes import device_expression, device_in, is_fixed
+from ckptmove.verification.case.fixes_moves import device_before
 from ckptmove.verification.case.source import (
     FUNCTIONS,
     assigned,
     assignment_before,
     attribute_assignments,
+    function_of,
     nodes_of_class,
     parents,
 )
+from ckptmove.verification.case.watch import is_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,15 +39,22 @@ class ReachableModule(NamedTuple):
 
     Attributes:
         name: expression for the tensor: ``teacher.0.weight``.
-        module: expression for the module: ``teacher``, ``self.ema``.
+        module: expression for the module: ``teacher``, ``self.ema``; or for a list or dict of modules.
         holder: the object that has the module as an attribute; None for a variable.
         running: the frame.
+        every: expression for the modules of the list or dict; empty for a module.
     """
 
     name: str
     module: str
     holder: object
     running: Running
+    every: str = ""
+
+    def move(self, name: str, device: str) -> str:
+        """Statement that moves it, by a name for it."""
+        every = f"{name}{self.every.removeprefix(self.module)}"
+        return f"for one in {every}: one.to({device})" if self.every else f"{name} = {name}.to({device})"
 
 
 def reachable_module(tensor: torch.Tensor, frames: Sequence[Running]) -> ReachableModule | None:
@@ -56,35 +66,63 @@ def reachable_module(tensor: torch.Tensor, frames: Sequence[Running]) -> Reachab
     """
     sought = {id(tensor), id(tensor._base)} - {id(None)}  # noqa: SLF001  # no public name for it
     for running in frames:
-        for name, module, holder in _modules(running.frame):
-            for key, one in chain(module.named_parameters(), module.named_buffers()):
-                if id(one) in sought:
-                    return ReachableModule(f"{name}.{key}", name, holder, running)
+        for name, value, holder in _values(running.frame):
+            is_dict = isinstance(value, dict)
+            every = {} if isinstance(value, nn.Module) else value if is_dict else dict(enumerate(value))
+            modules = {f"{name}[{key!r}]": one for key, one in every.items()} or {name: value}
+            for way, module in modules.items():
+                for key, one in chain(module.named_parameters(), module.named_buffers()):
+                    if id(one) in sought:
+                        listed = f"{name}.values()" if is_dict else name
+                        return ReachableModule(f"{way}.{key}", name, holder, running, listed * bool(every))
     return None
 
 
-def _modules(frame: FrameType) -> Iterator[tuple[str, nn.Module, object]]:
-    """The modules that a frame can reach by its variables, except ``self``."""
+def _values(frame: FrameType) -> Iterator[tuple[str, Any, object]]:
+    """The modules, and the lists and dicts of modules, that a frame can reach by its variables, except ``self``."""
     read = ((name, frame.f_globals.get(name)) for name in frame.f_code.co_names)
-    for name, value in [*frame.f_locals.items(), *read]:
-        if isinstance(value, nn.Module) and name != "self":
+    named = frame.f_code.co_freevars if is_expression(frame) else frame.f_locals
+    for name, value in [*((name, frame.f_locals[name]) for name in named), *read]:
+        if _is_modules(value) and name != "self":
             yield name, value, None
         elif not isinstance(value, (nn.Module, ModuleType, type)):
             parts = [*getattr(value, "__dict__", {}).items()]
-            yield from ((f"{name}.{key}", one, value) for key, one in parts if isinstance(one, nn.Module))
+            yield from ((f"{name}.{key}", one, value) for key, one in parts if _is_modules(one))
+
+
+def _is_modules(value: object) -> bool:
+    """Whether a value is a module, or a list, tuple or dict of modules alone."""
+    every = list(value.values()) if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else []
+    return isinstance(value, nn.Module) or (bool(every) and all(isinstance(one, nn.Module) for one in every))
 
 
 def where_assigned(found: ReachableModule, scene: Scene) -> Fix:
     """Move of a module after the statement that assigns it, if that knows the target; else before its use."""
     for path, statement, name in _assignments(found):
-        device = device_expression(statement, path, scene, module=required_device(statement))
-        fix = after(path, statement, f"{name} = {name}.to({device})")
+        device = required_device(statement) or _device_after(statement, path, found, scene)
+        fix = after(path, statement, found.move(name, device))
         if fix.where and not is_fixed(device, scene):
             return fix
     spot, device = found.running.spot, device_in(found.running, scene)
     if spot.statement is None:
         return Fix(f"move {found.module} before it is used, for {spot.line}: .to({device})")
-    return before(spot.line.path, spot.statement, f"{found.module}.to({device})")
+    text = found.move(found.module, device) if found.every else f"{found.module}.to({device})"
+    return before(spot.line.path, spot.statement, text)
+
+
+def _device_after(statement: ast.stmt, path: str, found: ReachableModule, scene: Scene) -> str:
+    """Expression for the target after the statement that assigns a module."""
+    if found.holder is None:
+        return device_before(statement, found.running, scene)
+    for way, _ in ((way, one) for way, one in devices_of("self", found.holder) if is_target(one, scene.place.device)):
+        key, dot, rest = way.removeprefix("self.").partition(".")
+        for one in attribute_assignments(ast.walk(function_of(statement) or statement), key):
+            value = assigned(one)[1]
+            if one.lineno < statement.lineno:
+                return way
+            if isinstance(value, ast.Name):
+                return f"{value.id}{dot}{rest}"
+    return device_expression(statement, path, scene)
 
 
 def _assignments(found: ReachableModule) -> Iterator[tuple[str, ast.stmt, str]]:

@@ -239,9 +239,20 @@ def name_of_module(path: str, module: str) -> str:
 
 
 def nodes_of_class(kind: type) -> Iterator[tuple[str, Any]]:
-    """The nodes of a class and of the classes that it inherits from, each with the path of its file."""
+    """The nodes of a class and of the classes that it inherits from, torch's excepted, each with its file's path."""
     for one in kind.__mro__:
-        path = getattr(sys.modules.get(one.__module__), "__file__", None) or ""
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ClassDef) and node.name == one.__name__:
-                yield from ((path, part) for part in ast.walk(node))
+        if one.__module__.partition(".")[0] == "torch":
+            continue
+        for path in _files_of(one):
+            found = [part for part in ast.walk(tree_of(path)) if isinstance(part, ast.ClassDef)]
+            own = [part for part in found if part.name == one.__name__]
+            yield from ((path, part) for node in own for part in ast.walk(node))
+            if own:
+                break
+
+
+def _files_of(kind: type) -> list[str]:
+    """The files that may define a class: those of its methods, as a script is no module any more, and its module's."""
+    codes = (getattr(getattr(one, "__wrapped__", one), "__code__", None) for one in kind.__dict__.values())
+    module = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return list(dict.fromkeys([*(code.co_filename for code in codes if code is not None), module]))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
+from ckptmove.verification.case.containers import ways
 from ckptmove.verification.case.parts import models_of, optimizers_of
 
 if TYPE_CHECKING:
@@ -127,8 +128,9 @@ def _of_criterion(case: Case) -> Iterator[NamedTensor]:
 
 
 def _of_batch(case: Case) -> Iterator[NamedTensor]:
-    for path, tensor in tensors_in(case.batch):
-        yield NamedTensor(f"batch{path}", "batch", tensor, path)
+    for path, one in ways("batch", case.batch):
+        if isinstance(one, torch.Tensor):
+            yield NamedTensor(path, "batch", one, path.removeprefix("batch"))
 
 
 def _of_optimizer(case: Case) -> Iterator[NamedTensor]:

@@ -8,6 +8,7 @@ import linecache
 import os
 import sys
 import sysconfig
+import tempfile
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -84,6 +85,7 @@ class Entrance:
         self._name = name
         self._file = os.path.realpath(name.home) if name.is_file else ""
         self._known: dict[str, bool] = {}
+        self._home = os.path.realpath(Path(name.home).parent if name.is_file else Path.cwd())
         self.is_loaded = False
 
     def load(self) -> Callable[..., Any]:
@@ -123,12 +125,21 @@ class Entrance:
             raise CaseUnusable(f"there is no module '{self._name.home}' here") from error
 
     def is_own(self, file: str) -> bool:
-        """Whether a file is the user's: not of an installed library, the standard library, or this package."""
+        """Whether a file is the user's: not of a library or this package, and not generated."""
         if file not in self._known:
             real = os.path.realpath(file)
-            is_foreign = file.startswith("<") or is_installed(real) or real.startswith(_OURS)
+            is_generated = file.startswith("<") or self._is_temporary(real)
+            is_foreign = is_generated or is_installed(real) or real.startswith(_OURS)
             self._known[file] = real == self._file or not is_foreign
         return self._known[file]
+
+    def _is_temporary(self, real: str) -> bool:
+        """Whether a file is in the folder for temporary files, and not next to the user's own."""
+        temporary = os.path.realpath(tempfile.gettempdir())
+        if not real.startswith(temporary + os.sep):
+            return False
+        folder = str(Path(real).parent)
+        return folder != self._home and (self._home == temporary or not folder.startswith(self._home + os.sep))
 
     def frames(self, trace: TracebackType | None) -> list[Running]:
         """Frames of the user's code in a traceback, the innermost last."""

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
 
-from ckptmove.verification.case.case_call import late_names, user_frames
+from ckptmove.verification.case.case_call import devices_of, late_names, user_frames
 from ckptmove.verification.case.source import Line, Spot, line_of, locals_of, spot_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 _OPTIMIZER: Final = torch.optim.Optimizer.__init__.__code__.co_filename
 _MODULE: Final = torch.nn.Module.to.__code__.co_filename
+_LOADER: Final = DataLoader.__iter__.__code__.co_filename
+#: `Origin.operation` of a tensor that a loader made.
+LOADED: Final = "torch.utils.data.DataLoader"
 #: `Optimizer.add_param_group` reads it for each parameter.
 _IS_LEAF: Final[Any] = vars(torch._C.TensorBase)["is_leaf"].__get__  # noqa: SLF001  # as a function mode is given it
 _MOVES: Final = frozenset({torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.xpu})
@@ -60,11 +64,13 @@ class Refusal(NamedTuple):
         error: the exception.
         operation: full name of the function.
         strays: operands that are not on the target; zero-dimensional ones excluded.
+        operands: all operands that are tensors.
     """
 
     error: BaseException
     operation: str
     strays: tuple[torch.Tensor, ...]
+    operands: tuple[torch.Tensor, ...]
 
 
 @dataclass(slots=True)
@@ -108,6 +114,7 @@ class Watch(TorchFunctionMode):
         self.moved: list[Line] = []
         self._device = device
         self._entrance = entrance
+        self._hooks = {one.__torch_function__.__code__ for one in type(self).__mro__ if issubclass(one, Watch)}
         self._origins: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -115,13 +122,17 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         self.before_call()
         frame = sys._getframe(1)  # noqa: SLF001  # the caller, without a traceback
+        while frame.f_code in self._hooks and frame.f_back is not None:
+            frame = frame.f_back
         self._note_site(func, frame)
         try:
             result = func(*args, **kwargs)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
             if "out of memory" in str(error):  # its frames hold tensors, and the caller may try a smaller batch
                 raise
-            self.refusals.append(Refusal(error, _name(func), tuple(self._strays((args, kwargs)))))
+            operands = _tensors((args, kwargs))
+            strays = (one for one in operands if one.device != self._device and one.dim())
+            self.refusals.append(Refusal(error, _name(func), tuple(strays), tuple(operands)))
             raise
         if isinstance(result, (torch.Tensor, tuple, list)):
             self._note(func, args, kwargs, result, frame)
@@ -136,7 +147,7 @@ class Watch(TorchFunctionMode):
         return known[1] if known is not None and known[0]() is tensor else None
 
     def lineage(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-        """A tensor off the target, then the tensors that it was made from, as far as known."""
+        """A tensor off the target, then the tensors off the target that it was made from, as far as known."""
         seen: set[int] = set()
         following: torch.Tensor | None = tensor
         while following is not None and id(following) not in seen:
@@ -144,11 +155,8 @@ class Watch(TorchFunctionMode):
             yield following
             origin = self.origin(following)
             following = following._base if origin is None else origin.parent  # noqa: SLF001  # no public name for it
-
-    def _strays(self, values: Any) -> Iterator[torch.Tensor]:
-        for leaf in pytree.tree_leaves(values):
-            if isinstance(leaf, torch.Tensor) and leaf.device != self._device and leaf.dim():
-                yield leaf
+            if following is not None and following.device == self._device:  # a parameter that was moved since
+                return
 
     def _note_site(self, func: Any, frame: FrameType) -> None:
         """Record the user's frames when an optimizer is built, or the line when a module is moved."""
@@ -166,7 +174,7 @@ class Watch(TorchFunctionMode):
             self.moved.append(line)
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, frame: FrameType) -> None:
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        given = _tensors((args, kwargs))
         identities = {id(leaf) for leaf in given}
         for made in result if isinstance(result, (tuple, list)) else (result,):
             if not isinstance(made, torch.Tensor) or id(made) in identities:
@@ -174,13 +182,24 @@ class Watch(TorchFunctionMode):
             if made.device == self._device:
                 self._note_transfer(func, given, made, frame)
                 continue
-            caller = self._entrance.caller(frame)
+            loading = self._loading(frame)
+            caller = loading or self._entrance.caller(frame)
             if caller is not None:
-                parent = next((leaf for leaf in given if leaf.device != self._device), None)
+                # A batch begins with its loader: the dataset may stay on the CPU.
+                parent = None if loading else next((leaf for leaf in given if leaf.device != self._device), None)
                 spot = spot_of(caller)
                 known = target_in(caller, spot, self._device)
-                origin = Origin(_name(func), spot, parent, *known, at_import=not self._entrance.is_loaded)
+                operation = LOADED if loading else _name(func)
+                origin = Origin(operation, spot, parent, *known, at_import=not self._entrance.is_loaded)
                 self._origins[id(made)] = (weakref.ref(made), origin)
+
+    def _loading(self, frame: FrameType | None) -> FrameType | None:
+        """The user's frame that waits for a DataLoader's batch; None if no loader is running."""
+        loader = None
+        while frame is not None:
+            loader = frame if frame.f_code.co_filename == _LOADER else loader
+            frame = frame.f_back
+        return self._entrance.caller(loader)
 
     def _note_transfer(self, func: Any, given: list[torch.Tensor], made: torch.Tensor, frame: FrameType) -> None:
         """Record a ``.to(device)`` in the user's own line, and rows taken of the result."""
@@ -189,8 +208,7 @@ class Watch(TorchFunctionMode):
             self.transfers.append(Transfer(given[0], spot_of(frame), weakref.ref(made)))
         for transfer in self.transfers:
             whole = transfer.arrived()
-            is_part = whole is not None and any(whole is one for one in given) and made.dim() and whole.dim()
-            if whole is not None and is_part and made.shape[1:] == whole.shape[1:] and len(made) < len(whole):
+            if whole is not None and any(whole is one for one in given) and are_rows(made, whole):
                 transfer.rows = max(transfer.rows, len(made))
 
 
@@ -198,20 +216,30 @@ def target_in(frame: FrameType, spot: Spot, device: torch.device) -> tuple[str, 
     """Expressions for the target that a frame's statement can read.
 
     Returns:
-        The device of a tensor there, or a variable; then an attribute of ``self``, or the device of a module's
-        parameters. Empty for none.
+        The device of a tensor there, or a variable; then an attribute of ``self``, a global, or the device of a
+        module's parameters. Empty for none.
     """
+    own, other = targets_in(frame, spot, device)
+    return next(own, ""), next(other, "")
+
+
+def targets_in(frame: FrameType, spot: Spot, device: torch.device) -> tuple[Iterator[str], Iterator[str]]:
+    """All expressions for the target that a frame's statement can read, in the two kinds of `target_in`."""
     late = late_names(spot)
     found = locals_of(frame)
     names = {name: one for name, one in found.items() if name not in late}
     kept = {f"self.{key}": one for key, one in getattr(found.get("self"), "__dict__", {}).items()}
+    shared = {name: one for name, one in list(frame.f_globals.items()) if name not in late}
     tensors = (
         f"{name}.device" for name, one in names.items() if isinstance(one, torch.Tensor) and one.device == device
     )
-    devices = (name for name, one in names.items() if is_target(one, device))
-    named = (name for name, one in kept.items() if is_target(one, device))
+    own, held, outer = (_devices_in(one, device) for one in (names, kept, shared))
     modules = (f"next({name}.parameters()).device" for name, one in (names | kept).items() if _is_on(one, device))
-    return next(itertools.chain(tensors, devices), ""), next(itertools.chain(named, modules), "")
+    return itertools.chain(tensors, own), itertools.chain(held, outer, modules)
+
+
+def _devices_in(named: dict[str, object], device: torch.device) -> Iterator[str]:
+    return (way for name, one in named.items() for way, held in devices_of(name, one) if is_target(held, device))
 
 
 def is_target(value: object, device: torch.device) -> bool:
@@ -225,6 +253,20 @@ def _is_on(module: object, device: torch.device) -> bool:
     with suppress(AttributeError):  # it is being built
         return isinstance(module, torch.nn.Module) and any(one.device == device for one in module.parameters())
     return False
+
+
+def are_rows(one: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether a tensor has the shape of some rows of another one, which may be a dataset.
+
+    A table of one number for each row is none, as the noise of each timestep: all of it is moved.
+    """
+    is_table = whole.dim() == 1 and whole.is_floating_point()
+    is_part = bool(one.dim() and whole.dim()) and one.shape[1:] == whole.shape[1:]
+    return is_part and not is_table and len(one) < len(whole)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def _name(func: Any) -> str:
