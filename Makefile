@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SAMPLE := sample_ckpts/map-location-dragged-all.pth
 
-.PHONY: help demo test crash check format lint types samples docs bench growth fuzz clean
+.PHONY: help demo test crash check format lint types samples docs bench bugs growth fuzz clean
 
 help:
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/'
@@ -51,6 +51,9 @@ docs: $(STAMP) ## write docs/rules.md again from the catalogue of findings
 bench: $(STAMP) ## speed and memory, side by side with torch and cp, in one run
 	$(BIN)/python benchmarks/side_by_side.py
 
+bugs: $(STAMP) ## device bugs in training scripts, named and fixed by verify --script: half an hour
+	$(BIN)/python benchmarks/device_bugs.py
+
 fuzz: $(STAMP) ## every fuzzer for a minute, on one core; Linux only
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[fuzz]'
 	for target in $$($(BIN)/python -m fuzz --list); do $(BIN)/python -m fuzz $$target -max_total_time=60 || exit 1; done
@@ -60,4 +63,4 @@ growth: $(STAMP) ## how time and memory grow up to a million tensors, and 3 GB i
 	$(BIN)/python benchmarks/limited_memory.py
 
 clean:
-	rm -rf $(VENV) fuzz/corpus fuzz/found mended.pth build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) fuzz/corpus fuzz/found mended.pth device_bugs.tsv build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache

@@ -46,7 +46,23 @@ _MOST_RUNS: Final = 5
 _SECONDS: Final = 120
 _HEALTHY: Final = "healthy"
 #: Mutants that a GPU runs too, and why.
-HARMLESS: Final[dict[tuple[str, str], str]] = {}
+HARMLESS: Final[dict[tuple[str, str], str]] = {
+    ("amp_recipe", "state"): "an item of a CPU tensor is set from a tensor without dimensions: a copy",
+    ("clip", "created"): "an index may be on the CPU",
+    ("dqn", "index"): "a mask that indexes may be on the CPU",
+    ("imagenet", "input"): "`nn.DataParallel` moves the input",
+    ("imagenet", "late_move"): "`nn.DataParallel` moved the model",
+    ("imagenet", "model"): "`nn.DataParallel` moves the model, with one GPU",
+    ("memory_bank", "created"): "an index may be on the CPU",
+    ("mlm", "index"): "a tensor without dimensions may be on the CPU",
+    ("nerf", "index"): "an index may be on the CPU",
+    ("neural_ode", "index"): "an index may be on the CPU",
+    ("neural_ode", "state"): "the steps of time are tensors without dimensions",
+    ("quantile", "index"): "an index may be on the CPU",
+    ("simclr", "index"): "a mask that indexes may be on the CPU",
+    ("timm_style", "index"): "an index may be on the CPU",
+    ("vae", "state"): "an item of the tensor has no dimensions",
+}
 _FIX_AT: Final = re.compile(r"(before|after|in place of) (.+):(\d+)(?:-(\d+))?")
 
 
@@ -99,7 +115,7 @@ def main() -> None:
         folder = str((options.keep or Path(scratch)).resolve())
         processes = multiprocessing.get_context("spawn")
         with processes.Pool(options.jobs, _warm_up, (folder,)) as pool:
-            for row in pool.imap_unordered(_run, tasks):
+            for row in pool.imap_unordered(run, tasks):
                 done.append(row)
                 table.writerow(asdict(row))
                 file.flush()
@@ -131,12 +147,12 @@ def _warm_up(folder: str) -> None:
     """Let the children of `verify` be forked, for this process and until it ends."""
     global _FOLDER  # noqa: PLW0603  # set once, in each process of the pool
     _FOLDER = Path(folder)
-    child.subprocess = SimpleNamespace(  # type: ignore[assignment]
+    vars(child)["subprocess"] = SimpleNamespace(
         Popen=Servers().start, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
     )
 
 
-def _run(task: tuple[str, str]) -> Row:
+def run(task: tuple[str, str]) -> Row:
     """One script, from its first report to the run that is clean or the last one."""
     name, kind = task
     source = (SCRIPTS / f"{name}.py").read_text()
@@ -233,7 +249,7 @@ def is_named(check: Mapping[str, Any], mutant: Mutant) -> bool:
     lines |= {int(made_at.rpartition(":")[2])} if made_at else set()
     lines |= set(range(int(fix_at[3]), int(fix_at[4] or fix_at[3]) + 1)) if fix_at else set()
     words = evidence.get("tensors") or [evidence.get("source", "")]
-    return bool(lines & mutant.lines or set(re.findall(r"\w+", " ".join(words))) & mutant.names)
+    return bool(lines & mutant.lines or set(re.findall(r"\w+", " ".join(words))) & mutant.aliases())
 
 
 # The table

@@ -14,7 +14,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
+
+    #: Names whose tensors are passed on, and the names that get them.
+    _Flow = tuple[AbstractSet[str], AbstractSet[str]]
 
 #: The kinds, in the order of the table, and what each of them is.
 KINDS: Final = {
@@ -39,6 +43,8 @@ KINDS: Final = {
 #: Kinds that change the keys of the model's state_dict: a mutant, and each script that its fixes make, is trained anew.
 CHANGES_KEYS: Final = frozenset({"attribute", "plain_list"})
 
+#: Kinds whose tensors are made of others, where a fix may go.
+_OF_BATCHES: Final = frozenset({"input", "target", "batch"})
 _TARGETS: Final = re.compile(r"(true_)?(targets?|labels?|tags|y|Y|masks|ratings|tgt|answers?|batch_y|tails?)$")
 _SECOND: Final = re.compile(r"teacher|target|ema|swa|average|netD|vgg|predictor|qf")
 _LOSS: Final = re.compile(r"criterion|loss")
@@ -66,13 +72,28 @@ class Mutant(NamedTuple):
         kind: a key of `KINDS`.
         source: its text.
         lines: lines of the text that the insertion changed, from 1; empty if it only deleted lines.
-        names: variables that hold what is on the wrong device, also as parameters of the functions that get it.
+        names: variables that hold what is on the wrong device.
     """
 
     kind: str
     source: str
     lines: frozenset[int]
     names: frozenset[str]
+
+    def aliases(self) -> frozenset[str]:
+        """The names of the same tensors elsewhere in the script; for a batch, also of what it is computed from."""
+        tree = ast.parse(self.source)
+        functions: dict[str, list[ast.FunctionDef]] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                functions.setdefault(node.name, []).append(node)
+        flows = [flow for node in ast.walk(tree) for flow in _flows(node, functions)]
+        found = _closure(self.names, flows)
+        if self.kind in _OF_BATCHES:
+            found |= _closure(self.names, [(to, origin) for origin, to in flows])
+            computed = [pair for node in ast.walk(tree) if isinstance(node, ast.Assign) for pair in _pairs(node)]
+            found |= {name for target, value in computed if _names(target) & self.names for name in _all_names(value)}
+        return frozenset(found)
 
 
 class _Edit(NamedTuple):
@@ -123,7 +144,7 @@ class _Script:
             if not new and self.source[start:end].endswith("\n"):
                 changed -= {line}  # a deleted line
             shift += len(new) - (end - start)
-        return Mutant(site.kind, text, frozenset(changed), _aliases(ast.parse(text), site.names - {""}))
+        return Mutant(site.kind, text, frozenset(changed), site.names - {""})
 
     def sites(self) -> Iterator[_Site]:
         """Every place for a bug."""
@@ -192,11 +213,8 @@ class _Script:
             return _names(statement.target)
         if not isinstance(statement, ast.Assign):
             return frozenset()
-        target = statement.targets[0]
-        if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
-            pairs = zip(target.elts, statement.value.elts)  # noqa: B905  # equal by the grammar of the scripts
-            return next((_names(one) for one, value in pairs if node in set(ast.walk(value))), frozenset())
-        return frozenset().union(*(_names(one) for one in statement.targets))
+        found = (_names(target) for target, value in _pairs(statement) if node in set(ast.walk(value)))
+        return frozenset().union(*found)
 
     # Text
 
@@ -224,10 +242,9 @@ class _Script:
     def _would_be_idle(self, node: ast.expr, text: str) -> bool:
         """Whether the statement of a node does nothing with other text in place of the node."""
         statement = self._statement(node)
-        is_whole = isinstance(statement, ast.Assign) and statement.value is node
-        return (isinstance(statement, ast.Expr) and statement.value is node) or (
-            is_whole and ast.unparse(statement.targets[0]) == text
-        )
+        if isinstance(statement, ast.Assign):
+            return statement.value is node and ast.unparse(statement.targets[0]) == text
+        return isinstance(statement, ast.Expr) and statement.value is node
 
     # Sites
 
@@ -314,28 +331,20 @@ class _Script:
             yield _Site(kind, (_Edit(start, end, ""),), names)
 
     def _kind_of_created(self, node: ast.Call, called: str, names: frozenset[str]) -> str:
-        if called == "Generator":
-            return "generator"
-        if called in _RANDOM:
-            return "noise"
-        in_weight = any(
-            isinstance(one, ast.keyword) and one.arg in {"weight", "pos_weight"} for one in self._ancestors(node)
-        )
-        if in_weight or any(map(_WEIGHT.match, names)):
-            return "loss_weight"
-        if self._is_in_module(node) and self._function(node) != "__init__":
-            return "state" if self._function(node) == "init_hidden" or names & {"h0", "h_t", "c0"} else "created"
-        if called in _INDICES or any(map(_INDEX.match, names)):
-            return "index"
-        if any(map(_TARGETS.match, names)):
-            return "target"
-        if called in _FILLED:
-            return (
-                "created"
-                if self._is_in_loop(node) or (self._function(node) != "main" and names & {"mean", "std"})
-                else "state"
-            )
-        return ""
+        ancestors, function = list(self._ancestors(node)), self._function(node)
+        is_weight = any(isinstance(one, ast.keyword) and one.arg in {"weight", "pos_weight"} for one in ancestors)
+        is_hidden = function == "init_hidden" or bool(names & {"h0", "h_t"})
+        in_forward = self._is_in_module(node) and function != "__init__"
+        kinds = {
+            "generator": called == "Generator",
+            "noise": called in _RANDOM,
+            "loss_weight": is_weight or any(map(_WEIGHT.match, names)),
+            "state": is_hidden,
+            "created": in_forward or (called in _FILLED and self._is_in_loop(node)),
+            "index": called in _INDICES or any(map(_INDEX.match, names)),
+            "target": any(map(_TARGETS.match, names)),
+        }
+        return next((kind for kind, fits in kinds.items() if fits), "state" if called in _FILLED else "")
 
     def _of_cpu(self, node: ast.Call, func: ast.Attribute) -> Iterator[_Site]:
         """``x.cpu()`` that `numpy()` or `pack_padded_sequence` needs."""
@@ -348,9 +357,8 @@ class _Script:
 
     def _of_registration(self, node: ast.Call, func: ast.Attribute) -> Iterator[_Site]:
         """Buffers and lists of layers."""
-        if func.attr == "register_buffer" and isinstance(node.args[0], ast.Constant):
-            name = node.args[0].value
-            value = node.args[1]
+        if func.attr == "register_buffer":
+            name, value = ast.literal_eval(node.args[0]), node.args[1]
             yield _Site("attribute", (self._replaced(node, f"self.{name} = {self._text(value)}"),), frozenset({name}))
         if func.attr in {"ModuleList", "ModuleDict"}:
             yield _Site("plain_list", (self._replaced(node, self._text(node.args[0])),), self._assigned(node))
@@ -406,34 +414,55 @@ class _Script:
         return _Site(kind, (_Edit(end, end, textwrap.indent(text, " " * statement.col_offset)),), frozenset({name}))
 
 
-def _aliases(tree: ast.Module, names: frozenset[str]) -> frozenset[str]:
-    """Names with those that the same tensors, and views of them, have elsewhere in a script."""
+def _closure(names: AbstractSet[str], flows: Sequence[_Flow]) -> set[str]:
     found = set(names)
-    functions: dict[str, list[ast.FunctionDef]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            functions.setdefault(node.name, []).append(node)
-    while True:
-        new = {alias for node in ast.walk(tree) for alias in _passed_on(node, found, functions)} - found
-        if not new:
-            return frozenset(found)
+    while new := {name for origin, to in flows if origin & found for name in to} - found:
         found |= new
+    return found
 
 
-def _passed_on(node: ast.AST, names: set[str], functions: dict[str, list[ast.FunctionDef]]) -> Iterator[str]:
-    """Names that a node gives to the same tensors."""
-    if isinstance(node, (ast.For, ast.comprehension)) and _seen(node.iter) & names:
-        yield from _names(node.target)
-    if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Tuple) and _seen(node.value) & names:
-        yield from (name for target in node.targets for name in _names(target))
+def _flows(node: ast.AST, functions: dict[str, list[ast.FunctionDef]]) -> Iterator[_Flow]:
+    """Names whose tensors a node passes on, and the names that get them."""
+    if isinstance(node, (ast.For, ast.comprehension)):
+        yield _seen(node.iter), _names(node.target)
+    if isinstance(node, ast.For) and _seen(node.iter):
+        yield from ((_seen(one), _names(node.target)) for one in _given(functions.get("__iter__", [])))
+    if isinstance(node, ast.Assign):
+        for target, value in _pairs(node):
+            yield _seen(value), _names(target)
+            if isinstance(value, ast.Call):
+                called = _last_name(value.func)
+                held = [*value.args, *(kw.value for kw in value.keywords)] * called[:1].isupper()  # EMA(model)
+                yield from ((_seen(one), _names(target)) for one in held)
+                for one in _given(functions.get(called, [])):
+                    both = isinstance(one, ast.Tuple) and isinstance(target, ast.Tuple)
+                    pairs = zip(one.elts, target.elts, strict=False) if both else [(one, target)]  # type: ignore[attr-defined]
+                    yield from ((_seen(returned), _names(to)) for returned, to in pairs)
     if isinstance(node, ast.Call):
         called = _last_name(node.func)
-        for function in functions.get(called, []) + functions.get("forward", []) * called.islower():
+        for function in functions.get(called, []) + functions.get("forward", []) * called[:1].islower():
             parameters = [one.arg for one in function.args.args if one.arg != "self"]
-            yield from (name for name, value in zip(parameters, node.args, strict=False) if _seen(value) & names)
-            yield from (kw.arg or "" for kw in node.keywords if kw.arg in parameters and _seen(kw.value) & names)
-            if any(kw.arg is None and _seen(kw.value) & names for kw in node.keywords):
-                yield from parameters
+            yield from ((_seen(value), {name}) for name, value in zip(parameters, node.args, strict=False))
+            for kw in node.keywords:
+                yield _seen(kw.value), {*parameters} if kw.arg is None else {kw.arg} & {*parameters}
+
+
+def _pairs(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
+    """Targets of an assignment with their values, one by one for tuples."""
+    target, value = node.targets[0], node.value
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return list(zip(target.elts, value.elts, strict=False))
+    return [(one, value) for one in node.targets]
+
+
+def _given(functions: Sequence[ast.FunctionDef]) -> list[ast.expr]:
+    """What functions return and yield."""
+    nodes = (one for function in functions for one in ast.walk(function) if isinstance(one, (ast.Return, ast.Yield)))
+    return [one.value for one in nodes if one.value is not None]
+
+
+def _all_names(node: ast.AST) -> Iterator[str]:
+    return (one.id for one in ast.walk(node) if isinstance(one, ast.Name))
 
 
 def _seen(node: ast.expr) -> set[str]:

@@ -43,11 +43,12 @@ class Accelerator:
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
+        self.norm = nn.LayerNorm(12)
         self.layers = nn.ModuleList([nn.Linear(12, 16), nn.Linear(16, 4)])
         self.register_buffer("temperature", torch.tensor([0.7]))
 
     def forward(self, x):
-        x = nn.functional.silu(self.layers[0](x))
+        x = nn.functional.silu(self.layers[0](self.norm(x)))
         return self.layers[1](x) / self.temperature
 
 

@@ -25,10 +25,12 @@ class RealNVP(nn.Module):
     def __init__(self, layers):
         super().__init__()
         masks = [torch.tensor([1.0, 0.0]) if i % 2 else torch.tensor([0.0, 1.0]) for i in range(layers)]
+        self.log_scale = nn.Parameter(torch.zeros(2))
         self.couplings = nn.ModuleList([Coupling(mask) for mask in masks])
 
     def log_prob(self, x):
-        log_det = torch.zeros(x.size(0), device=x.device)
+        log_det = torch.zeros(x.size(0), device=x.device) + self.log_scale.sum()
+        x = x * self.log_scale.exp()
         for coupling in self.couplings:
             x, ld = coupling(x)
             log_det = log_det + ld

@@ -10,13 +10,11 @@ from torch import nn
 
 
 class ModelEma(nn.Module):
-    def __init__(self, model, decay=0.99, device=None):
+    def __init__(self, model, decay=0.99):
         super().__init__()
         self.module = deepcopy(model)
         self.module.eval()
         self.decay = decay
-        if device is not None:
-            self.module.to(device=device)
 
     @torch.no_grad()
     def update(self, model):

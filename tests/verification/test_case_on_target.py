@@ -95,7 +95,13 @@ RIGHT = {
         "before": "@torch.jit.script\ndef loss(made, y):\n    return ((made - y) ** 2).mean()\n",
         "step": "return loss(model(x), y)",
     },
-    "data parallel on the side": {"step": "nn.DataParallel(nn.Linear(2, 2))\nreturn mse_loss(model(x), y)"},
+    "data parallel on the side": {
+        "step": """
+            side = nn.DataParallel(nn.Linear(2, 2))(x[:, :2].cpu())
+            assert side.device == device
+            return mse_loss(model(x), y) + 0 * side.sum()
+        """,
+    },
     "loaded weights": {
         "before": "torch.save(torch.ones(3), 'w.pt')",
         "step": "w = torch.load('w.pt', map_location=device)\nreturn mse_loss(model(x) * w, y)",

@@ -333,6 +333,7 @@ def scene_of(scene: Scene, frames: list[Running]) -> Scene:
     These are tensors in optimizers, and those in plain attributes of modules.
     """
     names: dict[int, NamedTensor] = {}
+    unnamed: dict[int, NamedTensor] = {}
     roots = _outermost(_live(nn.Module))
     optimizers = _live(torch.optim.Optimizer)
     for root in roots:
@@ -344,10 +345,14 @@ def scene_of(scene: Scene, frames: list[Running]) -> Scene:
             for identity, known in names_of(Case(root, optimizer)).items():
                 if known.kind in {"attribute", "state"}:
                     first, dot, rest = known.name.partition(".")
-                    names.setdefault(identity, known._replace(name=f"{called[first]}{dot}{rest}"))
+                    # A parameter by its number: one of another module, whose turn comes, or of none.
+                    found = unnamed if "['params']" in known.name else names
+                    found.setdefault(identity, known._replace(name=f"{called[first]}{dot}{rest}"))
             built = scene.watch.built.get(id(optimizer))
             if built and scene.given is None:
                 scene = scene._replace(built={"": built}, late=built[0].spot.line, given=_given(root, built))
+    parameters = {id(one) for root in roots for one in root.parameters()}
+    names |= {identity: known for identity, known in unnamed.items() if identity not in parameters | names.keys()}
     late = scene.watch.moved[-1:] or [scene.late]
     return scene._replace(names=names, late=late[0])
 
