@@ -107,6 +107,67 @@ def test_a_forgotten_move_is_named_with_its_line(ran):
     assert check["evidence"]["fix"]
 
 
+AFTER = {
+    "an average of the weights": (
+        "    average[0].lerp_(model[0].weight, 0.1)\n",
+        ("failed", "average[0]"),
+    ),
+    "a metric": ("    loss.detach().numpy()\n", ("failed", None)),
+    "a fault that names no device": ("    raise RuntimeError('the log is full')\n", ("passed", None)),
+    "a missing package": ("    import no_such_package\n", ("passed", None)),
+    "the end": ("    raise SystemExit(3)\n", ("passed", None)),
+    "a save": ("    torch.save({}, 'last.pth')\n    torch.ones(1).cuda(7)\n", ("passed", None)),
+    "a save over the checkpoint": ("    torch.save({}, args.resume)\n", ("passed", None)),
+    "the next step": ("    pass\n", ("passed", None)),
+}
+
+
+@pytest.mark.parametrize(("line", "expected"), AFTER.values(), ids=AFTER)
+def test_the_rest_of_the_iteration_runs_after_a_step_that_passed(ran, line, expected):
+    average = "average = [build()[0].weight.detach()]\n"
+    check = ran(HEAD, BUILT, LOADED, average, LOOP + line + "    calls = globals().get('calls', 0) + 1\n")
+    assert (check["status"], check["evidence"].get("tensor")) == expected, check["detail"]
+    assert check["evidence"]["proven"] is (expected[0] == "passed")
+    assert not Path("last.pth").exists()
+
+
+def test_a_script_that_goes_on_too_long_after_its_step_has_passed(ran, monkeypatch):
+    monkeypatch.setattr(script_hooks, "GRACE", 0.1)
+    ended = []
+    monkeypatch.setattr(script.os, "_exit", ended.append)
+    check = ran(HEAD, BUILT, LOADED, LOOP + "    import time\n    time.sleep(1)\n")
+    assert outcome(check) == ("passed", True)
+    assert ended
+
+
+def test_the_memory_of_a_script_is_recorded_and_limited(ran):
+    passed = ran(HEAD, BUILT, LOADED, LOOP, device_memory=1 << 30)
+    assert passed["evidence"]["peak_bytes"] > 0
+    assert passed["evidence"]["device_memory"] == 1 << 30
+    short = ran(HEAD, BUILT, LOADED, LOOP.replace("x.to(device)", "x.to(device).repeat(64, 1)"), device_memory=2048)
+    assert outcome(short) == ("failed", False)
+    assert short["evidence"]["requested_bytes"] > 0
+
+
+def test_a_buffer_that_a_running_module_computes_with_is_named_by_its_module(ran):
+    criterion = """
+        class Pinball(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("quantiles", torch.tensor([0.1, 0.5, 0.9]))
+
+            def forward(self, made, wanted):
+                errors = wanted - made
+                return torch.maximum((self.quantiles - 1) * errors, self.quantiles * errors).mean()
+
+        criterion = Pinball()
+        """
+    loop = LOOP.replace("nn.functional.mse_loss(", "criterion(")
+    check = ran(HEAD, criterion, BUILT, LOADED, loop)
+    assert (check["status"], check["evidence"]["tensor"]) == ("failed", "criterion.quantiles")
+    assert check["evidence"]["fix"].endswith("criterion.to(device)")
+
+
 def test_state_that_stayed_on_the_cpu_is_named_with_a_line_to_paste(ran):
     moved = BUILT.replace(".to(device)", "")
     loaded = LOADED.replace("map_location=device", "map_location='cpu'") + "model.to(device)\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from ckptmove.verification.case.fixes_moves import where_used
 from ckptmove.verification.case.fixes_mps import on_mps
 from ckptmove.verification.case.fixes_tensors import of_tensor
 from ckptmove.verification.case.peak import line_at, peak_evidence, shortage
-from ckptmove.verification.case.source import assigned, line_of, read
+from ckptmove.verification.case.source import assigned, line_of, locals_of, read
 from ckptmove.verification.case.watch import LOADED
 from ckptmove.verification.simulated.accounting import Usage
 from ckptmove.verification.simulated.device import SimulatedDevice
@@ -236,7 +237,7 @@ def _culprit(stray: torch.Tensor, frames: list[Running], scene: Scene) -> _Culpr
         fix = of_tensor(known, lineage, frames, root, scene)
         at = scene.late if known.kind == "state" else None
         return _Culprit(known.name, fix, made, "" if is_itself else through, at)
-    seen = reachable_module(stray, frames) or _guide(root, frames, scene)
+    seen = reachable_module(stray, frames) or _running_module(lineage[-1], frames) or _guide(root, frames, scene)
     if seen is not None:
         return _Culprit(seen.name, where_assigned(seen, scene))
     used = where_used(lineage, frames, scene)
@@ -251,6 +252,16 @@ def _culprit(stray: torch.Tensor, frames: list[Running], scene: Scene) -> _Culpr
     if used is not None:
         return _Culprit(*used, made)
     return _Culprit(own or name, where_called(root, frames, scene), made)
+
+
+def _running_module(tensor: torch.Tensor, frames: list[Running]) -> ReachableModule | None:
+    """The module that has a parameter or a buffer and whose method runs, if a caller can reach it."""
+    for running in frames:
+        owner = locals_of(running.frame).get("self")
+        own = chain(owner.parameters(), owner.buffers()) if isinstance(owner, torch.nn.Module) else ()
+        if any(one is tensor for one in own):
+            return reachable_module(tensor, frames)
+    return None
 
 
 def _guide(root: Origin | None, frames: list[Running], scene: Scene) -> ReachableModule | None:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 #: Attributes of a tensor that are the same wherever it is, or that move it.
 _ANYWHERE: Final = MOVES | {"cpu", "dim", "dtype", "item", "ndim", "numel", "numpy", "shape", "size", "tolist"}
+#: Attributes of every module: its dicts of parameters, buffers, modules and hooks.
+_OF_MODULE: Final = frozenset(vars(nn.Module()))
 _LOOPS: Final = (ast.For, ast.AsyncFor, ast.While)
 #: Functions that take the lengths of sequences on the CPU.
 _PACKERS: Final = frozenset({"ctc_loss", "pack_padded_sequence"})
@@ -105,7 +107,8 @@ def _carriers(tensor: torch.Tensor, running: Running, more: Iterable[str]) -> It
         yield from (one._replace(is_assignable=False) for one in found if one.name.startswith("self."))
     yield from (one for one in found if one.is_assignable)
     yield from (one for one in found if not one.is_assignable and "." not in one.name)
-    own = {f"self.{key}": one for key, one in getattr(frame.f_locals.get("self"), "__dict__", {}).items()}
+    kept = getattr(frame.f_locals.get("self"), "__dict__", {}).items()
+    own = {f"self.{key}": one for key, one in kept if key not in _OF_MODULE}
     read = {name: frame.f_globals[name] for name in frame.f_code.co_names if name in frame.f_globals}
     held = []
     for name, value in (read | dict(frame.f_locals) | own).items():

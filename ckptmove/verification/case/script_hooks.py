@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     #: Called with an optimizer; the result of the check ends the script, None lets it go on.
     Observe = Callable[[torch.optim.Optimizer], CheckResult | None]
 
-#: Seconds in which a script has to end after its step; after them the process ends.
+#: Seconds in which a script has to end when its check is decided, and seconds that it goes on after a step that passed;
+#: then the process ends.
 GRACE: Final = 5.0
 #: Optimizer steps that a script may make before it loads the checkpoint.
 _STEPS_BEFORE: Final = 20
@@ -55,6 +56,7 @@ class Session:
 
     Attributes:
         check: the result; None until it is known.
+        passed: the result of a step that passed, after which the script goes on up to its next step or save.
         loads: the user's lines that loaded the checkpoint.
         others: other files that were loaded.
         modules: modules whose ``load_state_dict`` was called after the load, in order.
@@ -72,6 +74,7 @@ class Session:
             end: sends the result and ends the process, for a script that does not end.
         """
         self.check: CheckResult | None = None
+        self.passed: CheckResult | None = None
         self.loads: list[Line] = []
         self.others: list[str] = []
         self.modules: list[nn.Module] = []
@@ -90,10 +93,28 @@ class Session:
             Stopped: always.
         """
         self.check = check
+        self._end_later(check)
+        raise Stopped
+
+    def go_on(self, check: CheckResult) -> None:
+        """Let the script finish its iteration after a step that passed: the rest may have faults of its own."""
+        self.passed = check
+        self._end_later(check)
+
+    def stop_if_passed(self) -> None:
+        """End the script if its step has passed.
+
+        Raises:
+            Stopped: if it has.
+        """
+        if self.passed is not None:
+            self.stop(self.passed)
+
+    def _end_later(self, check: CheckResult) -> None:
+        self.close()
         self._timer = threading.Timer(GRACE, self._end, [check])
         self._timer.daemon = True
         self._timer.start()
-        raise Stopped
 
     def close(self) -> None:
         """Let the process live: the script has ended."""
@@ -246,6 +267,7 @@ def _noted(session: Session, original: Any, filename: Any, *args: Any, **kwargs:
 def _save(session: Session, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
     """Save a file, but not over the checkpoint."""
     session.raise_if_stopped()
+    session.stop_if_passed()
     if session.is_checkpoint(f):
         line = session.here()
         fault = f"it overwrites the checkpoint before its optimizer step, at {line}: {line.source}"
@@ -337,6 +359,7 @@ class _Steps:
         self._open.append(optimizer)
         if not is_outer:
             return
+        self._session.stop_if_passed()
         if self._session.loads:
             self._decide(self._begin(optimizer))
         else:
@@ -353,7 +376,11 @@ class _Steps:
             self._decide(self._finish(optimizer))
 
     def _decide(self, check: CheckResult | None) -> None:
-        if check is not None:
+        if check is None:
+            return
+        if check.status == "passed":
+            self._session.go_on(check)
+        else:
             self._session.stop(check)
 
 

@@ -15,6 +15,7 @@ from ckptmove.errors import UnreadableInput
 from ckptmove.text import amount
 from ckptmove.verification.case.case_call import Given, variables
 from ckptmove.verification.case.parts import OptimizerPart
+from ckptmove.verification.case.peak import peak_evidence, peak_of, peak_text
 from ckptmove.verification.case.restore import matching_optimizer, own_state
 from ckptmove.verification.case.step import OwnSteps
 from ckptmove.verification.case.tensor_names import names_of
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
     from ckptmove.verification.case.script_hooks import Session
     from ckptmove.verification.case.source import Line, Running
     from ckptmove.verification.case.tensor_names import NamedTensor
+    from ckptmove.verification.case.user_code import Entrance
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.place import StepDevice
+    from ckptmove.verification.simulated.accounting import MemoryRecord, Usage
     from ckptmove.verification.step.resume import Bench
 
 _NAMED: Final = 3
@@ -98,6 +101,8 @@ class ScriptStep:
         bench: Bench,
         place: StepDevice,
         session: Session,
+        entrance: Entrance,
+        memory: MemoryRecord,
         home: Line,
         figures: dict[str, object],
     ) -> None:
@@ -107,12 +112,16 @@ class ScriptStep:
             bench: the checkpoint and the request.
             place: the target.
             session: what the script has loaded.
+            entrance: knows which files are the user's.
+            memory: record of the device's memory.
             home: line of the script.
             figures: the evidence; figures of the step are added.
         """
         self._bench = bench
         self._place = place
         self._session = session
+        self._entrance = entrance
+        self._memory = memory
         self._home = home
         self._figures = figures
         self._models: dict[int, _Model] = {}
@@ -225,9 +234,18 @@ class ScriptStep:
         restored = f"{amount(tensors, 'tensor')} and the state of {amount(entries, 'parameter')} restored"
         count = amount(len(parameters), "parameter")
         steps = amount(sum(one.steps.count for one in optimizers), "step")
-        summary = f"{steps} of {kinds} on {place}: {len(moved):,} of {count} moved, all finite"
+        peak = self._peak(parameters.values())
+        memory = "" if peak is None else f", {peak_text(peak)}"
+        summary = f"{steps} of {kinds} on {place}: {len(moved):,} of {count} moved, all finite{memory}"
         unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
         return passed(SCRIPT, "; ".join([summary, f"{restored} by {self._session.loads[-1]}", *unproven]))
+
+    def _peak(self, parameters: Iterable[torch.Tensor]) -> Usage | None:
+        """The peak of the device's memory so far."""
+        self._memory.label_parameters(parameters)
+        peak = peak_of(self._memory, self._bench.site, self._bench.request.device_memory)
+        self._figures |= {} if peak is None else peak_evidence(peak, self._entrance)
+        return peak
 
     def _fault(self, models: list[_Model], optimizers: list[_Optimizer], place: str) -> str:
         """The first fault of the step; empty for none."""
