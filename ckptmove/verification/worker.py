@@ -166,9 +166,7 @@ def _trained(pairings: tuple[Pairing, ...]) -> frozenset[str]:
 
 
 def _emit_training(bench: Bench, emit: Emit) -> None:
-    from ckptmove.verification.case.check import check_case  # noqa: PLC0415  # slow import, used for --case and --script
-    from ckptmove.verification.case.script import check_script  # noqa: PLC0415  # the same
-    from ckptmove.verification.case.user_code import edited_sources  # noqa: PLC0415  # the same
+    from ckptmove.verification.case.user_code import edited_sources  # noqa: PLC0415  # for --case and --script only
 
     def answer(check: CheckResult) -> None:
         emit({"check": check_to_json(check)})
@@ -177,8 +175,12 @@ def _emit_training(bench: Bench, emit: Emit) -> None:
     try:
         with edited_sources(request.edits):
             if request.case is not None:
+                from ckptmove.verification.case.check import check_case  # noqa: PLC0415  # slow import
+
                 answer(check_case(bench, request.case))
             if request.script is not None:
+                from ckptmove.verification.case.script import check_script  # noqa: PLC0415  # slow import
+
                 answer(check_script(bench, request.script, request.script_args, answer))
     except CaseUnusable as error:
         emit({"unusable": error.message.removeprefix("--case: ")})

@@ -82,7 +82,7 @@ def test_parity_with_an_original_that_lacks_a_moment_fails(make, answers):
     del tree["optimizer"]["state"][1]["exp_avg"]
     found = answers(path, "cpu", against=make.save(tree, name="original.pt"))
     assert statuses(found) == ["passed", "failed", "skipped"]
-    assert "LookupError: the original has no optimizer.state.1.exp_avg" in found["parity"]["detail"]
+    assert "the original has no optimizer.state.1.exp_avg" in found["parity"]["detail"]
 
 
 def test_parity_is_with_a_step_that_has_the_options_of_the_original(make, answers):
