@@ -34,6 +34,7 @@ from warm_worker import Servers  # noqa: E402
 
 import ckptmove  # noqa: E402
 from ckptmove.verification import child  # noqa: E402
+from ckptmove.verification.case.patching import Edit  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 SCRIPTS: Final = ROOT / "scripts"
 #: Runs in which a bug has to end: the first finds it.
 RUNS: Final = 3
-#: More runs, to see how a fix goes on that takes too many.
+#: Maximum number of runs, for the fixes of a bug that needs more than `RUNS`.
 _MOST_RUNS: Final = 5
 _SECONDS: Final = 120
 _HEALTHY: Final = "healthy"
@@ -63,7 +64,6 @@ HARMLESS: Final[dict[tuple[str, str], str]] = {
     ("timm_style", "index"): "an index may be on the CPU",
     ("vae", "state"): "an item of the tensor has no dimensions",
 }
-_FIX_AT: Final = re.compile(r"(before|after|in place of) (.+):(\d+)(?:-(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Row:
         status: of the check *script* at the first run; ``not on the cpu`` if plain Python cannot run it.
         named: the tensor or the line of the report is that of the bug.
         runs: runs until the check passed; 0 if it never did.
-        report: what the first report says.
+        report: detail of the check at the first run.
         fixes: each fix that was pasted, with its place.
         end: how the last run ended.
     """
@@ -153,7 +153,7 @@ def _warm_up(folder: str) -> None:
 
 
 def run(task: tuple[str, str]) -> Row:
-    """One script, from its first report to the run that is clean or the last one."""
+    """Run one script, with its fixes, until it passes or no fix is known."""
     name, kind = task
     source = (SCRIPTS / f"{name}.py").read_text()
     mutant = next((one for one in mutants(source) if one.kind == kind), Mutant(kind, source, frozenset(), frozenset()))
@@ -178,12 +178,12 @@ def run(task: tuple[str, str]) -> Row:
         if check["status"] == "passed":
             runs = run
             break
-        pasted = paste(text, path, check["evidence"])
-        if pasted is None or pasted == text:
+        edit = edit_of(check)
+        if edit is None or Path(edit.path).resolve() != path.resolve():
             end = f"no line to paste: {check['detail']}"
             break
         fixes.append(f"{check['evidence']['fix_at']}: {check['evidence']['fix']}".replace(f"{folder}/", ""))
-        text = pasted
+        text = edit.applied(text.encode()).decode()
     named = bool(seen) and seen[0]["status"] == "failed" and is_named(seen[0], mutant)
     report = seen[0]["detail"].replace(f"{folder}/", "") if seen else ""
     return Row(name, kind, status, named, runs, report, " || ".join(fixes), end.replace(f"{folder}/", ""))
@@ -222,20 +222,10 @@ def _plain(path: Path, *arguments: str) -> str:
     return (lines[-1] if lines else "no output") if status else ""
 
 
-def paste(text: str, path: Path, evidence: Mapping[str, Any]) -> str | None:
-    """The text of a script with a suggested fix in it, indented as the first of the lines that it names.
-
-    Returns:
-        The new text; None if the fix is a sentence, or goes to another file.
-    """
-    found = _FIX_AT.fullmatch(str(evidence.get("fix_at", "")))
-    if found is None or Path(found[2]).resolve() != path.resolve():
-        return None
-    lines = text.splitlines()
-    first, last = int(found[3]) - 1, int(found[4] or found[3])
-    indented = re.sub(r"\S.*", "", lines[first]) + str(evidence["fix"])
-    start, end = {"before": (first, first), "after": (last, last), "in place of": (first, last)}[found[1]]
-    return "\n".join([*lines[:start], indented, *lines[end:], ""])
+def edit_of(check: Mapping[str, Any]) -> Edit | None:
+    """The edit that a check suggests; None if its fix is a sentence."""
+    edit = check["evidence"].get("edit")
+    return None if edit is None else Edit(**edit)
 
 
 def is_named(check: Mapping[str, Any], mutant: Mutant) -> bool:
@@ -244,10 +234,10 @@ def is_named(check: Mapping[str, Any], mutant: Mutant) -> bool:
     A report without a tensor names what the line that it quotes mentions.
     """
     evidence: Mapping[str, Any] = check["evidence"]
-    made_at, fix_at = str(evidence.get("made_at", "")), _FIX_AT.fullmatch(str(evidence.get("fix_at", "")))
+    made_at, edit = str(evidence.get("made_at", "")), edit_of(check)
     lines = {int(evidence.get("line", 0))}
     lines |= {int(made_at.rpartition(":")[2])} if made_at else set()
-    lines |= set(range(int(fix_at[3]), int(fix_at[4] or fix_at[3]) + 1)) if fix_at else set()
+    lines |= set() if edit is None else set(range(edit.first, edit.last + 1))
     words = evidence.get("tensors") or [evidence.get("source", "")]
     return bool(lines & mutant.lines or set(re.findall(r"\w+", " ".join(words))) & mutant.aliases())
 
@@ -256,7 +246,7 @@ def is_named(check: Mapping[str, Any], mutant: Mutant) -> bool:
 
 
 def summary(rows: Iterable[Row]) -> str:
-    """The results by kind, and what is wrong with each script that is not as it should be."""
+    """The results by kind, and a line for each script with an unexpected result."""
     rows = sorted(rows, key=lambda row: (row.script, row.kind))
     healthy = [row for row in rows if row.kind == _HEALTHY]
     harmless = [row for row in rows if (row.script, row.kind) in HARMLESS]
@@ -270,7 +260,7 @@ def summary(rows: Iterable[Row]) -> str:
     passed = sum(row.status == "passed" for row in healthy)
     unharmed = sum(row.status == "passed" for row in harmless)
     lines += ["", f"{passed} of {len(healthy)} healthy scripts pass."]
-    lines += [f"{unharmed} of {len(harmless)} edits that a GPU does not mind pass.", ""]
+    lines += [f"{unharmed} of {len(harmless)} edits that are no bugs on a GPU pass.", ""]
     lines += [
         f"{row.script} {row.kind}: {row.status}: {row.report}"
         for row in (*healthy, *harmless)

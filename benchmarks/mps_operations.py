@@ -72,7 +72,7 @@ def outcome(op: Any, dtype: torch.dtype, device: torch.device) -> str:
         given, args, kwargs = pytree.tree_unflatten(leaves, spec)
         try:
             op.op(given, *args, **kwargs)
-        except Exception:  # noqa: BLE001  # the CPU refuses it, too
+        except Exception:  # noqa: BLE001  # the CPU refuses it too
             continue
         there = [one.to(device) if isinstance(one, torch.Tensor) else one for one in leaves]
         given, args, kwargs = pytree.tree_unflatten(there, spec)
@@ -80,7 +80,7 @@ def outcome(op: Any, dtype: torch.dtype, device: torch.device) -> str:
         try:
             op.op(given, *args, **kwargs)
             result = "accepted"
-        except Exception as error:  # noqa: BLE001  # whatever the simulation raises
+        except Exception as error:  # noqa: BLE001  # of any operation
             return f"refused: {type(error).__name__}: {str(error)[:90]}"
     return result
 

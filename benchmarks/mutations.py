@@ -1,7 +1,7 @@
 """Device bugs, inserted into training scripts by editing their source at nodes of its syntax tree.
 
 Each kind is a bug that goes unnoticed on the CPU. A kind is inserted at the first place of a script that has room for
-it; a script without one has no such mutant.
+it; a script without a place for it has no mutant of that kind.
 """
 
 from __future__ import annotations

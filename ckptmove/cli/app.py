@@ -277,7 +277,14 @@ def verify(
         ),
     ] = None,
     script_args: Annotated[list[str] | None, typer.Option("--script-arg", hidden=True)] = None,
-    device_memory: options.DeviceMemory = None,
+    device_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Fail if the step of --case or --script needs more memory on the device: 24GB.",
+            show_default=False,
+        ),
+    ] = None,
     timeout: Annotated[
         float | None,
         typer.Option(

@@ -47,7 +47,7 @@ def load_config(folder: Path) -> Config:
 
     Raises:
         UsageError: if the file cannot be read, is not TOML, or its table has a wrong key, type, device
-            (UnknownDevice) or code.
+            (UnknownDevice) or code, or both a case and a script.
     """
     try:
         folder = folder.absolute()
@@ -65,6 +65,8 @@ def load_config(folder: Path) -> Config:
             f"unknown key '{unknown[0]}' in [tool.ckptmove]; the keys are {', '.join(_KEYS)}", path=str(found)
         )
     to, case, script = (_string(table, key, found) for key in ("to", "case", "script"))
+    if case is not None and script is not None:
+        raise UsageError("'case' and 'script' in [tool.ckptmove] exclude each other", path=str(found))
     strict = table.get("strict", False)
     if not isinstance(strict, bool):
         raise UsageError("'strict' in [tool.ckptmove] is not a boolean", path=str(found))

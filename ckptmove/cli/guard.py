@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
-from itertools import chain
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -58,7 +58,8 @@ class GuardedGroup(TyperGroup):
     ) -> Any:
         """Run a command line, and exit with its exit code."""
         del prog_name, standalone_mode  # always our name, and always standalone
-        words = with_script_args(with_bare_prefix(sys.argv[1:] if args is None else args))
+        words = with_bare_prefix(sys.argv[1:] if args is None else args)
+        parsed = with_script_args(words)
         run = super().main
         code: int | None = None
         try:
@@ -67,7 +68,7 @@ class GuardedGroup(TyperGroup):
                 for category in (RolledBack, LeftoversRemoved):
                     warnings.simplefilter("always", category)
                 warnings.showwarning = _show
-                code = _guarded(lambda: run(words, PROGRAM, complete_var, False, windows_expand_args, **extra), words)
+                code = _guarded(lambda: run(parsed, PROGRAM, complete_var, False, windows_expand_args, **extra), words)
                 settle()
         except (KeyboardInterrupt, Terminated) as error:  # after the answer: it stays valid
             settle()
@@ -89,14 +90,16 @@ class GuardedGroup(TyperGroup):
 def with_bare_prefix(words: Sequence[str]) -> list[str]:
     """A command line whose bare ``--strip-prefix`` has an empty value, which means the prefixes of known wrappers.
 
-    The next word is its value if it is a prefix and not a path: it ends with a dot, or is the name of a wrapper.
+    The next word is its value if it is a prefix and not a path: it ends with a dot, or is the name of a wrapper. Words
+    after ``--`` stay.
     """
+    own = _own(words)
     found: list[str] = []
-    for index, word in enumerate(words):
-        following = words[index + 1] if index + 1 < len(words) else ""
+    for index, word in enumerate(own):
+        following = own[index + 1] if index + 1 < len(own) else ""
         is_prefix = f"{following}." in WRAPPERS or (following.endswith(".") and set(following) != {"."})
         found.append("--strip-prefix=" if word == "--strip-prefix" and not is_prefix else word)
-    return found
+    return [*found, *words[len(own) :]]
 
 
 def with_script_args(words: Sequence[str]) -> list[str]:
@@ -104,10 +107,15 @@ def with_script_args(words: Sequence[str]) -> list[str]:
 
     Typer would take them for checkpoints.
     """
-    own = [*words[: words.index("--")]] if "--" in words else [*words]
+    own = _own(words)
     if not any(word == "--script" or word.startswith("--script=") for word in own):
         return [*words]
     return own + [f"--script-arg={word}" for word in words[len(own) + 1 :]]
+
+
+def _own(words: Sequence[str]) -> list[str]:
+    """The words before ``--``; those after it can be arguments of the user's script."""
+    return [*takewhile("--".__ne__, words)]
 
 
 def _show(message: Warning | str, *_where: object, **_more: object) -> None:
@@ -180,7 +188,7 @@ def _bug(error: Exception) -> Failure:
 def _report(failure: Failure, words: Sequence[str]) -> int:
     """Write an error that ended the command, in the format of the command line, and return its exit code."""
     # If stdout has failed, an error in another format cannot be written there either.
-    renderer = open_default_report() if failure.kind == StdoutFailed.kind else open_error_report(words)
+    renderer = open_default_report() if failure.kind == StdoutFailed.kind else open_error_report(_own(words))
     command = next((word for word in words if word in _COMMANDS), None)
     try:
         renderer.failure(failure)

@@ -338,8 +338,7 @@ def _(error: errors.RollbackFailed) -> str:
 
 @hint_for.register(FixNotWritten)
 def _(error: FixNotWritten) -> str:
-    folder = os.path.dirname(error.path or "")  # a path stays as it was typed
-    return f"free some space, or make its folder writable: ls -ld {quoted(folder)}"
+    return f"free some space, or make its folder writable: ls -ld {quoted(_folder_of(error.path or ''))}"
 
 
 @hint_for.register(errors.ReportFailed)

@@ -67,15 +67,6 @@ Devices = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit 1 on warnings too; with verify, also if the resume is not proven.")
 ]
-DeviceMemory = Annotated[
-    str | None,
-    typer.Option(
-        "--device-memory",
-        metavar="SIZE",
-        help="Fail a --case that needs more memory on the device: 24GB.",
-        show_default=False,
-    ),
-]
 LimitFactor = Annotated[
     int,
     typer.Option(metavar="N", min=1, max=1000, help="Raise every resource limit N-fold, for a file you trust."),
@@ -106,10 +97,10 @@ Help = Annotated[
 
 
 class TakesRemap:
-    """A command whose parameter ``remap`` stands for the options of a remapping.
+    """A command whose parameter ``remap`` Typer sees as the options of a remapping.
 
-    It gets their values as they were typed, by field of :class:`ckptmove.moves.Remap`. Only a command that Typer builds
-    imports that class.
+    The command gets their values as they were typed, by field of :class:`ckptmove.moves.Remap`. That class is imported
+    only for a command that Typer builds.
     """
 
     def __init__(self, command: Callable[..., None]) -> None:

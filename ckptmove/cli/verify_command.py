@@ -97,7 +97,7 @@ def _fixed(
     *,
     dry_run: bool,
 ) -> VerifyResult:
-    """The verdict on the user's files as they are on the disk afterwards, with the edits."""
+    """The verdict on the user's files, after the edits if they were written."""
     from ckptmove.verification.case.fixing import find_fixes, write  # used for --fix only
 
     fixes = find_fixes(request, verified)

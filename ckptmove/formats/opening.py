@@ -71,7 +71,7 @@ class _Start(NamedTuple):
     Attributes:
         source: bytes of the file.
         limits: resource limits for reading a zip or a tar archive.
-        head: first bytes of the file.
+        head: first bytes of the file; empty for a zip archive, whose directory decides.
         directory: central directory of a zip archive; None for any other file.
     """
 
@@ -153,7 +153,7 @@ def _examine(source: ByteSource, limits: Limits) -> tuple[str, ZipDirectory | No
         raise NotACheckpoint(source.path, "an empty file")
     head = source.read(0, min(_HEAD, source.size))
     directory = read_directory(source, limits) if head.startswith(b"PK\x03\x04") else None
-    start = _Start(source, limits, head, directory)
+    start = _Start(source, limits, head if directory is None else b"", directory)
     if directory is None:
         _refuse_others(start)
     name = next((name for name, matches in SIGNATURES.items() if matches(start)), None)

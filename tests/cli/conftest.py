@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ckptmove.cli.render
-from ckptmove.cli.app import app
+from ckptmove.cli.app import app, main
 from ckptmove.cli.guard import PROGRAM
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
@@ -94,6 +94,20 @@ def say():
         return Said(result.exit_code, result.stdout, result.stderr)
 
     return say
+
+
+@pytest.fixture
+def ckptmove(monkeypatch, capsys):
+    """Type a command as a process would; get its exit code, stdout and stderr."""
+
+    def ckptmove(*arguments):
+        monkeypatch.setattr("sys.argv", ["ckptmove", *arguments])
+        with pytest.raises(SystemExit) as raised:
+            main()
+        out, err = capsys.readouterr()
+        return raised.value.code, out, err
+
+    return ckptmove
 
 
 @pytest.fixture

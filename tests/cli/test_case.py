@@ -10,7 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ckptmove.cli.app import main  # noqa: E402  # after the skip
 from ckptmove.cli.render.verification import outcome  # noqa: E402  # after the skip
 from ckptmove.errors import UsageError  # noqa: E402  # after the skip
 from ckptmove.testing import assert_resumes  # noqa: E402  # after the skip
@@ -67,18 +66,6 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def ckptmove(monkeypatch, capsys):
-    def ckptmove(*arguments):
-        monkeypatch.setattr("sys.argv", ["ckptmove", *arguments])
-        with pytest.raises(SystemExit) as raised:
-            main()
-        out, err = capsys.readouterr()
-        return raised.value.code, out, err
-
-    return ckptmove
 
 
 def test_a_case_is_the_last_check_of_the_verdict(folder, ckptmove):
@@ -220,7 +207,7 @@ def test_a_test_may_limit_the_memory(folder, simulates):
 
 
 def test_a_case_is_named_where_it_would_prove_what_a_file_does_not_tell(folder, ckptmove):
-    hint = "hint: --case FILE.py:FUNC proves it with your own model and optimizer\n"
+    hint = "hint: --case FILE.py:FUNC or --script FILE.py proves it with your own model and optimizer\n"
     whole = torch.load(folder / "run.pth")
     torch.save({"model": {}, "optimizer": whole["optimizer"]}, folder / "alone.pth")
     code, out, err = ckptmove("verify", "alone.pth", "--to", "cpu")

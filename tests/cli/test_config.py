@@ -60,6 +60,10 @@ def test_no_file_at_all(tmp_path, monkeypatch) -> None:
         ("[tool.ckptmove]\nignore = [1]", "'ignore' in [tool.ckptmove] is not a list of strings"),
         ("[tool.ckptmove]\nto = 1", "'to' in [tool.ckptmove] is not a string"),
         ("[tool.ckptmove]\ncase = 1", "'case' in [tool.ckptmove] is not a string"),
+        (
+            "[tool.ckptmove]\ncase = 'a.py:b'\nscript = 'c.py'",
+            "'case' and 'script' in [tool.ckptmove] exclude each other",
+        ),
         ("[tool.ckptmove]\nstrict = 1", "'strict' in [tool.ckptmove] is not a boolean"),
         ("[tool]\nckptmove = 1", "'tool.ckptmove' is not a table"),
         ("[tool", "not valid TOML: "),

@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 from simulation import on_a_simulated_device  # noqa: E402  # after the skip
 
 from ckptmove import api  # noqa: E402  # after the skip
-from ckptmove.cli.app import main  # noqa: E402  # after the skip
 from ckptmove.cli.guard import with_script_args  # noqa: E402  # after the skip
 from ckptmove.verification.case.strays import MARK, end_strays  # noqa: E402  # after the skip
 
@@ -52,18 +51,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def ckptmove(monkeypatch, capsys):
-    def ckptmove(*arguments):
-        monkeypatch.setattr("sys.argv", ["ckptmove", *arguments])
-        with pytest.raises(SystemExit) as raised:
-            main()
-        out, err = capsys.readouterr()
-        return raised.value.code, out, err
-
-    return ckptmove
-
-
 def checked(out):
     (result,) = json.loads(out)["results"]
     return result, result["checks"][-1]
@@ -98,7 +85,7 @@ def test_a_script_that_proves_nothing_is_not_outvoted_by_the_step(folder, ckptmo
 @pytest.mark.parametrize(
     ("name", "source"), [("none.py", None), ("bad.py", b"def"), ("bad.py", b"\0"), ("folder", None)]
 )
-def test_a_script_that_is_none_is_a_mistake_of_the_request(folder, ckptmove, name, source):
+def test_an_unusable_script_is_a_usage_error(folder, ckptmove, name, source):
     (folder / "folder").mkdir()
     if source is not None:
         (folder / name).write_bytes(source)
@@ -107,7 +94,7 @@ def test_a_script_that_is_none_is_a_mistake_of_the_request(folder, ckptmove, nam
     assert f"{name}: --script: " in err
 
 
-def test_a_case_and_a_script_are_one_too_many(folder, ckptmove):
+def test_a_case_and_a_script_exclude_each_other(folder, ckptmove):
     (folder / "case.py").write_text("def case(device): pass")
     code, _, err = ckptmove("verify", "run.pth", "--script", "train.py", "--case", "case.py:case")
     assert code == 2
@@ -133,6 +120,17 @@ def test_words_after_the_dashes_are_the_scripts(words, seen):
         assert found == words
     else:
         assert [word.removeprefix("--script-arg=") for word in found] == seen
+
+
+def test_words_of_the_script_are_no_options(folder, ckptmove):
+    (folder / "show.py").write_text("import sys\nsys.exit(' '.join(sys.argv[1:]))\n")
+    words = ["--strip-prefix", "--json", "--to", "cuda"]
+    code, out, _ = ckptmove("verify", "run.pth", "--to", "cpu", "--script", "show.py", "--json", "--", *words)
+    result, check = checked(out)
+    assert (check["evidence"]["arguments"], result["passed"], code) == (words, False, 1)
+    code, out, err = ckptmove("verify", "run.pth", "--to", "gpu", "--script", "show.py", "--", "-x", "--json")
+    assert (code, out) == (2, "")
+    assert "ckptmove verify run.pth --to cuda:0 --script show.py -- -x --json\n" in err
 
 
 def test_from_python(folder):

@@ -113,6 +113,15 @@ def test_a_checkpoint_is_recognised(name_of, data, expected):
     assert name_of(data) == expected
 
 
+@pytest.mark.parametrize(
+    ("place", "mark"), [(257, b"ustar"), (4, b"\0\0\0\0{"), (4, b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.")]
+)
+def test_a_zip_archive_has_the_format_of_its_directory(name_of, place, mark):
+    data = bytearray(saved() + saved())
+    data[place : place + len(mark)] = mark
+    assert name_of(bytes(data)) == "dcp"
+
+
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_each_format_has_its_class(name):
     assert container_class(name).name == name

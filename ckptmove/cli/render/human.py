@@ -92,7 +92,7 @@ class HumanRenderer(Renderer):
             return
         out.report(verification.verification_lines(out.page, result, verbose=out.verbose, strict=answer.strict))
         if verification.needs_case(answer):
-            say("hint: --case FILE.py:FUNC proves it with your own model and optimizer")
+            say("hint: --case FILE.py:FUNC or --script FILE.py proves it with your own model and optimizer")
         if verification.has_edit(result):
             say("hint: --fix edits your files, and --fix --dry-run prints the patch")
 

@@ -69,13 +69,13 @@ def fixed_lines(result: VerifyResult) -> Iterator[str]:
     if result.unfixed:
         yield f"not fixed: {sentence(result.unfixed)}"
     elif any(file.backup is None for file in result.fixed):
-        yield f"with the patch, {result.checks[-1].name} passes"
+        yield f"with the patch, the {result.checks[-1].name} passes"
 
 
 def fixed_line(file: FixedFile) -> str:
     """What ``--fix`` did with a file, in one line."""
     edits = f"{amount(file.fixes, 'edit')} of {clean(file.path)}"
-    return f"{edits} not written: --dry-run" if file.backup is None else f"{edits}; backup: {clean(file.backup)}"
+    return f"{edits}, not written (--dry-run)" if file.backup is None else f"{edits}; backup: {clean(file.backup)}"
 
 
 def _status(result: VerifyResult, *, strict: bool) -> str:
