@@ -205,6 +205,8 @@ class Watch(TorchFunctionMode):
         """Record a ``.to(device)`` in the user's own line, and rows taken of the result."""
         is_move = func in _MOVES
         if is_move and given[0].device != self._device and self._entrance.is_own(frame.f_code.co_filename):
+            # A script may move thousands of batches before its step. Those that are gone yield no more rows.
+            self.transfers = [one for one in self.transfers if one.rows or one.arrived() is not None]
             self.transfers.append(Transfer(given[0], spot_of(frame), weakref.ref(made)))
         for transfer in self.transfers:
             whole = transfer.arrived()
