@@ -12,7 +12,7 @@ import tempfile
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ckptmove.errors import CaseUnusable
 from ckptmove.verification.case.patching import lines_of
@@ -68,9 +68,17 @@ def edited_sources(edits: Sequence[Edit]) -> Iterator[None]:
             linecache.cache.pop(path, None)
 
 
+class _MainLoader(SourceFileLoader):
+    """Loader without a bytecode cache: Python has none for the file that it runs."""
+
+    def path_stats(self, path: str) -> NoReturn:
+        """Raise OSError, so that no ``.pyc`` is read or written."""
+        raise OSError(path)
+
+
 def code_of(path: str) -> CodeType:
     """Code of a file that runs as ``__main__``, with the edits of :func:`edited_sources`."""
-    code: CodeType = SourceFileLoader("__main__", path).get_code("__main__")  # type: ignore[assignment]  # not None
+    code: CodeType = _MainLoader("__main__", path).get_code("__main__")  # type: ignore[assignment]  # not None
     return code
 
 
