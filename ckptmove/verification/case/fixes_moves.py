@@ -26,6 +26,7 @@ from ckptmove.verification.case.source import (
     stored_by,
     tree_of,
 )
+from ckptmove.verification.case.tensor_names import OF_MODULES
 from ckptmove.verification.case.watch import are_rows, is_target, targets_in
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 #: Attributes of a tensor that are the same wherever it is, or that move it.
 _ANYWHERE: Final = MOVES | {"cpu", "dim", "dtype", "item", "ndim", "numel", "numpy", "shape", "size", "tolist"}
-#: Attributes of every module: its dicts of parameters, buffers, modules and hooks.
-_OF_MODULE: Final = frozenset(vars(nn.Module()))
 _LOOPS: Final = (ast.For, ast.AsyncFor, ast.While)
 #: Functions that take the lengths of sequences on the CPU.
 _PACKERS: Final = frozenset({"ctc_loss", "pack_padded_sequence"})
@@ -108,7 +107,7 @@ def _carriers(tensor: torch.Tensor, running: Running, more: Iterable[str]) -> It
     yield from (one for one in found if one.is_assignable)
     yield from (one for one in found if not one.is_assignable and "." not in one.name)
     kept = getattr(frame.f_locals.get("self"), "__dict__", {}).items()
-    own = {f"self.{key}": one for key, one in kept if key not in _OF_MODULE}
+    own = {f"self.{key}": one for key, one in kept if key not in OF_MODULES}
     read = {name: frame.f_globals[name] for name in frame.f_code.co_names if name in frame.f_globals}
     held = []
     for name, value in (read | dict(frame.f_locals) | own).items():

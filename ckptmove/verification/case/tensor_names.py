@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Literal["model", "attribute", "criterion", "batch", "state"]
 
 #: Attributes that every module has.
-_OF_MODULES: Final = frozenset(nn.Module().__dict__)
+OF_MODULES: Final = frozenset(nn.Module().__dict__)
 
 
 class NamedTensor(NamedTuple):
@@ -96,7 +96,7 @@ def _plain(module: nn.Module, root: str) -> Iterator[tuple[str, nn.Module, str, 
     """Plain attributes of a module and its submodules: expression, module, name, value."""
     for path, one in module.named_modules(prefix=root):
         for key, value in vars(one).items():
-            if key not in _OF_MODULES:
+            if key not in OF_MODULES:
                 yield f"{path}.{key}", one, key, value
 
 
