@@ -9,7 +9,7 @@ from ckptmove.model import Finding, Severity
 from ckptmove.verification.evidence import CheckResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 #: All checks, in the order of the report.
 CHECKS: Final = ("file", "restore", "placement", "structure", "numbers", "step", "parity", "fresh")
@@ -51,6 +51,12 @@ class Offenders:
         rest = self.count - len(self.first)
         more = [f"and {rest:,} more"] if rest else []
         return [f"{prefix}{self.first[0]}", *self.first[1:], *more] if self.first else []
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first few names, and the number of the others."""
+    more = f" and {len(names) - most:,} more" * (len(names) > most)
+    return f"{', '.join(names[:most])}{more}"
 
 
 def passed(name: str, detail: str, fix: str = "", /, **evidence: object) -> CheckResult:

@@ -29,7 +29,7 @@ class VerifyRequest(NamedTuple):
         script: the user's training script, or None.
         script_args: command-line arguments of the script.
         edits: edits of the user's files, with which the case or the script runs. They are not written.
-        device_memory: memory of the target in bytes, which a case must fit in, or None for no limit.
+        device_memory: memory of the target in bytes, for the case or the script; None for no limit.
         timeout: longest time of the child process in seconds, or None.
         sample: number of parameters of each optimizer, and of other tensors, to check; None for all.
         limits: resource limits for reading each file.

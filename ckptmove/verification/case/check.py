@@ -30,7 +30,7 @@ from ckptmove.verification.case.step import UnusableCase, WholeDataset, one_batc
 from ckptmove.verification.case.tensor_names import names_of, tensors_in
 from ckptmove.verification.case.user_code import Entrance
 from ckptmove.verification.case.watch import Watch
-from ckptmove.verification.checks import failed, passed, skipped
+from ckptmove.verification.checks import CASE, failed, listed, passed, skipped
 from ckptmove.verification.simulated import targets
 from ckptmove.verification.simulated.device import PlainTensor
 from ckptmove.verification.simulated.identity import foreach_by_default
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from ckptmove.verification.simulated.accounting import MemoryRecord
     from ckptmove.verification.step.resume import Bench
 
-_NAME = "case"
-_NAMED = 3
 _EXITS = "the script exits during its import"
 _GUARD = (
     "move the code that parses arguments and trains under if __name__ == '__main__': the check only imports the script"
@@ -127,7 +125,7 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
     """
     site = bench.site
     if site.reason:
-        return skipped(_NAME, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
+        return skipped(CASE, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
     entrance = Entrance(parse_case(typed))
     with on_target(bench) as place, memory_recorded(site, bench.request.device_memory, entrance) as memory:
         home = line_of(typed.rpartition(":")[0], 0)
@@ -139,17 +137,17 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
             with attempt:
                 outcomes.append(_attempt(run, typed))
         except NotRebuilt as reason:
-            return skipped(_NAME, f"not proven: {reason}", **run.figures, proven=False)
+            return skipped(CASE, f"not proven: {reason}", **run.figures, proven=False)
         except Ambiguous as doubt:
             figures = {**run.figures, "candidates": list(doubt.candidates), "fix": doubt.fix, "proven": False}
-            return skipped(_NAME, f"not proven: {doubt}", doubt.fix, **figures)
+            return skipped(CASE, f"not proven: {doubt}", doubt.fix, **figures)
         fault = blame(attempt.error, run.scene) if attempt.error is not None else outcomes[0]
     if isinstance(fault, Blame):
         figures = {**run.figures, **fault.evidence, "proven": False}
         if fault.is_limit:
-            return skipped(_NAME, f"not proven: {fault.fault}", **figures)
-        return failed(_NAME, fault.failures, str(fault.fix), **figures)
-    return passed(_NAME, fault, str(run.note_fix), **run.figures)
+            return skipped(CASE, f"not proven: {fault.fault}", **figures)
+        return failed(CASE, fault.failures, str(fault.fix), **figures)
+    return passed(CASE, fault, str(run.note_fix), **run.figures)
 
 
 @contextlib.contextmanager
@@ -344,8 +342,7 @@ def _doubts(
     doubts += [f"no state was restored into {' and '.join(bare)}"] * bool(bare)
     doubts += [f"no parameter moved in the step of {' and '.join(unmoved)}"] * bool(unmoved)
     if missed:
-        more = f" and {len(missed) - _NAMED:,} more" * (len(missed) > _NAMED)
-        doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({', '.join(missed[:_NAMED])}{more})")
+        doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({listed(missed)})")
     left = ", ".join(where or "the optimizer's file" for where in restored.left)
     return doubts + [f"the case has no optimizer for {left}"] * bool(left)
 

@@ -17,7 +17,7 @@ from ckptmove.verification.simulated.accounting import MemoryRecord, Usage, reco
 from ckptmove.verification.simulated.targets import tag_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import FrameType
 
     from ckptmove.case import Case
@@ -125,11 +125,19 @@ def _limit_real(module: Any, device: torch.device, limit: int) -> None:
 
 def label_case(record: MemoryRecord, case: Case) -> None:
     """Set the roles of the tensors of a case."""
-    for part in models_of(case):
-        record.label_parameters(part.module.parameters())
-        record.label("parameters", part.module.buffers())
-    for optimizer in optimizers_of(case):
-        record.label_optimizer(optimizer.optimizer)
+    modules = [part.module for part in models_of(case)]
+    label(record, modules, [part.optimizer for part in optimizers_of(case)])
+
+
+def label(
+    record: MemoryRecord, modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
+) -> None:
+    """Set the roles of the tensors of modules and optimizers."""
+    for module in modules:
+        record.label_parameters(module.parameters())
+        record.label("parameters", module.buffers())
+    for optimizer in optimizers:
+        record.label_optimizer(optimizer)
 
 
 def peak_of(record: MemoryRecord, site: Site, limit: int | None) -> Usage | None:
