@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import textwrap
 from pathlib import Path
@@ -147,6 +148,7 @@ def test_the_memory_of_a_script_is_recorded_and_limited(ran):
     short = ran(HEAD, BUILT, LOADED, LOOP.replace("x.to(device)", "x.to(device).repeat(64, 1)"), device_memory=2048)
     assert outcome(short) == ("failed", False)
     assert short["evidence"]["requested_bytes"] > 0
+    assert short["evidence"]["peak_memory"]["parameters"] > 0
 
 
 def test_a_buffer_that_a_running_module_computes_with_is_named_by_its_module(ran):
@@ -364,6 +366,13 @@ def test_an_optimizer_that_makes_no_step_is_not_waited_for(ran, pair):
     assert "second" in check["evidence"]["unproven"]
 
 
+@pytest.mark.parametrize(("end", "status"), [("", "passed"), ("raise SystemExit", "passed"), ("exit(2)", "failed")])
+def test_a_script_may_end_before_the_second_optimizer_makes_a_step(ran, pair, end, status):
+    short = GAN.format(often="False").replace("while True", "for _ in range(3)")
+    check = ran(HEAD, short, end, path=pair)
+    assert outcome(check) == (status, False)
+
+
 def test_two_optimizers_of_one_model(ran, make):
     tree = make.tree("Adam")
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
@@ -406,6 +415,18 @@ def test_the_step_of_a_subclass_is_one_step(ran):
     check = ran(HEAD, kind, BUILT.replace("torch.optim.AdamW", "Mine"), LOADED, LOOP)
     assert outcome(check) == ("passed", True)
     assert check["evidence"]["optimizer"] == ["Mine"]
+
+
+@pytest.mark.parametrize("change", ["state['rows'].pop()", "state['options']['k'] = 2"])
+def test_lists_and_dicts_of_state_are_compared(ran, make, change):
+    tree = make.tree("SGD", momentum=0.9)
+    for state in tree["optimizer"]["state"].values():
+        state |= {"rows": [torch.ones(2), torch.ones(2)], "options": {"k": 1}}
+    built = BUILT.replace("AdamW(model.parameters()", "SGD(model.parameters(), 0.1, 0.9")
+    changed = f"for state in optimizer.state.values():\n    {change}\n"
+    check = ran(HEAD, built, LOADED, changed, LOOP, path=make.save(tree))
+    assert check["evidence"]["entries"] == 0
+    assert check["evidence"]["of_entries"] == 4
 
 
 def test_lbfgs_makes_its_step_with_a_closure(ran, make):
@@ -466,6 +487,35 @@ def test_the_checkpoint_is_not_unpickled_even_if_the_script_asks_for_it(ran, mak
     assert check["fix"].endswith("ckptmove convert --plain")
 
 
+class Planted:
+    """An object that makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [("pickle_module=__import__('pickle')", "skipped"), ("weights_only=0", "skipped"), ("weights_only=True", "failed")],
+)
+def test_no_argument_unpickles_the_checkpoint(ran, make, tmp_path, options, status):
+    path = make.save({**make.tree(), "planted": Planted(tmp_path / "made")})
+    check = ran(HEAD, BUILT, LOADED.replace("map_location=device", options), LOOP, path=path)
+    assert outcome(check) == (status, False)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("value", ["1", "0"])
+def test_no_environment_unpickles_the_checkpoint(ran, make, tmp_path, monkeypatch, value):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", value)
+    path = make.save({**make.tree(), "planted": Planted(tmp_path / "made")})
+    ran(HEAD, BUILT, LOADED, LOOP, path=path)
+    assert not (tmp_path / "made").exists()
+
+
 def test_weights_in_safetensors_are_a_load_too(ran, make, tmp_path):
     from safetensors.torch import save_file
 
@@ -490,11 +540,29 @@ def test_a_directory_of_dcp_is_a_load_too(ran, make, tmp_path):
     loaded = """
     import torch.distributed.checkpoint as dcp
     state = {"model": {key: torch.zeros_like(value, device="cpu") for key, value in model.state_dict().items()}}
+    dcp.load(state, checkpoint_id=__import__("shutil").copytree(args.resume, "other"))
     dcp.load(state, checkpoint_id=args.resume)
     model.load_state_dict(state["model"])
     """
     check = ran(HEAD, BUILT, loaded, LOOP, path=str(tmp_path / "dcp"))
     assert check["evidence"]["tensors"] == 4, check["detail"]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("place", ["entry", "metadata"])
+def test_a_directory_of_dcp_is_not_unpickled(ran, make, tmp_path, place):
+    planted, folder = Planted(tmp_path / "made"), tmp_path / "dcp"
+    Distributed.save(folder, {"model": make.tree()["model"], "planted": planted if place == "entry" else 3})
+    if place == "metadata":
+        metadata = pickle.loads((folder / ".metadata").read_bytes())
+        metadata.planted = planted
+        (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    loaded = """
+    import torch.distributed.checkpoint as dcp
+    dcp.load({"planted": 0}, checkpoint_id=args.resume)
+    """
+    assert outcome(ran(HEAD, BUILT, loaded, LOOP, path=str(folder))) == ("skipped", False)
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("save", ["torch.save({}, args.resume)", "torch.save({}, file)"])
@@ -505,6 +573,24 @@ def test_the_checkpoint_is_not_overwritten(ran, make, save):
     assert outcome(check) == ("failed", False)
     assert save in check["evidence"]["source"]
     assert Path(path).read_bytes() == before
+
+
+def test_bytes_in_memory_of_the_same_length_are_not_the_checkpoint(ran):
+    loaded = "data = bytearray(Path(args.resume).read_bytes()); data[-1] ^= 1\ntorch.save({}, io.BytesIO(data))\n"
+    assert ran(HEAD, BUILT, "import io\nfrom pathlib import Path\n", loaded, LOADED, LOOP)["status"] == "passed"
+
+
+def test_a_copy_of_the_checkpoint_may_be_overwritten(ran):
+    saved = "import shutil\ntorch.save({}, shutil.copy(args.resume, 'last.pt'))\n"
+    assert ran(HEAD, saved, BUILT, LOADED, LOOP)["status"] == "passed"
+
+
+def test_a_script_may_write_safetensors_by_keyword(ran):
+    save = """
+    from safetensors.torch import save_file
+    save_file(tensors={"x": torch.ones(2)}, filename="x.safetensors")
+    """
+    assert ran(HEAD, save, BUILT, LOADED, LOOP)["status"] == "passed"
 
 
 def test_a_script_may_write_other_files(ran):
@@ -519,6 +605,8 @@ def test_a_script_may_write_other_files(ran):
         ("import urllib.request; urllib.request.urlopen('http://127.0.0.1:9/')", "skipped"),
         ('raise RuntimeError("Distributed package doesn\'t have NCCL built in")', "skipped"),
         ("torch.cuda.CUDAGraph()", "skipped"),
+        ("try: open('x.csv')\nexcept OSError as error: raise ValueError('no data') from error", "skipped"),
+        ("try: open('x.csv')\nexcept OSError: raise ValueError", "failed"),
         ("torch.multiprocessing.spawn(print, nprocs=2)", "skipped"),
         ("raise EOFError('EOF when reading a line')", "failed"),
         ("raise KeyboardInterrupt", "failed"),
@@ -538,6 +626,10 @@ def test_a_file_that_the_checkpoint_lacks_is_a_fault(ran, make, tmp_path):
     make()
     check = ran(HEAD, "torch.load(args.resume + '/scaler.pt')", path=str(tmp_path / "run"))
     assert outcome(check) == ("failed", False)
+
+
+def test_advice_about_mps_is_for_mps_only(ran):
+    assert ran("raise ValueError('unknown split MPS')")["fix"] == ""
 
 
 def test_one_process_for_one_device_is_run_here(ran):
@@ -610,3 +702,8 @@ def test_a_script_that_takes_too_long_says_where_it_was(answers, make, tmp_path,
     answers(make(), "cuda:0", script="slow.py", deadline=2.0)
     assert exits == [0]
     assert messages[0]["file"] == "slow.py"
+
+
+def test_a_script_leaves_no_bytecode(ran, tmp_path):
+    ran(HEAD)
+    assert not (tmp_path / "__pycache__").exists()

@@ -56,7 +56,7 @@ class Scene(NamedTuple):
         entrance: knows which files are the user's.
         names: tensors of the case, by identity.
         place: where the step ran.
-        home: line to report if no line of the user's code is in the traceback.
+        home: line to report if no line of the user's code is in the traceback; number 0 for no case function.
         late: the same for optimizer state: the line that moved the model last, or built the optimizer.
         given: arguments of the call of ``Case``; None if unknown.
         early: tensors of the case before the step, by identity.
@@ -73,19 +73,25 @@ class Scene(NamedTuple):
     early: Mapping[int, NamedTensor] = {}  # never written to
     built: Mapping[str, list[UserFrame]] = {}  # never written to
 
+    @property
+    def in_case(self) -> str:
+        """The end of a sentence that names the case function; empty for a script."""
+        return f", in the case at {self.home}" if self.home.number else ""
+
 
 def device_expression(node: ast.AST | None, path: str, scene: Scene, known: str = "", module: str = "") -> str:
     """Expression for the target at a node: an expression known there, the case's device, or the target's name."""
-    return known or device_parameter(node, path, scene.home) or module or _target(scene)
+    return known or device_parameter(node, path, scene.home) or module or target_name(scene)
 
 
-def _target(scene: Scene) -> str:
+def target_name(scene: Scene) -> str:
+    """The target's name as an expression: ``'cuda:0'``."""
     return repr(scene.place.device_of(torch.empty(0, device=scene.place.device)))
 
 
 def is_fixed(device: str, scene: Scene) -> bool:
     """Whether an expression for the target is its name: the edit would fit no other target."""
-    return device == _target(scene)
+    return device == target_name(scene)
 
 
 def device_in(running: Running, scene: Scene) -> str:
@@ -204,7 +210,7 @@ def model_first(scene: Scene, known: NamedTensor) -> Fix:
     given = None if scene.given is None else scene.given.of_parts(known.model, known.optimizer)
     if given is None or given.model is None:
         name = known.model or "model"
-        return Fix(f"{name} = {name}.to(device), before the optimizer is built, in the case at {scene.home}")
+        return Fix(f"{name} = {name}.to(device), before the optimizer is built{scene.in_case}")
     fixes = [_model_moved(one, scene, known) for one in (given, *_outer(given, scene.built.get(known.optimizer, [])))]
     sure = (fix for fix, device in fixes if not is_fixed(device, scene))
     return next(sure, fixes[0][0])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ckptmove.verification.case.edits import NO_FIX, Fix, before, replaced, text_of
+from ckptmove.verification.case.fixes import target_name
 from ckptmove.verification.case.source import callee, full_name, name_of_module, nodes_of, parents, tree_of
 
 if TYPE_CHECKING:
@@ -33,13 +34,15 @@ _ON_CPU: Final = Fix("run the operation on the CPU: pass its tensors with .cpu()
 
 
 def on_mps(text: str, frames: Sequence[Running], scene: Scene) -> Fix:
-    """Fix for an error of the MPS backend; `NO_FIX` for any other error.
+    """Fix for an error of the MPS backend; `NO_FIX` for any other error, and for another target.
 
     Args:
         text: torch's message.
         frames: frames of the user's code, the innermost last.
         scene: all the rest.
     """
+    if "mps" not in target_name(scene):
+        return NO_FIX
     if _NO_KERNEL in text:
         return with_fallback(scene.home)
     dtype = next((smaller for words, smaller in _DTYPES.items() if words in text), "")

@@ -99,7 +99,7 @@ def _of_loss(known: NamedTensor, root: Origin | None, scene: Scene) -> Fix:
     below = "" if is_module else known.name.removeprefix(_LOSSES)
     if given is None or given.criterion is None:
         name = known.name if below else _LOSSES
-        return Fix(f"{name} = {name}.to(device), in the case at {scene.home}")
+        return Fix(f"{name} = {name}.to(device){scene.in_case}")
     name = ast.unparse(given.criterion)
     built = assignment_before(given.statement, name)
     device = device_at(built or given.statement, given, scene)

@@ -10,7 +10,6 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Final
@@ -23,7 +22,7 @@ from ckptmove.verification.case.fixes import Scene
 from ckptmove.verification.case.name import CaseName
 from ckptmove.verification.case.peak import memory_recorded
 from ckptmove.verification.case.script_hooks import ScriptWatch, Session, Stopped, never_loaded, recorded
-from ckptmove.verification.case.script_step import ScriptStep, scene_of
+from ckptmove.verification.case.script_step import ScriptStep, label_live, scene_of
 from ckptmove.verification.case.source import line_of
 from ckptmove.verification.case.user_code import Entrance, code_of
 from ckptmove.verification.checks import SCRIPT, failed, skipped
@@ -36,6 +35,11 @@ if TYPE_CHECKING:
     from ckptmove.verification.step.resume import Bench
 
 _LONGEST_LINE: Final = 300
+#: Modules of torch whose classes a ``.metadata`` contains. A file that names another member of them is not opened.
+_DISTRIBUTED: Final = frozenset({
+    "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem",
+    "torch.distributed.checkpoint.planner", "torch.distributed._shard.sharded_tensor.metadata",
+})  # fmt: skip
 #: Python's message for ``input()`` without input.
 _NO_INPUT: Final = "EOF when reading a line"
 #: torch's message for a build without NCCL, which is one for the CPU.
@@ -70,7 +74,7 @@ def check_script(
     entrance = Entrance(CaseName(path, "", is_file=True))
     entrance.is_loaded = True  # no fix may assume that the script is only imported
     home = line_of(str(Path(path).absolute()), 0)
-    session = Session(bench.request.path, entrance, home, end)
+    session = Session(bench.request.path, entrance, home, end, _foreign(bench))
     figures: dict[str, object] = {"script": path, "arguments": list(arguments), "device": site.target}
     figures["simulated"] = site.mode == "simulated"
     started = time.perf_counter()
@@ -82,7 +86,7 @@ def check_script(
         place = stack.enter_context(on_target(bench))
         memory = stack.enter_context(memory_recorded(site, bench.request.device_memory, entrance))
         watch = ScriptWatch(place.device, entrance, session)
-        step = ScriptStep(bench, place, session, entrance, memory, home, figures)
+        step = ScriptStep(bench, place, session, memory, figures)
         torch.manual_seed(bench.request.seed)
         error: BaseException | None = None
         try:
@@ -97,8 +101,10 @@ def check_script(
         except BaseException as caught:  # noqa: BLE001  # any exception of the script is an answer
             error = caught
         session.close()
-        check = session.check
+        # The script may end while an optimizer that it loaded has not made a step.
+        check = session.check or (step.conclude() if session.passed is None and _is_regular(error) else None)
         if check is None:
+            label_live(memory)
             scene = Scene(watch, entrance, {}, place, home, home)
             check = _without_step(error, scene, session, _last_line(output), Path(path).name)
             if session.passed is not None and not (check.status == "failed" and _names_device(error)):
@@ -113,6 +119,13 @@ def _names_device(error: BaseException | None) -> bool:
     """Whether an exception is one of torch about a device, its memory or an operation that it lacks."""
     is_of_torch = isinstance(error, (RuntimeError, TypeError, ValueError))
     return is_of_torch and _DEVICE.search(str(error)) is not None
+
+
+def _foreign(bench: Bench) -> list[str]:
+    """The names in the ``.metadata`` files of a checkpoint that are neither harmless nor classes of torch's own."""
+    inventories = [part.inventory for part in bench.checkpoint.parts if part.inventory.container == "dcp"]
+    names = [use.name for one in inventories for use in one.globals if use.verdict != "safe"]
+    return [name for name in names if name.rpartition(".")[0] not in _DISTRIBUTED]
 
 
 def _run_as_main(path: str, arguments: tuple[str, ...]) -> None:
@@ -185,6 +198,11 @@ def _watched(
         timer.cancel()
 
 
+def _is_regular(error: BaseException | None) -> bool:
+    """Whether a script ended without an error."""
+    return error is None or (isinstance(error, SystemExit) and not error.code)
+
+
 def _without_step(error: BaseException | None, scene: Scene, session: Session, last: str, name: str) -> CheckResult:
     """Result for a script that ended, by itself or by an exception, before the step."""
     if error is not None and not isinstance(error, SystemExit):
@@ -201,10 +219,8 @@ def _without_step(error: BaseException | None, scene: Scene, session: Session, l
 def _of_exception(error: BaseException, scene: Scene, session: Session, name: str) -> CheckResult:
     """Result for an exception: a fault, or a check that was not made for a reason outside of the script."""
     found = blame(error, scene_of(scene, scene.entrance.frames(error.__traceback__)))
-    fix = found.fix._replace(text=found.fix.text.removesuffix(f", in the case at {scene.home}"))
-    found = replace(found, fix=fix)
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    is_inside = isinstance(error, OSError) and session.is_checkpoint(error.filename)
+    is_inside = any(isinstance(one, OSError) and session.is_checkpoint(one.filename) for one in _chain(error))
+    kinds = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
     fault, reason = found.failures, ""
     if found.is_limit:
         reason = found.fault
@@ -217,4 +233,11 @@ def _of_exception(error: BaseException, scene: Scene, session: Session, name: st
     figures = {**found.evidence, "proven": False}
     if reason:
         return skipped(SCRIPT, f"not proven: {reason}", **figures)
-    return failed(SCRIPT, fault, str(fix), **figures)
+    return failed(SCRIPT, fault, str(found.fix), **figures)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those that it was raised from. An exception that was only handled is not a cause."""
+    while error is not None:
+        yield error
+        error = error.__cause__

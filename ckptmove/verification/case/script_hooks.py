@@ -26,10 +26,10 @@ from torch.optim import optimizer as optimizers
 from ckptmove.verification.case.blame import line_evidence
 from ckptmove.verification.case.source import line_of
 from ckptmove.verification.case.watch import Watch
-from ckptmove.verification.checks import SCRIPT, failed, skipped
+from ckptmove.verification.checks import SCRIPT, failed, listed, skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ckptmove.verification.case.source import Line
     from ckptmove.verification.case.user_code import Entrance
@@ -45,6 +45,9 @@ GRACE: Final = 5.0
 _STEPS_BEFORE: Final = 20
 #: Steps that a gradient scaler may skip because gradients are not finite.
 _SKIPPED_STEPS: Final = 40
+#: Environment variable that makes ``torch.load`` unpickle by default, and its values.
+_NO_WEIGHTS_ONLY: Final = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+_TRUE: Final = frozenset({"1", "y", "yes", "true"})
 
 
 class Stopped(BaseException):
@@ -55,6 +58,7 @@ class Session:
     """What a script has loaded so far, and the result of the check.
 
     Attributes:
+        entrance: knows which files are the user's.
         check: the result; None until it is known.
         passed: the result of a step that passed, after which the script goes on up to its next step or save.
         loads: the user's lines that loaded the checkpoint.
@@ -64,7 +68,14 @@ class Session:
         optimizers: optimizers whose ``load_state_dict`` was called after the load.
     """
 
-    def __init__(self, path: str, entrance: Entrance, home: Line, end: Callable[[CheckResult], None]) -> None:
+    def __init__(
+        self,
+        path: str,
+        entrance: Entrance,
+        home: Line,
+        end: Callable[[CheckResult], None],
+        foreign: Sequence[str] = (),
+    ) -> None:
         """Begin with nothing loaded.
 
         Args:
@@ -72,7 +83,9 @@ class Session:
             entrance: knows which files are the user's.
             home: line to report if no line of the user's code is known.
             end: sends the result and ends the process, for a script that does not end.
+            foreign: names in a ``.metadata`` of the checkpoint whose code unpickling might run.
         """
+        self.entrance = entrance
         self.check: CheckResult | None = None
         self.passed: CheckResult | None = None
         self.loads: list[Line] = []
@@ -81,9 +94,9 @@ class Session:
         self.buffers: dict[int, dict[str, torch.Tensor]] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         self._path = os.path.realpath(path)
-        self._entrance = entrance
         self._home = home
         self._end = end
+        self._foreign = foreign
         self._timer: threading.Timer | None = None
 
     def stop(self, check: CheckResult) -> NoReturn:
@@ -128,21 +141,51 @@ class Session:
 
     def here(self) -> Line:
         """The user's line that runs in this thread."""
-        frame = self._entrance.caller(sys._getframe(1))  # noqa: SLF001  # the frame, without a traceback
+        frame = self.entrance.caller(sys._getframe(1))  # noqa: SLF001  # the frame, without a traceback
         return self._home if frame is None else line_of(frame.f_code.co_filename, frame.f_lineno)
 
     def is_checkpoint(self, file: object) -> bool:
         """Whether a path or an open file is the checkpoint, a file inside it, or a copy of it."""
         if isinstance(file, io.BytesIO):
-            own = Path(self._path)
-            return own.is_file() and file.getbuffer().nbytes == own.stat().st_size
+            own, data = Path(self._path), file.getbuffer()
+            return own.is_file() and data.nbytes == own.stat().st_size and data == own.read_bytes()
         path = _path_of(file)
         if path is None:
             return False
-        real = os.path.realpath(path)
-        if real == self._path or real.startswith(self._path + os.sep):
+        if self.is_inside(path):
             return True
-        return Path(self._path).is_file() and Path(real).is_file() and filecmp.cmp(real, self._path, shallow=False)
+        return Path(self._path).is_file() and Path(path).is_file() and filecmp.cmp(path, self._path, shallow=False)
+
+    def is_inside(self, file: object) -> bool:
+        """Whether a path or an open file is the checkpoint or a file inside it."""
+        real = os.path.realpath(_path_of(file) or os.devnull)
+        return real == self._path or real.startswith(self._path + os.sep)
+
+    def may_hold_piece(self, file: object) -> bool:
+        """Whether a file in memory may have bytes of the checkpoint, as of an object in a distributed one."""
+        return isinstance(file, io.BytesIO) and bool(self.loads) and Path(self._path).is_dir()
+
+    def refuse_foreign(self) -> None:
+        """Stop a script that would unpickle a ``.metadata`` with names that are not torch's."""
+        if self._foreign:
+            self.stop_unpickling(f".metadata names {listed(self._foreign)}")
+
+    def stop_unpickling(self, reason: str) -> NoReturn:
+        """Stop a script that would unpickle the checkpoint.
+
+        Raises:
+            Stopped: always.
+        """
+        line = self.here()
+        self.stop(
+            skipped(
+                SCRIPT,
+                f"not proven: {line} would unpickle the checkpoint: {reason}",
+                "verify a copy without objects: ckptmove convert --plain",
+                proven=False,
+                **line_evidence(line),
+            )
+        )
 
     def note_load(self, file: object) -> bool:
         """Record a load, and return whether it is of the checkpoint."""
@@ -185,7 +228,7 @@ def recorded(session: Session, begin: Observe, finish: Observe) -> Iterator[None
             stack.enter_context(_replaced(owner, "load", functools.partial(_torch_load, session)))
             stack.enter_context(_replaced(owner, "save", functools.partial(_save, session)))
         stack.enter_context(_replaced(safetensors_torch, "load_file", functools.partial(_noted, session)))
-        stack.enter_context(_replaced(safetensors_torch, "save_file", functools.partial(_save, session)))
+        stack.enter_context(_replaced(safetensors_torch, "save_file", functools.partial(_save_file, session)))
         for owner in (safetensors, safetensors_torch):
             stack.enter_context(_replaced(owner, "safe_open", functools.partial(_noted, session)))
         for name in ("_is_complete", "_end_ptr"):
@@ -240,22 +283,23 @@ def _of_host(original: Any, tensor: torch.Tensor) -> Any:
 def _torch_load(session: Session, original: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
     """Load a file. The checkpoint is never unpickled, also if the script asks for it."""
     session.raise_if_stopped()
-    if not session.note_load(f) or kwargs.get("weights_only") is not False:
+    if not session.note_load(f) and not session.may_hold_piece(f):
         return original(f, *args, **kwargs)
     safe = {key: value for key, value in kwargs.items() if key != "pickle_module"}
     try:
         return original(f, *args[:1], **{**safe, "weights_only": True})
     except UnpicklingError as error:
-        line, reason = session.here(), str(error.__context__ or error).strip().partition("\n")[0]
-        session.stop(
-            skipped(
-                SCRIPT,
-                f"not proven: {line} loads the checkpoint with weights_only=False, which would unpickle it: {reason}",
-                "verify a copy without objects: ckptmove convert --plain",
-                proven=False,
-                **line_evidence(line),
-            )
-        )
+        if not _unpickles(*args[1:2], **kwargs):
+            raise
+        session.stop_unpickling(str(error.__context__ or error).strip().partition("\n")[0])
+
+
+def _unpickles(pickle_module: Any = None, *, weights_only: Any = None, **_options: Any) -> bool:
+    """Whether ``torch.load`` unpickles with these arguments. From torch/serialization.py (``load``)."""
+    if weights_only is not None:
+        return not weights_only
+    by_default = getattr(torch.serialization, "_default_to_weights_only", bool)  # torch 2.4 and 2.5 unpickle
+    return os.environ.get(_NO_WEIGHTS_ONLY, "0") in _TRUE or not by_default(pickle_module)
 
 
 def _noted(session: Session, original: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
@@ -268,11 +312,16 @@ def _save(session: Session, original: Any, obj: Any, f: Any, *args: Any, **kwarg
     """Save a file, but not over the checkpoint."""
     session.raise_if_stopped()
     session.stop_if_passed()
-    if session.is_checkpoint(f):
+    if session.is_inside(f):
         line = session.here()
         fault = f"it overwrites the checkpoint before its optimizer step, at {line}: {line.source}"
         session.stop(failed(SCRIPT, fault, proven=False, **line_evidence(line)))
     return original(obj, f, *args, **kwargs)
+
+
+def _save_file(session: Session, original: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+    """The same with the arguments of safetensors."""
+    return _save(session, original, tensors, filename, *args, **kwargs)
 
 
 def _start(session: Session, _original: Any, fn: Any, args: Any = (), nprocs: int = 1, **_options: Any) -> Any:
@@ -288,7 +337,8 @@ def _start(session: Session, _original: Any, fn: Any, args: Any = (), nprocs: in
 def _metadata(session: Session) -> Any:
     def read_metadata(original: Any, reader: Any, *args: Any, **kwargs: Any) -> Any:
         session.raise_if_stopped()
-        session.note_load(reader.path)
+        if session.note_load(reader.path):
+            session.refuse_foreign()
         return original(reader, *args, **kwargs)
 
     return read_metadata

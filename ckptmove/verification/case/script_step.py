@@ -15,11 +15,11 @@ from ckptmove.errors import UnreadableInput
 from ckptmove.text import amount
 from ckptmove.verification.case.case_call import Given, variables
 from ckptmove.verification.case.parts import OptimizerPart
-from ckptmove.verification.case.peak import peak_evidence, peak_of, peak_text
+from ckptmove.verification.case.peak import label, peak_evidence, peak_of, peak_text
 from ckptmove.verification.case.restore import matching_optimizer, own_state
 from ckptmove.verification.case.step import OwnSteps
 from ckptmove.verification.case.tensor_names import names_of
-from ckptmove.verification.checks import SCRIPT, failed, passed
+from ckptmove.verification.checks import SCRIPT, failed, listed, passed
 from ckptmove.verification.loaded import LoadedFiles
 from ckptmove.verification.step.stored_state import (
     Ambiguous,
@@ -35,15 +35,13 @@ if TYPE_CHECKING:
 
     from ckptmove.verification.case.fixes import Scene
     from ckptmove.verification.case.script_hooks import Session
-    from ckptmove.verification.case.source import Line, Running
+    from ckptmove.verification.case.source import Running
     from ckptmove.verification.case.tensor_names import NamedTensor
-    from ckptmove.verification.case.user_code import Entrance
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.place import StepDevice
-    from ckptmove.verification.simulated.accounting import MemoryRecord, Usage
+    from ckptmove.verification.simulated.accounting import MemoryRecord
     from ckptmove.verification.step.resume import Bench
 
-_NAMED: Final = 3
 #: Steps of one optimizer after which the others are no longer waited for.
 _ROUNDS: Final = 10
 
@@ -101,9 +99,7 @@ class ScriptStep:
         bench: Bench,
         place: StepDevice,
         session: Session,
-        entrance: Entrance,
         memory: MemoryRecord,
-        home: Line,
         figures: dict[str, object],
     ) -> None:
         """Begin without a step.
@@ -112,17 +108,13 @@ class ScriptStep:
             bench: the checkpoint and the request.
             place: the target.
             session: what the script has loaded.
-            entrance: knows which files are the user's.
             memory: record of the device's memory.
-            home: line of the script.
             figures: the evidence; figures of the step are added.
         """
         self._bench = bench
         self._place = place
         self._session = session
-        self._entrance = entrance
         self._memory = memory
-        self._home = home
         self._figures = figures
         self._models: dict[int, _Model] = {}
         self._optimizers: dict[int, _Optimizer] = {}
@@ -145,6 +137,11 @@ class ScriptStep:
             steps.end()
             is_waiting = any(id(one) not in self._optimizers for one in self._session.optimizers)
             return None if is_waiting and steps.count < _ROUNDS else self._verdict()
+
+    def conclude(self) -> CheckResult | None:
+        """The verdict for a script that ended; None if no optimizer made a step."""
+        with torch.no_grad():
+            return self._verdict() if any(one.steps.count for one in self._optimizers.values()) else None
 
     def _compared(self, optimizer: torch.optim.Optimizer) -> _Optimizer:
         part = OptimizerPart("optimizer", "", None, optimizer)
@@ -228,24 +225,19 @@ class ScriptStep:
         }
         site = self._bench.site
         place = site.target + " (simulated)" * (site.mode == "simulated")
+        label_live(self._memory)
+        peak = peak_of(self._memory, site, self._bench.request.device_memory)
+        self._figures |= {} if peak is None else peak_evidence(peak, self._session.entrance)
         fault = self._fault(models, optimizers, place)
         if fault:
             return failed(SCRIPT, fault, **{**self._figures, "proven": False})
         restored = f"{amount(tensors, 'tensor')} and the state of {amount(entries, 'parameter')} restored"
         count = amount(len(parameters), "parameter")
         steps = amount(sum(one.steps.count for one in optimizers), "step")
-        peak = self._peak(parameters.values())
         memory = "" if peak is None else f", {peak_text(peak)}"
         summary = f"{steps} of {kinds} on {place}: {len(moved):,} of {count} moved, all finite{memory}"
         unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
         return passed(SCRIPT, "; ".join([summary, f"{restored} by {self._session.loads[-1]}", *unproven]))
-
-    def _peak(self, parameters: Iterable[torch.Tensor]) -> Usage | None:
-        """The peak of the device's memory so far."""
-        self._memory.label_parameters(parameters)
-        peak = peak_of(self._memory, self._bench.site, self._bench.request.device_memory)
-        self._figures |= {} if peak is None else peak_evidence(peak, self._entrance)
-        return peak
 
     def _fault(self, models: list[_Model], optimizers: list[_Optimizer], place: str) -> str:
         """The first fault of the step; empty for none."""
@@ -279,9 +271,8 @@ class ScriptStep:
         doubts += ["no model has the parameters of the optimizer"] * (not models)
         differing = [f"model.{name}" for one in models for name in one.differing]
         if differing:
-            more = f" and {len(differing) - _NAMED:,} more" * (len(differing) > _NAMED)
-            named = f"{', '.join(differing[:_NAMED])}{more}"
-            doubts.append(f"{amount(len(differing), 'parameter')} not as stored before the step ({named})")
+            count = amount(len(differing), "parameter")
+            doubts.append(f"{count} not as stored before the step ({listed(differing)})")
         for one in optimizers:
             if one.where is not None and one.entries < one.stored:
                 state = f"the state of {one.stored - one.entries:,} of {amount(one.stored, 'parameter')}"
@@ -299,8 +290,7 @@ class ScriptStep:
             and (parameter.requires_grad or one.part.optimizer.state.get(parameter))
         ]
         if missed:
-            more = f" and {len(missed) - _NAMED:,} more" * (len(missed) > _NAMED)
-            doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({', '.join(missed[:_NAMED])}{more})")
+            doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({listed(missed)})")
         found = {one.where for one in optimizers}
         left = [one.where for one, _ in self._bench.pairings if one.where not in found and not is_kept_aside(one.where)]
         if left and not any(one.fault for one in optimizers):
@@ -317,8 +307,9 @@ def _is_value(now: Any, stored: Any, place: StepDevice) -> bool:
     if isinstance(stored, torch.Tensor):
         return isinstance(now, torch.Tensor) and _is_same(place.to_cpu(now), stored)
     if isinstance(stored, (list, tuple)):
-        return isinstance(now, type(stored)) and all(map(lambda a, b: _is_value(a, b, place), now, stored))
-    return bool(now == stored)
+        is_like = isinstance(now, type(stored)) and len(now) == len(stored)
+        return is_like and all(map(lambda a, b: _is_value(a, b, place), now, stored))
+    return _has_state(now, stored, place) if isinstance(stored, dict) else bool(now == stored)
 
 
 def _is_same(now: torch.Tensor, stored: torch.Tensor) -> bool:
@@ -343,6 +334,11 @@ def _outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
 def _live(kind: type[Any]) -> list[Any]:
     """The instances of a class in this process."""
     return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+
+
+def label_live(record: MemoryRecord) -> None:
+    """Set the roles of the tensors of all models and optimizers in this process."""
+    label(record, _outermost(_live(nn.Module)), _live(torch.optim.Optimizer))
 
 
 def scene_of(scene: Scene, frames: list[Running]) -> Scene:
