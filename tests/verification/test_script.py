@@ -565,6 +565,23 @@ def test_a_directory_of_dcp_is_not_unpickled(ran, make, tmp_path, place):
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(("loop", "status"), [("", "failed"), (LOOP, "passed")])
+def test_a_directory_of_dcp_is_not_overwritten(ran, make, tmp_path, loop, status):
+    Distributed.save(tmp_path / "dcp", {"model": make.tree()["model"]})
+    before = {file: file.read_bytes() for file in (tmp_path / "dcp").iterdir()}
+    loaded = """
+    import torch.distributed.checkpoint as dcp
+    state = {"model": {key: value.cpu() for key, value in model.state_dict().items()}}
+    dcp.save(state, checkpoint_id="other")
+    dcp.load(state, checkpoint_id=args.resume)
+    model.load_state_dict(state["model"])
+    """
+    check = ran(HEAD, BUILT, loaded, loop, "dcp.save(state, checkpoint_id=args.resume)", path=str(tmp_path / "dcp"))
+    assert outcome(check) == (status, False)
+    assert before == {file: file.read_bytes() for file in (tmp_path / "dcp").iterdir()}
+
+
 @pytest.mark.parametrize("save", ["torch.save({}, args.resume)", "torch.save({}, file)"])
 def test_the_checkpoint_is_not_overwritten(ran, make, save):
     path = make()

@@ -161,6 +161,15 @@ class Session:
         real = os.path.realpath(_path_of(file) or os.devnull)
         return real == self._path or real.startswith(self._path + os.sep)
 
+    def before_save(self, file: object) -> None:
+        """Stop a script that saves a file after its step has passed, or over the checkpoint."""
+        self.raise_if_stopped()
+        self.stop_if_passed()
+        if self.is_inside(file):
+            line = self.here()
+            fault = f"it overwrites the checkpoint before its optimizer step, at {line}: {line.source}"
+            self.stop(failed(SCRIPT, fault, proven=False, **line_evidence(line)))
+
     def may_hold_piece(self, file: object) -> bool:
         """Whether a file in memory may have bytes of the checkpoint, as of an object in a distributed one."""
         return isinstance(file, io.BytesIO) and bool(self.loads) and Path(self._path).is_dir()
@@ -234,6 +243,7 @@ def recorded(session: Session, begin: Observe, finish: Observe) -> Iterator[None
         for name in ("_is_complete", "_end_ptr"):
             stack.enter_context(_replaced(safetensors_torch, name, _of_host))
         stack.enter_context(_replaced(filesystem.FileSystemReader, "read_metadata", _metadata(session)))
+        stack.enter_context(_replaced(filesystem.FileSystemWriter, "prepare_local_plan", _plan(session)))
         for name in ("spawn", "start_processes"):
             stack.enter_context(_replaced(torch.multiprocessing, name, functools.partial(_start, session)))
         stack.enter_context(_replaced(nn.Module, "load_state_dict", _of_module(session)))
@@ -310,12 +320,7 @@ def _noted(session: Session, original: Any, filename: Any, *args: Any, **kwargs:
 
 def _save(session: Session, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
     """Save a file, but not over the checkpoint."""
-    session.raise_if_stopped()
-    session.stop_if_passed()
-    if session.is_inside(f):
-        line = session.here()
-        fault = f"it overwrites the checkpoint before its optimizer step, at {line}: {line.source}"
-        session.stop(failed(SCRIPT, fault, proven=False, **line_evidence(line)))
+    session.before_save(f)
     return original(obj, f, *args, **kwargs)
 
 
@@ -342,6 +347,14 @@ def _metadata(session: Session) -> Any:
         return original(reader, *args, **kwargs)
 
     return read_metadata
+
+
+def _plan(session: Session) -> Any:
+    def prepare_local_plan(original: Any, writer: Any, *args: Any, **kwargs: Any) -> Any:
+        session.before_save(writer.path)  # before a file is opened, and so truncated
+        return original(writer, *args, **kwargs)
+
+    return prepare_local_plan
 
 
 def _of_module(session: Session) -> Any:
