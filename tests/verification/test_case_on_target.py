@@ -1,4 +1,4 @@
-"""What a training script says to its GPU beside the tensors, in a case on a simulated one."""
+"""Calls of torch.cuda and the like in a case on a simulated GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixes for what mps lacks, pasted as they are printed, until the case passes."""
+"""Fixes for what mps lacks, pasted until the case passes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Maximum number of fixes: a script that needs more is edited by hand.
 _MOST: Final = 20
-#: Folders of temporary files, besides ``TMPDIR``.
+#: Folders of temporary files; ``TMPDIR`` is another one.
 _TEMPORARY: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  # compared with, not written to
 
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from ckptmove.verification.step.resume import Bench
 
 _LONGEST_LINE: Final = 300
-#: Modules of torch whose classes a ``.metadata`` contains. A file that names another member of them is not opened.
+#: Modules of torch whose classes a ``.metadata`` contains. A checkpoint with another name of the first three is not
+#: opened at all.
 _DISTRIBUTED: Final = frozenset({
     "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem",
     "torch.distributed.checkpoint.planner", "torch.distributed._shard.sharded_tensor.metadata",

@@ -273,7 +273,7 @@ def _replaced(owner: Any, name: str, make: Any) -> Iterator[None]:
 
 
 def _as_class(original: type, call: Callable[..., Any]) -> type:
-    """A class that makes its instances by a function, and otherwise stands for the original: in annotations, too."""
+    """A class whose calls are those of a function. ``isinstance`` accepts instances of the original."""
 
     class Kind(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:

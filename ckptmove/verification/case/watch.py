@@ -260,7 +260,7 @@ def _is_on(module: object, device: torch.device) -> bool:
 def are_rows(one: torch.Tensor, whole: torch.Tensor) -> bool:
     """Whether a tensor has the shape of some rows of another one, which may be a dataset.
 
-    A table of one number for each row is none, as the noise of each timestep: all of it is moved.
+    A table with one number for each row is no dataset, for example the noise of each timestep.
     """
     is_table = whole.dim() == 1 and whole.is_floating_point()
     is_part = bool(one.dim() and whole.dim()) and one.shape[1:] == whole.shape[1:]
