@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed.checkpoint as dcp  # noqa: E402  # after the skip
 from torch import nn  # noqa: E402  # after the skip
 
 from ckptmove.verification.simulated import loading as simulated_loading  # noqa: E402  # it imports torch
@@ -66,6 +67,7 @@ def test_no_call_of_the_targets_module_asks_for_a_driver(cuda):
         assert (
             torch.cuda.memory_allocated(0) == torch.cuda.max_memory_allocated() == torch.accelerator.memory_allocated()
         )
+        assert torch.cuda.memory_stats()["num_alloc_retries"] == 0
         assert torch.cuda.memory_summary() == ""
         assert torch.cuda.mem_get_info(0)[1] == torch.cuda.get_device_properties(0).total_memory
         assert torch.cuda.get_device_name() == torch.cuda.get_device_properties(cuda.device).name == "simulated"
@@ -150,6 +152,28 @@ def test_streams_and_events_have_nothing_to_wait_for(cuda):
         assert stream.query()
         assert event.query()
         assert event.elapsed_time(torch.cuda.Event()) == 0.0
+
+
+def test_arguments_may_have_the_names_of_torch(cuda):
+    with cuda:
+        stream, home = torch.cuda.current_stream(device=cuda.device), {"device": cuda.device}
+        torch.cuda.Event().record(stream=stream)
+        torch.cuda.Stream(**home).wait_stream(stream=stream)
+        with torch.cuda.stream(stream=stream):
+            assert torch.cuda.get_device_name(**home) == torch.cuda.get_device_name()
+        assert torch.cuda.get_device_capability(**home) == torch.cuda.get_device_capability()
+        assert torch.equal(torch.cuda.get_rng_state(**home), torch.cuda.get_rng_state())
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed")
+@pytest.mark.usefixtures("cuda")  # has registered the backend
+def test_a_checkpoint_is_saved_on_the_cpu_when_the_backend_is_registered(tmp_path):
+    """torch uses the streams of the backend's module to copy ahead."""
+    tree = {"one": torch.ones(3), "two": torch.zeros(4)}
+    dcp.save(tree, storage_writer=dcp.FileSystemWriter(tmp_path, per_thread_copy_ahead=1 << 20))
+    read = {name: torch.full_like(one, 2) for name, one in tree.items()}
+    dcp.load(read, storage_reader=dcp.FileSystemReader(tmp_path))
+    assert all(torch.equal(read[name], tree[name]) for name in tree)
 
 
 def test_a_gradient_scaler_and_autocast_are_those_of_the_target(cuda):
@@ -251,6 +275,20 @@ def test_functions_of_mps_work_as_on_the_newest_macos(mps):
         with torch.mps.profiler.profile():
             pass
     assert torch.backends.mps.is_built() == torch.backends.mps.is_available()
+
+
+CALLS_OF_A_DRIVER = {
+    "_cuda_getCurrentBlasHandle": torch.cuda.current_blas_handle,
+    "torch.cuda.MemPool": lambda: torch.cuda.MemPool(),  # noqa: PLW0108  # replaced in the context
+    "": lambda: torch.Event(device="cuda"),
+}
+
+
+@pytest.mark.parametrize(("name", "call"), CALLS_OF_A_DRIVER.items(), ids=CALLS_OF_A_DRIVER)
+def test_calls_of_a_driver_are_limits_of_the_simulation(cuda, name, call):
+    with cuda, pytest.raises((RuntimeError, AttributeError)) as raised:
+        call()
+    assert unsupported_operation(raised.value) == name
 
 
 CALLS_OF_METAL = {

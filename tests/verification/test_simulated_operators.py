@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,7 +17,7 @@ FINE = {operators.PASSED, operators.ROUNDED}
 #: Lazy conjugation and negation, kernels that another backend lacks, and functions that torch wrote in Python.
 HARD = {
     "acos", "as_strided", "fft.hfft", "linalg.lstsq", "linalg.pinv", "mul", "native_channel_shuffle",
-    "nn.functional.mish", "nn.functional.silu", "svd_lowrank", "tensor_split", "view_as_real",
+    "nn.functional.mish", "nn.functional.silu", "pinverse", "svd_lowrank", "tensor_split", "view_as_real",
 }  # fmt: skip
 
 
@@ -41,8 +43,20 @@ def test_lazy_conjugation_and_negation_are_those_of_the_cpu(cuda):
         assert (x.conj().is_conj(), x.conj().imag.is_neg()) == (True, True)
         assert torch.equal(cuda.to_cpu(x.conj() * x), plain.conj() * plain)
         assert torch.equal(cuda.to_cpu(x.conj().imag + 1), 1 - plain.imag)
+        file = io.BytesIO()
+        torch.save(x.conj(), file)
+        file.seek(0)
+        assert torch.equal(torch.load(file).cpu(), plain.conj())
         x.conj().mul_(2j)
     assert torch.equal(cuda.to_cpu(x), plain * -2j)
+
+
+def test_an_operation_of_several_steps_on_the_cpu_is_that_without_a_device(cuda):
+    """In a dispatch mode, torch takes the lazily conjugated tensors in it for plain ones."""
+    plain = torch.randn(3, 3, dtype=torch.complex64)
+    with cuda:
+        found = torch.linalg.pinv(plain)
+    assert torch.equal(found, torch.linalg.pinv(plain))
 
 
 def test_views_in_inference_mode_are_normal_tensors(cuda):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+from torch.autograd import forward_ad
+from torch.func import grad, jvp, vmap
+from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from ckptmove.verification.simulated.unsupported import NotSimulated
@@ -56,8 +60,6 @@ def test_a_gradient_of_a_compressed_tensor_is_not_simulated(cuda):
     with cuda:
         sparse = graph().to("cuda").to_sparse_csr()
         with pytest.raises(NotSimulated):
-            sparse.requires_grad_()
-        with pytest.raises(NotSimulated):
             sparse.requires_grad = True
 
 
@@ -65,6 +67,68 @@ def test_a_gradient_of_a_compressed_tensor_is_not_simulated(cuda):
 def test_a_compressed_tensor_and_one_on_the_cpu_have_no_product(cuda):
     with cuda, pytest.raises(NotSimulated):
         torch.sparse.mm(graph().to("cuda").to_sparse_csr(), torch.ones(3, 2))
+
+
+WHOLE = {
+    "attention": lambda x: functional.scaled_dot_product_attention(x, x, x),
+    "lstm": lambda x: nn.LSTM(3, 3).to(x.device)(x)[0],
+    "renorm": lambda x: torch.renorm(x, 2, 0, 0.5),
+    "svd": lambda x: torch.linalg.svd(x, full_matrices=False)[1],
+}
+
+
+def on_both(cuda, function):
+    """The result of a function of a tensor on the CPU and on the device; the parameters that it makes are the same."""
+    results = []
+    with cuda:
+        for home in ("cpu", "cuda"):
+            torch.manual_seed(0)
+            results.append(function(torch.randn(2, 4, 3).to(home).requires_grad_()).cpu())
+    return results
+
+
+@pytest.mark.parametrize("name", sorted(WHOLE.keys() - {"attention"}))  # the CPU has no second derivative of it
+def test_second_derivatives_are_those_of_the_cpu(cuda, name):
+    def penalty(x):
+        (slope,) = torch.autograd.grad(WHOLE[name](x).square().sum(), x, create_graph=True)
+        (slope.square().sum() + x.sum()).backward()
+        return x.grad
+
+    torch.testing.assert_close(*on_both(cuda, penalty))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_graph_that_is_kept_has_a_second_backward(cuda, name):
+    def twice(x):
+        loss = WHOLE[name](x).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        with pytest.raises(RuntimeError, match="a second time"):
+            loss.backward()
+        return x.grad
+
+    torch.testing.assert_close(*on_both(cuda, twice))
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated")  # torch scripts its formulas for forward mode
+@pytest.mark.parametrize("name", ["attention", "svd"])
+def test_function_transforms_and_forward_mode(cuda, name):
+    def loss(x):
+        return WHOLE[name](x).square().sum()
+
+    def tangent(x):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(loss(forward_ad.make_dual(x.detach(), torch.ones_like(x)))).tangent
+
+    for transform in (grad(loss), lambda x: jvp(loss, (x,), (x,))[1], tangent):
+        torch.testing.assert_close(*on_both(cuda, lambda x: transform(x.detach())))  # noqa: B023  # called at once
+    if name == "attention":
+        torch.testing.assert_close(*on_both(cuda, lambda x: vmap(grad(loss))(x.detach())))
+
+
+def test_an_operation_without_parts_is_not_simulated_in_a_transform(cuda):
+    with cuda, pytest.raises(NotSimulated, match="aten::renorm"):
+        grad(lambda x: torch.renorm(x, 2, 0, 0.5).sum())(torch.ones(2, 2, device="cuda"))
 
 
 def attention(query, key, value, bias):

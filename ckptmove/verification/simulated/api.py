@@ -6,12 +6,13 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.autograd import forward_ad
 from torch.jit import _state as torchscript
 from torch.nn.parallel import comm
 
 from ckptmove.verification.simulated import targets
 from ckptmove.verification.simulated.device_module import DeviceCalls, DeviceContext, DeviceOf
-from ckptmove.verification.simulated.device_streams import Event, Stream, StreamContext, any_stream
+from ckptmove.verification.simulated.device_streams import Event, Stream, StreamContext
 from ckptmove.verification.simulated.generator import generators_on_device
 from ckptmove.verification.simulated.legacy import set_default_tensor_type, tensor_types
 from ckptmove.verification.simulated.loading import storages_on_device
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _CALLS: Final = tuple(name for name in vars(DeviceCalls) if not name.startswith("_"))
-_STREAMS: Final[dict[str, Callable[..., object]]] = {
-    "stream": StreamContext,
-    "current_stream": any_stream,
-    "default_stream": any_stream,
-    "set_stream": any_stream,
-}
 _CLASSES: Final[dict[str, object]] = {
     "Stream": Stream,
     "Event": Event,
@@ -35,11 +30,13 @@ _CLASSES: Final[dict[str, object]] = {
     "device": DeviceContext,
     "device_of": DeviceOf,
 }
-#: CUDA graphs. A callable without a graph gives the same results; a replay without one would compute nothing.
+#: CUDA graphs and their memory. A callable without a graph gives the same results; a replay without one would compute
+#: nothing.
 _GRAPHS: Final[dict[str, object]] = {
     "CUDAGraph": refused("torch.cuda.CUDAGraph"),
     "graph": refused("torch.cuda.graph"),
     "graph_pool_handle": refused("torch.cuda.graph_pool_handle"),
+    "MemPool": refused("torch.cuda.MemPool"),
     "make_graphed_callables": lambda callables, *_args, **_more: callables,
 }
 #: Functions of `torch.mps`, `torch.backends.mps` and `torch.mps.profiler`, on the newest macOS.
@@ -59,7 +56,7 @@ _MPS: Final[dict[str, object]] = {
 _OF_ACCELERATOR: Final = frozenset({
     "empty_cache", "get_memory_info", "max_memory_allocated", "max_memory_reserved", "memory_allocated",
     "memory_reserved", "memory_stats", "reset_accumulated_memory_stats", "reset_peak_memory_stats", "synchronize",
-    "device_count", "is_available", "current_accelerator",
+    "device_count", "is_available", "current_accelerator", "current_stream", "set_stream",
 })  # fmt: skip
 
 
@@ -93,8 +90,8 @@ def _answering(device: torch.device) -> Iterator[None]:
     calls = DeviceCalls(lambda: kind)
     answers = {name: _separate(getattr(calls, name)) for name in _CALLS}
     of_accelerator = {name: answers[name] for name in _OF_ACCELERATOR}
-    of_accelerator |= {"current_stream": any_stream, "current_device_index": answers["current_device"]}
-    own = tensor_types(kind) | answers | {name: _separate(call) for name, call in _STREAMS.items()} | _CLASSES
+    of_accelerator |= {"current_device_index": answers["current_device"]}
+    own = tensor_types(kind) | answers | _CLASSES | {"_lazy_init": lambda: None}
     modules: list[tuple[Any, dict[str, Any]]] = [
         (getattr(torch, kind, None), own),
         (getattr(torch.backends, kind, None), own),
@@ -106,8 +103,7 @@ def _answering(device: torch.device) -> Iterator[None]:
     if kind == "cuda":
         modules += [(torch.cuda, _GRAPHS), (torch.cuda.nvtx, {"_nvtx": _Markers()}), (comm, COPIES)]
     if kind == "mps":
-        memory = {"recommended_max_memory": lambda: calls.mem_get_info()[1]}
-        modules += [(torch.mps, _MPS | memory), (torch.backends.mps, _MPS), (torch.mps.profiler, _MPS)]
+        modules += [(module, _MPS) for module in (torch.mps, torch.backends.mps, torch.mps.profiler)]
         modules += [(torch.mps.event, _CLASSES)]
     known = [(vars(module), some) for module, some in modules if module is not None]
     before = [(names, {name: names[name] for name in some.keys() & names.keys()}) for names, some in known]
@@ -131,10 +127,23 @@ def _separate(call: Callable[..., object]) -> Callable[..., object]:
 
 @contextlib.contextmanager
 def _as_python() -> Iterator[None]:
+    """Let `torch.jit.script` return Python, except in the formulas that torch loads for the first forward-mode AD."""
+    module: Any = forward_ad
     was_enabled = bool(torchscript._enabled)  # noqa: SLF001  # torch has no public name for it
+    load = module._maybe_load_decompositions  # noqa: SLF001  # the same
+
+    def loaded() -> None:
+        torchscript.enable()
+        try:
+            load()
+        finally:
+            torchscript.disable()
+
     torchscript.disable()
+    module._maybe_load_decompositions = loaded  # noqa: SLF001  # the same
     try:
         yield
     finally:
+        module._maybe_load_decompositions = load  # noqa: SLF001  # the same
         if was_enabled:
             torchscript.enable()

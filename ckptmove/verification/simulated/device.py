@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch._C import (
     DispatchKey,
-    DispatchKeySet,
     TensorBase,
     _disabled_torch_function_impl,
     _get_privateuse1_backend_name,
@@ -34,6 +33,7 @@ from ckptmove.verification.simulated.data import become, parameters_moved_in_pla
 from ckptmove.verification.simulated.device_module import DeviceModule
 from ckptmove.verification.simulated.generator import refuse_generator
 from ckptmove.verification.simulated.half_precision import compute
+from ckptmove.verification.simulated.lazy_kernels import lazy_kernels
 from ckptmove.verification.simulated.loading import BEFORE_OTHERS, location_of, on_device, restore_storage
 from ckptmove.verification.simulated.mps import refuse_on_mps
 from ckptmove.verification.simulated.mps_errors import RefusedOnMps
@@ -66,11 +66,6 @@ _DATA: Any = vars(TensorBase)["data"]  # the setter of `Tensor.data`, which copi
 _CPU = torch.device("cpu")
 _PLAIN: Any = torch.Tensor.__torch_dispatch__
 _NO_COMPOSITES = frozenset({*COMPOSITE_ELSEWHERE, *WHOLE_OPS})
-_LAZY = (
-    DispatchKeySet(DispatchKey.Conjugate)
-    | DispatchKeySet(DispatchKey.Negative)
-    | DispatchKeySet(DispatchKey.ZeroTensor)
-)
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 
@@ -216,8 +211,9 @@ class SimulatedTensor(torch.Tensor):
         if isinstance(self, nn.Parameter):
             data = SimulatedTensor(self.host, self.simulated_on)
             return torch._utils._rebuild_parameter, (data, self.requires_grad, OrderedDict())  # noqa: SLF001  # as a parameter's own
-        on_device(self.host.untyped_storage(), self.simulated_on)
-        plain: Any = self.host.detach().requires_grad_(self.requires_grad)
+        # torch would set the lazy bits of a restored tensor, and not those of its host.
+        plain: Any = self.host.detach().resolve_conj().resolve_neg().requires_grad_(self.requires_grad)
+        on_device(plain.untyped_storage(), self.simulated_on)
         return plain.__reduce_ex__(protocol)
 
     def data_ptr(self) -> int:
@@ -387,25 +383,18 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
 def _compute(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
     """Run an operation on the CPU. If it needs more memory than both the CPU and the device have, raise as there."""
     try:
-        with _lazy_kernels():
-            return compute(func, args, kwargs, kind_of(device))
+        return compute(func, args, kwargs, kind_of(device))
     except RuntimeError as error:
         accounting.refuse(error, device)
         raise
-
-
-def _lazy_kernels() -> Any:
-    """Let the CPU resolve lazy conjugation, negation and zeros, which is off in `__torch_dispatch__`."""
-    include = torch._C._dispatch_tls_local_include_set()  # noqa: SLF001  # no public name for it
-    exclude = torch._C._dispatch_tls_local_exclude_set()  # noqa: SLF001  # the same
-    return torch._C._ForceDispatchKeyGuard(include, exclude - _LAZY)  # noqa: SLF001  # the same
 
 
 def _run_elsewhere(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: list[Any]) -> Any:
     """Run an operation without simulated tensors; its generator or pinned memory may still belong to a device."""
     places = (home_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
     refuse_generator(schema_of(func).name, leaves, kwargs.get("device") or next(places, _CPU))
-    return made_pinned(func, args, kwargs) if kwargs.get("pin_memory") else func(*args, **kwargs)
+    with lazy_kernels():
+        return made_pinned(func, args, kwargs) if kwargs.get("pin_memory") else func(*args, **kwargs)
 
 
 def _inner(leaf: Any) -> Any:

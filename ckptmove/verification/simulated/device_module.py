@@ -6,6 +6,7 @@ Random numbers come from the CPU's generator, and no call waits for anything.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ import torch
 
 from ckptmove.verification.simulated import accounting, targets
 from ckptmove.verification.simulated import states as simulated_states
+from ckptmove.verification.simulated.device_streams import StreamContext, any_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -75,11 +77,11 @@ class DeviceCalls:
         """Always True, as on the CPU."""
         return True
 
-    def get_device_name(self, _device: object = None) -> str:
+    def get_device_name(self, device: object = None) -> str:  # noqa: ARG002  # torch's name
         """Name of the device."""
         return "simulated"
 
-    def get_device_capability(self, _device: object = None) -> tuple[int, int]:
+    def get_device_capability(self, device: object = None) -> tuple[int, int]:  # noqa: ARG002  # the same
         """Compute capability of an Ampere GPU."""
         return _CAPABILITY
 
@@ -122,18 +124,18 @@ class DeviceCalls:
         memory = _memory(device)
         memory.peak_since_reset = memory.used
 
-    def memory_stats(self, device: Any = None) -> dict[str, int]:
-        """Bytes in use, and most bytes in use, as in torch's statistics."""
+    def memory_stats(self, device: Any = None) -> Counter[str]:
+        """Bytes in use, and most bytes in use, as in torch's statistics; 0 for its other figures."""
         memory = _memory(device)
         figures = {"current": memory.used, "peak": memory.peak_since_reset}
         kinds = "active_bytes", "allocated_bytes", "reserved_bytes"
-        return {f"{kind}.all.{name}": nbytes for kind in kinds for name, nbytes in figures.items()}
+        return Counter({f"{kind}.all.{name}": nbytes for kind in kinds for name, nbytes in figures.items()})
 
     def memory_summary(self, *_args: object, **_more: object) -> str:
         """Always empty."""
         return ""
 
-    def get_rng_state(self, _device: object = None) -> torch.Tensor:
+    def get_rng_state(self, device: object = None) -> torch.Tensor:  # noqa: ARG002  # torch's name
         """RNG state of the CPU's generator, in the target's format."""
         return simulated_states.encode_state(torch.default_generator, self._kind())
 
@@ -166,12 +168,14 @@ class DeviceCalls:
         if chosen is not None:
             targets.set_current(chosen)
 
+    current_stream = default_stream = staticmethod(any_stream)
+    stream = StreamContext
     memory_reserved = memory_allocated
     max_memory_reserved = max_memory_allocated
     reset_max_memory_allocated = reset_peak_memory_stats
     current_allocated_memory = driver_allocated_memory = memory_allocated
     get_memory_info = mem_get_info
-    synchronize = empty_cache = ipc_collect = init = _nothing
+    synchronize = empty_cache = ipc_collect = init = set_stream = _nothing
     manual_seed = manual_seed_all = seed = seed_all = _nothing
     reset_accumulated_memory_stats = set_per_process_memory_fraction = _nothing
 

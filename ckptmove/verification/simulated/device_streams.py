@@ -26,7 +26,7 @@ class Stream(contextlib.AbstractContextManager["Stream"]):
         """Always False: there are no graphs."""
         return False
 
-    def _nothing(self, *_args: object) -> None:
+    def _nothing(self, *_args: object, **_more: object) -> None:
         """Nothing to wait for."""
 
     synchronize = wait_event = wait_stream = _nothing
@@ -46,13 +46,13 @@ class Event:
         """Always 0 milliseconds."""
         return 0.0
 
-    def _nothing(self, *_args: object) -> None:
+    def _nothing(self, *_args: object, **_more: object) -> None:
         """Nothing to wait for."""
 
     record = synchronize = wait = _nothing
 
 
-def any_stream(*_args: object) -> Stream:
+def any_stream(*_args: object, **_more: object) -> Stream:
     """The current stream, or the default one."""
     return Stream()
 
@@ -60,6 +60,6 @@ def any_stream(*_args: object) -> Stream:
 class StreamContext(contextlib.nullcontext[None]):
     """A context that selects a stream."""
 
-    def __init__(self, _stream: object) -> None:
+    def __init__(self, *_args: object, **_more: object) -> None:
         """Take what a real one takes."""
         super().__init__(None)

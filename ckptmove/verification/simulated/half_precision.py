@@ -1,4 +1,4 @@
-"""Compute in float32 and round where the CPU has no kernel for float16 or bfloat16, and a GPU has one."""
+"""Run operations on the CPU, in float32 and rounded if only a GPU has a kernel for float16 or bfloat16."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
+from ckptmove.verification.simulated.lazy_kernels import lazy_kernels
 from ckptmove.verification.simulated.rules import schema_of
 
 if TYPE_CHECKING:
@@ -36,14 +37,16 @@ def compute(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], k
         kind: device type of the target (``cuda``), which an error names.
     """
     try:
-        return func(*args, **kwargs)
+        with lazy_kernels():
+            return func(*args, **kwargs)
     except NotImplementedError as error:
         if _NO_KERNEL.search(str(error)) is None or not any(map(_is_narrow, pytree.tree_leaves((args, dict(kwargs))))):
             raise
         if _NOWHERE.match(schema_of(func).name):
             error.args = (str(error).replace("cpu", kind),)
             raise
-    return _in_float32(func, args, kwargs)
+    with lazy_kernels():
+        return _in_float32(func, args, kwargs)
 
 
 def _in_float32(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -101,7 +101,7 @@ def refuse_on_mps(func: OpOverload[..., Any], args: Sequence[Any], operands: Seq
 
 @functools.cache
 def _missing(name: str, key: str) -> str | None:
-    """The operator without a kernel that an operator ends in; None if there is none."""
+    """The operator without a kernel that an operator calls, or that operator itself; None if all have kernels."""
     kernels, delegates = _table()
     if not kernels or name in kernels[key]:
         return None

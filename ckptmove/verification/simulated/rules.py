@@ -39,10 +39,9 @@ _FROM_CPU = {
     "aten::rnn_relu": _LENGTHS,
     "aten::rnn_tanh": _LENGTHS,
 }
-# Composite ops that have other implementations on other devices (cuDNN, flash attention). Run whole on the CPU, they
-# give exactly the CPU's results, and the fused cells have no CPU kernel of their own. ATen
-# computes others in float64 on a device that it does not know (`get_atol_rtol`, `renorm_backward`), or mps has kernels
-# for them.
+# Ops that run whole on the CPU, with its exact results. Their parts differ by device: cuDNN, flash attention, the fused
+# cells (which have no CPU kernel), kernels of mps, and parts that ATen computes in float64 on a device that it does not
+# know (`get_atol_rtol`, `renorm_backward`).
 WHOLE_OPS: tuple[Any, ...] = (
     torch.ops.aten.ctc_loss.Tensor,
     torch.ops.aten.gru.data,

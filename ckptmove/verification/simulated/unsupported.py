@@ -19,6 +19,7 @@ _MESSAGES: Final = tuple(
         r"Cannot access (?:data pointer|storage) of Tensor",
         r"layout_impl is only implemented for TensorImpl subclasses",
         r"must be a CUDA tensor",
+        r"PyTorch is not linked with support for cuda devices",
         r"(DefaultCPUAllocator: can't allocate memory)",
         r"module 'torch\._C' has no attribute '(\w+)'",
         r"Cannot execute (\w+)\(\) without MPS backend",

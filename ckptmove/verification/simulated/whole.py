@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
 from ckptmove.verification.simulated.accounting import counting_saved
 from ckptmove.verification.simulated.half_precision import compute
 from ckptmove.verification.simulated.mps import refuse_on_mps
-from ckptmove.verification.simulated.rules import operand_devices
+from ckptmove.verification.simulated.rules import operand_devices, schema_of
 from ckptmove.verification.simulated.targets import home_of, kind_of, tag_of
 from ckptmove.verification.simulated.unsupported import NotSimulated
 
@@ -43,6 +44,8 @@ def run_whole(
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:  # noqa: SLF001  # no public name
+            return _run_in_parts(func, args, kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         device = operand_devices(func, args, kwargs, tag_of)[0]
         if kind_of(device) == "mps":
@@ -55,6 +58,18 @@ def run_whole(
         return _WholeOp.apply(computed, spec, device, inner, place, *leaves)  # type: ignore[no-untyped-call]  # torch has no annotation
 
     return run
+
+
+def _run_in_parts(func: OpOverload[..., Any], args: Any, kwargs: Any) -> Any:
+    """Run the parts of a composite operation: `torch.func` and forward-mode AD accept no `_WholeOp`.
+
+    Raises:
+        NotSimulated: if the operation has no parts.
+    """
+    results = func.decompose(*args, **kwargs)
+    if results is NotImplemented:
+        raise NotSimulated(f"{schema_of(func).name} in torch.func or forward-mode AD")
+    return results
 
 
 def run_compressed(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -107,16 +122,42 @@ class _WholeOp(torch.autograd.Function):
         args, kwargs = pytree.tree_unflatten(hosts, spec)
         with torch.enable_grad():
             results = func(*args, **kwargs)
-        ctx.needed, ctx.device, ctx.given = needed, device, [hosts[at] for at in needed]
-        ctx.inner, ctx.place, ctx.leaves = inner, place, len(leaves)
+        ctx.needed, ctx.given, ctx.operands = needed, [hosts[at] for at in needed], [leaves[at] for at in needed]
+        ctx.inner, ctx.place, ctx.leaves = inner, lambda made: place(made, device), len(leaves)
         ctx.made = results if isinstance(results, tuple) else (results,)
-        return pytree.tree_map(lambda made: place(made.detach(), device), results)
+        return pytree.tree_map(lambda made: ctx.place(made.detach()), results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        hosts = torch.autograd.grad(ctx.made, ctx.given, [ctx.inner(grad) for grad in grads], allow_unused=True)
+        if torch.is_grad_enabled():  # `create_graph=True`
+            found = _Gradient.apply(ctx, *ctx.operands, *grads)  # type: ignore[no-untyped-call]  # torch has no annotation
+        else:
+            keep: bool = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001  # no public name for it
+            given = [ctx.inner(grad) for grad in grads]
+            hosts = torch.autograd.grad(ctx.made, ctx.given, given, retain_graph=keep, allow_unused=True)
+            found = [None if host is None else ctx.place(host) for host in hosts]
         result: list[Any] = [None] * len(ctx.needs_input_grad)
         first = len(result) - ctx.leaves
-        for at, host in zip(ctx.needed, hosts, strict=True):
-            result[first + at] = None if host is None else ctx.place(host, ctx.device)
+        for at, gradient in zip(ctx.needed, found, strict=True):
+            result[first + at] = gradient
         return tuple(result)
+
+
+class _Gradient(torch.autograd.Function):
+    """The backward of a `_WholeOp`, with a backward of its own: a function of the operands and the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Any, *tensors: Any) -> Any:
+        grads = [whole.inner(one).detach().requires_grad_() for one in tensors[len(whole.operands) :]]
+        with torch.enable_grad():
+            found = torch.autograd.grad(whole.made, whole.given, grads, create_graph=True, allow_unused=True)
+        ctx.whole, ctx.given = whole, [*whole.given, *grads]
+        ctx.made = [(at, one) for at, one in enumerate(found) if one is not None and one.requires_grad]
+        return tuple(None if one is None else whole.place(one.detach()) for one in found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        made = [one for _, one in ctx.made]
+        given = [ctx.whole.inner(grads[at]) for at, _ in ctx.made]
+        hosts = torch.autograd.grad(made, ctx.given, given, retain_graph=True, allow_unused=True)
+        return None, *(None if host is None else ctx.whole.place(host) for host in hosts)
