@@ -19,6 +19,7 @@ from ckptmove.findings.context import Context, devices_needed, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.formats.opening import container_class
 from ckptmove.moves import MoveRequest, Remap
+from ckptmove.text import amount
 from ckptmove.torch_facts.devices import parse_target
 from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.case.script_file import require_script
@@ -115,6 +116,8 @@ def verify_checkpoint(
     if answers.refusal:
         raise UsageError(answers.refusal)
     found = {check.name: check for check in (*here, *answers.checks.values())}
+    if SCRIPT in cases:
+        found["placement"] = _placed_by_script(found["placement"], found[SCRIPT])
     checks = tuple(fail_on_findings(found[name], findings) for name in (*CHECKS, *cases))
     return _verdict(asked, answers, checks, findings, sample)
 
@@ -223,12 +226,21 @@ def _verdict(
     )
 
 
+def _placed_by_script(placement: CheckResult, script: CheckResult) -> CheckResult:
+    """The ``placement`` check; it fails no file that a script was seen to restore on the target."""
+    figures = dict(placement.evidence)
+    is_proven = dict(script.evidence).get("proven") is True
+    if placement.status != "failed" or not is_proven or "flags" not in figures:  # without flags, a dtype is missing
+        return placement
+    apart = amount(int(str(figures["misplaced"])), "tensor")
+    return skipped("placement", f"{apart} of the file on other devices: the script moves what it needs", **figures)
+
+
 def _is_proven(checks: Sequence[CheckResult]) -> bool:
-    """Whether every step made proves the resume; the user's own step replaces a step that was skipped."""
+    """Whether the user's own step proves the resume; without one, whether the step does."""
     proofs = {check.name: dict(check.evidence).get("proven") is True for check in checks}
-    is_skipped = any(check.name == "step" and check.status == "skipped" for check in checks)
     own = [proofs[name] for name in (CASE, SCRIPT) if name in proofs]
-    return all(own) and (proofs["step"] or (is_skipped and bool(own)))
+    return all(own) if own else proofs["step"]
 
 
 def _is_equal(asked: VerifyRequest, checks: Sequence[CheckResult]) -> bool:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from distributed_checkpoints import Distributed
 
+import ckptmove
 from ckptmove.errors import UnreadableInput
 from ckptmove.verification.case import script, script_hooks, script_step
 from ckptmove.verification.simulated.targets import is_any_active
@@ -222,10 +223,11 @@ def test_a_tensor_of_the_criterion_is_named_before_there_is_an_optimizer(ran):
     ],
 )
 def test_a_script_that_never_loads_the_checkpoint(ran, code, loaded):
-    check = ran("import torch\n", code)
+    check = ran("import torch\n", code, arguments=())
     assert outcome(check) == ("failed", False)
     assert check["evidence"]["loaded"] == loaded
     assert check["fix"].endswith("-- --resume PATH")
+    assert not ran("import torch\n", code)["fix"], "the arguments name the checkpoint"
 
 
 def test_a_script_that_trains_without_the_checkpoint_is_ended(ran):
@@ -566,7 +568,7 @@ def test_a_directory_of_dcp_is_not_unpickled(ran, make, tmp_path, place):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize(("loop", "status"), [("", "failed"), (LOOP, "passed")])
+@pytest.mark.parametrize(("loop", "status"), [("", "skipped"), (LOOP, "passed")])
 def test_a_directory_of_dcp_is_not_overwritten(ran, make, tmp_path, loop, status):
     Distributed.save(tmp_path / "dcp", {"model": make.tree()["model"]})
     before = {file: file.read_bytes() for file in (tmp_path / "dcp").iterdir()}
@@ -582,14 +584,57 @@ def test_a_directory_of_dcp_is_not_overwritten(ran, make, tmp_path, loop, status
     assert before == {file: file.read_bytes() for file in (tmp_path / "dcp").iterdir()}
 
 
-@pytest.mark.parametrize("save", ["torch.save({}, args.resume)", "torch.save({}, file)"])
-def test_the_checkpoint_is_not_overwritten(ran, make, save):
+CHANGES = {
+    "opened": "torch.save({}, open(args.resume, 'wb'))",
+    "opened by its descriptor": "import os; os.open(args.resume, os.O_RDWR)",
+    "removed": "import os; os.remove(args.resume)",
+    "replaced": "torch.save({}, 'new.pt'); import os; os.replace('new.pt', args.resume)",
+    "moved": "import shutil; shutil.move(args.resume, 'old.pt')",
+    "cut off": "import os; os.truncate(args.resume, 3)",
+}
+
+
+@pytest.mark.parametrize("line", CHANGES.values(), ids=CHANGES)
+def test_the_checkpoint_is_protected_from_the_script(ran, make, line):
     path = make()
     before = Path(path).read_bytes()
-    check = ran(HEAD, f"with open(args.resume, 'rb+') as file:\n    {save}\n", path=path)
-    assert outcome(check) == ("failed", False)
-    assert save in check["evidence"]["source"]
+    check = ran(HEAD, line, "\n", BUILT, LOADED, LOOP, path=path)
+    assert outcome(check) == ("skipped", False)
+    assert check["evidence"]["source"] == line
     assert Path(path).read_bytes() == before
+
+
+def test_a_file_that_was_there_is_not_overwritten(ran, make):
+    """A script saves to a fixed name, which may be the original of the checkpoint that is verified."""
+    path = make()
+    before = Path(path).read_bytes()
+    Path("best.pt").write_bytes(before)
+    saved = "torch.save({}, args.resume)\ntorch.save({}, 'best.pt')\n"
+    own = "torch.save({}, 'own.pt'); torch.save({'a': 1}, 'own.pt'); assert torch.load('own.pt') == {'a': 1}\n"
+    check = ran(HEAD, BUILT, saved, own, LOADED, LOOP, path=path)
+    assert outcome(check) == ("passed", True), check["detail"]
+    assert check["evidence"]["not_written"] == [path, "best.pt"]
+    assert Path("best.pt").read_bytes() == Path(path).read_bytes() == before
+
+
+def test_a_mistyped_path_is_a_fault(ran):
+    check = ran(HEAD, BUILT, LOADED, LOOP, arguments=("--resume", "typo.pth"))
+    assert outcome(check) == ("failed", False)
+    assert "typo.pth" in check["detail"]
+    assert check["fix"].endswith("-- --resume PATH")
+
+
+def test_placement_is_left_to_a_script_that_moves_the_file(answers, make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(HEAD + BUILT + LOADED + LOOP)
+    path = "cpu.pth"
+    ckptmove.convert(make(), to="cpu", output=path)
+    result = ckptmove.verify(path, to="cuda:0", script="train.py", script_args=("--resume", path))
+    checks = {one.name: one.status for one in result.checks}
+    assert (checks["script"], checks["placement"]) == ("passed", "skipped")
+    assert result.passed
+    assert result.proven
+    assert not ckptmove.verify(path, to="cuda:0").passed
 
 
 def test_bytes_in_memory_of_the_same_length_are_not_the_checkpoint(ran):

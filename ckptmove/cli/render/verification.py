@@ -136,9 +136,10 @@ def _doubt(result: VerifyResult, reasons: Mapping[str, str]) -> str:
     """Why a resume is not proven; ``reasons`` holds the details of the skipped checks."""
     figures = {check.name: dict(check.evidence) for check in result.checks}
     step, own = figures.get("step", {}), next((name for name in ("case", "script") if name in figures), "")
-    if step.get("proven") is True or ("step" in reasons and own):
-        if own and figures[own].get("proven") is not True:
-            return reasons.get(own) or str(figures[own].get("unproven") or f"the {own} does not prove it")
+    if own and figures[own].get("proven") is not True:
+        reason = reasons.get(own) or str(figures[own].get("unproven") or f"the {own} does not prove it")
+        return reason.removeprefix("not proven: ")
+    if own or step.get("proven") is True:
         return "only a sample was checked"
     skipped = reasons.get("step") or reasons.get("fresh", "")
     stood_in = "a value missing from the file was replaced"

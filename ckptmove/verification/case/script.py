@@ -21,11 +21,12 @@ from ckptmove.verification.case.check import on_target
 from ckptmove.verification.case.fixes import Scene
 from ckptmove.verification.case.name import CaseName
 from ckptmove.verification.case.peak import memory_recorded
-from ckptmove.verification.case.script_hooks import ScriptWatch, Session, Stopped, never_loaded, recorded
+from ckptmove.verification.case.protection import protected
+from ckptmove.verification.case.script_hooks import HOW_TO_RESUME, ScriptWatch, Session, Stopped, never_loaded, recorded
 from ckptmove.verification.case.script_step import ScriptStep, label_live, scene_of
 from ckptmove.verification.case.source import line_of
 from ckptmove.verification.case.user_code import Entrance, code_of
-from ckptmove.verification.checks import SCRIPT, failed, skipped
+from ckptmove.verification.checks import SCRIPT, failed, listed, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,12 +76,13 @@ def check_script(
     entrance = Entrance(CaseName(path, "", is_file=True))
     entrance.is_loaded = True  # no fix may assume that the script is only imported
     home = line_of(str(Path(path).absolute()), 0)
-    session = Session(bench.request.path, entrance, home, end, _foreign(bench))
+    session = Session(bench.request.path, entrance, home, end, arguments, _foreign(bench))
     figures: dict[str, object] = {"script": path, "arguments": list(arguments), "device": site.target}
     figures["simulated"] = site.mode == "simulated"
     started = time.perf_counter()
     with ExitStack() as stack:
         output = stack.enter_context(_output())
+        stack.enter_context(protected(place.path for place in bench.checkpoint.read_from))
         stack.enter_context(
             _watched(bench.request.deadline, entrance, home, lambda check: end(session.passed or check))
         )
@@ -110,10 +112,10 @@ def check_script(
             check = _without_step(error, scene, session, _last_line(output), Path(path).name)
             if session.passed is not None and not (check.status == "failed" and _names_device(error)):
                 check = session.passed
-    own = dict(check.evidence)
-    return check._replace(
-        evidence=tuple({**figures, **own, "seconds": round(time.perf_counter() - started, 3)}.items())
-    )
+    kept = list(dict.fromkeys(session.kept))
+    own = {**dict(check.evidence), "not_written": kept, "seconds": round(time.perf_counter() - started, 3)}
+    note = f"; not written, because it was there before: {listed(kept)}" if kept else ""
+    return check._replace(detail=f"{check.detail}{note}", evidence=tuple({**figures, **own}.items()))
 
 
 def _names_device(error: BaseException | None) -> bool:
@@ -222,19 +224,29 @@ def _of_exception(error: BaseException, scene: Scene, session: Session, name: st
     found = blame(error, scene_of(scene, scene.entrance.frames(error.__traceback__)))
     is_inside = any(isinstance(one, OSError) and session.is_checkpoint(one.filename) for one in _chain(error))
     kinds = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
-    fault, reason = found.failures, ""
+    fault, fix, reason = found.failures, str(found.fix), ""
+    figures = {**found.evidence, "proven": False}
     if found.is_limit:
         reason = found.fault
     elif _NO_NCCL in str(error):
         reason = f"not supported by the simulation: {found.fault}"
+    elif "PermissionError" in kinds and is_inside:
+        reason = f"{name} changes the checkpoint before its step: verify a copy of the checkpoint: {found.fault}"
+    elif wrong := _wrong_argument(error, session):
+        fault, fix = [f"{name} opens {wrong}, which does not exist: {found.fault}"], HOW_TO_RESUME
     elif not kinds.isdisjoint(_MISSING) and not is_inside:
         reason = f"{name} needs something that this machine does not have: {found.fault}"
     elif _NO_INPUT in str(error):
         fault = [f"{name} reads standard input, which is empty: {found.fault}"]
-    figures = {**found.evidence, "proven": False}
     if reason:
         return skipped(SCRIPT, f"not proven: {reason}", **figures)
-    return failed(SCRIPT, fault, str(found.fix), **figures)
+    return failed(SCRIPT, fault, fix, **figures)
+
+
+def _wrong_argument(error: BaseException, session: Session) -> str:
+    """The missing file that an argument of the script names, before the checkpoint was loaded; empty for none."""
+    names = [str(one.filename) for one in _chain(error) if isinstance(one, FileNotFoundError) and one.filename]
+    return next((one for one in names if not session.loads and any(one in given for given in session.arguments)), "")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -50,6 +50,9 @@ _NO_WEIGHTS_ONLY: Final = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _TRUE: Final = frozenset({"1", "y", "yes", "true"})
 
 
+HOW_TO_RESUME: Final = "pass the checkpoint by the script's own option, after --: -- --resume PATH"
+
+
 class Stopped(BaseException):
     """Ends a script when its check is decided. Every later call of torch raises it again."""
 
@@ -59,10 +62,12 @@ class Session:
 
     Attributes:
         entrance: knows which files are the user's.
+        arguments: command-line arguments of the script.
         check: the result; None until it is known.
         passed: the result of a step that passed, after which the script goes on up to its next step or save.
         loads: the user's lines that loaded the checkpoint.
         others: other files that were loaded.
+        kept: files that were there before, and that the script did not get to overwrite.
         modules: modules whose ``load_state_dict`` was called after the load, in order.
         buffers: copies of the buffers of these modules after the call, by the module's identity and the buffer's key.
         optimizers: optimizers whose ``load_state_dict`` was called after the load.
@@ -74,6 +79,7 @@ class Session:
         entrance: Entrance,
         home: Line,
         end: Callable[[CheckResult], None],
+        arguments: Sequence[str],
         foreign: Sequence[str] = (),
     ) -> None:
         """Begin with nothing loaded.
@@ -83,6 +89,7 @@ class Session:
             entrance: knows which files are the user's.
             home: line to report if no line of the user's code is known.
             end: sends the result and ends the process, for a script that does not end.
+            arguments: command-line arguments of the script.
             foreign: names in a ``.metadata`` of the checkpoint whose code unpickling might run.
         """
         self.entrance = entrance
@@ -90,12 +97,15 @@ class Session:
         self.passed: CheckResult | None = None
         self.loads: list[Line] = []
         self.others: list[str] = []
+        self.kept: list[str] = []
+        self._written: set[str] = set()
         self.modules: list[nn.Module] = []
         self.buffers: dict[int, dict[str, torch.Tensor]] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         self._path = os.path.realpath(path)
         self._home = home
         self._end = end
+        self.arguments = arguments
         self._foreign = foreign
         self._timer: threading.Timer | None = None
 
@@ -161,14 +171,20 @@ class Session:
         real = os.path.realpath(_path_of(file) or os.devnull)
         return real == self._path or real.startswith(self._path + os.sep)
 
-    def before_save(self, file: object) -> None:
-        """Stop a script that saves a file after its step has passed, or over the checkpoint."""
+    def may_save(self, path: str) -> bool:
+        """Whether a file or a directory may be written: only one that the script itself has made.
+
+        Raises:
+            Stopped: after a step that passed.
+        """
         self.raise_if_stopped()
         self.stop_if_passed()
-        if self.is_inside(file):
-            line = self.here()
-            fault = f"it overwrites the checkpoint before its optimizer step, at {line}: {line.source}"
-            self.stop(failed(SCRIPT, fault, proven=False, **line_evidence(line)))
+        real = os.path.realpath(path)
+        if real not in self._written and os.path.lexists(path):
+            self.kept.append(path)
+            return False
+        self._written.add(real)
+        return True
 
     def may_hold_piece(self, file: object) -> bool:
         """Whether a file in memory may have bytes of the checkpoint, as of an object in a distributed one."""
@@ -319,9 +335,12 @@ def _noted(session: Session, original: Any, filename: Any, *args: Any, **kwargs:
 
 
 def _save(session: Session, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-    """Save a file, but not over the checkpoint."""
-    session.before_save(f)
-    return original(obj, f, *args, **kwargs)
+    """Save a file, but not over one that was there before. What a script opens itself, it may write."""
+    is_path = isinstance(f, (str, os.PathLike))
+    if not is_path:
+        session.raise_if_stopped()
+        session.stop_if_passed()
+    return original(obj, f, *args, **kwargs) if not is_path or session.may_save(os.fspath(f)) else None
 
 
 def _save_file(session: Session, original: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
@@ -351,7 +370,12 @@ def _metadata(session: Session) -> Any:
 
 def _plan(session: Session) -> Any:
     def prepare_local_plan(original: Any, writer: Any, *args: Any, **kwargs: Any) -> Any:
-        session.before_save(writer.path)  # before a file is opened, and so truncated
+        # Before a file is opened, and so truncated.
+        if (Path(writer.path) / ".metadata").exists() and not session.may_save(os.fspath(writer.path)):
+            line = session.here()
+            reason = f"not proven: it would overwrite {writer.path} before its step, at {line}: {line.source}"
+            session.stop(skipped(SCRIPT, reason, proven=False, **line_evidence(line)))
+        session.may_save(os.fspath(Path(writer.path) / ".metadata"))
         return original(writer, *args, **kwargs)
 
     return prepare_local_plan
@@ -451,5 +475,7 @@ def never_loaded(session: Session, fault: str) -> CheckResult:
     """Result for a script that did not load the checkpoint."""
     others = ", ".join(dict.fromkeys(session.others))
     fault += f"; it loaded {others}" if others else ""
-    fix = "pass the script's own option that resumes, after --: -- --resume PATH"
+    is_named = any(session.is_inside(one.rpartition("=")[2]) for one in session.arguments)
+    fault += "; its arguments name the checkpoint, but it never opens it" if is_named else ""
+    fix = "" if is_named else HOW_TO_RESUME
     return failed(SCRIPT, fault, fix, loaded=list(dict.fromkeys(session.others)), proven=False)
