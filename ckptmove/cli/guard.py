@@ -164,6 +164,8 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
         command = f"{PROGRAM} {words[0]}"
     hint = f"{command} --help"
     option = getattr(error, "option_name", None)
+    if option is not None and any(word.partition("=")[0] == "--script" for word in words):
+        hint = f"{hint}; arguments of the script follow after --: --script FILE.py -- {option} ..."
     if option in _MEANS_TO and any("--to" in parameter.opts for parameter in error.ctx.command.params):
         message = f"No such option: {option}"
         hint = f"did you mean: {retyped(PROGRAM, words, option, '--to')}"

@@ -186,3 +186,12 @@ def test_only_processes_with_the_mark_are_ended(tmp_path):
     finally:
         end_strays("that")
         os.waitpid(other, 0)
+
+
+@pytest.mark.parametrize(
+    ("script", "is_named"), [(["--script", "train.py"], True), (["--script=a.py"], True), ([], False)]
+)
+def test_an_option_of_the_script_before_the_dashes_is_explained(folder, ckptmove, script, is_named):
+    code, _, err = ckptmove("verify", "run.pth", *script, "--resume", "run.pth")
+    assert code == 2
+    assert ("-- --resume" in err) == is_named

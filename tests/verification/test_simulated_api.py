@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import platform
 
 import pytest
 
@@ -250,6 +251,14 @@ def test_a_storage_is_moved_to_the_device(cuda, tmp_path, zipped, where):
         assert whole.untyped_storage().to(device="cpu").data_ptr() == whole.data_ptr()
         assert torch.storage._to is not torch._utils._to
     assert torch.storage._to is torch._utils._to
+
+
+def test_a_simulated_mps_is_on_apple_silicon(mps):
+    """Lightning asks for the processor before it uses mps."""
+    before = platform.processor()
+    with mps:
+        assert platform.processor() == "arm"
+    assert platform.processor() == before
 
 
 def test_which_kind_of_device_a_tensor_is_on(cuda, mps):

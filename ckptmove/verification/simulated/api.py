@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -104,7 +105,7 @@ def _answering(device: torch.device) -> Iterator[None]:
         modules += [(torch.cuda, _GRAPHS), (torch.cuda.nvtx, {"_nvtx": _Markers()}), (comm, COPIES)]
     if kind == "mps":
         modules += [(module, _MPS) for module in (torch.mps, torch.backends.mps, torch.mps.profiler)]
-        modules += [(torch.mps.event, _CLASSES)]
+        modules += [(torch.mps.event, _CLASSES), (platform, {"processor": lambda: "arm"})]  # Lightning asks for it
     known = [(vars(module), some) for module, some in modules if module is not None]
     before = [(names, {name: names[name] for name in some.keys() & names.keys()}) for names, some in known]
     for (names, replaced), (_, some) in zip(before, known, strict=True):
