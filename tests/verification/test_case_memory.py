@@ -42,6 +42,11 @@ def case(device, rows=64):
 
     return ckptmove.Case(model, optimizer, None, torch.randn(rows, 64), step)
 
+def large_batch(device):
+    made = case(device, 4)
+    step = lambda batch: made.step(torch.zeros(4096, 64, device=device))
+    return ckptmove.Case(made.model, made.optimizer, None, made.batch, step)
+
 def few_rows(device):
     return case(device, 4)
 
@@ -163,6 +168,13 @@ def test_a_device_that_is_too_small_fails_the_check(check, function, device_memo
     assert evidence["fix"] == peak._FIXES[kind]
     assert len(found["failures"]) == 2
     assert evidence["file"] == "train.py"
+
+
+def test_a_batch_that_does_not_fit_is_to_be_smaller(check):
+    evidence = check("large_batch", device_memory=500 * KIB)["evidence"]
+    assert evidence["requested_bytes"] == 1024 * KIB
+    assert max(evidence["peak_memory"], key=evidence["peak_memory"].get) == "optimizer_state"
+    assert evidence["fix"] == peak._FIXES["other"]
 
 
 def test_the_line_of_a_forward_that_does_not_fit_is_named(check):

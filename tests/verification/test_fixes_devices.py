@@ -34,7 +34,7 @@ def test_a_method_says_it_by_its_object(mended, kept, model, text):
 
 
 MAKERS = {
-    "of another value": ('device="cpu"', "make(6)", "make(6).to(x.device)"),
+    "of another value": ('device="cpu"', "make(6)", "make(6).to(device)"),
     "of the value": ("device", "make(6, device)", "torch.ones(n, device=device)"),
     "of its name": ('device="cuda"', "make(6)", "torch.ones(n, device=device)"),
 }

@@ -27,7 +27,7 @@ TRAINED = case(batch="batch()\ntrainer = Trainer(device)", step=BY_TRAINER)
 FIXES = {
     "closure": (stepping("old", "old = Net()"), "old.0.weight", "old = old.to(device)"),
     "one of several": (stepping("old", "old, _ = Net(), 1"), "old.0.weight", "old = old.to(device)"),
-    "global": (f"OLD = Net()\n{stepping('OLD')}", "OLD.0.weight", "OLD.to(rows.device)"),
+    "global": (f"OLD = Net()\n{stepping('OLD')}", "OLD.0.weight", "OLD.to(device)"),
     "of the step": (
         stepping("old").replace("rows = pair", "old = Net(); rows = pair"),
         "old.0.weight",

@@ -111,7 +111,7 @@ MOVES = {
     "a schedule": (
         "TABLE = torch.cumprod(torch.linspace(0.9, 0.99, 9), 0)\n"
         + case(step=STEP.format("a = TABLE[torch.tensor([1, 2, 3, 4])].view(-1, 1); x = a * x")),
-        "a = TABLE.to(y.device)[torch.tensor([1, 2, 3, 4])].view(-1, 1); x = a * x",
+        "a = TABLE.to(device)[torch.tensor([1, 2, 3, 4])].view(-1, 1); x = a * x",
     ),
     "a generator of a loader": (
         case(
@@ -157,7 +157,7 @@ LINES = {
     "generators": [
         ("x.normal_(generator=g)", "g = torch.Generator(device=device).manual_seed(1)"),
         ("torch.randn(3, generator=G, device=x.device)", "torch.randn(3, generator=G).to(x.device)"),
-        ("torch.randn(3, generator=there)", "torch.randn(3, generator=there, device=x.device)"),
+        ("torch.randn(3, generator=there)", "torch.randn(3, generator=there, device=device)"),
     ],
 }  # fmt: skip
 

@@ -173,7 +173,7 @@ def test_an_array_is_no_tensor(fault_of):
 
 def test_a_device_is_taken_of_what_has_a_value(mended):
     made = "for x in [b[0].to(device)]: out = model(x)\nreturn criterion(out * torch.ones(3), b[1].to(device))"
-    assert places(mended(step(made))) == ["return criterion(out * torch.ones(3, device=x.device), b[1].to(device))"]
+    assert places(mended(step(made))) == ["return criterion(out * torch.ones(3, device=device), b[1].to(device))"]
 
 
 EARLIER = {
@@ -189,3 +189,22 @@ EARLIER = {
 def test_an_earlier_line_reads_a_device_that_has_a_value_there(mended, function, text):
     lines = f"{function}return criterion(of(model(b[0].to(device))), b[1].to(device))"
     assert places(mended("MEAN = torch.ones(3)\n" + step(lines))) == [text]
+
+
+CONVOLVED = """
+    conv, x = nn.Conv1d(4, 4, 1){}, {}
+    with torch.autocast(device.type, dtype=torch.float16):
+        return conv(x[None]).float().mean() + criterion(model(b[0].to(device)), b[1].to(device))
+"""
+
+
+@pytest.mark.parametrize(("module", "value"), [(".to(device)", "b[0]"), ("", "b[0].to(device)")])
+def test_autocast_hides_no_tensor_of_another_device(mended, module, value):
+    (fix,) = mended(step(textwrap.dedent(CONVOLVED.format(module, value)).strip()))
+    assert fix.endswith(("x = x.to(device)", "conv = conv.to(device)"))
+
+
+def test_a_call_that_the_line_moves_stays(mended):
+    made = "o, e = torch.ones(3), torch.ones(3).to(device)\n"
+    loss = LOSS.format("model(b[0].to(device)) * o * e", "b[1].to(device)")
+    assert places(mended(step(made + loss))) == ["o, e = torch.ones(3, device=device), torch.ones(3).to(device)"]

@@ -181,6 +181,43 @@ def test_state_that_stayed_on_the_cpu_is_named_with_a_line_to_paste(ran):
     assert check["evidence"]["fix_at"].startswith("before train.py:")
 
 
+UNMOVED = """
+device = ""
+dev, best = "cuda:0", 1e9
+noise = torch.zeros(1).to(dev)
+best = noise
+second = nn.Linear(3, 3)
+"""
+REBOUND = "another = torch.optim.SGD(second.parameters())\nif args.resume:\n    second = second.train()\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "passed", "fix"),
+    [
+        (UNMOVED, "dev", "second = second.to(dev)"),
+        (UNMOVED + REBOUND, "dev", "second = second.to(dev)"),
+        (
+            UNMOVED.replace(".to(dev)", ".to('cuda:0')").replace('dev, best = "cuda:0"', "_, best = 0"),
+            "noise.device",
+            None,
+        ),
+    ],
+)
+def test_a_module_of_the_script_is_moved_where_it_is_made(ran, made, passed, fix):
+    loop = f"for y in [torch.ones(3, 3).to({passed})]:\n    second(y)\n"
+    evidence = ran(HEAD, made, loop)["evidence"]
+    assert evidence["tensor"] == "second.weight"
+    assert evidence["fix"] == (fix or "second = second.to(noise.device)")
+    number = Path("train.py").read_text().splitlines().index("second = nn.Linear(3, 3)") + 1
+    assert evidence["fix_at"] == f"after train.py:{number}"
+
+
+def test_a_device_that_the_target_lacks_has_the_option_for_it(ran):
+    fix = ran(HEAD, "device = torch.device('cuda:1')\nmodel = build().to(device)\n")["evidence"]["fix"]
+    assert "--devices" in fix
+    assert "'cuda:0'" in fix
+
+
 def test_without_a_variable_for_the_model_the_fix_is_a_sentence(ran):
     hidden = "models = [build()]\noptimizer = torch.optim.AdamW(models[0].parameters())\n"
     loaded = LOADED.replace("map_location=device", "map_location='cpu'").replace("model.load", "models[0].load")

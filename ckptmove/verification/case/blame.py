@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 #: Matches torch's errors for operands on two devices, in all its versions.
 _TWO_DEVICES: Final = re.compile(
-    r"same device|expected device|on different devices|and weight type|is on (?:cpu|CPU)|on MPS device!"
+    r"same device|expected device|on different devices|and (?:weight|bias) type|is on (?:cpu|CPU)|on MPS device!"
 )
 #: Functions that run the autograd engine.
 _BACKWARD: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad"})

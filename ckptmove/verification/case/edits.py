@@ -190,9 +190,12 @@ def with_device(spot: Spot, operation: str, device: str) -> Fix:
         calls = [one for one in nodes_of(spot) if isinstance(one, ast.Call) and callee(one) == callee(call)]
         if operation.startswith("torch.Tensor.") or _has(call, "generator"):
             return replaced(path, (call, with_to(path, call, device)))
-        # Also the other calls of the line that make a tensor in the same way, unless they are arguments of this one.
+        # Also the other calls of the line that make a tensor in the same way, except arguments of this one, and those
+        # that the line moves itself.
         inner = set(ast.walk(call))
-        same = [call, *(one for one in calls if one not in inner and one.lineno == call.lineno)]
+        moved = [one.value for one in nodes_of(spot) if isinstance(one, ast.Attribute) and one.attr in MOVES]
+        left = [one for one in calls if one not in inner and one not in moved]
+        same = [call, *(one for one in left if one.lineno == call.lineno)]
         given, function = _given_device(call), function_of(call)
         text = "" if given is None else text_of(path, given)
         if text == device or (function is not None and text in parameters_of(function)):

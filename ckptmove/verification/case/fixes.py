@@ -199,9 +199,11 @@ def seen_at(frames: Sequence[Running]) -> str:
 
 
 def is_set_before(expression: str, statement: ast.stmt) -> bool:
-    """Whether every assignment in the function to a variable of an expression is before a statement."""
+    """Whether every assignment in the function, or the module, to a variable of an expression is before a statement."""
     function, names = function_of(statement), read(ast.parse(expression, mode="eval"))
-    every = [] if function is None else [one for one in ast.walk(function) if isinstance(one, ast.Name)]
+    whole = [statement, *parents(statement)][-1] if function is None else function
+    every = [one for one in ast.walk(whole) if isinstance(one, ast.Name)]
+    every = [one for one in every if function is not None or function_of(one) is None]
     return all(one.id not in names or isinstance(one.ctx, ast.Load) or one.lineno < statement.lineno for one in every)
 
 

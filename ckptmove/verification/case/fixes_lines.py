@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.verification.case.case_call import device_parameter, required_device
 from ckptmove.verification.case.containers import Move, moved
 from ckptmove.verification.case.edits import NO_FIX, Fix, called, on_device, replaced, text_of, with_to
-from ckptmove.verification.case.fixes import device_in
+from ckptmove.verification.case.fixes import device_in, target_name
 from ckptmove.verification.case.fixes_moves import device_before
 from ckptmove.verification.case.source import (
     FUNCTIONS,
@@ -98,7 +98,9 @@ def of_message(message: str, operands: Sequence[torch.Tensor], running: Running 
         made = _generator(scene.home.path, "") if generator is not None and generator[1] == "cpu" else None
         return NO_FIX if made is None else _on_cpu(scene.home.path, made)
     if _NO_CUDA.search(message):
-        return _without_cuda(running, scene)
+        fix = _without_cuda(running, scene)
+        is_ordinal = "invalid device ordinal" in message and not (fix.where or scene.home.number)
+        return Fix(f"pass --devices N if the target has it, or use {target_name(scene)}") if is_ordinal else fix
     if _NUMPY.search(message):
         is_differentiated = any(one.requires_grad for one in operands)
         return _with_cpu(running, "detach().cpu()" if is_differentiated else "cpu()")

@@ -16,11 +16,14 @@ from ckptmove.verification.case.fixes_moves import device_before
 from ckptmove.verification.case.source import (
     FUNCTIONS,
     assigned,
-    assignment_before,
     attribute_assignments,
+    block_of,
+    earlier,
     function_of,
     nodes_of_class,
     parents,
+    read,
+    stored,
 )
 from ckptmove.verification.case.watch import is_target
 
@@ -98,7 +101,7 @@ def _is_modules(value: object) -> bool:
 
 def where_assigned(found: ReachableModule, scene: Scene) -> Fix:
     """Move of a module after the statement that assigns it, if that knows the target; else before its use."""
-    for path, statement, name in _assignments(found):
+    for path, statement, name in _assignments(found, scene):
         device = required_device(statement) or _device_after(statement, path, found, scene)
         fix = after(path, statement, found.move(name, device))
         if fix.where and not is_fixed(device, scene):
@@ -125,7 +128,7 @@ def _device_after(statement: ast.stmt, path: str, found: ReachableModule, scene:
     return device_expression(statement, path, scene)
 
 
-def _assignments(found: ReachableModule) -> Iterator[tuple[str, ast.stmt, str]]:
+def _assignments(found: ReachableModule, scene: Scene) -> Iterator[tuple[str, ast.stmt, str]]:
     """Path, statement and target of the assignment of a module; of an attribute only if its class has no other one."""
     spot, name = found.running.spot, found.module
     if found.holder is not None:
@@ -135,7 +138,28 @@ def _assignments(found: ReachableModule) -> Iterator[tuple[str, ast.stmt, str]]:
         if len(every) == 1:
             yield *every[0], ast.unparse(assigned(every[0][1])[0] or ast.Name(key))
         return
-    scopes = [one for one in parents(spot.statement) if isinstance(one, FUNCTIONS)]
-    near = [*([spot.statement] if spot.statement is not None else []), *scopes]
-    made = (assignment_before(one, name) for one in near)
-    yield from ((spot.line.path, one, name) for one in islice(filter(None, made), 1))
+    if spot.statement is None:
+        return
+    scopes = (one for one in parents(spot.statement) if isinstance(one, FUNCTIONS))
+    before = [one for near in (spot.statement, *scopes) for one in earlier(near)]
+    if spot.code.co_name == "<module>":
+        before += _before_in_module(spot.statement)
+    before = [one for one in before if name in stored(one)]
+    frames = (frame for built in scene.watch.built.values() for frame in built if frame.spot.code is spot.code)
+    first = min((frame.spot.line.number for frame in frames), default=0)
+    late = [one for one in before if 0 < first < one.lineno and _is_rebound(one, name)]  # `model = compile(model)`
+    yield from ((spot.line.path, one, name) for one in islice((one for one in before if one not in late), 1))
+
+
+def _is_rebound(statement: ast.stmt, name: str) -> bool:
+    """Whether each assignment of a variable in a statement computes it of the variable itself."""
+    every = [assigned(one) for one in ast.walk(statement)]
+    values = [value for target, value in every if isinstance(target, ast.Name) and target.id == name]
+    return all(value is not None and name in read(value) for value in values)
+
+
+def _before_in_module(statement: ast.stmt) -> list[ast.stmt]:
+    """The statements of the module before the one that contains a statement, the last first."""
+    outermost = [one for one in (statement, *parents(statement)) if isinstance(one, ast.stmt)][-1]
+    body = block_of(outermost)
+    return body[: body.index(outermost)][::-1]

@@ -41,7 +41,7 @@ _FIXES: Final[dict[Kind, str]] = {
     "other": "use a smaller batch, or recompute activations (torch.utils.checkpoint)",
 }
 _NO_LINES: Final[Sequence[str]] = ()
-_UNKNOWN: Final = "use a smaller model, a lower precision, or a device with more memory"
+_UNKNOWN: Final = "use a smaller batch or model, a lower precision, or a device with more memory"
 
 
 class Place(NamedTuple):
@@ -181,4 +181,6 @@ def shortage(usage: Usage) -> tuple[str, str, str]:
     if kinds["other"] == usage.nbytes:
         return fault, f"in use: {size(usage.nbytes)}", _UNKNOWN
     parts = ", ".join(f"{_NAMES[kind]} {size(nbytes)}" for kind, nbytes in kinds.items())
-    return fault, f"in use: {parts}", _FIXES[max(kinds, key=lambda kind: kinds[kind])]
+    asked: Kind = "optimizer_state" if place.during.startswith("optimizer.") else "other"
+    wanted = {kind: nbytes + usage.requested * (kind == asked) for kind, nbytes in kinds.items()}
+    return fault, f"in use: {parts}", _FIXES[max(kinds, key=lambda kind: wanted[kind])]

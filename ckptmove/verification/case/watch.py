@@ -5,6 +5,8 @@ Calls go through unchanged.
 
 from __future__ import annotations
 
+import ast
+import functools
 import itertools
 import sys
 import weakref
@@ -18,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from ckptmove.verification.case.case_call import devices_of, late_names, user_frames
-from ckptmove.verification.case.source import Line, Spot, line_of, locals_of, spot_of
+from ckptmove.verification.case.source import Line, Spot, assigned, callee, line_of, locals_of, spot_of, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -218,8 +220,8 @@ def target_in(frame: FrameType, spot: Spot, device: torch.device) -> tuple[str, 
     """Expressions for the target that a frame's statement can read.
 
     Returns:
-        The device of a tensor there, or a variable; then an attribute of ``self``, a global, or the device of a
-        module's parameters. Empty for none.
+        A variable that the file passes as a device, the device of a tensor there, or another variable; then an
+        attribute of ``self``, a global, or the device of a module's parameters. Empty for none.
     """
     own, other = targets_in(frame, spot, device)
     return next(own, ""), next(other, "")
@@ -232,12 +234,34 @@ def targets_in(frame: FrameType, spot: Spot, device: torch.device) -> tuple[Iter
     names = {name: one for name, one in found.items() if name not in late}
     kept = {f"self.{key}": one for key, one in getattr(found.get("self"), "__dict__", {}).items()}
     shared = {name: one for name, one in list(frame.f_globals.items()) if name not in late}
+    passed, constant = _names_in(tree_of(spot.line.path))
+    plain = (name for name, one in (shared | names).items() if name in passed and is_target(one, device))
     tensors = (
-        f"{name}.device" for name, one in names.items() if isinstance(one, torch.Tensor) and one.device == device
+        f"{name}.device"
+        for name, one in names.items()
+        if isinstance(one, torch.Tensor) and one.device == device and name not in constant
     )
     own, held, outer = (_devices_in(one, device) for one in (names, kept, shared))
     modules = (f"next({name}.parameters()).device" for name, one in (names | kept).items() if _is_on(one, device))
-    return itertools.chain(tensors, own), itertools.chain(held, outer, modules)
+    return itertools.chain(plain, tensors, own), itertools.chain(held, outer, modules)
+
+
+@functools.lru_cache
+def _names_in(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """The variables of a file that it passes as a device, and those that may be a constant, not a tensor."""
+    passed: set[str] = set()
+    constant: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            given = [one.value for one in node.keywords if one.arg in {"device", "map_location"}]
+            given += node.args[:1] if callee(node) == "to" else []
+            passed.update(one.id for one in given if isinstance(one, ast.Name))
+        target, value = assigned(node)
+        pairs = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs = [*zip(target.elts, value.elts, strict=False)]
+        constant.update(one.id for one, given in pairs if isinstance(one, ast.Name) and isinstance(given, ast.Constant))
+    return passed, constant
 
 
 def _devices_in(named: dict[str, object], device: torch.device) -> Iterator[str]:
