@@ -113,8 +113,9 @@ class VerifyResult(OneLine):
         passed: whether no check failed.
         proven: whether every optimizer was stepped on its own stored parameters and options, and its step used the
             stored state. False if a step was skipped, if anything replaced values that the file does not contain, or if
-            only a sample was checked. The step of a case or of a script proves the resume in place of that step. True
-            for a checkpoint without optimizer state that equals its original (``against``).
+            only a sample was checked. A case proves the resume if the step was skipped, and makes this False if it does
+            not prove it. A script proves it in place of the step. True for a checkpoint without optimizer state that
+            equals its original (``against``).
         checks: results in the order of the report.
         findings: findings of the file.
         sample: size of the sample; None if everything was checked.

@@ -237,10 +237,15 @@ def _placed_by_script(placement: CheckResult, script: CheckResult) -> CheckResul
 
 
 def _is_proven(checks: Sequence[CheckResult]) -> bool:
-    """Whether the user's own step proves the resume; without one, whether the step does."""
+    """Whether every step made proves the resume.
+
+    A case replaces a step that was skipped. A script replaces any step: all that it restored was compared.
+    """
     proofs = {check.name: dict(check.evidence).get("proven") is True for check in checks}
-    own = [proofs[name] for name in (CASE, SCRIPT) if name in proofs]
-    return all(own) if own else proofs["step"]
+    if SCRIPT in proofs:
+        return proofs[SCRIPT]
+    is_skipped = any(check.name == "step" and check.status == "skipped" for check in checks)
+    return proofs[CASE] and (proofs["step"] or is_skipped) if CASE in proofs else proofs["step"]
 
 
 def _is_equal(asked: VerifyRequest, checks: Sequence[CheckResult]) -> bool:

@@ -44,9 +44,9 @@ EXECUTING_DOTTED = {
 HARMLESS_MODULES = {
     "__future__", "_compat_pickle", "abc", "array", "ast", "bisect", "collections", "concurrent", "contextlib",
     "dataclasses", "difflib", "enum", "errno", "fcntl", "filecmp", "fnmatch", "functools", "gc", "glob", "hashlib",
-    "io", "itertools", "json", "keyword", "linecache", "math", "mmap", "os", "pathlib", "pickletools", "posixpath",
-    "random", "re", "shlex", "shutil", "signal", "stat", "struct", "sys", "sysconfig", "tarfile", "textwrap",
-    "threading", "time", "tokenize", "traceback", "types", "typing", "uuid", "warnings", "weakref", "zlib",
+    "io", "itertools", "json", "keyword", "linecache", "math", "mmap", "os", "pathlib", "pickletools", "platform",
+    "posixpath", "random", "re", "shlex", "shutil", "signal", "stat", "struct", "sys", "sysconfig", "tarfile",
+    "textwrap", "threading", "time", "tokenize", "traceback", "types", "typing", "uuid", "warnings", "weakref", "zlib",
 }  # fmt: skip
 #: What could run something, and the one module that may import it.
 GUARDED_MODULES = {

@@ -182,6 +182,11 @@ def test_the_option_is_suggested(say):
     assert hint not in say(*[word.replace(":case", ":raising") for word in WORDS[:-1]]).err
 
 
+def test_what_is_not_fixed_is_in_the_report(say):
+    said = say(*[word.replace(":case", ":raising") for word in WORDS])
+    assert "not fixed: no fix is known\n" in said.out
+
+
 def test_line_endings_stay(say, folder):
     (folder / "train.py").write_bytes(SCRIPT.replace("\n", "\r\n").encode())
     assert say(*WORDS).code == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
 import sys
 import textwrap
@@ -13,7 +15,7 @@ from distributed_checkpoints import Distributed
 
 import ckptmove
 from ckptmove.errors import UnreadableInput
-from ckptmove.verification.case import script, script_hooks, script_step
+from ckptmove.verification.case import protection, script, script_hooks, script_step
 from ckptmove.verification.simulated.targets import is_any_active
 
 HEAD = """
@@ -806,3 +808,97 @@ def test_a_script_that_takes_too_long_says_where_it_was(answers, make, tmp_path,
 def test_a_script_leaves_no_bytecode(ran, tmp_path):
     ran(HEAD)
     assert not (tmp_path / "__pycache__").exists()
+
+
+HOLDERS = {
+    "set before": ("self.device = where\n        self.teacher = teacher", "self.teacher.to(self.device)"),
+    "set after": ("self.teacher = teacher\n        self.device = where", "self.teacher.to(where)"),
+    "made after": ("self.teacher = teacher\n        self.device = torch.device('cuda:0')", "teacher"),
+}
+
+
+@pytest.mark.parametrize(("kept", "fix"), HOLDERS.values(), ids=HOLDERS)
+def test_a_module_of_a_holder_is_moved_where_it_is_assigned(ran, kept, fix):
+    trainer = f"""
+class Trainer:
+    def __init__(self, teacher, where):
+        {kept}
+
+    def loss(self, x, made):
+        return nn.functional.mse_loss(made, self.teacher(x.to(self.device)))
+
+trainer = Trainer(build(), device)
+"""
+    loss = "nn.functional.mse_loss(model(x.to(device)), y.to(device))"
+    loop = LOOP.replace(loss, "trainer.loss(x, model(x.to(device)))")
+    check = ran(HEAD, trainer, BUILT, LOADED, loop)
+    assert check["evidence"]["tensor"].startswith("trainer.teacher.0.")
+    assert fix in check["evidence"]["fix"]
+
+
+def test_a_module_whose_device_a_tensor_was_made_on_is_named(ran):
+    noise = """
+class Noise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    @property
+    def device(self):
+        return self.scale.device
+
+    def forward(self, x):
+        return x + torch.ones(6, device=self.device)
+
+noise = Noise()
+"""
+    check = ran(HEAD, noise, BUILT, LOADED, LOOP.replace("model(x.to(device))", "model(noise(x.to(device)))"))
+    assert check["evidence"]["tensor"] == "noise.scale"
+    assert check["evidence"]["fix"].endswith("noise.to(device)")
+
+
+def test_state_that_a_line_moves_to_the_cpu_is_fixed_there(ran):
+    moved = """
+for slots in optimizer.state.values():
+    for key, value in slots.items():
+        slots[key] = value.cpu()
+"""
+    check = ran(HEAD, BUILT, LOADED, moved, LOOP)
+    assert check["evidence"]["fix"].startswith("slots[key] = value")
+
+
+def test_a_tensor_that_an_exception_handler_reads_is_moved(ran):
+    loop = """
+torch.save(torch.randn(4, 6), "rows.pt")
+rows = torch.load("rows.pt")
+for _ in range(3):
+    try:
+        raise ValueError
+    except ValueError:
+        loss = model(rows).sum()
+"""
+    check = ran(HEAD, BUILT, LOADED, loop)
+    assert check["evidence"]["tensor"] == "rows"
+    assert check["evidence"]["fix"].startswith("rows = rows.to(")
+
+
+@pytest.mark.parametrize(
+    ("event", "args", "is_refused"),
+    [
+        ("open", ("{}", "w", os.O_WRONLY), True),
+        ("open", (b"{}", None, os.O_RDWR | os.O_CREAT), True),
+        ("open", ("{}", "r", os.O_RDONLY), False),
+        ("open", (3, "w", os.O_WRONLY), False),
+        ("open", ("other", "w", os.O_WRONLY), False),
+        ("os.rename", ("other", "{}", -1, -1), True),
+        ("os.listdir", ("{}",), False),
+    ],
+)
+def test_what_changes_a_protected_file_is_refused(tmp_path, event, args, is_refused):
+    """Python traces no audit hook, so it is called here."""
+    path = str(tmp_path / "run.pth")
+    own = {"{}": path, b"{}": os.fsencode(path)}
+    given = tuple(own.get(one, one) for one in args)
+    with protection.protected([path]), pytest.raises(PermissionError) if is_refused else contextlib.nullcontext():
+        protection._refuse(event, given)
+    protection._refuse(event, given)

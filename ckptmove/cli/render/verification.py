@@ -136,10 +136,11 @@ def _doubt(result: VerifyResult, reasons: Mapping[str, str]) -> str:
     """Why a resume is not proven; ``reasons`` holds the details of the skipped checks."""
     figures = {check.name: dict(check.evidence) for check in result.checks}
     step, own = figures.get("step", {}), next((name for name in ("case", "script") if name in figures), "")
-    if own and figures[own].get("proven") is not True:
+    is_asked = own == "script" or step.get("proven") is True or (bool(own) and "step" in reasons)
+    if is_asked and own and figures[own].get("proven") is not True:
         reason = reasons.get(own) or str(figures[own].get("unproven") or f"the {own} does not prove it")
         return reason.removeprefix("not proven: ")
-    if own or step.get("proven") is True:
+    if is_asked:
         return "only a sample was checked"
     skipped = reasons.get("step") or reasons.get("fresh", "")
     stood_in = "a value missing from the file was replaced"

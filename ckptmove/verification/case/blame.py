@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
@@ -271,13 +271,12 @@ def _guide(root: Origin | None, frames: list[Running], scene: Scene) -> Reachabl
     given = next(
         (one.value for one in getattr(root.spot.node, "keywords", ()) if one.arg == "device"), ast.Constant("")
     )
-    for running in frames:
-        for name in read(given) if running.spot.code is root.spot.code else ():
-            module = running.frame.f_locals.get(name)
-            first = next(module.parameters(), None) if isinstance(module, torch.nn.Module) else None
-            if first is not None and first.device != scene.place.device:
-                return reachable_module(first, frames)
-    return None
+    here = (running.frame.f_locals for running in frames if running.spot.code is root.spot.code)
+    named = (values.get(name) for values in here for name in read(given))
+    modules = (one for one in named if isinstance(one, torch.nn.Module))
+    apart = (one for module in modules for one in islice(module.parameters(), 1) if one.device != scene.place.device)
+    first = next(apart, None)
+    return None if first is None else reachable_module(first, frames)
 
 
 def _is_here(root: Origin, frames: list[Running]) -> bool:

@@ -174,10 +174,6 @@ def where_called(origin: Origin | None, frames: Sequence[Running], scene: Scene)
         frames: frames of the user's code, the innermost last.
         scene: all the rest.
     """
-    if origin is not None:
-        spot = origin.spot
-        if origin.device or device_parameter(spot.statement, spot.line.path, scene.home) or not frames:
-            return where_made(origin, scene)
     for running in reversed(frames):
         spot, device = running.spot, device_in(running, scene)
         if origin is None:

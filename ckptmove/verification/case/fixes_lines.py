@@ -128,14 +128,11 @@ def _with_cpu(running: Running, move: str) -> Fix:
     spot = running.spot
     call, path = spot.node, spot.line.path
     words = Fix(f"move the tensor to the CPU at {spot.line}: .{move}")
-    if not isinstance(call, ast.Call):
-        return words
-    if callee(call) == "numpy" and isinstance(call.func, ast.Attribute):
-        calls = [one for one in nodes_of(spot) if isinstance(one, ast.Call) and callee(one) == "numpy"]
-        owners = [one.func.value for one in calls if isinstance(one.func, ast.Attribute)]
-        return replaced(path, *((one, called(path, one, move)) for one in owners if callee(one) != "cpu"))
-    given = [*call.args, *(one.value for one in call.keywords)]
-    changes = [change for one in given for change in _moves_of_names(one, running, move)]
+    calls = [one for one in nodes_of(spot) if isinstance(one, ast.Call) and callee(one) == "numpy"]
+    owners = [one.func.value for one in calls if isinstance(one.func, ast.Attribute)] * (callee(call) == "numpy")
+    changes = [(one, called(path, one, move)) for one in owners if callee(one) != "cpu"]
+    given = [*call.args, *(one.value for one in call.keywords)] if isinstance(call, ast.Call) else []
+    changes = changes or [change for one in given for change in _moves_of_names(one, running, move)]
     changes = changes or [(one, called(path, one, move)) for one in given[:1]]
     return replaced(path, *changes) if changes else words
 
@@ -148,21 +145,22 @@ def _moves_of_names(argument: ast.expr, running: Running, move: str) -> Iterator
         if isinstance(node, ast.Name):
             value = frame.f_locals.get(node.id, frame.f_globals.get(node.id))
             text = moved(node.id, value, Move(move, name_of_module(running.spot.line.path, "torch")))
-            if text:
-                yield node, text
+            yield from [(node, text)] * bool(text)
 
 
 def _with_lengths(running: Running) -> Fix:
     """A line that packs a sequence, with its lengths on the CPU."""
     spot = running.spot
     path = spot.line.path
-    for call in nodes_of(spot):
-        if isinstance(call, ast.Call) and callee(call) == "pack_padded_sequence":
-            named = (one.value for one in call.keywords if one.arg == "lengths")
-            lengths = next(iter([*named, *call.args[1:2]]), None)
-            if lengths is not None:
-                return replaced(path, (lengths, called(path, lengths, "cpu()")))
-    return Fix(f"move the lengths to the CPU at {spot.line}: .cpu()")
+    calls = (one for one in nodes_of(spot) if isinstance(one, ast.Call) and callee(one) == "pack_padded_sequence")
+    given = [one for call in calls for one in _lengths_of(call)]
+    changes = [(one, called(path, one, "cpu()")) for one in given]
+    return replaced(path, *changes) if changes else Fix(f"move the lengths to the CPU at {spot.line}: .cpu()")
+
+
+def _lengths_of(call: ast.Call) -> list[ast.expr]:
+    """The argument ``lengths`` of a call of ``pack_padded_sequence``."""
+    return [*(one.value for one in call.keywords if one.arg == "lengths"), *call.args[1:2]]
 
 
 def _with_generator(running: Running, wanted: str, scene: Scene) -> Fix:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from itertools import chain
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -184,20 +184,21 @@ def _first_read(name: str, running: Running) -> ast.stmt | None:
 def _since_set(statement: ast.stmt, name: str) -> tuple[list[ast.stmt], ast.AST | None]:
     """The statements after the one that sets a variable and before another one, the last first; and that one."""
     between: list[ast.stmt] = []
-    near: ast.AST = statement
-    for parent in parents(statement):
-        if isinstance(near, ast.stmt):
-            body = block_of(near)
-            for one in reversed(body[: body.index(near)]):
-                if _sets(ast.walk(one), name):
-                    return between, one
-                between.append(one)
-        if isinstance(parent, SCOPES):
-            break
-        if _sets(head_of(parent), name):
-            return between, parent
-        near = parent
+    inside = takewhile(lambda one: not isinstance(one, SCOPES), parents(statement))
+    for near in (statement, *inside):
+        if near is not statement and _sets(head_of(near), name):
+            return between, near
+        for one in _before_in_block(near):
+            if _sets(ast.walk(one), name):
+                return between, one
+            between.append(one)
     return between, None
+
+
+def _before_in_block(node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements before one in its block, the last first; none for a node that is no statement."""
+    body = block_of(node) if isinstance(node, ast.stmt) else []
+    return reversed([*takewhile(lambda one: one is not node, body)])
 
 
 def _sets(nodes: Iterable[ast.AST], name: str) -> bool:

@@ -116,7 +116,6 @@ class Watch(TorchFunctionMode):
         self.moved: list[Line] = []
         self._device = device
         self._entrance = entrance
-        self._hooks = {one.__torch_function__.__code__ for one in type(self).__mro__ if issubclass(one, Watch)}
         self._origins: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -124,8 +123,6 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         self.before_call()
         frame = sys._getframe(1)  # noqa: SLF001  # the caller, without a traceback
-        while frame.f_code in self._hooks and frame.f_back is not None:
-            frame = frame.f_back
         self._note_site(func, frame)
         try:
             result = func(*args, **kwargs)
