@@ -99,3 +99,11 @@ def test_what_is_a_class_stays_one(cuda):
         with torch.cuda.StreamContext(torch.cuda.Stream()) as nothing:
             assert nothing is None
         assert isinstance(torch.cuda.device_of(nn.Parameter(torch.ones(1))), torch.cuda.device)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_a_number_is_a_device_of_the_target_whatever_was_simulated_first(kind):
+    device = SimulatedDevice(f"{kind}:1")
+    with device:
+        home = torch.ones(1).to(f"{kind}:1").simulated_on
+        assert torch.ones(1).to(1).simulated_on == torch.ones(1, device=1).simulated_on == home

@@ -150,8 +150,11 @@ def _translated_call(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any,
     other = _replacement(func, args, kwargs)
     if other is not None:
         return other
+    # C++ code would take a number for the index of a device of the backend, of any type.
+    numbered = args[1:2] if func is torch.Tensor.to else ()
+    args = (*args[:1], *map(_numbered, numbered), *args[1 + len(numbered) :])
     args = tuple(_translated(one) for one in args)
-    kwargs = {name: _translated(one) for name, one in kwargs.items()}
+    kwargs = {name: _translated(_numbered(one) if name == "device" else one) for name, one in kwargs.items()}
     if func in _IN_CPP and kwargs.get("pin_memory"):
         return made_pinned, (func, args, kwargs), {}
     return func, args, kwargs
@@ -173,6 +176,11 @@ def _replacement(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any
         home = targets.meant_by(targets.translated(_MOVERS[func] if asked is None else asked))
         return None if home is None else (torch.Tensor.to, (args[0], home), {})
     return None
+
+
+def _numbered(value: Any) -> Any:
+    """The device of a number; any other value itself."""
+    return targets.meant_by(value) if type(value) is int else value
 
 
 def _translated(value: Any) -> Any:
