@@ -13,7 +13,7 @@ from ckptmove.cli import options
 from ckptmove.cli.config import load_config
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
 from ckptmove.cli.paths import as_operand, checkpoint_paths, single_path
-from ckptmove.cli.render.registry import open_report
+from ckptmove.cli.reporting import reporting
 from ckptmove.cli.selection import selection
 from ckptmove.cli.signals import signals_raised
 from ckptmove.cli.streams import write_answer
@@ -43,6 +43,7 @@ def start(context: typer.Context, _version: options.Version = False, _help: opti
 
 
 @app.command()
+@options.TakesRecords
 def inspect(
     paths: options.Paths = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
@@ -59,14 +60,11 @@ def inspect(
     devices: options.Devices = None,
     strict: options.Strict = False,
     limit_factor: options.LimitFactor = 1,
-    as_json: options.Json = False,
-    form: options.Form = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
     select: options.Select = None,
     ignore: options.Ignore = None,
-    _version: options.Version = False,
-    _help: options.Help = False,
+    reports: options.Reports = None,
+    *,
+    out: options.OutputOptions,
 ) -> None:
     """List tensors, their devices, and problems.
 
@@ -78,7 +76,7 @@ def inspect(
 
     config = load_config(Path())
     reported = selection(select or (), (*config.ignore, *(ignore or ())))
-    renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
+    found = checkpoint_paths(paths or (), config, "inspect")
     requests = [
         InspectRequest(
             path=path,
@@ -90,15 +88,17 @@ def inspect(
             keep_going=True,
             limits=Limits().times(limit_factor),
         )
-        for path in checkpoint_paths(paths or (), config, "inspect")
+        for path in found
     ]
-    detail = Detail(tensors=tensors or match is not None, tree=tree, globals=names, verbose=verbose)
+    detail = Detail(tensors=tensors or match is not None, tree=tree, globals=names, verbose=out.verbose)
     is_strict = strict or config.strict
-    raise typer.Exit(run_inspect(requests, renderer, selection=reported, strict=is_strict, match=match, detail=detail))
+    with reporting(out, "inspect", reports, found) as renderer:
+        code = run_inspect(requests, renderer, selection=reported, strict=is_strict, match=match, detail=detail)
+    raise typer.Exit(code)
 
 
 @app.command()
-@options.TakesRemap
+@options.TakesRecords
 def convert(
     context: typer.Context,
     paths: options.Paths = None,
@@ -161,12 +161,8 @@ def convert(
     ] = False,
     strict: options.Strict = False,
     limit_factor: options.LimitFactor = 1,
-    as_json: options.Json = False,
-    form: options.Form = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    _version: options.Version = False,
-    _help: options.Help = False,
+    reports: options.Reports = None,
+    out: options.OutputOptions,
 ) -> None:
     """Rewrite a checkpoint: for another device, with other keys, parts or dtypes, or in another format.
 
@@ -177,7 +173,7 @@ def convert(
     names the format: .safetensors, or .pth for one file of torch.save. With --to alone, a format without devices
     (safetensors, torch.distributed.checkpoint) is copied, and only with --output.
     """  # fmt: skip
-    from ckptmove.api import move_request
+    from ckptmove.api import move_request, with_default_output
     from ckptmove.cli import convert_command
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.conversion.remap.options import remap_options
@@ -186,12 +182,13 @@ def convert(
     from ckptmove.torch_facts.devices import parse_mapping
 
     config = load_config(Path())
-    renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
     limits = Limits().times(limit_factor)
     if undo:
         convert_command.require_alone(context.params)
         named = single_path(paths or (), config, "convert --undo")
-        raise typer.Exit(convert_command.run_undo(named, renderer, dry_run=dry_run, limits=limits))
+        with reporting(out, "convert") as renderer:
+            code = convert_command.run_undo(named, renderer, dry_run=dry_run, limits=limits)
+        raise typer.Exit(code)
     changes = remap_options(**remap)
     move = move_request(
         to if to is not None or maps or changes != Remap() else config.to,
@@ -220,14 +217,16 @@ def convert(
         for path, new in outputs
     ]
     strict_from = "" if strict or config.path is None else config.path
-    code = convert_command.run_convert(
-        requests, renderer, strict_from=strict_from, skip_existing=skip_existing, folder=output_dir
-    )
+    written = [with_default_output(request).target for request in requests]
+    with reporting(out, "convert", reports, [*found, *written]) as renderer:
+        code = convert_command.run_convert(
+            requests, renderer, strict_from=strict_from, skip_existing=skip_existing, folder=output_dir
+        )
     raise typer.Exit(code)
 
 
 @app.command()
-@options.TakesRemap
+@options.TakesRecords
 def verify(
     paths: options.Paths = None,
     to: options.To = None,
@@ -303,19 +302,15 @@ def verify(
         ),
     ] = None,
     strict: options.Strict = False,
-    junit: Annotated[
-        str | None,
-        typer.Option("--junit", metavar="FILE", help="Also write the verdicts as JUnit XML.", show_default=False),
-    ] = None,
     limit_factor: options.LimitFactor = 1,
-    as_json: options.Json = False,
-    form: options.Form = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
     select: options.Select = None,
     ignore: options.Ignore = None,
-    _version: options.Version = False,
-    _help: options.Help = False,
+    junit: Annotated[
+        str | None,
+        typer.Option("--junit", metavar="FILE", help="Short for --report junit=FILE.", show_default=False),
+    ] = None,
+    reports: options.Reports = None,
+    out: options.OutputOptions,
 ) -> None:
     """Prove that a checkpoint resumes: one optimizer step on the target.
 
@@ -329,8 +324,8 @@ def verify(
 
     config = load_config(Path())
     reported = selection(select or (), (*config.ignore, *(ignore or ())))
-    renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
     changes = remap_options(**remap)
+    found = checkpoint_paths(paths or (), config, "verify")
     requests = [
         VerifyRequest(
             path=path,
@@ -351,25 +346,25 @@ def verify(
             sample=sample,
             limits=Limits().times(limit_factor),
         )
-        for path in checkpoint_paths(paths or (), config, "verify")
+        for path in found
     ]
     is_strict = strict or config.strict
-    raise typer.Exit(
-        run_verify(requests, renderer, selection=reported, strict=is_strict, junit=junit, fix=fix, dry_run=dry_run)
-    )
+    files = [*(reports or ()), *([] if junit is None else [f"junit={junit}"])]
+    read = [*found, *([] if against is None else [against])]
+    with reporting(out, "verify", files, read) as renderer:
+        code = run_verify(requests, renderer, selection=reported, strict=is_strict, fix=fix, dry_run=dry_run)
+    raise typer.Exit(code)
 
 
 @app.command()
+@options.TakesRecords
 def diff(
     first: Annotated[str, typer.Argument(metavar="A", help="A file, a directory or an archive.", show_default=False)],
     second: Annotated[str, typer.Argument(metavar="B", help="The checkpoint to compare with.", show_default=False)],
     limit_factor: options.LimitFactor = 1,
-    as_json: options.Json = False,
-    form: options.Form = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    _version: options.Version = False,
-    _help: options.Help = False,
+    reports: options.Reports = None,
+    *,
+    out: options.OutputOptions,
 ) -> None:
     """Show what differs between two checkpoints.
 
@@ -381,27 +376,26 @@ def diff(
     """
     from ckptmove.cli.diff_command import run_diff
 
-    renderer = open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)
-    raise typer.Exit(run_diff(as_operand(first), as_operand(second), renderer, Limits().times(limit_factor)))
+    with reporting(out, "diff", reports, [first, second]) as renderer:
+        code = run_diff(as_operand(first), as_operand(second), renderer, Limits().times(limit_factor))
+    raise typer.Exit(code)
 
 
 @app.command()
+@options.TakesRecords
 def rules(
     code: Annotated[
         str | None,
         typer.Argument(metavar="CODE", help="A code, the first letters of codes (D), or a name.", show_default=False),
     ] = None,
-    as_json: options.Json = False,
-    form: options.Form = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    _version: options.Version = False,
-    _help: options.Help = False,
+    *,
+    out: options.OutputOptions,
 ) -> None:
     """Explain what each finding means, and how to fix it."""
     from ckptmove.cli.rules_command import run_rules
 
-    raise typer.Exit(run_rules(code, open_report(form, as_json=as_json, quiet=quiet, verbose=verbose)))
+    with reporting(out, "rules") as renderer:
+        raise typer.Exit(run_rules(code, renderer))
 
 
 def main(*, ends: bool = False) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Options that ``--undo`` can be combined with, as parameters of the command.
 _WITH_UNDO: Final = frozenset(
-    {"paths", "undo", "dry_run", "limit_factor", "as_json", "form", "quiet", "verbose", "_version", "_help"}
+    {"paths", "undo", "dry_run", "limit_factor", "as_json", "form", "quiet", "verbose", "version", "help"}
 )
 
 
@@ -126,10 +126,9 @@ def run_convert(
                 summary = Summary("convert", work(chosen[0])[0])
             else:
                 summary = for_each("convert", chosen, work, renderer)._replace(skipped=len(skipped))
-        renderer.finish(summary)
+        return renderer.finish(summary)
     except StdoutFailed as error:
         raise StdoutFailed(error.reason, output=written[-1] if written else None) from error
-    return summary.exit_code
 
 
 @contextmanager
@@ -171,5 +170,4 @@ def run_undo(path: str, renderer: Renderer, *, dry_run: bool, limits: Limits) ->
         StdoutFailed: if the report cannot be written; the file is restored.
     """
     renderer.undo(api.undo(path, dry_run=dry_run, settle=settle, limits=limits))
-    renderer.finish(Summary("convert", YES))
-    return YES
+    return renderer.finish(Summary("convert", YES))

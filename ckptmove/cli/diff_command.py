@@ -22,7 +22,5 @@ def run_diff(first: str, second: str, renderer: Renderer, limits: Limits) -> int
     """
     with ProgressBar(wanted=renderer.shows_progress) as progress:
         result = api.diff(first, second, progress=progress, limits=limits)
-    code = YES if result.same else NO
     renderer.diff(result)
-    renderer.finish(Summary("diff", code))
-    return code
+    return renderer.finish(Summary("diff", YES if result.same else NO))

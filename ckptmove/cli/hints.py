@@ -72,7 +72,7 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     errors.CrcMismatch: f"a copy or a disk has changed it, and torch.load does not detect that: {_AGAIN}",
     errors.SourceChanged: "wait until the run that writes it has finished, then try again",
     errors.OutputIsSource: "choose another path with --output",
-    errors.OutputIsNoReport: "--junit takes the file to write, for example --junit report.xml",
+    errors.OutputIsNoReport: "choose a file that does not exist yet, for example --report junit=report.xml",
     errors.OutputIsStdout: "give a file with --output; use ./- for a file named -",
     errors.InPlaceImpossible: "write a new one: --output NEW instead of --in-place",
     errors.BeingConverted: "wait until it has finished, then try again",
@@ -344,10 +344,10 @@ def _(error: FixNotWritten) -> str:
 @hint_for.register(errors.ReportFailed)
 def _(error: errors.ReportFailed) -> str:
     if error.reason == os.strerror(errno.ENOENT) and not _has_folder(error):
-        return f"{_make_folder(error)}; or choose another path with --junit"
+        return f"{_make_folder(error)}; or choose another path with --report"
     if error.reason in _NO_SPACE:
-        return "free some space, or choose another path with --junit"
-    return "choose a writable file with --junit"
+        return "free some space, or choose another path with --report"
+    return "choose a writable file with --report"
 
 
 @hint_for.register(errors.NotDurable)

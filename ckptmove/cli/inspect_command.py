@@ -58,6 +58,4 @@ def run_inspect(
         renderer.inspect(answer)
         return answer.exit_code, found.unreadable
 
-    summary = for_each("inspect", requests, work, renderer)
-    renderer.finish(summary)
-    return summary.exit_code
+    return renderer.finish(for_each("inspect", requests, work, renderer))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property, update_wrapper
 from inspect import Parameter, Signature, signature
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_type_hints
 
 import typer
 
@@ -33,6 +33,12 @@ def _format_of(word: str) -> str:
     if word not in RENDERERS:
         raise typer.BadParameter(f"{word!r} is not one of {', '.join(map(repr, RENDERERS))}.")
     return word
+
+
+def _report_kinds() -> list[str]:
+    from ckptmove.cli.render.reports import REPORTS
+
+    return [f"{kind}=" for kind in REPORTS]
 
 
 Paths = Annotated[
@@ -71,20 +77,6 @@ LimitFactor = Annotated[
     int,
     typer.Option(metavar="N", min=1, max=1000, help="Raise every resource limit N-fold, for a file you trust."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
-Form = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        metavar=f"<{'|'.join(RENDERERS)}>",
-        parser=_format_of,
-        autocompletion=lambda: list(RENDERERS),
-        help="Report format; github means annotations.",
-        show_default=DEFAULT,
-    ),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print one line per checkpoint.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every place and every figure.")]
 Version = Annotated[
     bool,
     typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
@@ -94,31 +86,63 @@ Help = Annotated[
     bool,
     typer.Option("--help", "-h", callback=_show_help, is_eager=True, help="Show this message."),
 ]
+Reports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--report",
+        metavar="KIND=FILE",
+        autocompletion=_report_kinds,
+        help="Also write a report to a file: json or junit. Repeatable.",
+        show_default=False,
+    ),
+]
 
 
-class TakesRemap:
-    """A command whose parameter ``remap`` Typer sees as the options of a remapping.
+class OutputOptions(NamedTuple):
+    """The last options of every command; those of its report, by field."""
 
-    The command gets their values as they were typed, by field of :class:`ckptmove.moves.Remap`. That class is imported
-    only for a command that Typer builds.
+    as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar=f"<{'|'.join(RENDERERS)}>",
+            parser=_format_of,
+            autocompletion=lambda: list(RENDERERS),
+            help="Report format; github means annotations.",
+            show_default=DEFAULT,
+        ),
+    ] = None
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print one line per checkpoint.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every place and every figure.")] = False
+    version: Version = False
+    help: Help = False
+
+
+class TakesRecords:
+    """A command whose parameters ``remap`` and ``out`` Typer sees as the options of a remapping, and of a report.
+
+    The command gets ``remap`` as a dict with the values as they were typed, by field of
+    :class:`ckptmove.moves.Remap`; that class is imported only for a command that Typer builds. It gets ``out`` as
+    :class:`OutputOptions`.
     """
 
     def __init__(self, command: Callable[..., None]) -> None:
         self._command = command
         update_wrapper(self, command)
 
-    def __call__(self, **given: object) -> None:
+    def __call__(self, **given: Any) -> None:
         """Run the command."""
-        from ckptmove.moves import Remap
-
-        remap = {name: given.pop(name) for name in Remap._fields}
-        self._command(**given, remap=remap)
+        for name in _RECORDS.keys() & signature(self._command).parameters.keys():
+            fields, record = _RECORDS[name]
+            given[name] = record(**{field.name: given.pop(field.name) for field in fields()})
+        self._command(**given)
 
     @cached_property
     def __signature__(self) -> Signature:
         """The parameters that Typer reads."""
         own = signature(self._command, eval_str=True)
-        each = ([*_remap_parameters()] if one.name == "remap" else [one] for one in own.parameters.values())
+        each = (_RECORDS[one.name][0]() if one.name in _RECORDS else [one] for one in own.parameters.values())
         return own.replace(parameters=[*chain.from_iterable(each)])
 
 
@@ -132,3 +156,15 @@ def _remap_parameters() -> Iterator[Parameter]:
             start, f"--{name.replace('_', '-')}", metavar=option.metavar or None, help=option.help, show_default=False
         )
         yield Parameter(name, Parameter.KEYWORD_ONLY, default=info, annotation=kind)
+
+
+def _output_parameters() -> Iterator[Parameter]:
+    for name, hint in get_type_hints(OutputOptions, include_extras=True).items():
+        yield Parameter(name, Parameter.KEYWORD_ONLY, default=OutputOptions._field_defaults[name], annotation=hint)
+
+
+#: Parameters that Typer sees as several options: those options, and what the command gets.
+_RECORDS: Final[dict[str, tuple[Callable[[], Iterator[Parameter]], Callable[..., object]]]] = {
+    "remap": (_remap_parameters, dict),
+    "out": (_output_parameters, OutputOptions),
+}

@@ -24,5 +24,4 @@ def run_rules(word: str | None, renderer: Renderer) -> int:
         UsageError: if the word matches no entry.
     """
     renderer.rules([CATALOGUE[code] for code in (codes_like(word) if word is not None else CATALOGUE)])
-    renderer.finish(Summary("rules", YES))
-    return YES
+    return renderer.finish(Summary("rules", YES))

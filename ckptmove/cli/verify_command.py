@@ -6,16 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptmove.cli.batch import for_each
-from ckptmove.cli.outcome import NO, YES, failure_of
+from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.render.answers import VerifyAnswer
-from ckptmove.errors import ReportFailed, UsageError
+from ckptmove.errors import UsageError
 from ckptmove.verification.run import verify_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckptmove.cli.render.answers import Summary
     from ckptmove.cli.render.renderer import Renderer
     from ckptmove.cli.selection import Selection
     from ckptmove.verification.evidence import VerifyResult
@@ -28,7 +27,6 @@ def run_verify(
     *,
     selection: Selection,
     strict: bool,
-    junit: str | None,
     fix: bool,
     dry_run: bool,
 ) -> int:
@@ -39,25 +37,16 @@ def run_verify(
         renderer: writes the verdicts.
         selection: the findings to report.
         strict: whether warnings, and a resume that is not proven, are failures.
-        junit: file for the verdicts as JUnit XML, or None.
         fix: whether to edit the files of the case or script until it passes.
         dry_run: whether to write the edits as a patch, and not to the files.
 
     Raises:
         UsageError: if ``--against`` or ``--fix`` is set for several checkpoints, or ``--fix`` without a case or script;
             and as :func:`ckptmove.api.verify`.
-        OutputIsNoReport: if the JUnit file is a checkpoint, or another file that is not XML.
     """
-    against = requests[0].against
-    if against is not None and len(requests) > 1:
+    if requests[0].against is not None and len(requests) > 1:
         raise UsageError(f"--against names the original of one checkpoint, not of {len(requests)}")
     _require_fixable(requests, fix=fix, dry_run=dry_run)
-    reports: list[Renderer] = [renderer]
-    if junit is not None:
-        from ckptmove.cli.render.junit import JUnitRenderer
-
-        sources = [*(request.path for request in requests), *([against] if against else [])]
-        reports.insert(0, JUnitRenderer(junit, sources))
     answers: list[VerifyAnswer] = []
 
     def verified(request: VerifyRequest) -> VerifyResult:
@@ -68,17 +57,13 @@ def run_verify(
         result = _fixed(request, verified, renderer, dry_run=dry_run) if fix else verified(request)
         answer = VerifyAnswer(request, replace(result, findings=selection.among(result.findings)), strict, dry_run)
         answers.append(answer)
-        for report in reports:
-            report.verify(answer)
+        renderer.verify(answer)
         return (NO if answer.fails else YES), ()
 
     summary = for_each("verify", requests, work, renderer)
     # With --strict, a checkpoint that is not proven has not passed.
     unproven = 0 if strict else sum(one.result.passed and not one.result.proven for one in answers)
-    summary = summary._replace(unproven=unproven)
-    for report in reports:
-        summary = _finish(report, summary, renderer)
-    return summary.exit_code
+    return renderer.finish(summary._replace(unproven=unproven))
 
 
 def _require_fixable(requests: Sequence[VerifyRequest], *, fix: bool, dry_run: bool) -> None:
@@ -106,15 +91,3 @@ def _fixed(
         return replace(fixes.first, fixed=edited, unfixed=fixes.unfixed)
     renderer.edits(edited)
     return replace(fixes.last, fixed=write(fixes.files), unfixed=fixes.unfixed)
-
-
-def _finish(report: Renderer, summary: Summary, renderer: Renderer) -> Summary:
-    """Finish a report; the error of one that cannot be written becomes one of the command, whose verdicts are kept."""
-    try:
-        report.finish(summary)
-    except ReportFailed as error:
-        failure = failure_of(error)
-        renderer.failure(failure)
-        code = max(summary.exit_code, failure.exit_code)
-        return summary._replace(exit_code=code, failures=(*summary.failures, failure))
-    return summary

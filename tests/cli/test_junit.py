@@ -118,7 +118,7 @@ def test_no_checkpoint_is_replaced_by_a_report(ask, bench, words, found):
 def test_a_report_that_cannot_be_written_is_an_error_before_the_work(ask, path):
     error = ask("verify", "run.pth", "--junit", path)["error"]
     assert (error["kind"], error["exit_code"], error["path"]) == ("write-failed", 5, path)
-    assert "--junit" in error["hint"]
+    assert "--report" in error["hint"]
     assert "--output" not in error["hint"]
 
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_read_is_not_replaced_by_a_report(ask, bench, monkeypatch
     def refuse(*_arguments):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr("ckptmove.cli.render.junit.open", refuse, raising=False)
+    monkeypatch.setattr("ckptmove.cli.render.report_file.open", refuse, raising=False)
     (bench / "report.xml").write_text("mine")
     error = ask("verify", "run.pth", "--junit", "report.xml")["error"]
     assert (error["exit_code"], error["message"]) == (5, f"could not write: {os.strerror(errno.EACCES)}")

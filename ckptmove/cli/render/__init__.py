@@ -1,1 +1,1 @@
-"""Reports: human, JSON, GitHub annotations, JUnit."""
+"""Reports: human, JSON, GitHub annotations, and files of `--report`."""

@@ -142,10 +142,13 @@ class HumanRenderer(Renderer):
         if self._out.quiet:
             self._out.lines([f"{clean(path)}: {_NO_ANSWER.get(exit_code, 'failed')}"])
 
-    def finish(self, summary: Summary) -> None:
+    def finish(self, summary: Summary) -> int:
         """Write how many of several checkpoints have the exit code 0."""
-        if summary.checkpoints == 1 or not summary.is_complete:
-            return
+        if summary.checkpoints > 1 and summary.is_complete:
+            self._count(summary)
+        return super().finish(summary)
+
+    def _count(self, summary: Summary) -> None:
         doubt = f", {summary.unproven:,} of them not proven" if summary.unproven else ""
         rest = f", {summary.skipped:,} skipped" if summary.skipped else ""
         done = summary.good - summary.skipped

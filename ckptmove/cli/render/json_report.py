@@ -1,11 +1,11 @@
-"""``--format json``: one JSON document per command."""
+"""``--format json`` and ``--report json=FILE``: one JSON document per command."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
-from ckptmove.cli.render.renderer import Renderer
+from ckptmove.cli.render.renderer import Document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from ckptmove.io.changes import UndoResult
 
 
-class JsonRenderer(Renderer):
-    """Collects the answers of a command, and writes them as one document at its end."""
+class JsonDocument(Document):
+    """The document for a file."""
 
-    def __init__(self, out: Output) -> None:
-        self._out = out
+    title = "a JSON report of ckptmove"
+    head = b'{"schema_version":'
+
+    def __init__(self) -> None:
         self._keys: Json = {}
 
     def inspect(self, answer: InspectAnswer) -> None:
@@ -31,12 +33,8 @@ class JsonRenderer(Renderer):
         self._keys.setdefault("checkpoints", []).append(checkpoint(answer))
 
     def convert(self, answer: ConvertAnswer) -> None:
-        from ckptmove.cli.render.conversion import unmatched_lines
         from ckptmove.cli.render.document import conversion
-        from ckptmove.cli.streams import say
 
-        for line in unmatched_lines(answer):
-            say(line)
         keys = conversion(answer.result)
         conversions = [*self._keys.get("conversions", []), {"path": answer.request.path, **keys}]
         self._keys = {**(self._keys or keys), "conversions": conversions}
@@ -67,13 +65,39 @@ class JsonRenderer(Renderer):
 
         self._keys = {"rules": [rule(entry) for entry in entries]}
 
+    def document(self, summary: Summary) -> str:
+        from ckptmove.cli.render.document import dumps
+
+        return f"{dumps(self.keys(summary))}\n"
+
+    def keys(self, summary: Summary) -> Json:
+        """The document as a dict."""
+        from ckptmove.cli.render.document import envelope
+
+        return envelope(summary.command, summary.exit_code, summary.failures) | self._keys
+
+
+class JsonRenderer(JsonDocument):
+    """The document on stdout. Errors and warnings are also written to stderr, as text."""
+
+    def __init__(self, out: Output) -> None:
+        super().__init__()
+        self._out = out
+
+    def convert(self, answer: ConvertAnswer) -> None:
+        from ckptmove.cli.render.conversion import unmatched_lines
+        from ckptmove.cli.streams import say
+
+        for line in unmatched_lines(answer):
+            say(line)
+        super().convert(answer)
+
     def failure(self, failure: Failure) -> None:
-        """Write the error to stderr as text; the document has it too."""
         self._out.failure(failure)
 
-    def finish(self, summary: Summary) -> None:
+    def finish(self, summary: Summary) -> int:
         """Write the document: on one line for programs, indented on a terminal."""
-        from ckptmove.cli.render.document import dumps, envelope
+        from ckptmove.cli.render.document import dumps
 
-        document = envelope(summary.command, summary.exit_code, summary.failures) | self._keys
-        self._out.lines([dumps(document, indent=2 if sys.stdout.isatty() else None)])
+        self._out.lines([dumps(self.keys(summary), indent=2 if sys.stdout.isatty() else None)])
+        return super().finish(summary)

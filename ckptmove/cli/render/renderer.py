@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,5 +56,26 @@ class Renderer:
     def no_answer(self, path: str, exit_code: int) -> None:
         """Write that one of several checkpoints has no answer; its errors have been written."""
 
-    def finish(self, summary: Summary) -> None:
-        """Write what the end of a report has."""
+    def finish(self, summary: Summary) -> int:
+        """Write what the end of a report has.
+
+        Returns:
+            The exit code of the command: that of the summary, or a higher one if a file could not be written.
+        """
+        return summary.exit_code
+
+
+class Document(Renderer, ABC):
+    """Collects the answers of a command for one document, as ``--report`` writes to a file.
+
+    A kind of document is a subclass with a line in :data:`ckptmove.cli.render.reports.REPORTS`.
+    """
+
+    #: Name of the format, for messages.
+    title: ClassVar[str]
+    #: First bytes of every document of this kind, and of no checkpoint: a file that begins otherwise is not replaced.
+    head: ClassVar[bytes]
+
+    @abstractmethod
+    def document(self, summary: Summary) -> str:
+        """The document at the end of the command. Errors are those of the summary."""

@@ -1,0 +1,122 @@
+"""The reports of one command: on stdout, and in the files of ``--report``."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ckptmove.cli.outcome import failure_of
+from ckptmove.cli.render.answers import Summary
+from ckptmove.cli.render.registry import open_report
+from ckptmove.cli.render.renderer import Renderer
+from ckptmove.errors import CkptMoveError, ReportFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ckptmove.cli.options import OutputOptions
+    from ckptmove.cli.render.answers import ConvertAnswer, Failure, InspectAnswer, VerifyAnswer
+    from ckptmove.cli.render.report_file import ReportFile
+    from ckptmove.comparison.differences import DiffResult
+    from ckptmove.verification.evidence import FixedFile
+
+
+@contextmanager
+def reporting(
+    options: OutputOptions, command: str, reports: Sequence[str] | None = None, paths: Sequence[str] = ()
+) -> Iterator[Renderer]:
+    """Open the reports of a command. An error that ends the command is also written to the files.
+
+    Args:
+        options: the options of the report on stdout.
+        command: name of the command.
+        reports: values of ``--report``.
+        paths: paths that the command reads or writes, which no report may replace.
+
+    Raises:
+        UsageError: as :func:`~ckptmove.cli.render.registry.open_report`, and as
+            :func:`~ckptmove.cli.render.reports.open_document`.
+        CkptMoveError: as :class:`ckptmove.cli.render.report_file.ReportFile`.
+    """
+    form, as_json = options.form, options.as_json
+    main = open_report(form, as_json=as_json, quiet=options.quiet, verbose=options.verbose)
+    if not reports:
+        yield main
+        return
+    renderer = _Reports(main, _open_files(reports, paths))
+    try:
+        yield renderer
+    except CkptMoveError as error:
+        failure = failure_of(error)
+        renderer.write(Summary(command, failure.exit_code, (failure,)))
+        raise
+
+
+def _open_files(reports: Sequence[str], paths: Sequence[str]) -> list[ReportFile]:
+    from ckptmove.cli.render.report_file import ReportFile
+    from ckptmove.cli.render.reports import open_document
+
+    files: list[ReportFile] = []
+    for word in reports:
+        path, document = open_document(word)
+        files.append(ReportFile(path, document, [*paths, *(file.path for file in files)]))
+    return files
+
+
+class _Reports(Renderer):
+    """The reports of one command. All get its answers; only the report on stdout gets its errors when they occur."""
+
+    def __init__(self, main: Renderer, files: Sequence[ReportFile]) -> None:
+        self._main = main
+        self._files = [*files]
+        self._each = [*(file.document for file in files), main]  # an answer that stdout refuses is in the files
+        self.shows_progress = main.shows_progress
+
+    def inspect(self, answer: InspectAnswer) -> None:
+        for one in self._each:
+            one.inspect(answer)
+
+    def convert(self, answer: ConvertAnswer) -> None:
+        for one in self._each:
+            one.convert(answer)
+
+    def skipped(self, path: str, output: str) -> None:
+        for one in self._each:
+            one.skipped(path, output)
+
+    def edits(self, files: Sequence[FixedFile]) -> None:
+        self._main.edits(files)
+
+    def verify(self, answer: VerifyAnswer) -> None:
+        for one in self._each:
+            one.verify(answer)
+
+    def diff(self, result: DiffResult) -> None:
+        for one in self._each:
+            one.diff(result)
+
+    def failure(self, failure: Failure) -> None:
+        self._main.failure(failure)
+
+    def no_answer(self, path: str, exit_code: int) -> None:
+        self._main.no_answer(path, exit_code)
+
+    def finish(self, summary: Summary) -> int:
+        """Write the files, then the end of the report on stdout, with the errors of files that failed."""
+        return self._main.finish(self.write(summary))
+
+    def write(self, summary: Summary) -> Summary:
+        """Write the files that are not written yet. Their errors are added to the summary; the answers are kept."""
+        while self._files:
+            summary = self._written(self._files.pop(0), summary)
+        return summary
+
+    def _written(self, file: ReportFile, summary: Summary) -> Summary:
+        try:
+            file.write(summary)
+        except ReportFailed as error:
+            failure = failure_of(error)
+            self._main.failure(failure)
+            code = max(summary.exit_code, failure.exit_code)
+            return summary._replace(exit_code=code, failures=(*summary.failures, failure))
+        return summary

@@ -1,0 +1,176 @@
+"""``--report KIND=FILE``: files next to the report on stdout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from ckptmove.cli import options
+from ckptmove.cli.render.reports import REPORTS, open_document
+from ckptmove.errors import StdoutFailed
+from ckptmove.verification.evidence import FixedFile, VerifyResult
+
+COMMANDS = {
+    "inspect": ("inspect", "run.pth", "dragged.pth"),
+    "convert": ("convert", "run.pth", "--to", "cpu", "--force"),
+    "verify": ("verify", "run.pth", "--to", "cpu"),
+    "diff": ("diff", "run.pth", "dragged.pth"),
+}
+
+
+@pytest.fixture(params=REPORTS)
+def kind(request):
+    return request.param
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_writes_every_kind(say, bench, command, kind) -> None:
+    words = COMMANDS[command]
+    if command == "verify":
+        pytest.importorskip("torch")
+    alone = say(*words)
+    (bench / "report").write_bytes(open_document(f"{kind}=x")[1].head)  # an earlier report
+    with_report = say(*words, "--report", f"{kind}=report")
+    assert (with_report.code, with_report.out.count("\n")) == (alone.code, alone.out.count("\n"))
+    head = open_document(f"{kind}=x")[1].head
+    written = (bench / "report").read_bytes()
+    assert written.startswith(head)
+    assert len(written) > len(head)
+
+
+def test_several_reports_of_one_command(say, bench) -> None:
+    said = say("inspect", "dragged.pth", "--json", *(f"--report={kind}={kind}.report" for kind in REPORTS))
+    assert said.code == 1
+    assert said.out == (bench / "json.report").read_text()
+    assert {path.name for path in bench.glob("*.report")} == {f"{kind}.report" for kind in REPORTS}
+
+
+def test_the_file_of_json_is_what_is_printed_with_json(say, ask, bench, validator) -> None:
+    for words in (COMMANDS["convert"], COMMANDS["diff"], ("inspect", "run.pth", "none.pth")):
+        document = ask(*words)
+        said = say(*words, "--report", "json=report.json", "-q")
+        assert said.code == document["exit_code"]
+        written = json.loads((bench / "report.json").read_text())
+        validator.validate(written)
+        assert {**written, "seconds": 0, "conversions": []} == {**document, "seconds": 0, "conversions": []}
+
+
+def test_a_skipped_conversion_is_reported(say, bench) -> None:
+    words = ("convert", "run.pth", "--to", "cpu", "--skip-existing")
+    say(*words)
+    assert say(*words, "--report", "json=report.json").code == 0
+    assert json.loads((bench / "report.json").read_text())["conversions"][0]["path"] == "run.pth"
+
+
+@pytest.mark.parametrize("words", [("diff", "run.pth", "none.pth"), ("convert", "none.pth", "--to", "cpu")])
+def test_an_error_that_ends_the_command_is_reported(ask, bench, words) -> None:
+    document = ask(*words, "--report", "json=report.json", "--report", "junit=report.xml")
+    assert json.loads((bench / "report.json").read_text()) == document
+    assert document["error"]["kind"] == "missing-file"
+    assert ET.parse(bench / "report.xml").getroot().find("testsuite/testcase/error").get("type") == "missing-file"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--report", "report.xml"), "KIND=FILE"),
+        (("--report", "pdf=report.pdf"), "the kinds are json, "),
+        (("--report", "json="), "standard output"),
+        (("--report", "json=-"), "./-"),
+    ],
+)
+def test_a_report_is_a_kind_and_a_file(ask, bench, words, message) -> None:
+    before = sorted(bench.iterdir())
+    error = ask("inspect", "run.pth", *words)["error"]
+    assert (error["kind"], error["exit_code"]) == ("usage", 2)
+    assert message in error["message"]
+    assert sorted(bench.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "run.pth", "--report", "json=./run.pth"),
+        ("inspect", "run.pth", "--report", "json=config.json"),
+        ("inspect", "run.pth", "--report", "json=new", "--report", "junit=./new"),
+        ("diff", "dragged.pth", "run.pth", "--report", "json=link.pth"),
+        ("convert", "run.pth", "--to", "cpu", "--report", "json=run.cpu.pth"),
+        ("convert", "run.pth", "--to", "cpu", "-o", "new.pth", "--report", "junit=new.pth"),
+        ("convert", "run.pth", "--to", "cpu", "--output-dir", "new", "--report", "junit=new/run.pth"),
+    ],
+)
+def test_a_report_replaces_no_other_file(ask, bench, words) -> None:
+    (bench / "link.pth").symlink_to("run.pth")
+    (bench / "config.json").write_text('{"hidden_size": 768}')
+    before = {path: path.read_bytes() for path in bench.iterdir()}
+    error = ask(*words)["error"]
+    assert (error["kind"], error["exit_code"]) == ("output-is-no-report", 4)
+    assert {path: path.read_bytes() for path in bench.iterdir()} == before
+
+
+def test_a_file_that_cannot_be_written_any_more_does_not_cost_the_answer(ask, bench, monkeypatch) -> None:
+    (bench / "gone").mkdir()
+    monkeypatch.setattr("ckptmove.api.inspect_checkpoint", _then_remove(bench / "gone"))
+    document = ask("inspect", "run.pth", "--report", "json=gone/a.json", "--report", "json=kept.json")
+    assert (document["exit_code"], document["error"]["path"]) == (5, "gone/a.json")
+    assert len(document["checkpoints"]) == 1
+    assert json.loads((bench / "kept.json").read_text()) == document
+
+
+def _then_remove(folder):
+    from ckptmove import api
+
+    real = api.inspect_checkpoint
+
+    def inspect(*arguments):
+        shutil.rmtree(folder)
+        return real(*arguments)
+
+    return inspect
+
+
+def test_an_answer_that_cannot_be_printed_is_in_the_file(say, bench, monkeypatch) -> None:
+    def refuse(*_arguments):
+        raise StdoutFailed("No space left on device")
+
+    monkeypatch.setattr("ckptmove.cli.render.human.HumanRenderer.inspect", refuse)
+    assert say("inspect", "run.pth", "--report", "json=report.json").code == 5
+    document = json.loads((bench / "report.json").read_text())
+    assert (document["exit_code"], len(document["checkpoints"])) == (5, 1)
+    assert document["error"]["kind"] == StdoutFailed.kind
+
+
+def test_the_help_and_the_completion_name_every_kind(say) -> None:
+    help_text = " ".join(say("inspect", "--help").out.split())
+    assert f"Also write a report to a file: {', '.join(REPORTS)}".rpartition(", ")[0] in help_text
+    assert [word.removesuffix("=") for word in options._report_kinds()] == list(REPORTS)
+    assert all(kind in help_text for kind in REPORTS)
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_a_fix_is_reported_too(say, bench, monkeypatch, words) -> None:
+    from ckptmove.cli import verify_command
+
+    def fixed(_request, verified, renderer, *, dry_run):
+        renderer.edits([FixedFile("train.py", 1, "--- train.py\n+++ train.py\n", None)])
+        return verified(_request)
+
+    result = VerifyResult(path="run.pth", target="cpu", mode="cpu", passed=True, proven=True, checks=(), findings=())
+    monkeypatch.setattr(verify_command, "verify_checkpoint", lambda *_request, **_callbacks: result)
+    monkeypatch.setattr(verify_command, "_fixed", fixed)
+    said = say("verify", "run.pth", "--script", "train.py", "--fix", *words, "--report", "json=report.json")
+    assert said.code == 0
+    assert "+++ train.py" in said.err
+    assert json.loads((bench / "report.json").read_text())["results"][0]["passed"]
+
+
+def test_a_checkpoint_without_an_answer_has_its_line(say) -> None:
+    assert "none.pth: unreadable" in say("inspect", "run.pth", "none.pth", "-q", "--report", "json=report.json").out
+
+
+def test_undo_writes_no_report(ask, bench) -> None:
+    assert ask("convert", "run.pth", "--undo", "--report", "json=report.json")["error"]["kind"] == "usage"
+    assert not (bench / "report.json").exists()
