@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from older_torch import safetensors_table
 
-from ckptmove.api import convert, inspect
+from ckptmove.api.functions import convert, inspect
 from ckptmove.torch_facts.devices import NO_DEVICE
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from trained import (
 )
 
 import ckptmove
-from ckptmove.api import convert
+from ckptmove.api.functions import convert
 from ckptmove.model import Severity
 from ckptmove.verification import child, run, worker
 from ckptmove.verification.checks import CASE, CHECKS

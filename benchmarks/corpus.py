@@ -21,7 +21,7 @@ from pathlib import Path
 
 from agreement import NotComparableError, differences, round_trip
 
-from ckptmove.api import inspect
+from ckptmove.api.functions import inspect
 from ckptmove.errors import CkptMoveError
 
 COLUMNS = ("files", "read", "refused", "converted", "same bytes", "same tensors", "agreed", "not comparable")

@@ -5,10 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ckptmove.api import Inspection, convert, diff, inspect, undo, verify
+    from ckptmove.api.functions import convert, diff, inspect, undo, verify
+    from ckptmove.api.results import ConvertResult, DiffResult, Inspection, VerifyResult
     from ckptmove.case import Case
 
-__all__ = ["Case", "Inspection", "convert", "diff", "inspect", "undo", "verify"]
+__all__ = [
+    "Case",
+    "ConvertResult",
+    "DiffResult",
+    "Inspection",
+    "VerifyResult",
+    "convert",
+    "diff",
+    "inspect",
+    "undo",
+    "verify",
+]
 __version__ = "0.1.0"
 
 
@@ -16,9 +28,13 @@ def __getattr__(name: str) -> object:
     """Import the public functions on first use, so that ``--help`` and ``--version`` start fast."""
     if name not in __all__:
         raise AttributeError(f"module 'ckptmove' has no attribute '{name}'")
-    from ckptmove import api, case
+    if name == "Case":
+        from ckptmove.case import Case
 
-    return getattr(case if name == "Case" else api, name)
+        return Case
+    from ckptmove.api import functions
+
+    return getattr(functions, name)
 
 
 def __dir__() -> list[str]:

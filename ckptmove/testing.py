@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptmove import api
+from ckptmove.api import functions as api
 from ckptmove.cli.render.verification import brief_line
 from ckptmove.errors import CkptMoveError
 from ckptmove.model import Severity
@@ -58,7 +58,7 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
 
     Raises:
         AssertionError: if it does not resume. The message has every failed check, and with ``strict`` every warning.
-        CkptMoveError: as :func:`ckptmove.api.verify`.
+        CkptMoveError: as :func:`ckptmove.verify`.
     """
     __tracebackhide__ = True
     try:

@@ -64,3 +64,15 @@ def _in_quotes(letter: str) -> str:
     # A lone surrogate in this range is a byte of a name that is not valid UTF-8 (PEP 383).
     errors = "surrogateescape" if "\udc80" <= letter <= "\udcff" else "surrogatepass"
     return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", errors))
+
+
+def escaped(text: str) -> str:
+    """Replace characters that are not printable by escapes, for programs; the length is not limited."""
+    return text if text.isprintable() else "".join(map(_escape, text))
+
+
+def _escape(letter: str) -> str:
+    if letter.isprintable():
+        return letter
+    code = ord(letter)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"  # noqa: PLR2004  # Python's own escapes

@@ -12,10 +12,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.api import Inspection, InspectRequest
+from ckptmove.api import document
+from ckptmove.api.functions import InspectRequest
+from ckptmove.api.results import Inspection
 from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
 from ckptmove.checkpoint.parts import FilePart, read_file
-from ckptmove.cli.render import conversion, document, github, inspection
+from ckptmove.cli.render import conversion, github, inspection
 from ckptmove.cli.render.answers import Detail, InspectAnswer
 from ckptmove.cli.render.page import Page
 from ckptmove.cli.render.text import sentence
@@ -118,13 +120,12 @@ def show_inventory(inventory: Inventory, lines: tuple[OutlineLine, ...]) -> None
         request=InspectRequest("input"),
         inspection=Inspection(inventory, findings, lines),
         tensors=inventory.tensors,
-        expectation=None,
         exit_code=1,
         detail=_DETAIL,
     )
     require_printable(inspection.inspection_lines(PAGE, answer))
     require_printable(github.inspection_lines(answer))
-    require_printable([document.dumps(document.checkpoint(answer))])
+    require_printable([document.dumps(document.checkpoint(inventory, findings, tensors=inventory.tensors))])
 
 
 def show_result(result: ConvertResult) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.api import document
 from ckptmove.checkpoint.pairing import pair_all
-from ckptmove.cli.render import document, github, verification
+from ckptmove.cli.render import github, verification
 from ckptmove.verification.checks import CHECKS, skipped
 from ckptmove.verification.evidence import VerifyResult
 from ckptmove.verification.file_checks import fail_on_findings

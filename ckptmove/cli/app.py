@@ -70,7 +70,7 @@ def inspect(
 
     Needs no torch and no GPU, and never executes the file. Exits 1 if a finding is an error, which breaks a resume.
     """
-    from ckptmove.api import InspectRequest
+    from ckptmove.api.functions import InspectRequest
     from ckptmove.cli.inspect_command import run_inspect
     from ckptmove.cli.render.answers import Detail
 
@@ -173,7 +173,8 @@ def convert(
     names the format: .safetensors, or .pth for one file of torch.save. With --to alone, a format without devices
     (safetensors, torch.distributed.checkpoint) is copied, and only with --output.
     """  # fmt: skip
-    from ckptmove.api import move_request, with_default_output
+    from ckptmove.api.arguments import move_request
+    from ckptmove.api.functions import with_default_output
     from ckptmove.cli import convert_command
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.conversion.remap.options import remap_options

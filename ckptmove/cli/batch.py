@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ckptmove.cli.outcome import YES, failure_of, interruption
+from ckptmove.api.failures import failure_of
+from ckptmove.cli.outcome import YES, interruption
 from ckptmove.cli.render.answers import Summary
 from ckptmove.cli.signals import Terminated
 from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UsageError
@@ -12,7 +13,7 @@ from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckptmove.cli.render.answers import Failure
+    from ckptmove.api.failures import Failure
     from ckptmove.cli.render.renderer import Renderer
 
 

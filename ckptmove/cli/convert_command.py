@@ -9,7 +9,7 @@ from glob import has_magic
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from ckptmove import api
+from ckptmove.api import functions as api
 from ckptmove.cli.batch import for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.paths import as_operand
@@ -95,7 +95,7 @@ def run_convert(
     Raises:
         WriteFailed: if the folder cannot be created.
         OutputIsStdout: if the output is ``-``, which means standard output to a shell user.
-        UsageError: if one output is named for several checkpoints; and as :func:`ckptmove.api.convert`.
+        UsageError: if one output is named for several checkpoints; and as :func:`ckptmove.convert`.
         StdoutFailed: if a report cannot be written; the new file stays.
     """
     if any(request.output == "-" for request in requests):
@@ -166,7 +166,7 @@ def run_undo(path: str, renderer: Renderer, *, dry_run: bool, limits: Limits) ->
     """Undo a conversion in place, write the report, and return the exit code.
 
     Raises:
-        CkptMoveError: as :func:`ckptmove.api.undo`.
+        CkptMoveError: as :func:`ckptmove.undo`.
         StdoutFailed: if the report cannot be written; the file is restored.
     """
     renderer.undo(api.undo(path, dry_run=dry_run, settle=settle, limits=limits))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptmove import api
+from ckptmove.api import functions as api
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.render.answers import Summary
@@ -18,7 +18,7 @@ def run_diff(first: str, second: str, renderer: Renderer, limits: Limits) -> int
     """Compare two checkpoints, write the differences, and return the exit code.
 
     Raises:
-        CkptMoveError: as :func:`ckptmove.api.diff`.
+        CkptMoveError: as :func:`ckptmove.diff`.
     """
     with ProgressBar(wanted=renderer.shows_progress) as progress:
         result = api.diff(first, second, progress=progress, limits=limits)

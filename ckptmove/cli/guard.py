@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from ckptmove.api.failures import BUG, USAGE, Failure, failure_of
 from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.cli.meant import with_command
-from ckptmove.cli.outcome import BUG, USAGE, failure_of, interruption, retyped
-from ckptmove.cli.render.answers import Failure, Summary
+from ckptmove.cli.outcome import interruption, retyped
+from ckptmove.cli.render.answers import Summary
 from ckptmove.cli.render.registry import open_default_report, open_error_report
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.cli.signals import Terminated, settle

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 from glob import has_magic
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.text import command_line
@@ -21,10 +20,6 @@ _SYNONYMS: Final[dict[str, str]] = {
     **dict.fromkeys(("compare", "cmp"), "diff"),
     **dict.fromkeys(("explain", "codes", "findings"), "rules"),
 }
-
-#: For a mistyped path: entries of its folder to compare with, and the least similarity.
-_MOST_ENTRIES: Final = 1000
-_NEARLY: Final = 0.8
 
 
 def with_command(program: str, words: Sequence[str], commands: Mapping[str, Collection[str]]) -> str:
@@ -63,25 +58,6 @@ def _takers(words: Sequence[str], commands: Mapping[str, Collection[str]]) -> It
     """The commands that have all options among the words."""
     typed = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
     return (name for name, options in commands.items() if typed.issubset(options))
-
-
-def similar_path(path: str) -> str:
-    """The path in the same folder with the most similar name; empty if none is similar."""
-    folder, name = os.path.split(path)
-    try:
-        with os.scandir(folder or ".") as entries:
-            names = [entry.name for entry in islice(entries, _MOST_ENTRIES) if entry.name != name]
-    except OSError:
-        return ""
-    return "".join(os.path.join(folder, near) for near in difflib.get_close_matches(name, names, n=1, cutoff=_NEARLY))
-
-
-def read_link(path: str) -> str:
-    """The target of a symbolic link, as stored; empty for other paths."""
-    try:
-        return os.readlink(path)  # a Path would normalize the target
-    except OSError:
-        return ""
 
 
 def _is_path(word: str) -> bool:

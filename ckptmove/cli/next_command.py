@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING, Final
 
-from ckptmove import api
+from ckptmove.api import functions as api
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.cli.render.text import sentence
 from ckptmove.errors import CkptMoveError, UsageError

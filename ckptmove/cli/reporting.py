@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ckptmove.cli.outcome import failure_of
+from ckptmove.api.failures import failure_of
 from ckptmove.cli.render.answers import Summary
 from ckptmove.cli.render.registry import open_report
 from ckptmove.cli.render.renderer import Renderer
@@ -14,8 +14,9 @@ from ckptmove.errors import CkptMoveError, ReportFailed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ckptmove.api.failures import Failure
     from ckptmove.cli.options import OutputOptions
-    from ckptmove.cli.render.answers import ConvertAnswer, Failure, InspectAnswer, VerifyAnswer
+    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, VerifyAnswer
     from ckptmove.cli.render.report_file import ReportFile
     from ckptmove.comparison.differences import DiffResult
     from ckptmove.verification.evidence import FixedFile

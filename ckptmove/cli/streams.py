@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import TextIO
 
-    from ckptmove.cli.render.answers import Failure
+    from ckptmove.api.failures import Failure
 
 _SIGNS: Final = "✓✗–…"  # noqa: RUF001  # characters of reports
 #: Errors of a write to a closed pipe: EPIPE, and on Windows, which has no SIGPIPE, also EINVAL.

@@ -42,7 +42,7 @@ def run_verify(
 
     Raises:
         UsageError: if ``--against`` or ``--fix`` is set for several checkpoints, or ``--fix`` without a case or script;
-            and as :func:`ckptmove.api.verify`.
+            and as :func:`ckptmove.verify`.
     """
     if requests[0].against is not None and len(requests) > 1:
         raise UsageError(f"--against names the original of one checkpoint, not of {len(requests)}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def convert(request: ConvertRequest) -> ConvertResult:
-    """Plan and execute a conversion; errors as of :func:`ckptmove.api.convert`."""
+    """Plan and execute a conversion; errors as of :func:`ckptmove.convert`."""
     path, in_place = request.path, request.in_place
     if in_place and is_folder(path):
         raise InPlaceImpossible(path, "it is a directory, and only files can be converted in place")

@@ -39,7 +39,7 @@ def write_directory(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
     Pieces of a distributed checkpoint are copied and compared with their CRCs.
 
     Raises:
-        CkptMoveError: as of :func:`ckptmove.api.convert`.
+        CkptMoveError: as of :func:`ckptmove.convert`.
     """
     request = conversion.request
     require_new_folder(request.path, request.target, force=request.force)
@@ -97,7 +97,7 @@ class _Writer:
 
         Raises:
             SourceChanged: if a file changed since the plan was made.
-            CkptMoveError: as of :func:`ckptmove.api.convert`; the first error stops all writing.
+            CkptMoveError: as of :func:`ckptmove.convert`; the first error stops all writing.
         """
         self._sink.reserve(self._total)
         for folder in self._listing.folders:

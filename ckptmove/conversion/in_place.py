@@ -34,7 +34,7 @@ def change_file(conversion: Conversion, part: FilePart) -> int:
     """Change a file as planned, without reading tensors; return the number of bytes written.
 
     Raises:
-        Refused, WriteFailed: as of :func:`ckptmove.api.convert`.
+        Refused, WriteFailed: as of :func:`ckptmove.convert`.
     """
     request, plan = conversion.request, conversion.plan
     if plan.inflates:
@@ -55,7 +55,7 @@ def change_file(conversion: Conversion, part: FilePart) -> int:
 
 
 def undo_in_place(path: str, *, dry_run: bool, limits: Limits, settle: Callable[[], None] = do_nothing) -> UndoResult:
-    """Undo all in-place conversions of a file; arguments and errors as of :func:`ckptmove.api.undo`."""
+    """Undo all in-place conversions of a file; arguments and errors as of :func:`ckptmove.undo`."""
     began = time.perf_counter()
     if is_folder(path):
         raise NothingToUndo(path, "it is a directory, and only files can be converted in place", "directory")

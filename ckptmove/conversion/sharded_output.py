@@ -39,7 +39,7 @@ def write_shards(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
     Raises:
         NotInFormat: if safetensors cannot hold a value of the tree.
         NotRemappable: if the name of a member of an archive leads out of the directory.
-        CkptMoveError: as of :func:`ckptmove.api.convert`.
+        CkptMoveError: as of :func:`ckptmove.convert`.
     """
     request = conversion.request
     files = _shard_files(conversion)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
 from ckptmove.errors import WriteFailed
 from ckptmove.io.portable import SEPARATORS
+
+#: For a mistyped path: entries of its folder to compare with, and the least similarity.
+_MOST_ENTRIES: Final = 1000
+_NEARLY: Final = 0.8
 
 
 def is_folder(path: str) -> bool:
@@ -107,3 +114,22 @@ def default_output(path: str, tag: str) -> str:
     if root.endswith(".pth") and suffix == ".tar":  # model.pth.tar, by far the commonest double suffix
         root, suffix = root.removesuffix(".pth"), ".pth.tar"
     return f"{root}.{tag}{suffix}"
+
+
+def similar_path(path: str) -> str:
+    """The path in the same folder with the most similar name; empty if none is similar."""
+    folder, name = os.path.split(path)
+    try:
+        with os.scandir(folder or ".") as entries:
+            names = [entry.name for entry in islice(entries, _MOST_ENTRIES) if entry.name != name]
+    except OSError:
+        return ""
+    return "".join(os.path.join(folder, near) for near in difflib.get_close_matches(name, names, n=1, cutoff=_NEARLY))
+
+
+def read_link(path: str) -> str:
+    """The target of a symbolic link, as stored; empty for other paths."""
+    try:
+        return os.readlink(path)  # a Path would normalize the target
+    except OSError:
+        return ""

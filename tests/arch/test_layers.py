@@ -28,7 +28,7 @@ ROWS: list[list[str]] = [
     ["comparison.*"],
     ["findings.*"],
     ["verification.*"],
-    ["api", "__init__"],
+    ["api.*", "__init__"],
     ["cli.*", "testing", "__main__"],
 ]
 
@@ -48,9 +48,11 @@ HOMES = {
     "typing_extensions": ("verification", "api"),
 }
 
-#: Rooms that handle paths: files of the user (``cli``, ``case``), of this package or of the system (the others).
+#: Rooms that handle paths: files of the user (``api.hints``, ``cli``, ``case``), of this package or of the system (the
+#: others).
 PATH_ROOMS = (
-    "io", "cli", "testing", "verification.case", "verification.imports", "verification.memory", "verification.pages",
+    "io", "api.hints", "cli", "testing", "verification.case", "verification.imports", "verification.memory",
+    "verification.pages",
 )  # fmt: skip
 PATH_MODULES = {"pathlib", "glob", "stat", "shutil", "tempfile"}
 #: Names in ``os`` that take no path.

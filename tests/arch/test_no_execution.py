@@ -81,7 +81,8 @@ GUARDED_OS = {
 #: Look-ups by a name that is no constant, and why no file can choose what is found.
 BY_NAME = {
     "getattr(module, name, None)": "the name of the function that the caller passed as case",
-    "getattr(case if name == 'Case' else api, name)": "the names are those of __init__, asked for by an importer",
+    "getattr(result, field.name)": "the fields of a dataclass of ours",
+    "getattr(functions, name)": "the names are those of __init__, asked for by an importer",
     "getattr(real, name)": "what torch, or an optimizer that the user typed, asks of torch._dynamo",
     "getattr(found, part, None)": "the class that the user typed behind --optimizer",
     "vars(sys.modules[module_name])": "of the module that the user typed behind --optimizer",

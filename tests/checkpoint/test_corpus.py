@@ -16,7 +16,7 @@ import torch
 from agreement import NotComparableError, differences
 from older_torch import safetensors_table
 
-from ckptmove.api import convert
+from ckptmove.api.functions import convert
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, UneditablePickle
 

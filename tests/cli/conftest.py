@@ -12,12 +12,12 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
-import ckptmove.cli.render
+import ckptmove.api
 from ckptmove.cli.app import app, main
 from ckptmove.cli.guard import PROGRAM
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
-SCHEMA = json.loads((Path(ckptmove.cli.render.__file__).parent / "schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((Path(ckptmove.api.__file__).parent / "schema.json").read_text(encoding="utf-8"))
 
 
 def closed(schema):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove import api
+from ckptmove.api import functions as api
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove import api, errors
-from ckptmove.cli.outcome import failure_of, retyped
+from ckptmove import errors
+from ckptmove.api import functions as api
+from ckptmove.api.failures import failure_of
+from ckptmove.cli.outcome import retyped
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.io import changes
 from ckptmove.limits import TREE_MEMORY

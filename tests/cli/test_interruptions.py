@@ -25,7 +25,7 @@ each = pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
 #: The second of three checkpoints never ends.
 SLOW = """
 import sys, time
-from ckptmove import api
+from ckptmove.api import functions as api
 
 real = api.inspect_checkpoint
 

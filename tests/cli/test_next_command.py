@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove import api
+from ckptmove.api import functions as api
 from ckptmove.checkpoint.opening import open_checkpoint
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"

@@ -75,7 +75,7 @@ def test_a_lack_of_memory_beside_the_file_is_refused(asked, monkeypatch, command
     def fail(*_args, **_options):
         raise MemoryError
 
-    monkeypatch.setattr(f"ckptmove.api.{command}_checkpoint", fail)
+    monkeypatch.setattr(f"ckptmove.api.functions.{command}_checkpoint", fail)
     code, document = asked(archive(), command, *(["--to", "cuda:0"] if command == "convert" else []))
     assert code == document["exit_code"] == 4
     assert document["error"]["kind"] == "out-of-memory"

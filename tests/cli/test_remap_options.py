@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from wrapped import data_parallel_on_cpu  # noqa: F401  # a fixture for every test here
 
-from ckptmove import api
+from ckptmove.api import functions as api
 from ckptmove.cli.render.conversion import plan_lines
 from ckptmove.cli.render.page import Page
 

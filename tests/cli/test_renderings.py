@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckptmove import api
+from ckptmove.api import functions as api
 from ckptmove.cli import verify_command
 from ckptmove.conversion.policy import RULES
 from ckptmove.findings.catalogue import CATALOGUE

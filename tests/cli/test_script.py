@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from simulation import on_a_simulated_device  # noqa: E402  # after the skip
 
-from ckptmove import api  # noqa: E402  # after the skip
+from ckptmove.api import functions as api  # noqa: E402  # after the skip
 from ckptmove.cli.guard import with_script_args  # noqa: E402  # after the skip
 from ckptmove.verification.case.strays import MARK, end_strays  # noqa: E402  # after the skip
 

@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from ckptmove.api import results
 from ckptmove.cli import verify_command
 from ckptmove.model import Finding, Severity
 from ckptmove.testing import assert_resumes
@@ -80,12 +81,12 @@ def test_verify_fails_in_every_rendering(say, ask, bench, verdict, severities, p
 
 def test_a_test_of_the_users_can_be_strict_too(verdict):
     warned = verdict(Severity.WARNING)
-    assert assert_resumes("run.pth") is warned
+    assert assert_resumes("run.pth") == results.VerifyResult.of(warned)
     with pytest.raises(AssertionError, match=": K601") as caught:
         assert_resumes("run.pth", strict=True)
     assert str(caught.value).splitlines()[1:] == [f"  K601: {finding.message}" for finding in warned.findings]
     unproven = verdict(proven=False)
-    assert assert_resumes("run.pth", require_proof=False) is unproven
+    assert assert_resumes("run.pth", require_proof=False) == results.VerifyResult.of(unproven)
     with pytest.raises(AssertionError, match="not proven"):
         assert_resumes("run.pth", require_proof=False, strict=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove import api
+from ckptmove.api import functions as api
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.limits import Limits

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ckptmove
-from ckptmove.cli.outcome import failure_of
+from ckptmove.api.failures import failure_of
 from ckptmove.errors import CkptMoveError
 from ckptmove.formats import torch_zip
 

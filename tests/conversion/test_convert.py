@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import ckptmove.api
+import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import UnsupportedDtype
 
@@ -70,7 +70,7 @@ def load(path: Path, entry: dict, *, mmap: bool = False) -> tuple[object, Counte
 
 
 def planned_tags(path: Path, target: str) -> Counter[str]:
-    result = ckptmove.api.convert(str(path), to=target, dry_run=True)
+    result = ckptmove.convert(str(path), to=target, dry_run=True)
     edits = {edit.storage: edit.target for edit in result.plan.edits}
     with open_checkpoint(str(path)) as checkpoint:
         return Counter(edits.get(storage.key, storage.device) for storage in checkpoint.inventory.storages)
@@ -82,10 +82,10 @@ def test_torch_sees_the_planned_tags_and_the_same_values(entry: dict, target: st
     source, output = SAMPLES / entry["file"], tmp_path / "moved.pt"
     if (entry["file"], target) in LACKS_DTYPE:
         with pytest.raises(UnsupportedDtype):
-            ckptmove.api.convert(str(source), to=target, output=str(output))
+            ckptmove.convert(str(source), to=target, output=str(output))
         assert not output.exists()
         return
-    ckptmove.api.convert(str(source), to=target, output=str(output))
+    ckptmove.convert(str(source), to=target, output=str(output))
     before = list(tensors(load(source, entry)[0]))
     for mmap in (False, True)[: 1 if entry["container"] == "torch-legacy" else 2]:  # torch maps no legacy file
         moved, seen = load(output, entry, mmap=mmap)
@@ -103,8 +103,8 @@ def test_a_converted_file_needs_no_conversion(entry: dict, target: str, tmp_path
     if (entry["file"], target) in LACKS_DTYPE:
         pytest.skip("refused: the target lacks a dtype")
     output = tmp_path / "moved.pt"
-    ckptmove.api.convert(str(SAMPLES / entry["file"]), to=target, output=str(output))
-    assert ckptmove.api.convert(str(output), to=target, dry_run=True).plan.is_empty
+    ckptmove.convert(str(SAMPLES / entry["file"]), to=target, output=str(output))
+    assert ckptmove.convert(str(output), to=target, dry_run=True).plan.is_empty
 
 
 @pytest.mark.parametrize("file", sorted(HOMES))
@@ -113,15 +113,15 @@ def test_there_and_back_is_the_same_file(file: str, tmp_path: Path) -> None:
     source = SAMPLES / file
     home = HOMES[file]
     away, back = tmp_path / "away.pt", tmp_path / "back.pt"
-    ckptmove.api.convert(str(source), to="xpu:0", output=str(away))
-    ckptmove.api.convert(str(away), to=home, output=str(back))
+    ckptmove.convert(str(source), to="xpu:0", output=str(away))
+    ckptmove.convert(str(away), to=home, output=str(back))
     assert away.read_bytes() != source.read_bytes()
     assert back.read_bytes() == source.read_bytes()
 
 
 def test_a_cast_is_what_torch_would_cast(tmp_path: Path) -> None:
     source, output = SAMPLES / "float64-cpu.pt", tmp_path / "mps.pt"
-    ckptmove.api.convert(str(source), to="mps", output=str(output), cast=True)
+    ckptmove.convert(str(source), to="mps", output=str(output), cast=True)
     entry = {"weights_only": True}
     moved, seen = load(output, entry)
     assert set(seen) == {"mps", "cpu"}
@@ -136,7 +136,7 @@ def test_the_config_string_of_the_memo_trap_stays(tmp_path: Path) -> None:
     entry = {"weights_only": False}
     for rewrite, expected in ((False, "cpu"), (True, "cuda:0")):
         output = tmp_path / f"moved-{rewrite}.pt"
-        ckptmove.api.convert(str(source), to="cuda:0", output=str(output), rewrite_strings=rewrite)
+        ckptmove.convert(str(source), to="cuda:0", output=str(output), rewrite_strings=rewrite)
         moved, seen = load(output, entry)
         assert seen["cuda:0"] == 12  # model and moments; step stays
         assert moved["args"].device == expected  # type: ignore[index]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove import api
+from ckptmove.api import functions as api
 
 torch = pytest.importorskip("torch")
 

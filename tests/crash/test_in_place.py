@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove import api
+from ckptmove.api import functions as api
 from ckptmove.errors import ChangeFailed, RollbackFailed, UnreadableInput
 from ckptmove.io.changes import RolledBack
 

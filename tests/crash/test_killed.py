@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from system_calls import count, instants, kill_at, spread
 
-from ckptmove import api
+from ckptmove.api import functions as api
 from ckptmove.io.changes import RolledBack
 from ckptmove.io.outputs import LeftoversRemoved
 

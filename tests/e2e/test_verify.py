@@ -109,7 +109,7 @@ def test_a_misplaced_checkpoint_fails_placement_alone():
 @pytest.mark.usefixtures("started_children")
 @on_a_simulated_device
 def test_a_conversion_verifies_against_its_original(tmp_path):
-    from ckptmove.api import convert
+    from ckptmove.api.functions import convert
 
     original = str(SAMPLES / "map-location-dragged-all.pth")
     output = str(tmp_path / "out.pth")

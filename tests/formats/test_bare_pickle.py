@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from ckptmove.api import convert, inspect
+from ckptmove.api.functions import convert, inspect
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded, UneditablePickle
 from ckptmove.formats.pickle_outline import read_outlines

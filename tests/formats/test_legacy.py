@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ckptmove.api import convert
+from ckptmove.api.functions import convert
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.formats.opening import container_class
 from ckptmove.limits import Limits

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from older_torch import safetensors_table
 
 import ckptmove
-from ckptmove.api import convert, inspect
+from ckptmove.api.functions import convert, inspect
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, LimitExceeded, Refused, UnsupportedContainer
 from ckptmove.formats.safetensors_file import SafetensorsFile

@@ -12,7 +12,7 @@ from old_tar import Part, archive, members_of, tar_of
 from torch import nn
 from weights_only_lists import numbers
 
-from ckptmove.api import convert, inspect
+from ckptmove.api.functions import convert, inspect
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import UnsupportedDtype
 from ckptmove.limits import Limits

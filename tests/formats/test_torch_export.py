@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.cli.outcome import failure_of
+from ckptmove.api.failures import failure_of
 from ckptmove.errors import CkptMoveError, DamagedArchive, LimitExceeded, UneditableGraph, UnsupportedContainer
 from ckptmove.formats import export_json
 from ckptmove.formats.export_code import called_names

@@ -14,7 +14,7 @@ import torch
 from open_containers import open_container
 
 import ckptmove
-from ckptmove.cli.outcome import failure_of
+from ckptmove.api.failures import failure_of
 from ckptmove.errors import CkptMoveError, UneditableGraph
 from ckptmove.limits import Limits
 from ckptmove.model import Severity

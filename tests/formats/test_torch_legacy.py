@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from open_containers import open_container
 
-import ckptmove.api
+import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded
 from ckptmove.formats.torch_legacy import TorchLegacy
@@ -108,7 +108,7 @@ def test_cut_off_anywhere(tmp_path, facts_of, refused_by_torch, protocol):
         assert {kind for kind, _, _ in facts} == {"past-end"}
         assert [record for _, record, _ in facts] == (keys if length < ends else keys[1:])
         with pytest.raises(DamagedArchive, match=f"storage '{facts[0][1]}'"):
-            ckptmove.api.convert(str(tmp_path / "x.pth"), to="cuda:0", output=str(tmp_path / "y.pth"))
+            ckptmove.convert(str(tmp_path / "x.pth"), to="cuda:0", output=str(tmp_path / "y.pth"))
         assert not (tmp_path / "y.pth").exists()
 
 
@@ -123,14 +123,14 @@ def test_bytes_that_are_missing_are_counted(facts_of):
 
 def test_what_is_cut_off_is_a_finding(tmp_path):
     (tmp_path / "x.pth").write_bytes(saved()[:-1])
-    (finding,) = ckptmove.api.inspect(str(tmp_path / "x.pth")).findings
+    (finding,) = ckptmove.inspect(str(tmp_path / "x.pth")).findings
     assert (finding.code, finding.where) in {("F802", ("a.weight",)), ("F802", ("a.bias",))}
 
 
 def test_bytes_behind_the_last_storage(tmp_path, facts_of):
     facts = facts_of(saved() + b"more")
     assert facts == [("orphan-record", "bytes after the last storage", 4)]
-    (finding,) = ckptmove.api.inspect(str(tmp_path / "x.pth")).findings
+    (finding,) = ckptmove.inspect(str(tmp_path / "x.pth")).findings
     assert (finding.code, finding.where) == ("F804", (facts[0][1],))
     assert "4 bytes in 1 record" in finding.message
     assert set(torch.load(tmp_path / "x.pth", weights_only=True)) == set(STATE)
@@ -178,7 +178,7 @@ def made(stream):
 )
 def test_names_behind_the_last_storage_are_found(tmp_path, behind, is_found):
     (tmp_path / "x.pth").write_bytes(saved() + behind)
-    found = ckptmove.api.inspect(str(tmp_path / "x.pth"))
+    found = ckptmove.inspect(str(tmp_path / "x.pth"))
     assert {one.code for one in found.findings} == ({"S701", "S702", "F804"} if is_found else {"F804"})
     assert [one.name for one in found.inventory.tensors] == list(STATE)
 
@@ -299,5 +299,5 @@ def test_whatever_is_broken_only_our_errors_escape(tmp_path, data):
         broken[at] = data.draw(st.sampled_from([0, 1, ord("."), ord("X"), 0x7F, 0xFF]))
     (tmp_path / "x.pt").write_bytes(broken[: data.draw(st.integers(20, len(good)))])
     with suppress(CkptMoveError):
-        ckptmove.api.inspect(str(tmp_path / "x.pt"), outline=True)
-        ckptmove.api.convert(str(tmp_path / "x.pt"), to="mps", cast=True, output=str(tmp_path / "y.pt"), force=True)
+        ckptmove.inspect(str(tmp_path / "x.pt"), outline=True)
+        ckptmove.convert(str(tmp_path / "x.pt"), to="mps", cast=True, output=str(tmp_path / "y.pt"), force=True)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from old_tar import FIRST_ADDRESS, archive, members_of, tar_of
 from open_containers import open_container
 
-from ckptmove.api import convert
+from ckptmove.api.functions import convert
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded
 from ckptmove.limits import Limits

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from ckptmove import limits
-from ckptmove.api import convert, inspect
+from ckptmove.api.functions import convert, inspect
 from ckptmove.checkpoint.inventory import build
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded, UneditablePickle

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ckptmove.api import convert, inspect
+from ckptmove.api.functions import convert, inspect
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import UncastableDtype
 from ckptmove.limits import Limits

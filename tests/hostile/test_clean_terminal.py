@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from ckptmove.api import document
 from ckptmove.cli.app import app
-from ckptmove.cli.render import document, github
+from ckptmove.cli.render import github
 from ckptmove.cli.render.page import Page
 from ckptmove.cli.render.verification import brief_line, verification_lines
 from ckptmove.verification.checks import check_from_json, finding_from_json

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from open_containers import open_container
 
-from ckptmove import api
+from ckptmove.api import functions as api
 from ckptmove.errors import WriteFailed
 from ckptmove.io import cloning, new_file
 from ckptmove.io.leftovers import clear_leftovers

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptmove.api import inspect, verify
+from ckptmove.api.functions import inspect, verify
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.cli.render.verification import outcome
 from ckptmove.errors import UsageError

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from ckptmove import api
+from ckptmove.api import functions as api
 
 LIGHTNING = """
 import argparse, torch

@@ -5,44 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ckptmove.api import Inspection, InspectRequest
+    from ckptmove.api.failures import Failure
+    from ckptmove.api.figures import Expectation
+    from ckptmove.api.functions import InspectRequest
+    from ckptmove.api.results import Inspection
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.model import TensorRecord
-    from ckptmove.moves import ConvertResult, StorageEdit
+    from ckptmove.moves import ConvertResult
     from ckptmove.verification.evidence import VerifyResult
     from ckptmove.verification.request import VerifyRequest
-
-
-class Failure(NamedTuple):
-    """An error with its hint.
-
-    Attributes:
-        kind: kebab-case name of the error.
-        message: the error, in one line.
-        hint: what to do next; may be empty.
-        path: the checkpoint that failed, or None.
-        exit_code: exit code of the command.
-    """
-
-    kind: str
-    message: str
-    hint: str
-    path: str | None
-    exit_code: int
-
-
-class Expectation(NamedTuple):
-    """The result of ``--expect``.
-
-    Attributes:
-        device: the expected device.
-        misplaced: moves that would meet the expectation; empty if it is met.
-        unplaced: number of tensors that are stored without a device.
-    """
-
-    device: str
-    misplaced: tuple[StorageEdit, ...]
-    unplaced: int
 
 
 class Detail(NamedTuple):
@@ -68,7 +39,6 @@ class InspectAnswer(NamedTuple):
         request: the options of the command.
         inspection: the inventory, and the findings that ``--select`` and ``--ignore`` leave.
         tensors: the tensors that ``--match`` leaves.
-        expectation: the result of ``--expect``, or None.
         exit_code: 0 or 1.
         detail: optional parts of the report.
     """
@@ -76,9 +46,13 @@ class InspectAnswer(NamedTuple):
     request: InspectRequest
     inspection: Inspection
     tensors: tuple[TensorRecord, ...]
-    expectation: Expectation | None
     exit_code: int
     detail: Detail = Detail()
+
+    @property
+    def expectation(self) -> Expectation | None:
+        """The result of ``--expect``, or None."""
+        return self.inspection.expectation
 
 
 class ConvertAnswer(NamedTuple):
@@ -140,45 +114,3 @@ class Summary(NamedTuple):
     unproven: int = 0
     skipped: int = 0
     is_complete: bool = True
-
-
-class Share(NamedTuple):
-    """Number and size of the tensors of one role on one device.
-
-    Attributes:
-        device: device tag.
-        role: role in the checkpoint, as of :class:`ckptmove.model.TensorRecord`.
-        tensors: number of tensors.
-        nbytes: size in bytes; a tensor with two names counts once.
-    """
-
-    device: str
-    role: str
-    tensors: int
-    nbytes: int
-
-
-def shares(tensors: tuple[TensorRecord, ...]) -> tuple[Share, ...]:
-    """Count tensors by device and role, in the order of the file."""
-    counts: dict[tuple[str, str], int] = {}
-    nbytes: dict[tuple[str, str], int] = {}
-    # Most storages hold one tensor. Only tensors that share a storage are compared as views.
-    first: dict[str | None, TensorRecord] = {}
-    views: set[tuple[object, ...]] = set()
-    for tensor in tensors:
-        place = (tensor.device, tensor.role)
-        counts[place] = counts.get(place, 0) + 1
-        other = first.setdefault(tensor.storage, tensor)
-        if other is not tensor and tensor.storage is not None:
-            views.add(_view(other))
-            if _view(tensor) in views:
-                continue
-            views.add(_view(tensor))
-        nbytes[place] = nbytes.get(place, 0) + tensor.nbytes
-    return tuple(Share(*place, counts[place], nbytes[place]) for place in counts)
-
-
-def _view(tensor: TensorRecord) -> tuple[object, ...]:
-    """A key that is equal for two names of one tensor."""
-    numbers = tensor.storage_offset, tensor.dtype, tensor.shape, tensor.stride
-    return tensor.device, tensor.role, tensor.storage, *numbers

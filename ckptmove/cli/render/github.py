@@ -10,7 +10,8 @@ from ckptmove.cli.render.text import clean, sentence
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckptmove.cli.render.answers import ConvertAnswer, Failure, InspectAnswer, VerifyAnswer
+    from ckptmove.api.failures import Failure
+    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, VerifyAnswer
     from ckptmove.cli.streams import Output
     from ckptmove.comparison.differences import DiffResult
     from ckptmove.findings.catalogue import Entry

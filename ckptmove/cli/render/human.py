@@ -12,7 +12,8 @@ from ckptmove.cli.streams import page_of, say, suggest_command, write_patch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptmove.cli.render.answers import ConvertAnswer, Failure, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.api.failures import Failure
+    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.cli.streams import Output
     from ckptmove.comparison.differences import DiffResult
     from ckptmove.findings.catalogue import Entry

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.api.figures import shares
 from ckptmove.checkpoint.directories import DirectoryInventory
-from ckptmove.cli.render.answers import shares
 from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.model import Severity
@@ -16,9 +16,10 @@ from ckptmove.torch_facts.devices import NO_DEVICE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckptmove.api import Inspection
+    from ckptmove.api.figures import Expectation
+    from ckptmove.api.results import Inspection
     from ckptmove.checkpoint.inventory.outline import OutlineLine
-    from ckptmove.cli.render.answers import Expectation, InspectAnswer
+    from ckptmove.cli.render.answers import InspectAnswer
     from ckptmove.cli.render.page import Page
     from ckptmove.model import Finding, GlobalUse, Inventory, OptimizerRecord, TensorRecord
 

@@ -10,8 +10,9 @@ from ckptmove.cli.render.renderer import Document
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptmove.cli.render.answers import ConvertAnswer, Failure, InspectAnswer, Summary, VerifyAnswer
-    from ckptmove.cli.render.document import Json
+    from ckptmove.api.document import Json
+    from ckptmove.api.failures import Failure
+    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.cli.streams import Output
     from ckptmove.comparison.differences import DiffResult
     from ckptmove.findings.catalogue import Entry
@@ -28,51 +29,59 @@ class JsonDocument(Document):
         self._keys: Json = {}
 
     def inspect(self, answer: InspectAnswer) -> None:
-        from ckptmove.cli.render.document import checkpoint
+        from ckptmove.api.document import checkpoint
 
-        self._keys.setdefault("checkpoints", []).append(checkpoint(answer))
+        found = answer.inspection
+        entry = checkpoint(
+            found.inventory,
+            found.findings,
+            tensors=answer.tensors,
+            expectation=found.expectation,
+            unchecked=found.unchecked,
+        )
+        self._keys.setdefault("checkpoints", []).append(entry)
 
     def convert(self, answer: ConvertAnswer) -> None:
-        from ckptmove.cli.render.document import conversion
+        from ckptmove.api.document import conversion
 
         keys = conversion(answer.result)
         conversions = [*self._keys.get("conversions", []), {"path": answer.request.path, **keys}]
         self._keys = {**(self._keys or keys), "conversions": conversions}
 
     def skipped(self, path: str, output: str) -> None:
-        from ckptmove.cli.render.document import not_converted
+        from ckptmove.api.document import not_converted
 
         conversions = [*self._keys.get("conversions", []), {"path": path, **not_converted(output)}]
         self._keys = {**not_converted(output), **self._keys, "conversions": conversions}
 
     def undo(self, result: UndoResult) -> None:
-        from ckptmove.cli.render.document import undone
+        from ckptmove.api.document import undone
 
         self._keys = undone(result)
 
     def verify(self, answer: VerifyAnswer) -> None:
-        from ckptmove.cli.render.document import result_to_json
+        from ckptmove.api.document import result_to_json
 
         self._keys.setdefault("results", []).append(result_to_json(answer.result))
 
     def diff(self, result: DiffResult) -> None:
-        from ckptmove.cli.render.document import difference
+        from ckptmove.api.document import difference
 
         self._keys = difference(result)
 
     def rules(self, entries: Sequence[Entry]) -> None:
-        from ckptmove.cli.render.document import rule
+        from ckptmove.api.document import rule
 
         self._keys = {"rules": [rule(entry) for entry in entries]}
 
     def document(self, summary: Summary) -> str:
-        from ckptmove.cli.render.document import dumps
+        from ckptmove.api.document import dumps
 
         return f"{dumps(self.keys(summary))}\n"
 
     def keys(self, summary: Summary) -> Json:
         """The document as a dict."""
-        from ckptmove.cli.render.document import envelope
+        from ckptmove.api.document import envelope
 
         return envelope(summary.command, summary.exit_code, summary.failures) | self._keys
 
@@ -97,7 +106,7 @@ class JsonRenderer(JsonDocument):
 
     def finish(self, summary: Summary) -> int:
         """Write the document: on one line for programs, indented on a terminal."""
-        from ckptmove.cli.render.document import dumps
+        from ckptmove.api.document import dumps
 
         self._out.lines([dumps(self.keys(summary), indent=2 if sys.stdout.isatty() else None)])
         return super().finish(summary)

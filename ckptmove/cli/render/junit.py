@@ -13,7 +13,8 @@ from ckptmove.cli.render.text import clean, sentence
 from ckptmove.cli.render.verification import outcome, warned
 
 if TYPE_CHECKING:
-    from ckptmove.cli.render.answers import Failure, Summary, VerifyAnswer
+    from ckptmove.api.failures import Failure
+    from ckptmove.cli.render.answers import Summary, VerifyAnswer
     from ckptmove.verification.evidence import CheckResult
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptmove.cli.render.answers import ConvertAnswer, Failure, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.api.failures import Failure
+    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.comparison.differences import DiffResult
     from ckptmove.findings.catalogue import Entry
     from ckptmove.io.changes import UndoResult

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from ckptmove.text import escaped
+
 #: Longest name in characters, on every stream: a name in a hostile file can have gigabytes.
 LONGEST_NAME: Final = 500
 _LONGEST_SENTENCE: Final = 4000
@@ -30,21 +32,9 @@ def clean(text: str, limit: int = LONGEST_NAME) -> str:
     return escaped(text)
 
 
-def escaped(text: str) -> str:
-    """Replace characters that are not printable by escapes, for programs; the length is not limited."""
-    return text if text.isprintable() else "".join(map(_escape, text))
-
-
 def sentence(text: str) -> str:
     """As :func:`clean`, for texts longer than a name: messages, and commands to copy."""
     return clean(text, _LONGEST_SENTENCE)
-
-
-def _escape(letter: str) -> str:
-    if letter.isprintable():
-        return letter
-    code = ord(letter)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"  # noqa: PLR2004  # Python's own escapes
 
 
 def width(text: str) -> int:

@@ -7,10 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from ckptmove.api import Inspection, InspectRequest
+from ckptmove.api import document
+from ckptmove.api.failures import Failure
+from ckptmove.api.figures import Expectation
+from ckptmove.api.functions import InspectRequest
+from ckptmove.api.results import Inspection
 from ckptmove.checkpoint.inventory.outline import OutlineLine
-from ckptmove.cli.render import conversion, document, github, inspection, verification
-from ckptmove.cli.render.answers import ConvertAnswer, Detail, Expectation, Failure, InspectAnswer
+from ckptmove.cli.render import conversion, github, inspection, verification
+from ckptmove.cli.render.answers import ConvertAnswer, Detail, InspectAnswer
 from ckptmove.cli.render.page import Page
 from ckptmove.cli.streams import Output
 from ckptmove.conversion.conversion import ConvertRequest
@@ -40,8 +44,8 @@ PLAIN = Detail()
 
 def answer(*findings, expectation=None, outline=(), detail=PLAIN, **facts) -> InspectAnswer:
     inventory = Inventory(path="a.pth", container="torch-zip", layout="plain", size_bytes=1, **facts)
-    found = Inspection(inventory, findings, outline)
-    return InspectAnswer(InspectRequest("a.pth"), found, inventory.tensors, expectation, 0, detail)
+    found = Inspection(inventory, findings, outline, expectation=expectation)
+    return InspectAnswer(InspectRequest("a.pth"), found, inventory.tensors, 0, detail)
 
 
 def converted(result: ConvertResult) -> ConvertAnswer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from wrapped import data_parallel_on_cpu  # noqa: F401  # a fixture for every test here
 
-from ckptmove.api import _remap
+from ckptmove.api.arguments import remap_of
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.worker import run
 
@@ -16,7 +16,7 @@ def compared():
 
     def compare(path, original, **options):
         messages = []
-        run(VerifyRequest(path=str(path), to="cpu", against=str(original), remap=_remap(options)), messages.append)
+        run(VerifyRequest(path=str(path), to="cpu", against=str(original), remap=remap_of(options)), messages.append)
         check = next(one["check"] for one in messages if one.get("check", {}).get("name") == "restore")
         return dict(check["evidence"])["changed"]
 

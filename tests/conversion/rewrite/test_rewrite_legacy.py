@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from storage_views import viewed
 
-import ckptmove.api
+import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import DamagedPickle, UnsupportedDtype
 
@@ -58,20 +58,20 @@ def same(first, second):
 @pytest.mark.parametrize("protocol", [1, 2, 3, 4, 5])
 def test_torch_sees_the_planned_tags_and_the_same_values(tmp_path, protocol, target):
     source, output = save(tmp_path / "a.pth", pickle_protocol=protocol), tmp_path / "b.pth"
-    result = ckptmove.api.convert(str(source), to=target, output=str(output))
+    result = ckptmove.convert(str(source), to=target, output=str(output))
     assert result.bytes_copied == output.stat().st_size
     assert "the file has no CRCs: its bytes were copied unchecked" in result.notes
     for weights_only in {False, protocol in {2, 3}}:
         moved, tags = load(output, weights_only=weights_only)
         assert tags == [target] * 6
         assert same(moved, STATE)
-    ckptmove.api.convert(str(output), to="cpu", output=str(tmp_path / "c.pth"))
+    ckptmove.convert(str(output), to="cpu", output=str(tmp_path / "c.pth"))
     assert (tmp_path / "c.pth").read_bytes() == source.read_bytes()
 
 
 def test_what_moves_nothing_is_the_same_file(tmp_path):
     source = save(tmp_path / "a.pth")
-    ckptmove.api.convert(str(source), to="cpu", output=str(tmp_path / "b.pth"))
+    ckptmove.convert(str(source), to="cpu", output=str(tmp_path / "b.pth"))
     assert (tmp_path / "b.pth").read_bytes() == source.read_bytes()
 
 
@@ -85,7 +85,7 @@ def test_any_way_there_leads_back(tmp_path, numels, targets):
     source = current = save(tmp_path / "a.pth", state)
     for step, target in enumerate([*targets, "cpu"]):
         following = tmp_path / f"{step}.pth"
-        ckptmove.api.convert(str(current), to=target, output=str(following), force=True)
+        ckptmove.convert(str(current), to=target, output=str(following), force=True)
         moved, tags = load(following)
         assert tags == [target] * len(numels)
         assert all(map(torch.equal, moved, state))
@@ -96,7 +96,7 @@ def test_any_way_there_leads_back(tmp_path, numels, targets):
 def test_bytes_behind_the_last_storage_stay(tmp_path):
     source = save(tmp_path / "a.pth")
     source.write_bytes(source.read_bytes() + b"what torch never reads")
-    ckptmove.api.convert(str(source), to="mps", output=str(tmp_path / "b.pth"))
+    ckptmove.convert(str(source), to="mps", output=str(tmp_path / "b.pth"))
     assert (tmp_path / "b.pth").read_bytes().endswith(b"what torch never reads")
     assert same(load(tmp_path / "b.pth")[0], STATE)
 
@@ -106,7 +106,7 @@ def test_numbers_are_little_endian_whatever_the_stream_says_of_its_machine(tmp_p
     data = source.read_bytes()
     source.write_bytes(data.replace(b"little_endianq\x02\x88", b"little_endianq\x02\x89"))
     assert source.read_bytes() != data
-    ckptmove.api.convert(str(source), to="mps", output=str(tmp_path / "b.pth"), cast=True)
+    ckptmove.convert(str(source), to="mps", output=str(tmp_path / "b.pth"), cast=True)
     assert torch.equal(load(source)[0]["w"], torch.arange(5, dtype=torch.float64))
     assert torch.equal(load(tmp_path / "b.pth")[0]["w"], torch.arange(5.0))
 
@@ -115,8 +115,8 @@ def test_casts_give_what_torch_gives(tmp_path):
     state = {"a": torch.randn(7, dtype=torch.float64), "b": torch.ones(5), "c": torch.randn(3, dtype=torch.complex128)}
     source, output = save(tmp_path / "a.pth", state), tmp_path / "b.pth"
     with pytest.raises(UnsupportedDtype):
-        ckptmove.api.convert(str(source), to="mps", output=str(output))
-    ckptmove.api.convert(str(source), to="mps", output=str(output), cast=True)
+        ckptmove.convert(str(source), to="mps", output=str(output))
+    ckptmove.convert(str(source), to="mps", output=str(output), cast=True)
     moved, tags = load(output)
     assert tags == ["mps"] * 3
     assert same(moved, {"a": state["a"].float(), "b": state["b"], "c": state["c"].to(torch.complex64)})
@@ -153,22 +153,22 @@ def test_pickled_modules_and_their_sources(tmp_path, modules):
     assert data.count(b"X\x06\x00\x00\x00module") == 1  # read from the memo after that
     assert b"class Linear(Module)" in data
     assert b"device = 'cuda:7'" in data
-    found = ckptmove.api.inspect(str(path)).inventory
+    found = ckptmove.inspect(str(path)).inventory
     assert [(tensor.name, tensor.role) for tensor in found.tensors] == [
         ("net.first.weight", "model"),
         ("net.first.bias", "model"),
         ("objective.pos_weight", "criterion"),
     ]
     torch.save(modules, tmp_path / "zip.pth")
-    of_the_zip = ckptmove.api.inspect(str(tmp_path / "zip.pth")).inventory
+    of_the_zip = ckptmove.inspect(str(tmp_path / "zip.pth")).inventory
     assert [tensor.name for tensor in found.tensors] == [tensor.name for tensor in of_the_zip.tensors]
     assert (found.layout, found.mentions, found.globals) == (of_the_zip.layout, (), of_the_zip.globals)
 
-    ckptmove.api.convert(str(path), to="cuda:3", output=str(tmp_path / "moved.pth"))
+    ckptmove.convert(str(path), to="cuda:3", output=str(tmp_path / "moved.pth"))
     moved, tags = load(tmp_path / "moved.pth", weights_only=False)
     assert tags == ["cuda:3"] * 3
     assert all(same(dict(moved[key].state_dict()), dict(modules[key].state_dict())) for key in modules)
-    ckptmove.api.convert(str(tmp_path / "moved.pth"), to="cpu", output=str(tmp_path / "back.pth"))
+    ckptmove.convert(str(tmp_path / "moved.pth"), to="cpu", output=str(tmp_path / "back.pth"))
     assert (tmp_path / "back.pth").read_bytes() == data
 
 
@@ -202,7 +202,7 @@ def test_views_are_parts_of_their_storage(tmp_path, protocol):
 @pytest.mark.parametrize("protocol", [1, 2, 4])
 def test_views_move_with_their_storage(tmp_path, protocol):
     path = viewed(tmp_path / "views.pth", protocol=protocol)
-    result = ckptmove.api.convert(str(path), to="hpu:0", output=str(tmp_path / "hpu.pth"))
+    result = ckptmove.convert(str(path), to="hpu:0", output=str(tmp_path / "hpu.pth"))
     assert [(edit.storage, edit.source, edit.target) for edit in result.plan.edits] == [
         ("77", "cuda:1", "hpu:0"),
         ("80", "cpu", "hpu:0"),
@@ -212,13 +212,13 @@ def test_views_move_with_their_storage(tmp_path, protocol):
     assert b"cuda:1" not in (tmp_path / "hpu.pth").read_bytes()
     tree, _ = load(path, weights_only=False)
     assert all(torch.equal(moved[name], tree[name]) for name in tree if name != "bare")
-    ckptmove.api.convert(
+    ckptmove.convert(
         str(tmp_path / "hpu.pth"),
         map_location={"hpu:0": "cuda:1"},
         keep=["b.bias"],
         output=str(tmp_path / "back.pth"),
     )
-    ckptmove.api.convert(str(tmp_path / "back.pth"), map_location={"hpu:0": "cpu"}, output=str(tmp_path / "home.pth"))
+    ckptmove.convert(str(tmp_path / "back.pth"), map_location={"hpu:0": "cpu"}, output=str(tmp_path / "home.pth"))
     assert (tmp_path / "home.pth").read_bytes() == path.read_bytes()
 
 
@@ -244,7 +244,7 @@ def test_a_tensor_that_reaches_past_its_view_is_short(tmp_path, change, missing)
 def test_a_view_that_is_none(tmp_path, span):
     path = viewed(tmp_path / "views.pth", first=span)
     with pytest.raises(DamagedPickle, match=r"'a\.weight' is not written as torch does"):
-        ckptmove.api.inspect(str(path))
+        ckptmove.inspect(str(path))
 
 
 # --- storages that nothing reachable views, and that torch makes all the same ----------------------------------------
@@ -264,11 +264,11 @@ class Twice:
 def test_a_storage_that_was_thrown_away_moves_too(tmp_path, is_zip):
     path, output = tmp_path / "twice.pth", tmp_path / "moved.pth"
     torch.save(Twice(torch.ones(3), torch.arange(50)), path, _use_new_zipfile_serialization=is_zip)
-    inventory = ckptmove.api.inspect(str(path)).inventory
+    inventory = ckptmove.inspect(str(path)).inventory
     assert [tensor.shape for tensor in inventory.tensors] == [(50,)]
     assert [storage.numel for storage in inventory.storages] == [3, 50]
     assert inventory.facts == ()
-    ckptmove.api.convert(str(path), to="cuda:0", output=str(output))
+    ckptmove.convert(str(path), to="cuda:0", output=str(output))
     moved, tags = load(output)
     assert tags == ["cuda:0", "cuda:0"]
     assert torch.equal(moved["w"], torch.arange(50))

@@ -6,19 +6,19 @@ A path is a ``str`` or a ``Path``, a device a ``str`` or a ``torch.device``, as 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
+from ckptmove.api.arguments import device_text, move_request, remap_of, targets
+from ckptmove.api.figures import Expectation
+from ckptmove.api.results import ConvertResult, DiffResult, Inspection, VerifyResult
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import UsageError
 from ckptmove.io.locations import default_output, without_suffix
 from ckptmove.io.outputs import do_nothing
 from ckptmove.limits import Limits
-from ckptmove.model import OneLine
 from ckptmove.pickles.collector import collector_paused
-from ckptmove.text import amount
-from ckptmove.torch_facts.devices import parse_mapping, parse_target
+from ckptmove.torch_facts.devices import NO_DEVICE, parse_target
 from ckptmove.verification.measuring import measure_with_torch
 
 if TYPE_CHECKING:
@@ -26,36 +26,13 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from ckptmove import moves
+    from ckptmove.api.arguments import Device, FilePath, MapLocation
     from ckptmove.case import Case
-    from ckptmove.checkpoint.inventory.outline import OutlineLine
-    from ckptmove.comparison.differences import DiffResult
     from ckptmove.conversion.conversion import ConvertRequest
-    from ckptmove.errors import LimitExceeded, UnreadableInput
     from ckptmove.io.changes import UndoResult
     from ckptmove.io.contracts import Progress
-    from ckptmove.model import Finding, Inventory
-    from ckptmove.moves import ConvertResult, MovePlan, MoveRequest, Remap, RemapOptions
-    from ckptmove.verification.evidence import VerifyResult
-
-
-class DeviceLike(Protocol):
-    """A ``torch.device``: its ``str`` is the device string. A protocol, since torch need not be installed."""
-
-    @property
-    def type(self) -> str:
-        """``cuda``."""
-        ...
-
-    @property
-    def index(self) -> int | None:
-        """``0`` of ``cuda:0``."""
-        ...
-
-
-FilePath: TypeAlias = "str | os.PathLike[str]"
-Device: TypeAlias = "str | DeviceLike"
-#: As in ``torch.load``, except a function, which needs loaded storages and is refused.
-MapLocation: TypeAlias = "Device | Mapping[str, Device]"
+    from ckptmove.moves import MovePlan, RemapOptions
 
 
 class InspectRequest(NamedTuple):
@@ -69,32 +46,6 @@ class InspectRequest(NamedTuple):
     outline: bool = False
     keep_going: bool = False
     limits: Limits = Limits()
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Inspection(OneLine):
-    """The result of ``inspect``.
-
-    Attributes:
-        inventory: content of the checkpoint.
-        findings: problems of the checkpoint.
-        outline: the tree, with ``outline=True``.
-        plan: what ``convert`` would change for the device of ``expect``, or None.
-        unchecked: with ``check=True``, paths of files that have no CRCs to compare.
-        unreadable: errors of the files of a directory or an archive that cannot be read and were left out.
-    """
-
-    inventory: Inventory
-    findings: tuple[Finding, ...]
-    outline: tuple[OutlineLine, ...] = ()
-    plan: MovePlan | None = None
-    unchecked: tuple[str, ...] = ()
-    unreadable: tuple[UnreadableInput | LimitExceeded, ...] = ()
-
-    def __str__(self) -> str:
-        """The path, the number of tensors and the codes of findings, in one line."""
-        held, codes = self.inventory, ", ".join(dict.fromkeys(finding.code for finding in self.findings))
-        return f"{held.path}: {amount(len(held.tensors), 'tensor')}, {f'findings {codes}' if codes else 'no findings'}"
 
 
 def inspect(
@@ -130,8 +81,8 @@ def inspect(
     """
     request = InspectRequest(
         path=os.fspath(path),
-        target=_text(target),
-        expect=_text(expect),
+        target=device_text(target),
+        expect=device_text(expect),
         device_count=device_count,
         check=check,
         outline=outline,
@@ -160,12 +111,15 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
         unchecked = checkpoint.without_checksums if request.check else ()
     inventory = checkpoint.inventory
     plan: MovePlan | None = None
+    expectation: Expectation | None = None
     if request.expect is not None:
         from ckptmove.conversion.plan import plan_for
 
         plan = plan_for(inventory, request.expect)
+        unplaced = sum(tensor.device == NO_DEVICE for tensor in inventory.tensors)
+        expectation = Expectation(request.expect, plan.edits, unplaced)
     findings = find_all(inventory, context)
-    return Inspection(inventory, findings, checkpoint.outline, plan, unchecked, checkpoint.unreadable)
+    return Inspection(inventory, findings, checkpoint.outline, plan, unchecked, checkpoint.unreadable, expectation)
 
 
 def convert(
@@ -223,10 +177,10 @@ def convert(
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.conversion.shards import parse_size
 
-    to, mapping = _targets(to, map_location)
+    to, mapping = targets(to, map_location)
     request = ConvertRequest(
         path=os.fspath(path),
-        move=move_request(to, mapping, keep, cast=cast, rewrite_strings=rewrite_strings, remap=_remap(remap)),
+        move=move_request(to, mapping, keep, cast=cast, rewrite_strings=rewrite_strings, remap=remap_of(remap)),
         shard_bytes=parse_size(shard_size) if isinstance(shard_size, str) else shard_size,
         output=os.fspath(output) if output else None,
         in_place=in_place,
@@ -237,11 +191,11 @@ def convert(
         settle=settle,
         limits=limits or Limits(),
     )
-    return convert_checkpoint(request)
+    return ConvertResult.of(convert_checkpoint(request), path=request.path)
 
 
 @collector_paused()
-def convert_checkpoint(request: ConvertRequest) -> ConvertResult:
+def convert_checkpoint(request: ConvertRequest) -> moves.ConvertResult:
     """Run a request of :func:`convert`."""
     if request.in_place and request.output:
         raise UsageError("--in-place changes the file itself and takes no --output")
@@ -352,9 +306,9 @@ def verify(
 
     request = VerifyRequest(
         path=os.fspath(path),
-        to=_text(to),
+        to=device_text(to),
         against=None if against is None else os.fspath(against),
-        remap=_remap(remap),
+        remap=remap_of(remap),
         optimizer=optimizer,
         require_device=require_device,
         seed=seed,
@@ -369,7 +323,7 @@ def verify(
         sample=sample,
         limits=limits or Limits(),
     )
-    return verify_checkpoint(request, progress=progress, stage=stage)
+    return VerifyResult.of(verify_checkpoint(request, progress=progress, stage=stage))
 
 
 @collector_paused()
@@ -392,67 +346,5 @@ def diff(
     """
     from ckptmove.comparison.compare import compare
 
-    return compare(os.fspath(first), os.fspath(second), limits or Limits(), measure_with_torch, progress)
-
-
-def _targets(to: Device | None, map_location: MapLocation | None) -> tuple[str | None, Mapping[str, str]]:
-    """The one target and the mapping that ``to`` and ``map_location`` define."""
-    if callable(map_location):
-        raise UsageError("a function as map_location moves loaded storages; a file takes a device or a dict")
-    if isinstance(map_location, Mapping):
-        return _text(to), {str(source): str(device) for source, device in map_location.items()}
-    if to is not None and map_location is not None and parse_target(str(to)) != parse_target(str(map_location)):
-        raise UsageError(f"two targets: to={str(to)!r} and map_location={str(map_location)!r}")
-    return _text(map_location if to is None else to), {}
-
-
-def _remap(options: RemapOptions) -> Remap:
-    """The options of a remapping, from the arguments of :func:`convert`."""
-    from ckptmove.conversion.remap.options import remap_options
-    from ckptmove.moves import Remap
-
-    unknown = sorted(options.keys() - set(Remap._fields))
-    if unknown:
-        raise TypeError(f"unexpected keyword argument '{unknown[0]}'")
-    return remap_options(**{name: _typed(value, Remap._field_defaults[name]) for name, value in options.items()})
-
-
-def _typed(value: object, default: object) -> object:
-    """The value of an argument as it is typed on the command line; None for an option that is not typed."""
-    if isinstance(default, bool | str):
-        return value
-    if isinstance(value, Mapping):
-        return [f"{old}={new}" for old, new in value.items()]
-    if isinstance(value, str):
-        return [value]
-    return [""] if value is True else None if value is False else value
-
-
-def _text(device: Device | None) -> str | None:
-    return None if device is None else str(device)
-
-
-def move_request(
-    to: str | None,
-    map_location: Mapping[str, str],
-    keep: Sequence[str],
-    *,
-    cast: bool,
-    rewrite_strings: bool,
-    remap: Remap | None = None,
-) -> MoveRequest:
-    """The changes of a conversion, with its devices checked.
-
-    Raises:
-        UsageError: if a device is unknown.
-    """
-    from ckptmove.moves import MoveRequest, Remap
-
-    return MoveRequest(
-        to=parse_target(to) if to is not None else None,
-        mapping=tuple(parse_mapping(f"{source}={device}") for source, device in map_location.items()),
-        keep=tuple(keep),
-        cast=cast,
-        rewrite_strings=rewrite_strings,
-        remap=remap or Remap(),
-    )
+    found = compare(os.fspath(first), os.fspath(second), limits or Limits(), measure_with_torch, progress)
+    return DiffResult.of(found)

@@ -8,16 +8,18 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-import ckptmove.cli.render
+import ckptmove.api
+from ckptmove.api import document
+from ckptmove.api.failures import Failure
+from ckptmove.api.figures import Share, shares
 from ckptmove.checkpoint.trainers import TRAINERS
-from ckptmove.cli.render import document, verification
-from ckptmove.cli.render.answers import Failure, Share, shares
+from ckptmove.cli.render import verification
 from ckptmove.cli.render.page import Page
 from ckptmove.formats.opening import SIGNATURES
 from ckptmove.model import TensorRecord
 from ckptmove.verification.evidence import CheckResult, VerifyResult
 
-SCHEMA = json.loads((Path(ckptmove.cli.render.__file__).parent / "schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((Path(ckptmove.api.__file__).parent / "schema.json").read_text(encoding="utf-8"))
 FAILURE = Failure(kind="missing-file", message="no such file", hint="", path="a\udc80", exit_code=3)
 
 

@@ -13,20 +13,21 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from ckptmove.api.figures import shares
 from ckptmove.checkpoint.directories import DirectoryInventory
-from ckptmove.cli.render.answers import shares
-from ckptmove.cli.render.text import escaped
+from ckptmove.text import escaped
 from ckptmove.verification.checks import finding_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ckptmove.api.failures import Failure
+    from ckptmove.api.figures import Expectation
     from ckptmove.checkpoint.directories import FileRecord
-    from ckptmove.cli.render.answers import Expectation, Failure, InspectAnswer
     from ckptmove.comparison.differences import DiffResult, Gap
     from ckptmove.findings.catalogue import Entry
     from ckptmove.io.changes import UndoResult
-    from ckptmove.model import Finding, TensorRecord
+    from ckptmove.model import Finding, Inventory, TensorRecord
     from ckptmove.moves import ConvertResult, MovePlan
     from ckptmove.verification.evidence import VerifyResult
 
@@ -155,9 +156,23 @@ def _failure(failure: Failure) -> Json:
     }
 
 
-def checkpoint(answer: InspectAnswer) -> Json:
-    """One entry of ``checkpoints``, the answer of ``inspect``."""
-    inventory = answer.inspection.inventory
+def checkpoint(
+    inventory: Inventory,
+    findings: Sequence[Finding],
+    *,
+    tensors: Sequence[TensorRecord],
+    expectation: Expectation | None = None,
+    unchecked: Sequence[str] = (),
+) -> Json:
+    """One entry of ``checkpoints``, the answer of ``inspect``.
+
+    Args:
+        inventory: the content.
+        findings: the problems to list.
+        tensors: the tensors to list.
+        expectation: the result of ``expect``, or None.
+        unchecked: paths of files without CRCs to compare.
+    """
     return {
         "path": inventory.path,
         "container": inventory.container,
@@ -170,7 +185,7 @@ def checkpoint(answer: InspectAnswer) -> Json:
             {"device": share.device, "role": share.role, "tensors": share.tensors, "bytes": share.nbytes}
             for share in shares(inventory.tensors)
         ],
-        "tensors": [_tensor(tensor) for tensor in answer.tensors],
+        "tensors": [_tensor(tensor) for tensor in tensors],
         "mentions": [
             {"where": mention.where, "kind": mention.kind, "value": mention.value} for mention in inventory.mentions
         ],
@@ -183,9 +198,9 @@ def checkpoint(answer: InspectAnswer) -> Json:
             }
             for use in inventory.globals
         ],
-        "findings": [_finding(finding) for finding in answer.inspection.findings],
-        "expected": _expected(answer.expectation) if answer.expectation else None,
-        "unchecked": list(answer.inspection.unchecked),
+        "findings": [_finding(finding) for finding in findings],
+        "expected": _expected(expectation) if expectation else None,
+        "unchecked": list(unchecked),
     }
 
 

@@ -10,10 +10,10 @@ from glob import has_magic
 from typing import TYPE_CHECKING, Final
 
 from ckptmove import errors
-from ckptmove.cli.meant import read_link, similar_path
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.formats.opening import container_class
 from ckptmove.io import changes
+from ckptmove.io.locations import read_link, similar_path
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.text import command_line, quoted
 from ckptmove.verification.case.patching import FixNotWritten

@@ -1,0 +1,1 @@
+"""The functions of the Python API, their results, JSON documents and hints."""

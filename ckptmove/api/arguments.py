@@ -1,0 +1,99 @@
+"""The arguments that users of torch pass: paths, devices, ``map_location``, and changes of keys, parts and dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from ckptmove.errors import UsageError
+from ckptmove.torch_facts.devices import parse_mapping, parse_target
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from ckptmove.moves import MoveRequest, Remap, RemapOptions
+
+
+class DeviceLike(Protocol):
+    """A ``torch.device``: its ``str`` is the device string. A protocol, since torch need not be installed."""
+
+    @property
+    def type(self) -> str:
+        """``cuda``."""
+        ...
+
+    @property
+    def index(self) -> int | None:
+        """``0`` of ``cuda:0``."""
+        ...
+
+
+FilePath: TypeAlias = "str | os.PathLike[str]"
+Device: TypeAlias = "str | DeviceLike"
+#: As in ``torch.load``, except a function, which needs loaded storages and is refused.
+MapLocation: TypeAlias = "Device | Mapping[str, Device]"
+
+
+def targets(to: Device | None, map_location: MapLocation | None) -> tuple[str | None, Mapping[str, str]]:
+    """The one target and the mapping that ``to`` and ``map_location`` define."""
+    if callable(map_location):
+        raise UsageError("a function as map_location moves loaded storages; a file takes a device or a dict")
+    if isinstance(map_location, Mapping):
+        return device_text(to), {str(source): str(device) for source, device in map_location.items()}
+    if to is not None and map_location is not None and parse_target(str(to)) != parse_target(str(map_location)):
+        raise UsageError(f"two targets: to={str(to)!r} and map_location={str(map_location)!r}")
+    return device_text(map_location if to is None else to), {}
+
+
+def remap_of(options: RemapOptions) -> Remap:
+    """The options of a remapping, from the arguments of :func:`convert`."""
+    from ckptmove.conversion.remap.options import remap_options
+    from ckptmove.moves import Remap
+
+    unknown = sorted(options.keys() - set(Remap._fields))
+    if unknown:
+        raise TypeError(f"unexpected keyword argument '{unknown[0]}'")
+    return remap_options(**{name: _typed(value, Remap._field_defaults[name]) for name, value in options.items()})
+
+
+def _typed(value: object, default: object) -> object:
+    """The value of an argument as typed on the command line; None for an option that is not typed."""
+    if isinstance(default, bool | str):
+        return value
+    if isinstance(value, Mapping):
+        return [f"{old}={new}" for old, new in value.items()]
+    if isinstance(value, str):
+        return [value]
+    return [""] if value is True else None if value is False else value
+
+
+def device_text(device: Device | None) -> str | None:
+    """The device as text: a ``torch.device`` or a string."""
+    return None if device is None else str(device)
+
+
+def move_request(
+    to: str | None,
+    map_location: Mapping[str, str],
+    keep: Sequence[str],
+    *,
+    cast: bool,
+    rewrite_strings: bool,
+    remap: Remap | None = None,
+) -> MoveRequest:
+    """The changes of a conversion, with its devices checked.
+
+    Raises:
+        UsageError: if a device is unknown.
+    """
+    from ckptmove.moves import MoveRequest, Remap
+
+    return MoveRequest(
+        to=parse_target(to) if to is not None else None,
+        mapping=tuple(parse_mapping(f"{source}={device}") for source, device in map_location.items()),
+        keep=tuple(keep),
+        cast=cast,
+        rewrite_strings=rewrite_strings,
+        remap=remap or Remap(),
+    )

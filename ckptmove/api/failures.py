@@ -1,0 +1,57 @@
+"""The exit code, the message and the hint of each error."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ckptmove import errors
+from ckptmove.api.hints import hint_for
+from ckptmove.io.locations import read_link
+
+USAGE: Final = 2
+REFUSED: Final = 4
+BUG: Final = 70
+#: Exit codes of the families of errors; every error belongs to one.
+_EXIT_CODES: Final = {
+    errors.UsageError: USAGE,
+    errors.UnreadableInput: 3,
+    errors.Refused: REFUSED,
+    errors.WriteFailed: 5,
+    errors.StdoutFailed: 5,
+}
+
+
+class Failure(NamedTuple):
+    """An error with its hint.
+
+    Attributes:
+        kind: kebab-case name of the error.
+        message: the error, in one line.
+        hint: what to do next; may be empty.
+        path: the checkpoint that failed, or None.
+        exit_code: exit code of the command.
+    """
+
+    kind: str
+    message: str
+    hint: str
+    path: str | None
+    exit_code: int
+
+
+def failure_of(error: errors.CkptMoveError) -> Failure:
+    """The exit code, message and hint of an error."""
+    code = next((code for family, code in _EXIT_CODES.items() if isinstance(error, family)), BUG)
+    return Failure(
+        kind=error.kind,
+        message=_fact(error),
+        hint=hint_for(error),
+        path=error.path,
+        exit_code=code,
+    )
+
+
+def _fact(error: errors.CkptMoveError) -> str:
+    """The message of an error. A dangling link gets its own message, because something exists at the path."""
+    target = read_link(error.path or "") if isinstance(error, errors.MissingFile) else ""
+    return f"a link to {target}, which does not exist" if target else error.message

@@ -1,0 +1,65 @@
+"""Figures of an inspected checkpoint: its tensors by device and role, and the tensors that are not where expected."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ckptmove.model import TensorRecord
+    from ckptmove.moves import StorageEdit
+
+
+class Expectation(NamedTuple):
+    """The result of ``--expect``.
+
+    Attributes:
+        device: the expected device.
+        misplaced: moves that would meet the expectation; empty if it is met.
+        unplaced: number of tensors that are stored without a device.
+    """
+
+    device: str
+    misplaced: tuple[StorageEdit, ...]
+    unplaced: int
+
+
+class Share(NamedTuple):
+    """Number and size of the tensors of one role on one device.
+
+    Attributes:
+        device: device tag.
+        role: role in the checkpoint, as of :class:`ckptmove.model.TensorRecord`.
+        tensors: number of tensors.
+        nbytes: size in bytes; a tensor with two names counts once.
+    """
+
+    device: str
+    role: str
+    tensors: int
+    nbytes: int
+
+
+def shares(tensors: tuple[TensorRecord, ...]) -> tuple[Share, ...]:
+    """Count tensors by device and role, in the order of the file."""
+    counts: dict[tuple[str, str], int] = {}
+    nbytes: dict[tuple[str, str], int] = {}
+    # Most storages hold one tensor. Only tensors that share a storage are compared as views.
+    first: dict[str | None, TensorRecord] = {}
+    views: set[tuple[object, ...]] = set()
+    for tensor in tensors:
+        place = (tensor.device, tensor.role)
+        counts[place] = counts.get(place, 0) + 1
+        other = first.setdefault(tensor.storage, tensor)
+        if other is not tensor and tensor.storage is not None:
+            views.add(_view(other))
+            if _view(tensor) in views:
+                continue
+            views.add(_view(tensor))
+        nbytes[place] = nbytes.get(place, 0) + tensor.nbytes
+    return tuple(Share(*place, counts[place], nbytes[place]) for place in counts)
+
+
+def _view(tensor: TensorRecord) -> tuple[object, ...]:
+    """A key that is equal for two names of one tensor."""
+    numbers = tensor.storage_offset, tensor.dtype, tensor.shape, tensor.stride
+    return tensor.device, tensor.role, tensor.storage, *numbers

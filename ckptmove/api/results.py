@@ -1,0 +1,150 @@
+"""The results of the API: values with their JSON document and a table for notebooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from ckptmove import moves
+from ckptmove.comparison import differences
+from ckptmove.model import OneLine
+from ckptmove.text import amount
+from ckptmove.verification import evidence
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ckptmove.api.document import Json
+    from ckptmove.api.figures import Expectation
+    from ckptmove.checkpoint.inventory.outline import OutlineLine
+    from ckptmove.errors import LimitExceeded, UnreadableInput
+    from ckptmove.model import Finding, Inventory
+    from ckptmove.moves import MovePlan
+
+#: Exit codes of a command that answers yes and no.
+_YES, _NO = 0, 1
+
+
+class _Copied:
+    """Base class of results that a room below returns without their document."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, result: Any, **more: object) -> Self:
+        """A copy of a result, with the fields that only this class has."""
+        return cls(**{field.name: getattr(result, field.name) for field in fields(result)}, **more)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Inspection(OneLine):
+    """The result of ``inspect``.
+
+    Attributes:
+        inventory: content of the checkpoint.
+        findings: problems of the checkpoint.
+        outline: the tree, with ``outline=True``.
+        plan: what ``convert`` would change for the device of ``expect``, or None.
+        unchecked: with ``check=True``, paths of files that have no CRCs to compare.
+        unreadable: errors of the files of a directory or an archive that cannot be read and were left out.
+        expectation: the tensors that are not on the device of ``expect``, or None.
+    """
+
+    inventory: Inventory
+    findings: tuple[Finding, ...]
+    outline: tuple[OutlineLine, ...] = ()
+    plan: MovePlan | None = None
+    unchecked: tuple[str, ...] = ()
+    unreadable: tuple[UnreadableInput | LimitExceeded, ...] = ()
+    expectation: Expectation | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command would exit with 0: no error was found, and every file was readable."""
+        return not (self.fails(strict=False) or self.unreadable)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices of its tensors, in the order of the file."""
+        return tuple(dict.fromkeys(tensor.device for tensor in self.inventory.tensors))
+
+    def fails(self, *, strict: bool) -> bool:
+        """Whether findings fail it, with ``strict`` warnings too, or a tensor is not on the expected device."""
+        is_misplaced = self.expectation is not None and bool(self.expectation.misplaced)
+        return evidence.fails_run(self.findings, strict=strict) or is_misplaced
+
+    def to_dict(self) -> Json:
+        """The document of ``ckptmove inspect --json``."""
+        from ckptmove.api.document import checkpoint, envelope
+        from ckptmove.api.failures import failure_of
+
+        failures = [failure_of(error) for error in self.unreadable]
+        code = max([_NO if self.fails(strict=False) else _YES, *(failure.exit_code for failure in failures)])
+        entry = checkpoint(
+            self.inventory,
+            self.findings,
+            tensors=self.inventory.tensors,
+            expectation=self.expectation,
+            unchecked=self.unchecked,
+        )
+        return envelope("inspect", code, failures) | {"checkpoints": [entry]}
+
+    def __str__(self) -> str:
+        """The path, the number of tensors and the codes of findings, in one line."""
+        held, codes = self.inventory, ", ".join(dict.fromkeys(finding.code for finding in self.findings))
+        return f"{held.path}: {amount(len(held.tensors), 'tensor')}, {f'findings {codes}' if codes else 'no findings'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ConvertResult(moves.ConvertResult, _Copied):
+    """The result of ``convert``.
+
+    Attributes:
+        path: the source, as the caller passed it.
+    """
+
+    path: str
+
+    @property
+    def ok(self) -> bool:
+        """True: a conversion that fails raises an error."""
+        return True
+
+    def to_dict(self) -> Json:
+        """The document of ``ckptmove convert --json``."""
+        from ckptmove.api.document import conversion, envelope
+
+        keys = conversion(self)
+        return envelope("convert", _YES, ()) | keys | {"conversions": [{"path": self.path, **keys}]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class VerifyResult(evidence.VerifyResult, _Copied):
+    """The result of ``verify``."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command would exit with 0: no check failed."""
+        return self.passed
+
+    def to_dict(self) -> Json:
+        """The document of ``ckptmove verify --json``."""
+        from ckptmove.api.document import envelope, result_to_json
+
+        return envelope("verify", _YES if self.ok else _NO, ()) | {"results": [result_to_json(self)]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DiffResult(differences.DiffResult, _Copied):
+    """The result of ``diff``."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command would exit with 0: nothing differs."""
+        return self.same
+
+    def to_dict(self) -> Json:
+        """The document of ``ckptmove diff --json``."""
+        from ckptmove.api.document import difference, envelope
+
+        return envelope("diff", _YES if self.ok else _NO, ()) | difference(self)
