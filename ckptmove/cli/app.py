@@ -11,6 +11,7 @@ import typer
 
 from ckptmove.cli import options
 from ckptmove.cli.config import load_config
+from ckptmove.cli.configured import ConfiguredCommand, settings_of
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
 from ckptmove.cli.paths import as_operand, checkpoint_paths, single_path
 from ckptmove.cli.reporting import reporting
@@ -21,6 +22,8 @@ from ckptmove.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ckptmove.cli.config import Config
 
 app = typer.Typer(
     name=PROGRAM,
@@ -62,7 +65,7 @@ def inspect(
     limit_factor: options.LimitFactor = 1,
     select: options.Select = None,
     ignore: options.Ignore = None,
-    reports: options.Reports = None,
+    report: options.Report = None,
     *,
     out: options.OutputOptions,
 ) -> None:
@@ -74,7 +77,7 @@ def inspect(
     from ckptmove.cli.inspect_command import run_inspect
     from ckptmove.cli.render.answers import Detail
 
-    config = load_config(Path())
+    config = load_config(Path(), lambda: settings_of(verify))
     reported = selection(select or (), (*config.ignore, *(ignore or ())))
     found = checkpoint_paths(paths or (), config, "inspect")
     requests = [
@@ -92,7 +95,7 @@ def inspect(
     ]
     detail = Detail(tensors=tensors or match is not None, tree=tree, globals=names, verbose=out.verbose)
     is_strict = strict or config.strict
-    with reporting(out, "inspect", reports, found) as renderer:
+    with reporting(out, "inspect", report, found) as renderer:
         code = run_inspect(requests, renderer, selection=reported, strict=is_strict, match=match, detail=detail)
     raise typer.Exit(code)
 
@@ -161,7 +164,7 @@ def convert(
     ] = False,
     strict: options.Strict = False,
     limit_factor: options.LimitFactor = 1,
-    reports: options.Reports = None,
+    report: options.Report = None,
     out: options.OutputOptions,
 ) -> None:
     """Rewrite a checkpoint: for another device, with other keys, parts or dtypes, or in another format.
@@ -182,7 +185,7 @@ def convert(
     from ckptmove.moves import Remap
     from ckptmove.torch_facts.devices import parse_mapping
 
-    config = load_config(Path())
+    config = load_config(Path(), lambda: settings_of(verify))
     limits = Limits().times(limit_factor)
     if undo:
         convert_command.require_alone(context.params)
@@ -219,16 +222,17 @@ def convert(
     ]
     strict_from = "" if strict or config.path is None else config.path
     written = [with_default_output(request).target for request in requests]
-    with reporting(out, "convert", reports, [*found, *written]) as renderer:
+    with reporting(out, "convert", report, [*found, *written]) as renderer:
         code = convert_command.run_convert(
             requests, renderer, strict_from=strict_from, skip_existing=skip_existing, folder=output_dir
         )
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(cls=ConfiguredCommand)
 @options.TakesRecords
 def verify(
+    context: typer.Context,
     paths: options.Paths = None,
     to: options.To = None,
     against: Annotated[
@@ -310,7 +314,7 @@ def verify(
         str | None,
         typer.Option("--junit", metavar="FILE", help="Short for --report junit=FILE.", show_default=False),
     ] = None,
-    reports: options.Reports = None,
+    report: options.Report = None,
     out: options.OutputOptions,
 ) -> None:
     """Prove that a checkpoint resumes: one optimizer step on the target.
@@ -323,14 +327,14 @@ def verify(
     from ckptmove.conversion.shards import parse_size
     from ckptmove.verification.request import VerifyRequest
 
-    config = load_config(Path())
+    config: Config = context.obj
     reported = selection(select or (), (*config.ignore, *(ignore or ())))
     changes = remap_options(**remap)
     found = checkpoint_paths(paths or (), config, "verify")
     requests = [
         VerifyRequest(
             path=path,
-            to=to if to is not None else config.to,
+            to=to,
             against=None if against is None else as_operand(against),
             remap=changes,
             optimizer=optimizer,
@@ -339,9 +343,9 @@ def verify(
             ignore=reported.ignored,
             keep=tuple(keep or ()),
             devices=devices,
-            case=case if case is not None or script is not None else config.case,
-            script=script if script is not None or case is not None else config.script,
-            script_args=config.script_args if script is None else tuple(script_args or ()),
+            case=case,
+            script=script,
+            script_args=tuple(script_args or ()),
             device_memory=None if device_memory is None else parse_size(device_memory),
             timeout=timeout,
             sample=sample,
@@ -349,11 +353,10 @@ def verify(
         )
         for path in found
     ]
-    is_strict = strict or config.strict
-    files = [*(reports or ()), *([] if junit is None else [f"junit={junit}"])]
+    files = [*(report or ()), *([] if junit is None else [f"junit={junit}"])]
     read = [*found, *([] if against is None else [against])]
     with reporting(out, "verify", files, read) as renderer:
-        code = run_verify(requests, renderer, selection=reported, strict=is_strict, fix=fix, dry_run=dry_run)
+        code = run_verify(requests, renderer, selection=reported, strict=strict, fix=fix, dry_run=dry_run)
     raise typer.Exit(code)
 
 
@@ -363,7 +366,7 @@ def diff(
     first: Annotated[str, typer.Argument(metavar="A", help="A file, a directory or an archive.", show_default=False)],
     second: Annotated[str, typer.Argument(metavar="B", help="The checkpoint to compare with.", show_default=False)],
     limit_factor: options.LimitFactor = 1,
-    reports: options.Reports = None,
+    report: options.Report = None,
     *,
     out: options.OutputOptions,
 ) -> None:
@@ -377,7 +380,7 @@ def diff(
     """
     from ckptmove.cli.diff_command import run_diff
 
-    with reporting(out, "diff", reports, [first, second]) as renderer:
+    with reporting(out, "diff", report, [first, second]) as renderer:
         code = run_diff(as_operand(first), as_operand(second), renderer, Limits().times(limit_factor))
     raise typer.Exit(code)
 

@@ -1,102 +1,201 @@
-"""Defaults of a project: ``[tool.ckptmove]`` in the nearest ``pyproject.toml``."""
+"""Options that are not typed: from ``CKPTMOVE_*`` in the environment, then ``[tool.ckptmove]`` of ``pyproject.toml``.
+
+Each option of ``verify`` is a key there and a variable here. Both are derived from the options themselves.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptmove.errors import UsageError, reason_of
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
 _NAME: Final = "pyproject.toml"
-_KEYS: Final = ("checkpoints", "to", "case", "script", "script-args", "ignore", "strict")
+_PREFIX: Final = "CKPTMOVE_"
+_TABLE: Final = "[tool.ckptmove]"
+#: Pairs of options that exclude each other, each with the options that belong to the pair.
+_EXCLUSIVE: Final = (("case", "script", "script_args"), ("json", "format"))
+#: Names of types in TOML.
+_KINDS: Final = {str: "a string", bool: "a boolean", int: "an integer", float: "a number", list: "a list of strings"}
+#: Words for a boolean in the environment, as Typer takes them.
+_BOOLEANS: Final = {
+    **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),
+    **dict.fromkeys(("0", "false", "f", "no", "n", "off"), False),
+}
 
 
 class Config(NamedTuple):
-    """Values of ``[tool.ckptmove]``.
+    """The values that are set for a command.
 
     Attributes:
         path: the ``pyproject.toml``, or None if not found.
-        checkpoints: globs, relative to the working directory.
-        to: target device, or None.
-        case: default of ``--case``, with its file relative to the working directory; or None.
-        script: default of ``--script``, relative to the working directory; or None.
-        script_args: default of its arguments.
-        ignore: codes of findings not to report.
-        strict: default of ``--strict``.
+        values: values by parameter. Paths of the ``pyproject.toml`` are relative to the working directory.
+        sources: where each value is from: the path of the ``pyproject.toml``, or the name of the variable.
     """
 
     path: str | None = None
-    checkpoints: tuple[str, ...] = ()
-    to: str | None = None
-    case: str | None = None
-    script: str | None = None
-    script_args: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    strict: bool = False
+    values: Mapping[str, Any] = {}
+    sources: Mapping[str, str] = {}
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        """Globs of checkpoints."""
+        return tuple(self.values.get("checkpoints", ()))
+
+    @property
+    def to(self) -> str | None:
+        """Target device, or None."""
+        to: str | None = self.values.get("to")
+        return to
+
+    @property
+    def ignore(self) -> tuple[str, ...]:
+        """Codes of findings not to report."""
+        return tuple(self.values.get("ignore", ()))
+
+    @property
+    def strict(self) -> bool:
+        """Default of ``--strict``."""
+        return bool(self.values.get("strict"))
 
 
-def load_config(folder: Path) -> Config:
-    """Read ``[tool.ckptmove]`` of the nearest ``pyproject.toml``, in a folder or above it.
+class _Value(NamedTuple):
+    value: Any
+    source: str
+
+
+def load_config(
+    folder: Path, settings: Callable[[], Mapping[str, type]], typed: Collection[str] = frozenset()
+) -> Config:
+    """Read the environment, and the nearest ``pyproject.toml`` in a folder or above it.
 
     Args:
-        folder: first folder of the search; globs are returned relative to it.
-
-    Returns:
-        The values; all empty without a file or a table.
+        folder: first folder of the search; paths of the file are returned relative to it.
+        settings: returns the types of all values by parameter: str, bool, int, float, or list for strings. It is
+            called only if something is set.
+        typed: parameters that were typed. Values that exclude one of them are left out.
 
     Raises:
-        UsageError: if the file cannot be read, is not TOML, or its table has a wrong key, type, device
-            (UnknownDevice) or code, or both a case and a script.
+        UsageError: if the file cannot be read, is not TOML, or its table has an unknown key; if a value has a wrong
+            type; or if the device (UnknownDevice) or a code is unknown. Its path is the source.
     """
-    try:
-        folder = folder.absolute()
-    except FileNotFoundError:
-        return Config()  # the working directory was removed
-    paths = (home / _NAME for home in (folder, *folder.parents))
-    # Path.is_file raises PermissionError for a folder that this user may not search.
-    found = next((path for path in paths if os.path.isfile(path)), None)
-    if found is None:
-        return Config()
-    table = _table(found)
-    unknown = sorted(table.keys() - set(_KEYS))
-    if unknown:
-        raise UsageError(
-            f"unknown key '{unknown[0]}' in [tool.ckptmove]; the keys are {', '.join(_KEYS)}", path=str(found)
-        )
-    to, case, script = (_string(table, key, found) for key in ("to", "case", "script"))
-    if case is not None and script is not None:
-        raise UsageError("'case' and 'script' in [tool.ckptmove] exclude each other", path=str(found))
-    strict = table.get("strict", False)
-    if not isinstance(strict, bool):
-        raise UsageError("'strict' in [tool.ckptmove] is not a boolean", path=str(found))
-    start = os.path.relpath(found.parent, folder)
-    config = Config(
-        path=str(found),
-        checkpoints=tuple(os.path.normpath(Path(start, glob)) for glob in _strings(table, "checkpoints", found)),
-        to=to,
-        case=None if case is None else _relative_case(start, case),
-        script=None if script is None else os.path.normpath(Path(start, script)),
-        script_args=_strings(table, "script-args", found),
-        strict=strict,
-        ignore=_strings(table, "ignore", found),
-    )
-    _check(config)
-    return config
+    path, table = _nearest(folder)
+    texts = {name: text for name, text in os.environ.items() if name.startswith(_PREFIX) and text}
+    if not table and not texts:
+        return Config(path)
+    known = {"checkpoints": list, **settings()}
+    from_file = _of_table(table, known, path, folder) if path is not None else {}
+    found: dict[str, _Value] = {}
+    taken = {*typed}
+    for layer, place in ((_of_environment(texts, known), "the environment"), (from_file, _TABLE)):
+        _require_one(layer, place)
+        excluded = {name for group in _EXCLUSIVE if taken.intersection(group[:2]) for name in group}
+        found = {**{name: one for name, one in layer.items() if name not in excluded}, **found}
+        taken |= layer.keys()
+    _check(found)
+    values = {name: one.value for name, one in found.items()}
+    return Config(path, values, {name: one.source for name, one in found.items()})
 
 
-def _check(config: Config) -> None:
-    """Check the device and the codes here, where the error can name the file."""
+def _require_one(layer: Mapping[str, _Value], place: str) -> None:
+    for first, second, *_ in _EXCLUSIVE:
+        if first in layer and second in layer:
+            raise UsageError(f"'{first}' and '{second}' in {place} exclude each other", path=layer[first].source)
+
+
+def _check(found: Mapping[str, _Value]) -> None:
+    """Check what several commands read, here, where the error can name the source."""
     from ckptmove.findings.codes import codes_of
     from ckptmove.torch_facts.devices import parse_target
 
+    checks: dict[str, Callable[[Any], object]] = {"to": parse_target, "ignore": codes_of, "select": codes_of}
+    for name in checks.keys() & found.keys():
+        with from_source(found[name].source):
+            checks[name](found[name].value)
+
+
+@contextmanager
+def from_source(source: str) -> Iterator[None]:
+    """Name the source of a value in the error of its check."""
     try:
-        if config.to is not None:
-            parse_target(config.to)
-        codes_of(config.ignore)
+        yield
     except UsageError as error:
-        error.path = config.path
+        error.path = source
         raise
+
+
+def _of_environment(texts: Mapping[str, str], known: Mapping[str, type]) -> dict[str, _Value]:
+    names = {parameter: _PREFIX + parameter.upper() for parameter in known}
+    return {
+        parameter: _Value(_from_text(texts[name], known[parameter], name), name)
+        for parameter, name in names.items()
+        if name in texts
+    }
+
+
+def _from_text(text: str, kind: type, name: str) -> object:
+    try:
+        if kind is list:
+            return shlex.split(text)
+        return _BOOLEANS[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError):
+        raise UsageError(f"'{text:.200}' is not {_KINDS[kind]}", path=name) from None
+
+
+def _of_table(table: Mapping[str, object], known: Mapping[str, type], path: str, folder: Path) -> dict[str, _Value]:
+    keys = {parameter.replace("_", "-"): parameter for parameter in known}
+    unknown = sorted(table.keys() - keys.keys())
+    if unknown:
+        raise UsageError(f"unknown key '{unknown[0]}' in {_TABLE}; the keys are {', '.join(keys)}", path=path)
+    start = os.path.relpath(Path(path).parent, folder.absolute())
+    found: dict[str, _Value] = {}
+    for key, value in table.items():
+        kind = known[keys[key]]
+        if not _is_of(value, kind):
+            raise UsageError(f"'{key}' in {_TABLE} is not {_KINDS[kind]}", path=path)
+        found[keys[key]] = _Value(_relative(keys[key], value, start), path)
+    return found
+
+
+def _is_of(value: object, kind: type) -> bool:
+    if kind is list:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if kind is float:
+        return type(value) in {int, float}
+    return type(value) is kind
+
+
+def _relative(parameter: str, value: Any, start: str) -> Any:
+    """The value with its path, if it is or has one, relative to another folder."""
+    if parameter in {"script", "against", "junit"}:
+        return os.path.normpath(Path(start, value))
+    if parameter == "checkpoints":
+        return [os.path.normpath(Path(start, glob)) for glob in value]
+    if parameter == "report":
+        pairs = [word.partition("=") for word in value]
+        return [f"{kind}{equals}{os.path.normpath(Path(start, path))}" for kind, equals, path in pairs]
+    if parameter == "case":
+        home, colon, function = value.rpartition(":")  # the name of a module stays
+        return f"{os.path.normpath(Path(start, home))}{colon}{function}" if home.endswith(".py") else value
+    return value
+
+
+def _nearest(folder: Path) -> tuple[str | None, dict[str, object]]:
+    """The path of the nearest ``pyproject.toml`` and its table; None and an empty one if there is none."""
+    try:
+        folder = folder.absolute()
+    except FileNotFoundError:
+        return None, {}  # the working directory was removed
+    paths = (home / _NAME for home in (folder, *folder.parents))
+    # Path.is_file raises PermissionError for a folder that this user may not search.
+    found = next((path for path in paths if os.path.isfile(path)), None)
+    return (None, {}) if found is None else (str(found), _table(found))
 
 
 def _table(path: Path) -> dict[str, object]:
@@ -114,23 +213,3 @@ def _table(path: Path) -> dict[str, object]:
     if not isinstance(table, dict):
         raise UsageError("'tool.ckptmove' is not a table", path=str(path))
     return table
-
-
-def _string(table: dict[str, object], key: str, path: Path) -> str | None:
-    value = table.get(key)
-    if value is not None and not isinstance(value, str):
-        raise UsageError(f"'{key}' in [tool.ckptmove] is not a string", path=str(path))
-    return value
-
-
-def _relative_case(start: str, case: str) -> str:
-    """Make the file of a case relative to another folder; the name of a module stays."""
-    home, colon, function = case.rpartition(":")
-    return f"{os.path.normpath(Path(start, home))}{colon}{function}" if home.endswith(".py") else case
-
-
-def _strings(table: dict[str, object], key: str, path: Path) -> tuple[str, ...]:
-    value = table.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise UsageError(f"'{key}' in [tool.ckptmove] is not a list of strings", path=str(path))
-    return tuple(value)

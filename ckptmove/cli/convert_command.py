@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Options that ``--undo`` can be combined with, as parameters of the command.
 _WITH_UNDO: Final = frozenset(
-    {"paths", "undo", "dry_run", "limit_factor", "as_json", "form", "quiet", "verbose", "version", "help"}
+    {"paths", "undo", "dry_run", "limit_factor", "json", "format", "quiet", "verbose", "version", "help"}
 )
 
 

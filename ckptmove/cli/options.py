@@ -86,7 +86,7 @@ Help = Annotated[
     bool,
     typer.Option("--help", "-h", callback=_show_help, is_eager=True, help="Show this message."),
 ]
-Reports = Annotated[
+Report = Annotated[
     list[str] | None,
     typer.Option(
         "--report",
@@ -101,8 +101,8 @@ Reports = Annotated[
 class OutputOptions(NamedTuple):
     """The last options of every command; those of its report, by field."""
 
-    as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False
-    form: Annotated[
+    json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False
+    format: Annotated[
         str | None,
         typer.Option(
             "--format",

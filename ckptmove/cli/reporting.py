@@ -39,8 +39,7 @@ def reporting(
             :func:`~ckptmove.cli.render.reports.open_document`.
         CkptMoveError: as :class:`ckptmove.cli.render.report_file.ReportFile`.
     """
-    form, as_json = options.form, options.as_json
-    main = open_report(form, as_json=as_json, quiet=options.quiet, verbose=options.verbose)
+    main = open_report(options.format, as_json=options.json, quiet=options.quiet, verbose=options.verbose)
     if not reports:
         yield main
         return

@@ -58,8 +58,8 @@ GUARDED_MODULES = {
     "tempfile": "io/spool.py verification/case/script.py verification/case/user_code.py",
     "xml": "cli/render/junit.py",  # writes XML, and reads none
     # These read signatures.
-    "inspect": "cli/options.py verification/step/recipe.py verification/case/check.py verification/case/objective.py "
-    "verification/case/restore.py",
+    "inspect": "cli/configured.py cli/options.py verification/step/recipe.py verification/case/check.py "
+    "verification/case/objective.py verification/case/restore.py",
 }
 #: Of ``os``, what opens, reads, writes, links and names files; nothing that starts a process or changes its own.
 HARMLESS_OS = {

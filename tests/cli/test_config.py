@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove.cli.config import Config, load_config
+from ckptmove.cli.app import verify
+from ckptmove.cli.config import Config
+from ckptmove.cli.config import load_config as load_config_of
+from ckptmove.cli.configured import settings_of
 from ckptmove.errors import UsageError
+
+
+def load_config(folder, typed=()):
+    return load_config_of(folder, lambda: settings_of(verify), typed)
 
 
 @pytest.fixture
@@ -22,12 +29,11 @@ def project(tmp_path, monkeypatch):
 
 def test_the_table_is_read(project) -> None:
     folder = project('[tool.ckptmove]\ncheckpoints = ["runs/*/last.pth", "/abs/x.pth"]\nto = "mps"\nignore = ["D101"]')
-    assert load_config(folder) == Config(
-        path=str(folder / "pyproject.toml"),
-        checkpoints=("runs/*/last.pth", "/abs/x.pth"),
-        to="mps",
-        ignore=("D101",),
-    )
+    config = load_config(folder)
+    assert (config.checkpoints, config.to) == (("runs/*/last.pth", "/abs/x.pth"), "mps")
+    assert (config.ignore, config.strict) == (("D101",), False)
+    assert config.path == str(folder / "pyproject.toml")
+    assert set(config.sources.values()) == {config.path}
 
 
 def test_globs_start_at_the_file_and_are_seen_from_the_folder(project) -> None:
@@ -54,7 +60,7 @@ def test_no_file_at_all(tmp_path, monkeypatch) -> None:
     [
         (
             "[tool.ckptmove]\ncheckpoint = []",
-            "'checkpoint' in [tool.ckptmove]; the keys are checkpoints, to, case, script, script-args, ignore",
+            "'checkpoint' in [tool.ckptmove]; the keys are checkpoints, to, against, strip-prefix, ",
         ),
         ("[tool.ckptmove]\ncheckpoints = 'a'", "'checkpoints' in [tool.ckptmove] is not a list of strings"),
         ("[tool.ckptmove]\nignore = [1]", "'ignore' in [tool.ckptmove] is not a list of strings"),
@@ -65,6 +71,10 @@ def test_no_file_at_all(tmp_path, monkeypatch) -> None:
             "'case' and 'script' in [tool.ckptmove] exclude each other",
         ),
         ("[tool.ckptmove]\nstrict = 1", "'strict' in [tool.ckptmove] is not a boolean"),
+        ("[tool.ckptmove]\nseed = true", "'seed' in [tool.ckptmove] is not an integer"),
+        ("[tool.ckptmove]\ntimeout = '9'", "'timeout' in [tool.ckptmove] is not a number"),
+        ("[tool.ckptmove]\nhelp = true", "unknown key 'help'"),
+        ("[tool.ckptmove]\njson = true\nformat = 'human'", "'json' and 'format' in [tool.ckptmove] exclude each other"),
         ("[tool]\nckptmove = 1", "'tool.ckptmove' is not a table"),
         ("[tool", "not valid TOML: "),
         (b"\xff", "not valid TOML: "),
@@ -122,4 +132,92 @@ def test_a_file_in_a_folder_that_may_not_be_searched_is_not_this_user_s(project,
 def test_a_case_starts_at_the_file_too_and_a_module_is_found_by_name(project, case, seen) -> None:
     folder = project(f'[tool.ckptmove]\ncase = "{case}"') / "src" / "deep"
     folder.mkdir(parents=True)
-    assert load_config(folder).case == seen
+    assert load_config(folder).values["case"] == seen
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "seen"),
+    [
+        ("script", "jobs/train.py", "../jobs/train.py"),
+        ("against", "old.pth", "../old.pth"),
+        ("junit", "report.xml", "../report.xml"),
+        ("report", ["json=a=b.json", "junit=/abs.xml"], ["json=../a=b.json", "junit=/abs.xml"]),
+    ],
+)
+def test_other_paths_start_at_the_file_too(project, key, value, seen) -> None:
+    folder = project(f"[tool.ckptmove]\n{key} = {value!r}") / "src"
+    folder.mkdir()
+    assert load_config(folder).values == {key: seen}
+
+
+#: A value for each setting, as it is written in TOML and in the environment.
+SAMPLES = {str: ("'x'", "x", "x"), bool: ("true", "yes", True), int: ("3", "3", 3), float: ("0.5", "0.5", 0.5),
+           list: ("['a', 'b c']", "a 'b c'", ["a", "b c"])}  # fmt: skip
+WORDS = {"to": ("'mps'", "mps", "mps"), "ignore": ("['D']", "D", ["D"]), "select": ("['D']", "D", ["D"]),
+         "report": ("['json=a']", "json=a", ["json=a"])}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), settings_of(verify).items(), ids=settings_of(verify))
+def test_every_option_of_verify_is_a_key_and_a_variable(project, monkeypatch, name, kind) -> None:
+    written, text, value = WORDS.get(name, SAMPLES[kind])
+    folder = project(f"[tool.ckptmove]\n{name.replace('_', '-')} = {written}")
+    assert load_config(folder).values == {name: value}
+    project("")
+    variable = f"CKPTMOVE_{name.upper()}"
+    monkeypatch.setenv(variable, text)
+    config = load_config(folder)
+    assert (config.values, config.sources) == ({name: value}, {name: variable})
+
+
+def test_the_options_of_verify_are_found() -> None:
+    kinds = settings_of(verify)
+    assert {kinds[name] for name in ("to", "seed", "timeout", "strict", "script_args")} == {str, int, float, bool, list}
+    assert kinds.keys() > {"dtype", "compact", "limit_factor", "report", "format", "json", "quiet"}
+    assert not kinds.keys() & {"paths", "context", "version", "help"}
+
+
+def test_the_environment_comes_before_the_file(project, monkeypatch) -> None:
+    folder = project("[tool.ckptmove]\nto = 'mps'\nseed = 1\nstrict = true\ncheckpoints = ['a.pth']")
+    for name, text in {"TO": "cuda:1", "STRICT": "0", "CHECKPOINTS": "b.pth 'c d.pth'", "SEED": ""}.items():
+        monkeypatch.setenv(f"CKPTMOVE_{name}", text)
+    config = load_config(folder)
+    assert (config.to, config.strict, config.checkpoints) == ("cuda:1", False, ("b.pth", "c d.pth"))
+    assert config.values["seed"] == 1
+    assert config.sources["to"] == "CKPTMOVE_TO"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("CKPTMOVE_STRICT", "maybe", "'maybe' is not a boolean"),
+        ("CKPTMOVE_SEED", "1.5", "'1.5' is not an integer"),
+        ("CKPTMOVE_TIMEOUT", "soon", "'soon' is not a number"),
+        ("CKPTMOVE_IGNORE", "'D101", "is not a list of strings"),
+        ("CKPTMOVE_IGNORE", "Z9", "'Z9'"),
+        ("CKPTMOVE_TO", "gpu", "'gpu'"),
+    ],
+)
+def test_what_makes_no_sense_in_the_environment_is_said(tmp_path, monkeypatch, variable, text, message) -> None:
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(UsageError) as caught:
+        load_config(tmp_path)
+    assert message in caught.value.message
+    assert caught.value.path == variable
+
+
+def test_what_excludes_a_value_leaves_it_out(project, monkeypatch) -> None:
+    folder = project("[tool.ckptmove]\nscript = 'a.py'\nscript-args = ['--x']\njson = true\nseed = 1")
+    assert load_config(folder, {"case"}).values == {"json": True, "seed": 1}
+    assert load_config(folder, {"script"}).values == {"json": True, "seed": 1}
+    monkeypatch.setenv("CKPTMOVE_CASE", "b.py:f")
+    monkeypatch.setenv("CKPTMOVE_FORMAT", "github")
+    assert load_config(folder).values == {"case": "b.py:f", "format": "github", "seed": 1}
+    monkeypatch.setenv("CKPTMOVE_SCRIPT", "b.py")
+    with pytest.raises(UsageError, match="'case' and 'script' in the environment exclude each other"):
+        load_config(folder)
+
+
+def test_arguments_alone_are_for_the_script_of_the_file(project, monkeypatch) -> None:
+    folder = project("[tool.ckptmove]\nscript = 'a.py'\nscript-args = ['--x']")
+    monkeypatch.setenv("CKPTMOVE_SCRIPT_ARGS", "--y '1 2'")
+    assert load_config(folder).values == {"script": "a.py", "script_args": ["--y", "1 2"]}

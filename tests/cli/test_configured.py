@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ckptmove.verification.evidence import VerifyResult
+
 
 @pytest.fixture
 def configure(bench):
@@ -102,3 +104,65 @@ def test_what_proves_nothing_is_a_failure_where_the_project_says_so(ask, configu
         document = ask("verify", "weights.pth", *arguments)
         assert (document["exit_code"], document["ok"]) == (code, code == 0)
         assert [(result["passed"], result["proven"]) for result in document["results"]] == [(True, False)]
+
+
+@pytest.fixture
+def requests(monkeypatch):
+    """The requests of ``verify``, which is not made."""
+    from ckptmove.cli import verify_command
+
+    seen = []
+    result = VerifyResult(path="run.pth", target="cpu", mode="cpu", passed=True, proven=True, checks=(), findings=())
+    monkeypatch.setattr(
+        verify_command, "verify_checkpoint", lambda request, **_callbacks: seen.append(request) or result
+    )
+    return seen
+
+
+def test_options_of_verify_come_from_the_project_and_the_environment(say, configure, requests, monkeypatch) -> None:
+    configure('seed = 3\nsample = 2\nrequire-device = true\ndtype = ["bf16"]\ntimeout = 5\nkeep = ["a", "b"]')
+    monkeypatch.setenv("CKPTMOVE_SAMPLE", "4")
+    monkeypatch.setenv("CKPTMOVE_DEVICE_MEMORY", "2GB")
+    assert say("verify", "run.pth", "--seed", "7").code == 0
+    (request,) = requests
+    assert (request.seed, request.sample, request.require_device, request.timeout) == (7, 4, True, 5.0)
+    assert (request.remap.dtype, request.keep, request.device_memory) == ((("", "bfloat16"),), ("a", "b"), 2 * 10**9)
+
+
+def test_reports_come_from_the_project(say, configure, requests, bench) -> None:
+    configure('report = ["json=a.json"]\njunit = "b.xml"\nquiet = true')
+    assert say("verify", "run.pth").out == "run.pth: passed, cpu\n"
+    assert (bench / "a.json").exists()
+    assert (bench / "b.xml").exists()
+    assert say("verify", "run.pth", "--report", "json=c.json").code == 0
+    assert (bench / "c.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed = -1", "-1"),
+        ("device-memory = 'x'", "'x'"),
+        ("dtype = ['int3']", "int3"),
+        ("report = ['pdf=x']", "pdf"),
+        ("format = 'xml'", "'xml'"),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_found_in_its_source(ask, say, configure, monkeypatch, text, message) -> None:
+    configure(text)
+    error = ask("verify", "run.pth")["error"] if "format" not in text else None
+    said = say("verify", "run.pth")
+    assert (said.code, "pyproject.toml" in said.err, message in said.err) == (2, True, True)
+    assert error is None or (error["kind"], error["exit_code"]) == ("usage", 2)
+    assert ask("inspect", "run.pth", "--select", "D101")["ok"]
+
+
+def test_help_needs_no_valid_project(say, configure) -> None:
+    configure("to = 3")
+    assert say("verify", "--help").code == 0
+
+
+def test_what_is_ignored_in_the_project_is_so_with_a_typed_code_too(say, configure, requests) -> None:
+    configure('ignore = ["D101"]')
+    say("verify", "run.pth", "--ignore", "D102")
+    assert {"D101", "D102"} == set(requests[0].ignore)

@@ -1,0 +1,74 @@
+"""A command whose options can be set in the environment and in ``pyproject.toml``."""
+
+from __future__ import annotations
+
+from inspect import signature
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
+
+import typer
+from typer.core import TyperCommand
+
+from ckptmove.cli.config import from_source, load_config
+from ckptmove.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_KINDS: Final = (str, bool, int, float, list)
+#: Parameters that are no settings. The checkpoints have a key of their own.
+_TYPED_ONLY: Final = frozenset({"paths", "version", "help"})
+
+
+def settings_of(command: Callable[..., object]) -> Mapping[str, type]:
+    """The types of the options of a command, by parameter; list for a list of strings."""
+    found = {name: _kind(one.annotation) for name, one in signature(command, eval_str=True).parameters.items()}
+    return {name: kind for name, kind in found.items() if kind in _KINDS and name not in _TYPED_ONLY}
+
+
+def _kind(annotation: Any) -> type:
+    """A type without its notes, its None and the type of its items."""
+    bare = annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation
+    (kind,) = [one for one in get_args(bare) if one is not NoneType] if get_origin(bare) is UnionType else [bare]
+    plain: type = get_origin(kind) or kind
+    return plain
+
+
+class ConfiguredCommand(TyperCommand):
+    """Gives the options that are not typed the values that are set. The command gets the Config as ``context.obj``."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command.
+
+        Raises:
+            UsageError: as :func:`ckptmove.cli.config.load_config`, and if a value is invalid. Its path is the source.
+        """
+        named = {str(one.name): one for one in self.params}
+        typed = {name for name in named if ctx.get_parameter_source(name).name == "COMMANDLINE"}
+        config = ctx.obj = load_config(Path(), lambda: settings_of(ctx.command.callback), typed)
+        for name in named.keys() & config.values.keys() - typed:
+            with from_source(config.sources[name]):
+                ctx.params[name] = _processed(ctx, named[name], config.values[name])
+        return super().invoke(ctx)
+
+
+def _processed(ctx: Any, parameter: Any, value: Any) -> Any:
+    """The value as Typer passes a typed one. Words that the command parses later are parsed here, for their errors."""
+    from ckptmove.cli.render.reports import open_document
+    from ckptmove.conversion.remap.options import remap_options
+    from ckptmove.conversion.shards import parse_size
+    from ckptmove.moves import Remap
+
+    try:
+        processed = parameter.process_value(ctx, value)
+    except typer.BadParameter as error:
+        raise UsageError(error.format_message()) from error
+    if parameter.name in Remap._fields:
+        remap_options(**{parameter.name: processed})
+    elif parameter.name == "report":
+        for word in processed:
+            open_document(word)
+    elif parameter.name == "device_memory":
+        parse_size(processed)
+    return processed
