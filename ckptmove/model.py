@@ -310,6 +310,8 @@ class Inventory(OneLine):
         rng_devices: path and length of each list of per-device RNG states.
         last_rates: for each scheduler, the path and the values of its last learning rates.
         sections: path and role of each container whose role differs from that of the container around it.
+        epoch: epoch of the training; None if the file has no such counter. Some trainers count parts of an epoch.
+        step: step of the training; None if the file has no such counter.
     """
 
     path: str
@@ -331,6 +333,8 @@ class Inventory(OneLine):
     rng_devices: tuple[tuple[str, int], ...] = ()
     last_rates: tuple[tuple[str, tuple[float, ...]], ...] = ()
     sections: tuple[tuple[str, Role], ...] = ()
+    epoch: float | None = None
+    step: int | None = None
 
     def __str__(self) -> str:
         """Return path, container, layout and the number of tensors in one line."""

@@ -16,7 +16,9 @@ from ckptmove.api import document
 from ckptmove.api.functions import InspectRequest
 from ckptmove.api.results import Inspection
 from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.checkpoint.parts import FilePart, read_file
+from ckptmove.checkpoint.summary import summarize
 from ckptmove.cli.render import conversion, github, inspection
 from ckptmove.cli.render.answers import Detail, InspectAnswer
 from ckptmove.cli.render.page import Page
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ckptmove.checkpoint.inventory.outline import OutlineLine
-    from ckptmove.model import Inventory, TensorRecord
+    from ckptmove.model import ArchiveFact, Inventory, TensorRecord
     from ckptmove.moves import MovePlan
 
     #: What a checkpoint holds, and the bytes of its storages.
@@ -109,23 +111,26 @@ def examine_pickle(data: bytes) -> None:
 def examine_file(data: bytes) -> None:
     """A file of any kind: inspected with every flag, shown in every format, and converted in three ways."""
     checkpoint = opened(data)
-    show_inventory(replace(checkpoint.inventory, facts=checkpoint.check()), checkpoint.file.outline())
+    show_checkpoint(checkpoint, checkpoint.file.outline(), checkpoint.check())
     in_each_way(lambda request: convert(data, request))
 
 
-def show_inventory(inventory: Inventory, lines: tuple[OutlineLine, ...]) -> None:
+def show_checkpoint(checkpoint: OpenCheckpoint, lines: tuple[OutlineLine, ...], facts: tuple[ArchiveFact, ...]) -> None:
     """What ``inspect`` prints, in every format."""
-    findings = find_all(inventory, Context(target=None, device_count=1))
+    inventory = replace(checkpoint.inventory, facts=facts)
+    found = Inspection(
+        inventory=inventory,
+        findings=find_all(inventory, Context(target=None, device_count=1)),
+        outline=lines,
+        summary=summarize(checkpoint),
+        pairings=pair_all(inventory),
+    )
     answer = InspectAnswer(
-        request=InspectRequest("input"),
-        inspection=Inspection(inventory, findings, lines),
-        tensors=inventory.tensors,
-        exit_code=1,
-        detail=_DETAIL,
+        request=InspectRequest("input"), inspection=found, tensors=inventory.tensors, exit_code=1, detail=_DETAIL
     )
     require_printable(inspection.inspection_lines(PAGE, answer))
     require_printable(github.inspection_lines(answer))
-    require_printable([document.dumps(document.checkpoint(inventory, findings, tensors=inventory.tensors))])
+    require_printable([document.dumps(found.to_dict())])
 
 
 def show_result(result: ConvertResult) -> None:

@@ -30,7 +30,7 @@ from fuzz.harness import (
     in_each_way,
     require,
     require_planned,
-    show_inventory,
+    show_checkpoint,
     show_result,
 )
 from fuzz.packing import lay_out
@@ -94,7 +94,7 @@ def folder_in_memory() -> tempfile.TemporaryDirectory[str]:
 
 def _examine(path: Path) -> None:
     before = _read(str(path))
-    show_inventory(before.directory.inventory, before.directory.outline)
+    show_checkpoint(before.directory, before.directory.outline, before.directory.inventory.facts)
     in_each_way(lambda request: _convert(path, before, request))
 
 

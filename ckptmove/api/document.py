@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ckptmove.api.figures import shares
 from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.pairing import parameter_names
 from ckptmove.text import escaped
 from ckptmove.verification.checks import finding_to_json
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ckptmove.api.failures import Failure
     from ckptmove.api.figures import Expectation
     from ckptmove.checkpoint.directories import FileRecord
+    from ckptmove.checkpoint.pairing import Pairing
+    from ckptmove.checkpoint.summary import CheckpointSummary
     from ckptmove.comparison.differences import DiffResult, Gap
     from ckptmove.findings.catalogue import Entry
     from ckptmove.io.changes import UndoResult
@@ -161,6 +164,8 @@ def checkpoint(
     findings: Sequence[Finding],
     *,
     tensors: Sequence[TensorRecord],
+    summary: CheckpointSummary,
+    pairings: Sequence[Pairing] = (),
     expectation: Expectation | None = None,
     unchecked: Sequence[str] = (),
 ) -> Json:
@@ -170,9 +175,12 @@ def checkpoint(
         inventory: the content.
         findings: the problems to list.
         tensors: the tensors to list.
+        summary: parameters, epoch, step and so on.
+        pairings: parameters of each optimizer.
         expectation: the result of ``expect``, or None.
         unchecked: paths of files without CRCs to compare.
     """
+    parameters = parameter_names(inventory.optimizers, pairings)
     return {
         "path": inventory.path,
         "container": inventory.container,
@@ -180,12 +188,13 @@ def checkpoint(
         "size_bytes": inventory.size_bytes,
         "torch_version": inventory.torch_version,
         "producer": inventory.producer,
+        "summary": _summary(summary),
         "files": [_file(one) for one in inventory.files] if isinstance(inventory, DirectoryInventory) else [],
         "devices": [
             {"device": share.device, "role": share.role, "tensors": share.tensors, "bytes": share.nbytes}
             for share in shares(inventory.tensors)
         ],
-        "tensors": [_tensor(tensor) for tensor in tensors],
+        "tensors": [_tensor(tensor) | {"parameter": parameters.get(tensor.name)} for tensor in tensors],
         "mentions": [
             {"where": mention.where, "kind": mention.kind, "value": mention.value} for mention in inventory.mentions
         ],
@@ -201,6 +210,17 @@ def checkpoint(
         "findings": [_finding(finding) for finding in findings],
         "expected": _expected(expectation) if expectation else None,
         "unchecked": list(unchecked),
+    }
+
+
+def _summary(summary: CheckpointSummary) -> Json:
+    return {
+        "parameters": summary.parameters,
+        "dtypes": dict(summary.dtypes),
+        "epoch": summary.epoch,
+        "step": summary.step,
+        "learning_rates": list(summary.learning_rates),
+        "optimizers": list(summary.optimizers),
     }
 
 

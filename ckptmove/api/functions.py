@@ -13,6 +13,7 @@ from ckptmove.api.arguments import device_text, move_request, remap_of, targets
 from ckptmove.api.figures import Expectation
 from ckptmove.api.results import ConvertResult, DiffResult, Inspection, VerifyResult
 from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.checkpoint.summary import summarize
 from ckptmove.errors import UsageError
 from ckptmove.io.locations import default_output, without_suffix
 from ckptmove.io.outputs import do_nothing
@@ -95,6 +96,7 @@ def inspect(
 @collector_paused()
 def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None) -> Inspection:
     """Run a request of :func:`inspect`."""
+    from ckptmove.checkpoint.pairing import pair_all
     from ckptmove.findings.context import Context
     from ckptmove.findings.registry import find_all
 
@@ -109,6 +111,7 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
         progress=progress,
     ) as checkpoint:
         unchecked = checkpoint.without_checksums if request.check else ()
+        summary = summarize(checkpoint)
     inventory = checkpoint.inventory
     plan: MovePlan | None = None
     expectation: Expectation | None = None
@@ -118,8 +121,18 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
         plan = plan_for(inventory, request.expect)
         unplaced = sum(tensor.device == NO_DEVICE for tensor in inventory.tensors)
         expectation = Expectation(request.expect, plan.edits, unplaced)
-    findings = find_all(inventory, context)
-    return Inspection(inventory, findings, checkpoint.outline, plan, unchecked, checkpoint.unreadable, expectation)
+    pairings = pair_all(inventory)
+    return Inspection(
+        inventory=inventory,
+        findings=find_all(inventory, context._replace(pairings=pairings)),
+        outline=checkpoint.outline,
+        plan=plan,
+        unchecked=unchecked,
+        unreadable=checkpoint.unreadable,
+        expectation=expectation,
+        summary=summary,
+        pairings=pairings,
+    )
 
 
 def convert(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ckptmove import moves
+from ckptmove.checkpoint.summary import CheckpointSummary
 from ckptmove.comparison import differences
 from ckptmove.model import OneLine
 from ckptmove.text import amount
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ckptmove.api.document import Json
     from ckptmove.api.figures import Expectation
     from ckptmove.checkpoint.inventory.outline import OutlineLine
+    from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.errors import LimitExceeded, UnreadableInput
     from ckptmove.model import Finding, Inventory
     from ckptmove.moves import MovePlan
@@ -33,7 +35,7 @@ class _Copied:
     @classmethod
     def of(cls, result: Any, **more: object) -> Self:
         """A copy of a result, with the fields that only this class has."""
-        return cls(**{field.name: getattr(result, field.name) for field in fields(result)}, **more)
+        return cls(**{one.name: getattr(result, one.name) for one in fields(result)}, **more)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -48,6 +50,8 @@ class Inspection(OneLine):
         unchecked: with ``check=True``, paths of files that have no CRCs to compare.
         unreadable: errors of the files of a directory or an archive that cannot be read and were left out.
         expectation: the tensors that are not on the device of ``expect``, or None.
+        summary: parameters, dtypes, epoch, step, learning rates and optimizers.
+        pairings: parameters of each optimizer, matched with the tensors of the model.
     """
 
     inventory: Inventory
@@ -57,6 +61,13 @@ class Inspection(OneLine):
     unchecked: tuple[str, ...] = ()
     unreadable: tuple[UnreadableInput | LimitExceeded, ...] = ()
     expectation: Expectation | None = None
+    summary: CheckpointSummary = field(default_factory=CheckpointSummary)
+    pairings: tuple[Pairing, ...] = ()
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of elements of the model's parameters: :func:`ckptmove.checkpoint.summary.counted_parameters`."""
+        return self.summary.parameters
 
     @property
     def ok(self) -> bool:
@@ -84,6 +95,8 @@ class Inspection(OneLine):
             self.inventory,
             self.findings,
             tensors=self.inventory.tensors,
+            summary=self.summary,
+            pairings=self.pairings,
             expectation=self.expectation,
             unchecked=self.unchecked,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -177,6 +178,21 @@ class DirectoryInventory(Inventory):
         for tensor in tensors:
             groups.setdefault(_home(tensor.name, homes), []).append(tensor)
         return groups.values()
+
+    def in_one_format(self, tensors: Iterable[TensorRecord]) -> list[TensorRecord]:
+        """Tensors without those that a folder holds again in another format: ``model.safetensors`` and ``*.bin``."""
+        files = {file.path: file for file in self.files}
+        homes = {path: path for path in files}
+        groups: dict[tuple[str, str], list[TensorRecord]] = {}
+        keys: dict[tuple[str, str], Counter[tuple[str, tuple[int, ...]]]] = {}
+        for tensor in tensors:
+            path = _home(tensor.name, homes)
+            place = path.rpartition("/")[0], files[path].container if path else ""
+            groups.setdefault(place, []).append(tensor)
+            keys.setdefault(place, Counter())[tensor.name.removeprefix(path), tensor.shape] += 1
+        first = {(place[0], frozenset(count.items())): place for place, count in reversed(keys.items())}
+        kept = set(first.values())
+        return [tensor for place in groups if place in kept for tensor in groups[place]]
 
     def _homes(self) -> dict[str, str]:
         """Folder of each checkpoint, by the prefix of its names: its path, or the folder if it is distributed."""

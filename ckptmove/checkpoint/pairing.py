@@ -95,6 +95,38 @@ def pair_all(inventory: Inventory, source: Inventory | None = None) -> tuple[Pai
     return tuple(scopes.pair(optimizer, lost) for optimizer in inventory.optimizers)
 
 
+def parameter_names(optimizers: Sequence[OptimizerRecord], pairings: Sequence[Pairing]) -> dict[str, str]:
+    """Return the name of the parameter of each optimizer tensor, by the name of that tensor.
+
+    Only certain matches are included. The name is that of the tensor in the model. If the file lacks that tensor, it
+    is the name that the optimizer gives to the parameter.
+
+    Args:
+        optimizers: the optimizers of a checkpoint.
+        pairings: the result of :func:`pair_all` for them.
+    """
+    found: dict[str, str] = {}
+    for optimizer, pairing in zip(optimizers, pairings, strict=True):
+        known = (
+            {key: tensor.name for key, tensor in pairing.matches if tensor is not None} if pairing.is_certain else {}
+        )
+        names = {**_own_names(optimizer), **known}
+        for entry in optimizer.state:
+            name = names.get(entry.key)
+            if name is not None:
+                found.update((tensor.name, name) for _, tensor in entry.tensors)
+    return found
+
+
+def _own_names(optimizer: OptimizerRecord) -> dict[str, str]:
+    """Return the names that an optimizer gives to its parameters, by their keys; none for numbers."""
+    names: dict[str, str] = {}
+    for group in optimizer.groups:
+        named = group.param_names if len(group.param_names) == len(group.params) else group.params
+        names.update((key, name) for key, name in zip(group.params, named, strict=True) if not name.isdigit())
+    return names
+
+
 def _pair_in_directory(inventory: DirectoryInventory) -> tuple[Pairing, ...]:
     unknown = "a file could not be read" if inventory.is_incomplete else inventory.sharding
     if unknown:

@@ -6,6 +6,8 @@ from bisect import bisect_right
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from ckptmove.checkpoint.roles import is_kept_aside
+
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
 
@@ -22,6 +24,7 @@ _PARAMETER_DTYPES: Final = ("float", "bfloat", "complex")
 _INNER_CONTAINERS: Final = frozenset({"state_dict", "model_state_dict", "model_state"})
 #: Default roles of a model's tensors.
 _MODEL: Final[frozenset[Role]] = frozenset({"model"})
+_EMA: Final[frozenset[Role]] = frozenset({"ema"})
 #: A model with more first parts than this is not a set of networks with an optimizer each.
 _MOST_PARTS: Final = 16
 
@@ -151,17 +154,39 @@ def model_scopes(inventory: Inventory, roles: Container[Role] = _MODEL) -> tuple
 
     Scopes without a parameter are omitted.
     """
-    roots = RootKeys(inventory)
-    parts: dict[str, list[tuple[str, TensorRecord]]] = {}
-    for tensor in model_tensors(inventory, roles):
-        container, key = roots.split(tensor.name)
-        parts.setdefault(container, []).append((key, tensor))
+    parts = _by_state_dict(inventory, model_tensors(inventory, roles))
     whole = Scope("", [member for inside in parts.values() for member in inside])
     if len(parts) == 1:
         parts = _first_parts(*parts.popitem())
     several = parts.items() if 1 < len(parts) <= _MOST_PARTS else ()
     scopes = [Scope(where, inside) for where, inside in several]
     return tuple(scope for scope in (*scopes, whole) if scope.parameters)
+
+
+def parameters_by_state_dict(inventory: Inventory) -> dict[str, tuple[TensorRecord, ...]]:
+    """Return the parameters of each state_dict of the model, by its path; those of the EMA copy if there is no model.
+
+    Quantized weights are included. Copies that are no longer trained (``best_model``) are left out.
+    """
+    tensors = model_tensors(inventory) or model_tensors(inventory, _EMA)
+    parts = _by_state_dict(inventory, tensors)
+    trained = {where: inside for where, inside in parts.items() if not _is_copy(where)} or parts
+    return {where: _parameters((tensor for _, tensor in inside), quantized=True) for where, inside in trained.items()}
+
+
+def _is_copy(where: str) -> bool:
+    """Whether a state_dict repeats another; Lightning's WeightAveraging saves the average as ``state_dict``."""
+    return is_kept_aside(where) or where.endswith("current_model_state")
+
+
+def _by_state_dict(inventory: Inventory, tensors: Iterable[TensorRecord]) -> dict[str, list[tuple[str, TensorRecord]]]:
+    """Group tensors by state_dict, with their keys there."""
+    roots = RootKeys(inventory)
+    parts: dict[str, list[tuple[str, TensorRecord]]] = {}
+    for tensor in tensors:
+        container, key = roots.split(tensor.name)
+        parts.setdefault(container, []).append((key, tensor))
+    return parts
 
 
 def _first_parts(container: str, members: list[tuple[str, TensorRecord]]) -> dict[str, list[tuple[str, TensorRecord]]]:
@@ -214,12 +239,13 @@ def is_buffer(name: str) -> bool:
     return name.rpartition(".")[2] in _BUFFERS
 
 
-def _parameters(tensors: Iterable[TensorRecord]) -> tuple[TensorRecord, ...]:
-    """Return the floating tensors except known buffers, tied ones once; only Parameters if the file has any."""
+def _parameters(tensors: Iterable[TensorRecord], *, quantized: bool = False) -> tuple[TensorRecord, ...]:
+    """Return the floating tensors except known buffers, tied ones once; only Parameters if any is marked as one."""
     seen: set[object] = set()
     found = []
     for tensor in tensors:
-        if not tensor.dtype.startswith(_PARAMETER_DTYPES) or tensor.kind == "storage" or is_buffer(tensor.name):
+        is_weight = tensor.dtype.startswith(_PARAMETER_DTYPES) or (quantized and tensor.kind == "quantized")
+        if not is_weight or tensor.kind == "storage" or is_buffer(tensor.name):
             continue
         view = (tensor.storage, tensor.storage_offset, tensor.shape, tensor.stride)
         if tensor.storage is None or view not in seen:

@@ -1,4 +1,4 @@
-"""File names, root keys and classes of each training library: one row for each.
+"""File names, root keys and classes of each training library, one row for each, and the keys of step counters.
 
 Names from transformers/trainer.py, accelerate/utils/constants.py, deepspeed/runtime/engine.py and
 megatron/training/checkpointing.py.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ckptmove.checkpoint.roles import role_of_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckptmove.model import Role, TensorRecord
 
@@ -27,7 +27,7 @@ class Trainer(NamedTuple):
         sign: names of files that only its directories have.
         roles: roles of files and folders, by their names.
         library: its name as a producer, and paths of root keys to its version.
-        counters: name of the file with its step counters.
+        counters: name of the JSON file with its step counters.
         is_spread: whether model and optimizer are in different files.
         is_sharded: whether no file holds a whole parameter of the model.
         is_pointed: whether a file ``last_checkpoint`` names the checkpoint to resume from.
@@ -126,11 +126,34 @@ TRAINERS: Final[tuple[Trainer, ...]] = (
         is_spread=True,
         is_sharded=True,
     ),
-    Trainer("stable-baselines3", classes=("stable_baselines3.",), sign=re.compile(r"_stable_baselines3_version")),
+    Trainer(
+        "stable-baselines3",
+        classes=("stable_baselines3.",),
+        sign=re.compile(r"_stable_baselines3_version"),
+        counters="data",
+    ),
     Trainer("nemo", classes=("nemo.",), sign=re.compile(r"model_weights\.ckpt")),
     Trainer("dcp", is_spread=True),
     Trainer("sharded", is_spread=True),
 )
+#: Keys of the epoch and of the step, the most precise names first: ``step`` may also count within an epoch.
+_EPOCH_KEYS: Final = ("epoch", "current_epoch", "cur_epoch", "epoch_num", "epochs_run", "epochs_completed")
+_STEP_KEYS: Final = (
+    "global_step", "global_steps", "num_updates", "iteration", "iter_num", "train_iter", "iter", "iterations", "step",
+    "steps", "it", "n_iter", "global_iter", "train_step", "total_steps", "batch_num_total", "num_timesteps", "frame",
+    "_GlobalSteps__global_step",
+)  # fmt: skip
+#: Dicts with the counters: the root; of mmengine, fairseq, torchtitan, ML-Agents; and common names in scripts.
+_COUNTER_DICTS: Final = (
+    "", "meta.", "extra_state.", "extra_state.train_iterator.", "optimizer_history.", "train_state.", "global_step.",
+    "trainer_state.", "training_state.", "trainer.", "progress.",
+)  # fmt: skip
+#: Every key of a counter; the last counts within an epoch.
+COUNTER_KEYS: Final = frozenset({*_EPOCH_KEYS, *_STEP_KEYS, "batches_in_epoch_completed"})
+#: A larger number, or a NaN, counts nothing.
+_MOST_STEPS: Final = 1 << 63
+#: Indices in a path.
+_INDICES: Final = re.compile(r"\.\d+(?=\.)")
 _BY_LAYOUT: Final[Mapping[str, Trainer]] = {trainer.layout: trainer for trainer in TRAINERS}
 
 #: Endings that promise a checkpoint; ``.bin`` and ``.pkl`` can be anything.
@@ -156,6 +179,44 @@ def trainer_by_classes(names: Iterable[str]) -> Trainer | None:
     """The trainer that one of these classes belongs to."""
     listed = tuple(names)
     return next((one for one in TRAINERS if any(name.startswith(one.classes) for name in listed)), None)
+
+
+class Counters(NamedTuple):
+    """How far a training has come, as its trainer counts.
+
+    Attributes:
+        epoch: the epoch; transformers counts parts of it. None if unknown.
+        step: the number of steps, or None if unknown.
+    """
+
+    epoch: float | None = None
+    step: int | None = None
+
+
+def read_counters(found: Iterable[tuple[str, float]]) -> Counters:
+    """Choose the epoch and the step among numbers of a file, by their paths from the root.
+
+    Only the root and dicts that hold counters are considered: in a dict of options, ``steps`` is a plan.
+    """
+    # The last item of a list counts: each run of fairseq adds one to optimizer_history.
+    values = {_INDICES.sub("", path): value for path, value in found if 0 <= value < _MOST_STEPS}
+    epoch, step = _first(values, _EPOCH_KEYS), _first(values, _STEP_KEYS)
+    return Counters(
+        int(epoch) if epoch is not None and epoch == int(epoch) else epoch, None if step is None else int(step)
+    )
+
+
+def agreed(found: Iterable[Counters]) -> Counters:
+    """Combine the counters of several files: what differs is unknown."""
+    listed = tuple(found)
+    epochs = {one.epoch for one in listed if one.epoch is not None}
+    steps = {one.step for one in listed if one.step is not None}
+    return Counters(epochs.pop() if len(epochs) == 1 else None, steps.pop() if len(steps) == 1 else None)
+
+
+def _first(values: Mapping[str, float], keys: Sequence[str]) -> float | None:
+    paths = (f"{holder}{key}" for holder in _COUNTER_DICTS for key in keys)
+    return next((values[path] for path in paths if path in values), None)
 
 
 def file_role(name: str) -> Role | None:

@@ -62,7 +62,9 @@ def find_all(inventory: Inventory, context: Context) -> tuple[Finding, ...]:
     If a file of a directory could not be read, no finding depends on its content.
     """
     context = context._replace(
-        home=target_device(inventory, context), pairings=pair_all(inventory), lacking=find_lacking(inventory)
+        home=target_device(inventory, context),
+        pairings=context.pairings or pair_all(inventory),
+        lacking=find_lacking(inventory),
     )
     left_out = _OF_THE_WHOLE if is_incomplete(inventory) else ()
     rules = [rule for rule in RULES if rule not in left_out]

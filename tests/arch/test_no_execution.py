@@ -81,7 +81,7 @@ GUARDED_OS = {
 #: Look-ups by a name that is no constant, and why no file can choose what is found.
 BY_NAME = {
     "getattr(module, name, None)": "the name of the function that the caller passed as case",
-    "getattr(result, field.name)": "the fields of a dataclass of ours",
+    "getattr(result, one.name)": "the fields of a dataclass of ours",
     "getattr(functions, name)": "the names are those of __init__, asked for by an importer",
     "getattr(real, name)": "what torch, or an optimizer that the user typed, asks of torch._dynamo",
     "getattr(found, part, None)": "the class that the user typed behind --optimizer",

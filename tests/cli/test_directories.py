@@ -37,7 +37,8 @@ def test_people_see_every_file_with_its_role(say, run) -> None:
     lines = said.out.splitlines()
     assert lines[0] == "run"
     assert lines[1].startswith("directory, other, ")
-    assert [" ".join(line.split()) for line in lines[3:6]] == [
+    assert lines[2].endswith("AdamW")
+    assert [" ".join(line.split()) for line in lines[4:7]] == [
         "file roles layout devices tensors size",
         "epoch_1.pth model, optimizer, rng, scheduler, scaler plain cuda:0 18 16.6 KiB",
         "epoch_2.pth model, optimizer, scheduler plain cuda:3, cpu 16 6.8 KiB",
@@ -231,7 +232,7 @@ def test_no_device_is_stored_in_a_distributed_checkpoint_and_people_are_told(say
     assert said.code == 0
     lines = said.out.splitlines()
     assert lines[1].startswith("dcp, dcp, ")
-    assert " ".join(lines[4].split()).startswith("__0_0.distcp model dcp unknown 1 ")
+    assert " ".join(lines[5].split()).startswith("__0_0.distcp model dcp unknown 1 ")
     assert any(line.startswith("unknown: ") for line in lines)
     assert said.only_next == ["verify", "fsdp"]
 

@@ -17,6 +17,7 @@ def test_inspect_without_findings(check) -> None:
         human=(
             "run.pth\n"
             "torch-zip, plain, 6.8 KiB\n"
+            "83 parameters · float32 · epoch 2 · step 3 · lr 5e-4 · AdamW\n"
             "\n"
             "device  role       tensors   bytes\n"
             "cuda:3  model            4   332 B\n"
@@ -43,6 +44,7 @@ def test_inspect_with_an_error(check) -> None:
         human=(
             "run.pth\n"
             "torch-zip, plain, 6.8 KiB\n"
+            "83 parameters · float32 · epoch 2 · step 3 · lr 5e-4 · AdamW\n"
             "\n"
             "device  role       tensors   bytes\n"
             "cuda:3  model            4   332 B\n"

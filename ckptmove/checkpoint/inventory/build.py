@@ -11,7 +11,7 @@ from ckptmove.checkpoint.inventory.mentions import code_mentions
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, string_keys
 from ckptmove.checkpoint.inventory.walk import Walk
 from ckptmove.checkpoint.roles import role_of_key
-from ckptmove.checkpoint.trainers import trainer_by_classes, trainer_by_keys
+from ckptmove.checkpoint.trainers import read_counters, trainer_by_classes, trainer_by_keys
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.model import ArchiveFact, GlobalUse, Inventory, Mention
 from ckptmove.pickles.tree import Call, Global, Persistent, nodes
@@ -54,7 +54,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         names = [name for name in names if not name.startswith(_SCRIPT_NAMES)]
         mentions = _script_mentions(container, mentions, limits.factor * _MOST_MENTIONS)
         detected = _DetectedLayout("module")
-    root = as_dict(machine.root)
+    root, counters = as_dict(machine.root), read_counters(walk.counters)
     inventory = Inventory(
         path=container.source.path,
         container=container.name,
@@ -79,6 +79,8 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         rng_devices=tuple(walk.rng_devices),
         last_rates=tuple(walk.last_rates),
         sections=tuple(walk.sections),
+        epoch=counters.epoch,
+        step=counters.step,
     )
     return inventory if container.has_devices else _complete(inventory)
 

@@ -16,6 +16,7 @@ from ckptmove.checkpoint.inventory.numpy_scalars import scalar_value
 from ckptmove.checkpoint.inventory.optimizers import draft_flat_optimizer, draft_optimizer
 from ckptmove.checkpoint.inventory.place import Place, settled_role
 from ckptmove.checkpoint.roles import role_of_key, role_of_leaf
+from ckptmove.checkpoint.trainers import COUNTER_KEYS
 from ckptmove.errors import LimitExceeded
 from ckptmove.model import Mention
 from ckptmove.pickles.tensors import TensorReader
@@ -31,11 +32,9 @@ if TYPE_CHECKING:
     from ckptmove.model import Role, TensorRecord
     from ckptmove.pickles.tree import Value
 
-_COUNTERS: Final = frozenset({
-    "epoch", "step", "global_step", "global_steps", "iter", "iteration", "iterations", "iter_num", "it", "num_updates",
-    "steps", "frame", "batches_in_epoch_completed", "epochs_completed", "batch_num_total", "epoch_num", "n_iter",
-})  # fmt: skip
 _COUNTER_DEPTH: Final = 3
+#: Fairseq's counter, in its ``optimizer_history``; no optimizer of torch has this key.
+_UPDATES: Final = "num_updates"
 _DEVICE_RNG: Final = re.compile("cuda|gpu|device|xpu|npu", re.IGNORECASE)
 #: Roles that the keys of a dict show better than the key of the dict itself.
 _BY_KEYS: Final = frozenset({None, "other", "scheduler", "scaler", "rng"})
@@ -59,6 +58,7 @@ class Walk:
         contents: parts of a resume that the file has.
         rng_devices: path and length of each list of per-device RNG states.
         last_rates: path and values of each list of learning rates of a scheduler.
+        counters: path and value of each step counter.
         modules: paths of pickled modules.
         sections: path and role of each container whose role differs from that of the container around it.
     """
@@ -72,6 +72,7 @@ class Walk:
     contents: set[str] = field(default_factory=set)
     rng_devices: list[tuple[str, int]] = field(default_factory=list)
     last_rates: list[tuple[str, tuple[float, ...]]] = field(default_factory=list)
+    counters: list[tuple[str, float]] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     sections: list[tuple[str, Role]] = field(default_factory=list)
     _frames: list[tuple[Iterator[Member], Place, int]] = field(default_factory=list)
@@ -207,9 +208,21 @@ class Walk:
             elif mentions.names_device(key, value):
                 self._mention(Mention(self._name(key, place), "string", value, start))
         elif type(value) is int:
-            if key in _COUNTERS and place.depth <= _COUNTER_DEPTH and place.role in {None, "other"}:
-                self.contents.add("counter")
+            self._count(key, value, place)
             self._device_ids(key, value, place)
+        elif type(value) is float:
+            self._count(key, value, place)
+
+    def _count(self, key: str, value: float, place: Place) -> None:
+        """Record a step counter."""
+        if key not in COUNTER_KEYS or place.depth > _COUNTER_DEPTH:
+            return
+        if place.role in {None, "other"}:
+            self.contents.add("counter")
+        elif key != _UPDATES:
+            return
+        self._budget.spend(_SCALAR)
+        self.counters.append((self._name(key, place), value))
 
     def _device_ids(self, key: str, value: Value, place: Place) -> None:
         ids = mentions.device_ids(key, value)
@@ -351,7 +364,7 @@ class Walk:
             self._enter_dict(key, pairs, call, place)
             return
         number = scalar_value(call)
-        if place.entry is not None and number is not None:
+        if number is not None and (place.entry is not None or key in COUNTER_KEYS):
             self._atom(key, number, -1, place)
             return
         self._note_container(key, place, call.name)

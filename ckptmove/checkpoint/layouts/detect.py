@@ -15,10 +15,13 @@ from ckptmove.checkpoint.trainers import (
     POINTER_FILE,
     SHARD_FILE,
     TRAINERS,
+    Counters,
+    agreed,
     file_role,
+    read_counters,
     trainer_of,
 )
-from ckptmove.errors import DamagedArchive, LimitExceeded, MissingShard
+from ckptmove.errors import DamagedArchive, LimitExceeded, MissingShard, UnreadableInput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 #: Size limit of an index; the index of a million tensors is smaller.
 _MOST_INDEX_BYTES: Final = 1 << 26
 _POINTER_BYTES: Final = 4096
+#: Size limit of a file with step counters. The history in transformers' trainer_state.json has a row for each log.
+_MOST_COUNTER_BYTES: Final = 1 << 26
 
 
 def require_shards(listing: Listing) -> None:
@@ -80,6 +85,22 @@ def layout_of(listing: Listing, records: Sequence[FileRecord]) -> str:
         if layout is not None:
             return layout
     return "other"
+
+
+def trainer_counters(listing: Listing, layout: str) -> Counters:
+    """The epoch and the step in the JSON file of a trainer; a file that cannot be read counts nothing."""
+    name = trainer_of(layout).counters
+    files = (file for file in listing.files if file.name == name and not file.is_hidden)
+    return agreed(_counters_in(listing, file.path) for file in files)
+
+
+def _counters_in(listing: Listing, path: str) -> Counters:
+    try:
+        found = json.loads(_read(listing, path, _MOST_COUNTER_BYTES))
+    except (UnreadableInput, LimitExceeded, ValueError, RecursionError):
+        return Counters()
+    pairs = found.items() if isinstance(found, dict) else ()
+    return read_counters((key, value) for key, value in pairs if type(value) in {int, float})
 
 
 def _by_signs(names: Sequence[str], said: Mapping[str, str]) -> str | None:

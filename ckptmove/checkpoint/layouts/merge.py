@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from ckptmove.checkpoint.directories import DirectoryInventory, FileFact, FileRecord
 from ckptmove.checkpoint.state_dicts import RootKeys
-from ckptmove.checkpoint.trainers import file_role, with_file_role
+from ckptmove.checkpoint.trainers import Counters, agreed, file_role, with_file_role
 from ckptmove.formats.opening import container_class
 from ckptmove.torch_facts.weights_only import newest
 
@@ -89,6 +89,7 @@ def file_record(path: str, inventory: Inventory, expression: str | None) -> File
 def merge_inventories(path: str, container: str, parts: Sequence[OpenPart], size_bytes: int) -> DirectoryInventory:
     """Merge the inventories of all parts; the layout is left to the caller."""
     each = [part.inventory for part in parts]
+    counters = agreed(Counters(one.epoch, one.step) for one in each)
     programs = (one.producer for one in each if not container_class(one.container).is_table)
     return DirectoryInventory(
         path=path,
@@ -110,6 +111,8 @@ def merge_inventories(path: str, container: str, parts: Sequence[OpenPart], size
         rng_devices=tuple(chain.from_iterable(one.rng_devices for one in each)),
         last_rates=tuple(chain.from_iterable(one.last_rates for one in each)),
         sections=tuple(chain.from_iterable(one.sections for one in each)),
+        epoch=counters.epoch,
+        step=counters.step,
         files=tuple(chain.from_iterable(part.rows for part in parts)),
     )
 

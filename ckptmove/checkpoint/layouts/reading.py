@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint.inventory.outline import OutlineLine
 from ckptmove.checkpoint.layouts.archive import inner_archives
-from ckptmove.checkpoint.layouts.detect import layout_of, require_shards
+from ckptmove.checkpoint.layouts.detect import layout_of, require_shards, trainer_counters
 from ckptmove.checkpoint.layouts.distributed import find_distributed, is_distributed, read_distributed
 from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
 from ckptmove.checkpoint.layouts.merge import file_record, merge_inventories, moved_inventory
@@ -19,7 +19,7 @@ from ckptmove.checkpoint.layouts.open_files import OpenFiles
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint, shifted_progress
 from ckptmove.checkpoint.parts import FilePart, read_file
-from ckptmove.checkpoint.trainers import TRAINERS, is_spoiled
+from ckptmove.checkpoint.trainers import is_spoiled, trainer_of
 from ckptmove.errors import EmptyDirectory, LimitExceeded, NotACheckpoint, UnreadableInput
 from ckptmove.io.listing import list_directory
 from ckptmove.io.recovery import recover_listed
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from ckptmove.io.listing import ListedFile, Listing
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact
-
-#: Files with the step counters of a trainer.
-_COUNTERS: Final = {trainer.counters for trainer in TRAINERS if trainer.counters}
 
 
 def list_recovered(path: str, limits: Limits) -> Listing:
@@ -210,12 +207,16 @@ class Reader:
         contents = inventory.contents
         if len(parts) == 1 and not parts[0].name:
             inventory = replace(inventory, container=parts[0].inventory.container, globals=parts[0].inventory.globals)
-        if any(file.name in _COUNTERS for file in listing.files):
+        layout = layout_of(listing, inventory.files)
+        counters = trainer_counters(listing, layout)
+        if any(file.name == trainer_of(layout).counters for file in listing.files):
             contents |= {"counter"}
         return replace(
             inventory,
-            layout=layout_of(listing, inventory.files),
+            layout=layout,
             contents=contents,
+            epoch=inventory.epoch if counters.epoch is None else counters.epoch,
+            step=inventory.step if counters.step is None else counters.step,
             facts=(*inventory.facts, *self._flaws, *outside),
             is_incomplete=bool(self._unreadable),
             form=listing.form,

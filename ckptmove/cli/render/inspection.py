@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ckptmove.api.figures import Expectation
     from ckptmove.api.results import Inspection
     from ckptmove.checkpoint.inventory.outline import OutlineLine
+    from ckptmove.checkpoint.summary import CheckpointSummary
     from ckptmove.cli.render.answers import InspectAnswer
     from ckptmove.cli.render.page import Page
     from ckptmove.model import Finding, GlobalUse, Inventory, OptimizerRecord, TensorRecord
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 _NOUNS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 _FIRST: Final = 3
+_THOUSAND: Final = 1000
+#: Suffixes of counts, for each factor of a thousand.
+_SUFFIXES: Final = "KMBT"
+#: Learning rates below are shown with an exponent.
+_SMALL: Final = 0.01
 #: Files of a directory that are listed without -v: enough for a run on one machine.
 _MOST_FILES: Final = 24
 #: Meanings of verdicts. A verdict is about a name only: a file of safe names may still hold wrong or huge values.
@@ -40,6 +46,7 @@ def inspection_lines(page: Page, answer: InspectAnswer) -> Iterator[str]:
     """The report on one checkpoint."""
     inventory, detail = answer.inspection.inventory, answer.detail
     yield from _header(page, inventory)
+    yield from _summary(page, answer.inspection.summary)
     if isinstance(inventory, DirectoryInventory):
         yield ""
         yield from _files(page, inventory, verbose=detail.verbose)
@@ -154,6 +161,39 @@ def _header(page: Page, inventory: Inventory) -> Iterator[str]:
         facts.append(clean(inventory.producer))
     yield page.paint(clean(inventory.path), "bold")
     yield from page.wrap(", ".join(facts), 0)
+
+
+def _summary(page: Page, summary: CheckpointSummary) -> Iterator[str]:
+    """Parameters, dtypes, epoch, step, learning rates and optimizers in one line; what is unknown is left out."""
+    facts = [f"{_short(summary.parameters)} parameters", some([dtype for dtype, _ in summary.dtypes], _FIRST)]
+    if not summary.parameters:
+        facts = []
+    if summary.epoch is not None:
+        facts.append(f"epoch {round(summary.epoch, 2):,}")
+    if summary.step is not None:
+        facts.append(f"step {summary.step:,}")
+    rates = sorted(summary.learning_rates)
+    if rates:
+        shown = [rates[0]] if len(rates) == 1 else [rates[0], rates[-1]]
+        facts.append(f"lr {' to '.join(map(_rate, shown))}")
+    if summary.optimizers:
+        facts.append(some(summary.optimizers, _FIRST))
+    if facts:
+        yield from page.wrap(page.separator.join(facts), 0)
+
+
+def _short(count: int) -> str:
+    """A count as model cards write it: ``124.4 M``, ``7.2 B``."""
+    power = 0 if count < _THOUSAND else min((len(str(count)) - 1) // 3, len(_SUFFIXES))
+    return f"{count / _THOUSAND**power:.1f} {_SUFFIXES[power - 1]}" if power else str(count)
+
+
+def _rate(rate: float) -> str:
+    """A learning rate in four digits: ``0.1``, ``6e-4``, ``5.998e-4``."""
+    if rate == 0 or abs(rate) >= _SMALL:
+        return f"{rate:.4g}"
+    mantissa, exponent = f"{rate:.3e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
 def _files(page: Page, inventory: DirectoryInventory, *, verbose: bool) -> Iterator[str]:

@@ -36,6 +36,8 @@ class JsonDocument(Document):
             found.inventory,
             found.findings,
             tensors=answer.tensors,
+            summary=found.summary,
+            pairings=found.pairings,
             expectation=found.expectation,
             unchecked=found.unchecked,
         )

@@ -45,6 +45,11 @@ class Page(NamedTuple):
         """The sign of a status; a word if the encoding lacks the signs."""
         return _MARKS[status] if self.unicode else _ASCII_MARKS[status]
 
+    @property
+    def separator(self) -> str:
+        """The text between facts on one line."""
+        return " · " if self.unicode else " - "
+
     def wrap(self, text: str, indent: int) -> list[str]:
         """Wrap a cleaned text; lines after the first are indented by ``indent`` columns."""
         if self.columns is None:
