@@ -79,6 +79,11 @@ class Site(NamedTuple):
     mode: Literal["real", "simulated", "cpu"]
     reason: str = ""
 
+    @property
+    def label(self) -> str:
+        """The target's tag, marked if it is simulated."""
+        return self.target + " (simulated)" * (self.mode == "simulated")
+
     def place(self) -> StepDevice:
         """The device to make the step on."""
         return SimulatedDevice(self.target) if self.mode == "simulated" else TorchDevice(self.target)

@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ckptmove.verification.case.backward import is_running
-from ckptmove.verification.simulated.device import CrossDeviceError
+from ckptmove.verification.simulated.errors import CrossDeviceError
 
 
 class Masked(torch.autograd.Function):

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from ckptmove.verification.case.backward import is_running
-from ckptmove.verification.simulated.device import CrossDeviceError
-from ckptmove.verification.simulated.rules import WrongGradient
+from ckptmove.verification.simulated.errors import CrossDeviceError, WrongGradient
 
 
 class Faulty(Exception):

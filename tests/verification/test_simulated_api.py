@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import ast
 import copy
 import itertools
 import platform
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +84,16 @@ def test_no_call_of_the_targets_module_asks_for_a_driver(cuda):
             assert torch.cuda.current_device() == 0
 
 
+def test_the_device_has_the_properties_of_torchs_own(cuda):
+    stub = (Path(torch.__path__[0]) / "_C" / "__init__.pyi").read_text()
+    kind = next(one for one in ast.parse(stub).body if getattr(one, "name", "") == "_CudaDeviceProperties")
+    with cuda:
+        found = vars(torch.cuda.get_device_properties(0))
+    types = {"_int": int, "str": str}
+    wanted = {one.target.id: types[one.annotation.id] for one in kind.body}
+    assert {name: type(found[name]) for name in wanted} == wanted
+
+
 def test_each_call_is_an_object_of_its_own(cuda):
     """`torch._dynamo` has one rule for each, and takes two names of one function for an error."""
     with cuda:
@@ -153,6 +166,37 @@ def test_streams_and_events_have_nothing_to_wait_for(cuda):
         assert stream.query()
         assert event.query()
         assert event.elapsed_time(torch.cuda.Event()) == 0.0
+
+
+def test_the_current_stream_is_the_default_one_unless_another_is_chosen(cuda):
+    third = SimulatedDevice("cuda:3")
+    with cuda, third:
+        home, stream = torch.cuda.default_stream(), torch.cuda.Stream()
+        assert (
+            torch.cuda.current_stream() == torch.cuda.current_stream(-1) == home == torch.accelerator.current_stream()
+        )
+        assert torch.cuda.current_stream(0) != torch.cuda.default_stream(3)
+        assert len({home, torch.cuda.default_stream(0), stream, torch.cuda.Stream(0)}) == 3
+        assert home != 0
+        there = torch.cuda.Stream("cuda:3", priority=-1)
+        assert (there.device, there.device_index, there.priority) == (torch.device("cuda:3"), 3, -1)
+        with torch.cuda.stream(stream), torch.cuda.stream(None), there as entered:
+            assert entered is there == torch.cuda.current_stream()
+            assert torch.cuda.current_device() == 3
+            assert torch.cuda.current_stream(0) == stream
+            made = []
+            thread = threading.Thread(target=lambda: made.append(torch.cuda.current_stream(0)))
+            thread.start()
+            thread.join()
+            assert made == [home]
+        assert torch.cuda.current_stream() == home
+        assert torch.cuda.current_device() == 0
+        torch.cuda.set_stream(there)
+        torch.cuda.set_stream(None)
+        assert torch.cuda.current_stream() == there
+        there.synchronize()
+    with cuda:
+        assert torch.cuda.current_stream(0) == home
 
 
 def test_arguments_may_have_the_names_of_torch(cuda):

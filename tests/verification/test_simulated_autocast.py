@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402  # after the skip
 from ckptmove.verification.simulated import autocast  # noqa: E402  # it imports torch
 from ckptmove.verification.simulated.autocast_policies import KINDS, Policy, policies  # noqa: E402  # it imports torch
 from ckptmove.verification.simulated.device import SimulatedDevice  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.mps_errors import MissingOnMps  # noqa: E402  # it imports torch
+from ckptmove.verification.simulated.errors import MissingOnMps  # noqa: E402  # it imports torch
 
 HALF, SINGLE = torch.float16, torch.float32
 #: Calls that torch's operator database lacks, each with the shapes of its operands.

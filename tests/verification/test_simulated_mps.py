@@ -14,7 +14,7 @@ from torch.nn import functional  # noqa: E402  # after the skip
 
 from ckptmove.verification.simulated import mps  # noqa: E402  # it imports torch
 from ckptmove.verification.simulated.device import SimulatedDevice  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.mps_errors import MissingOnMps, RefusedOnMps  # noqa: E402  # as the others
+from ckptmove.verification.simulated.errors import MissingOnMps, RefusedOnMps  # noqa: E402  # as the others
 
 SETTING = "PYTORCH_ENABLE_MPS_FALLBACK"
 
@@ -160,13 +160,16 @@ def test_a_backward_without_a_kernel_is_refused_in_backward(device):
     assert caught.value.node == "UpsampleBicubic2DAaBackward0"
 
 
-@pytest.mark.parametrize(("value", "runs"), [("1", True), ("0", False), ("", False)])
-def test_the_fallback_computes_on_the_cpu_with_a_warning(device, monkeypatch, value, runs):
+@pytest.mark.parametrize(
+    ("value", "runs", "said"),
+    [("1", True, ""), (" 2x", True, ""), ("0", False, "=1`"), ("", False, "stoi"), ("true", False, "stoi")],
+)
+def test_the_fallback_computes_on_the_cpu_with_a_warning(device, monkeypatch, value, runs, said):
     monkeypatch.setenv(SETTING, value)
     monkeypatch.setattr(mps, "FELL_BACK", {})
     one = square(device)
     if not runs:
-        with pytest.raises(MissingOnMps):
+        with pytest.raises(MissingOnMps, match=said):
             torch.heaviside(one, one)
         return
     with pytest.warns(UserWarning, match="'aten::heaviside.out' is not currently supported on the MPS backend"):

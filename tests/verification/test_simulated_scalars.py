@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ckptmove.verification.simulated.device import CrossDeviceError
+from ckptmove.verification.simulated.errors import CrossDeviceError
 from ckptmove.verification.simulated.scalars import takes_scalar
 
 #: Torch's own list of operations, which it makes the wrappers of its kernels from.

@@ -10,7 +10,7 @@ from torch.func import grad, jvp, vmap
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from ckptmove.verification.simulated.unsupported import NotSimulated
+from ckptmove.verification.simulated.unsupported import NotSimulated, unsupported_operation
 
 LAYOUTS = {
     "csr": lambda dense: dense.to_sparse_csr(),
@@ -90,11 +90,34 @@ def on_both(cuda, function):
 @pytest.mark.parametrize("name", sorted(WHOLE.keys() - {"attention"}))  # the CPU has no second derivative of it
 def test_second_derivatives_are_those_of_the_cpu(cuda, name):
     def penalty(x):
-        (slope,) = torch.autograd.grad(WHOLE[name](x).square().sum(), x, create_graph=True)
+        with torch.backends.cudnn.flags(enabled=False):
+            made = WHOLE[name](x)
+        (slope,) = torch.autograd.grad(made.square().sum(), x, create_graph=True)
         (slope.square().sum() + x.sum()).backward()
         return x.grad
 
     torch.testing.assert_close(*on_both(cuda, penalty))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_cudnn_has_no_second_derivative_and_none_in_evaluation(cuda, mps, kind):
+    def second(layer, x):
+        (slope,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
+        slope.square().sum().backward()
+
+    with cuda:
+        layer, x = kind(3, 3).cuda(), torch.ones(2, 4, 3, device="cuda", requires_grad=True)
+        layer(x)[0].sum().backward()
+        with pytest.raises(NotImplementedError, match="Double backwards is not supported for CuDNN RNNs") as raised:
+            second(layer, x)
+        assert unsupported_operation(raised.value) is None
+        layer.eval()
+        with pytest.raises(RuntimeError, match="can only be called in training mode"):
+            layer(x)[0].sum().backward()
+        with torch.backends.cudnn.flags(enabled=False):
+            layer(x)[0].sum().backward()
+    with mps:
+        kind(3, 3).eval().to("mps")(torch.ones(2, 4, 3, device="mps"))[0].sum().backward()
 
 
 @pytest.mark.parametrize("name", WHOLE)

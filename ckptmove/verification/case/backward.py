@@ -17,15 +17,15 @@ import torch
 from torch.autograd import graph
 from torch.autograd.function import BackwardCFunction
 
+from ckptmove.verification.simulated.errors import CrossDeviceError, WrongGradient
 from ckptmove.verification.simulated.identity import TargetDevices
-from ckptmove.verification.simulated.rules import CrossDeviceError, WrongGradient
 from ckptmove.verification.simulated.targets import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
-    from ckptmove.verification.simulated.mps_errors import RefusedOnMps
+    from ckptmove.verification.simulated.errors import RefusedOperation
 
 #: The one function that runs the engine.
 ENGINE: Final = graph._engine_run_backward.__code__  # noqa: SLF001  # no public name for it
@@ -54,7 +54,7 @@ def is_running() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001  # no public name for it
 
 
-def note_node(error: CrossDeviceError | RefusedOnMps) -> None:
+def note_node(error: RefusedOperation) -> None:
     """Note the graph node of a refused operation, unless Python code of a hook or a function called it."""
     frames = _frames_to_engine(sys._getframe(1))  # noqa: SLF001  # the frames, without an exception that left them
     is_torchs = all(_OWN.search(frame.f_code.co_filename) for frame in frames)

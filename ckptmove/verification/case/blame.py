@@ -25,8 +25,7 @@ from ckptmove.verification.case.source import assigned, line_of, locals_of, read
 from ckptmove.verification.case.watch import LOADED
 from ckptmove.verification.simulated.accounting import Usage
 from ckptmove.verification.simulated.device import SimulatedDevice
-from ckptmove.verification.simulated.mps_errors import RefusedOnMps
-from ckptmove.verification.simulated.rules import CrossDeviceError, WrongGradient
+from ckptmove.verification.simulated.errors import CrossDeviceError, RefusedOnMps, WrongGradient
 from ckptmove.verification.simulated.unsupported import unsupported_operation
 
 if TYPE_CHECKING:

@@ -297,7 +297,7 @@ def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scen
     }
     peak = peak_of(run.memory, run.bench.site, run.bench.request.device_memory)
     run.figures |= {} if peak is None else peak_evidence(peak, run.entrance)
-    place = run.bench.site.target + (" (simulated)" if run.bench.site.mode == "simulated" else "")
+    place = run.bench.site.label
     lost = [f"the loss{way} is {one}" for way, one in losses.items() if not math.isfinite(one)]
     if lost:
         return Blame(f"{lost[0]} on {place}")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ckptmove.verification.case.fixes import Scene
     from ckptmove.verification.case.source import Running
-    from ckptmove.verification.simulated.rules import WrongGradient
+    from ckptmove.verification.simulated.errors import WrongGradient
 
 #: torch's errors for a CUDA device that is not there: of a build without CUDA, without a driver, with fewer devices.
 _NO_CUDA: Final = re.compile("not compiled with CUDA|Found no NVIDIA driver|invalid device ordinal")

@@ -224,18 +224,17 @@ class ScriptStep:
             "proven": not doubts,
         }
         site = self._bench.site
-        place = site.target + " (simulated)" * (site.mode == "simulated")
         label_live(self._memory)
         peak = peak_of(self._memory, site, self._bench.request.device_memory)
         self._figures |= {} if peak is None else peak_evidence(peak, self._session.entrance)
-        fault = self._fault(models, optimizers, place)
+        fault = self._fault(models, optimizers, site.label)
         if fault:
             return failed(SCRIPT, fault, **{**self._figures, "proven": False})
         restored = f"{amount(tensors, 'tensor')} and the state of {amount(entries, 'parameter')} restored"
         count = amount(len(parameters), "parameter")
         steps = amount(sum(one.steps.count for one in optimizers), "step")
         memory = "" if peak is None else f", {peak_text(peak)}"
-        summary = f"{steps} of {kinds} on {place}: {len(moved):,} of {count} moved, all finite{memory}"
+        summary = f"{steps} of {kinds} on {site.label}: {len(moved):,} of {count} moved, all finite{memory}"
         unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
         return passed(SCRIPT, "; ".join([summary, f"{restored} by {self._session.loads[-1]}", *unproven]))
 

@@ -11,9 +11,9 @@ from torch.autograd import forward_ad
 from torch.jit import _state as torchscript
 from torch.nn.parallel import comm
 
-from ckptmove.verification.simulated import targets
+from ckptmove.verification.simulated import capture, graphs, targets
 from ckptmove.verification.simulated.device_module import DeviceCalls, DeviceContext, DeviceOf
-from ckptmove.verification.simulated.device_streams import Event, Stream, StreamContext
+from ckptmove.verification.simulated.device_streams import Event, Stream, StreamContext, forget_streams
 from ckptmove.verification.simulated.generator import generators_on_device
 from ckptmove.verification.simulated.legacy import set_default_tensor_type, tensor_types
 from ckptmove.verification.simulated.loading import storages_on_device
@@ -31,14 +31,13 @@ _CLASSES: Final[dict[str, object]] = {
     "device": DeviceContext,
     "device_of": DeviceOf,
 }
-#: CUDA graphs and their memory. A callable without a graph gives the same results; a replay without one would compute
-#: nothing.
+#: CUDA graphs and their memory.
 _GRAPHS: Final[dict[str, object]] = {
-    "CUDAGraph": refused("torch.cuda.CUDAGraph"),
-    "graph": refused("torch.cuda.graph"),
-    "graph_pool_handle": refused("torch.cuda.graph_pool_handle"),
+    "CUDAGraph": graphs.CUDAGraph,
+    "graph": graphs.GraphContext,
+    "graph_pool_handle": graphs.graph_pool_handle,
     "MemPool": refused("torch.cuda.MemPool"),
-    "make_graphed_callables": lambda callables, *_args, **_more: callables,
+    "make_graphed_callables": graphs.make_graphed_callables,
 }
 #: Functions of `torch.mps`, `torch.backends.mps` and `torch.mps.profiler`, on the newest macOS.
 _MPS: Final[dict[str, object]] = {
@@ -102,7 +101,12 @@ def _answering(device: torch.device) -> Iterator[None]:
         (getattr(getattr(torch, kind, None), "memory", None), own),
     ]
     if kind == "cuda":
-        modules += [(torch.cuda, _GRAPHS), (torch.cuda.nvtx, {"_nvtx": _Markers()}), (comm, COPIES)]
+        modules += [
+            (torch.cuda, _GRAPHS),
+            (torch.cuda.graphs, _GRAPHS),
+            (torch.cuda.nvtx, {"_nvtx": _Markers()}),
+            (comm, COPIES),
+        ]
     if kind == "mps":
         modules += [(module, _MPS) for module in (torch.mps, torch.backends.mps, torch.mps.profiler)]
         modules += [(torch.mps.event, _CLASSES), (platform, {"processor": lambda: "arm"})]  # Lightning asks for it
@@ -113,6 +117,8 @@ def _answering(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
+        capture.end()  # one that the script left open
+        forget_streams()
         for names, replaced in before:
             names.update(replaced)
 

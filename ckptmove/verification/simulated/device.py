@@ -26,22 +26,22 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ckptmove.verification.case.backward import as_on_a_real_device, is_running, make_guard, note_node
-from ckptmove.verification.simulated import accounting, identity, targets
+from ckptmove.verification.simulated import accounting, graphs, identity, targets
 from ckptmove.verification.simulated.api import patched_torch_api
 from ckptmove.verification.simulated.autocast import autocast_on_device, register_kernels
+from ckptmove.verification.simulated.capture import refuse_captured, refuse_copy, refuse_synchronization
 from ckptmove.verification.simulated.data import become, parameters_moved_in_place
 from ckptmove.verification.simulated.device_module import DeviceModule
+from ckptmove.verification.simulated.errors import RefusedOperation
 from ckptmove.verification.simulated.generator import refuse_generator
 from ckptmove.verification.simulated.half_precision import compute
 from ckptmove.verification.simulated.lazy_kernels import lazy_kernels
 from ckptmove.verification.simulated.loading import BEFORE_OTHERS, location_of, on_device, restore_storage
 from ckptmove.verification.simulated.mps import refuse_on_mps
-from ckptmove.verification.simulated.mps_errors import RefusedOnMps
 from ckptmove.verification.simulated.pinning import is_pinned, made_pinned, pin, refuse_pinning
 from ckptmove.verification.simulated.rules import (
     COMPOSITE_ELSEWHERE,
     WHOLE_OPS,
-    CrossDeviceError,
     operand_devices,
     refuse_dtype,
     schema_of,
@@ -51,7 +51,7 @@ from ckptmove.verification.simulated.unsupported import NotSimulated
 from ckptmove.verification.simulated.whole import COMPRESSED, SPARSE_GRADIENT, run_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from torch._ops import OpOverload
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     Operation = OpOverload[..., Any]
 
-__all__ = ["CrossDeviceError", "SimulatedDevice", "unavailable_reason"]
+__all__ = ["SimulatedDevice", "unavailable_reason"]
 
 _SETUP = "_setup_privateuseone_for_python_backend"  # of torch.utils.backend_registration, not in every torch
 _DATA: Any = vars(TensorBase)["data"]  # the setter of `Tensor.data`, which copies shape, strides and offset
@@ -252,22 +252,27 @@ class SimulatedTensor(torch.Tensor):
         with targets.chosen(self.simulated_on):
             return super().new(*args, **more)
 
+    def read(self) -> torch.Tensor:
+        """Its values on the CPU, which a real device copies."""
+        refuse_synchronization()
+        return self.host
+
     def tolist(self) -> Any:
-        return self.host.tolist()
+        return self.read().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         if force:
-            return self.host.numpy(force=True)
+            return self.read().numpy(force=True)
         raise TypeError(
             f"can't convert {tag_of(self.simulated_on)} device type tensor to numpy. "
             "Use Tensor.cpu() to copy the tensor to host memory first."
         )
 
     def __format__(self, spec: str) -> str:
-        return format(self.host, spec)
+        return format(self.read(), spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # unannotated there
-        return f"{repr(self.host)[:-1]}, device='{tag_of(self.simulated_on)}')"
+        return f"{repr(self.read())[:-1]}, device='{tag_of(self.simulated_on)}')"
 
 
 # torch's metaclass disables it in a class with `__torch_dispatch__`. The classes of users need torch's own.
@@ -368,22 +373,24 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         refuse_pinning(schema_of(func).name, args, kwargs)
         if kind_of(next((one.simulated_on for one in simulated.values()), result_devices[0])) == "mps":
             refuse_on_mps(func, args, leaves)
-        results = _compute(func, inner_args, inner_kwargs, result_devices[0])
+        refuse_captured(func, args, kwargs)
+        results = _compute(func, inner_args, inner_kwargs, result_devices[0], simulated)
         if schema_of(func).is_mutable:
             for outer in simulated.values():
                 _update_metadata(outer, outer.simulated_on)
         _refuse_csr_gradient(results, leaves)
         return _wrap(results, result_devices, simulated)
-    except (CrossDeviceError, RefusedOnMps) as error:
+    except RefusedOperation as error:
         if is_running():
             note_node(error)
         raise
 
 
-def _compute(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
+def _compute(func: Operation, args: Any, kwargs: Any, device: torch.device, hosts: Container[int]) -> Any:
     """Run an operation on the CPU. If it needs more memory than both the CPU and the device have, raise as there."""
+    kind = kind_of(device)
     try:
-        return compute(func, args, kwargs, kind_of(device))
+        return graphs.run(lambda *args, **kwargs: compute(func, args, kwargs, kind), args, kwargs, hosts)
     except RuntimeError as error:
         accounting.refuse(error, device)
         raise
@@ -451,7 +458,7 @@ def _register_backend() -> Any:
     library.impl("empty.memory_format", _kernel(torch.ops.aten.empty.memory_format), "PrivateUse1")
     library.impl("empty_strided", _kernel(torch.ops.aten.empty_strided.default), "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
-    library.impl("_local_scalar_dense", lambda one: one.host.item(), "PrivateUse1")
+    library.impl("_local_scalar_dense", lambda one: one.read().item(), "PrivateUse1")
     torch.serialization.register_package(BEFORE_OTHERS, location_of, restore_storage)
     # CPU kernels for the thread of a data loader, in which no mode is active.
     library.impl("_pin_memory", pin, "CPU")
@@ -469,5 +476,8 @@ def _kernel(func: Operation) -> Callable[..., Any]:
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    on_cpu = next((one for one in (source, target) if not isinstance(one, SimulatedTensor)), None)
+    if on_cpu is not None:
+        refuse_copy(on_cpu, non_blocking)
     _inner(target).copy_(_inner(source), non_blocking=non_blocking)
     return target

@@ -14,13 +14,34 @@ import torch
 
 from ckptmove.verification.simulated import accounting, targets
 from ckptmove.verification.simulated import states as simulated_states
-from ckptmove.verification.simulated.device_streams import StreamContext, any_stream
+from ckptmove.verification.simulated.capture import is_capturing, refuse_synchronization
+from ckptmove.verification.simulated.device_streams import StreamContext, current_stream, default_stream, set_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 #: Compute capability of a generic device, which code checks before it uses bfloat16 or its own kernels.
 _CAPABILITY: Final = (8, 0)
+#: Its other properties: those of an A100, with one multiprocessor.
+_PROPERTIES: Final[dict[str, object]] = {
+    "major": _CAPABILITY[0],
+    "minor": _CAPABILITY[1],
+    "multi_processor_count": 1,
+    "is_integrated": 0,
+    "is_multi_gpu_board": 0,
+    "max_threads_per_multi_processor": 2048,
+    "regs_per_multiprocessor": 65536,
+    "gcnArchName": "simulated",
+    "warp_size": 32,
+    "uuid": "00000000-0000-0000-0000-000000000000",
+    "L2_cache_size": 40 << 20,
+    "clock_rate": 1_410_000,
+    "memory_clock_rate": 1_215_000,
+    "memory_bus_width": 5120,
+    "shared_memory_per_block": 48 << 10,
+    "shared_memory_per_block_optin": 163 << 10,
+    "shared_memory_per_multiprocessor": 164 << 10,
+}
 
 
 def _chosen(device: Any) -> torch.device | None:
@@ -70,8 +91,8 @@ class DeviceCalls:
         return torch.device(self._kind())
 
     def is_current_stream_capturing(self) -> bool:
-        """Always False: there is no stream to capture."""
-        return False
+        """Whether a graph is being captured."""
+        return is_capturing()
 
     def is_bf16_supported(self, *_args: object, **_more: object) -> bool:
         """Always True, as on the CPU."""
@@ -93,10 +114,7 @@ class DeviceCalls:
         """
         if _number(device) >= self.device_count():
             raise AssertionError("Invalid device id")
-        major, minor = _CAPABILITY
-        total = _memory(device).total
-        figures = {"total_memory": total, "multi_processor_count": 1, "major": major, "minor": minor}
-        return SimpleNamespace(name=self.get_device_name(), **figures)
+        return SimpleNamespace(name=self.get_device_name(), total_memory=_memory(device).total, **_PROPERTIES)
 
     def get_arch_list(self) -> list[str]:
         """Always empty: nothing is compiled for it."""
@@ -168,14 +186,20 @@ class DeviceCalls:
         if chosen is not None:
             targets.set_current(chosen)
 
-    current_stream = default_stream = staticmethod(any_stream)
+    def synchronize(self, *_device: object, **_more: object) -> None:
+        """Wait for nothing."""
+        refuse_synchronization()
+
+    current_stream = staticmethod(current_stream)
+    default_stream = staticmethod(default_stream)
+    set_stream = staticmethod(set_stream)
     stream = StreamContext
     memory_reserved = memory_allocated
     max_memory_reserved = max_memory_allocated
     reset_max_memory_allocated = reset_peak_memory_stats
     current_allocated_memory = driver_allocated_memory = memory_allocated
     get_memory_info = mem_get_info
-    synchronize = empty_cache = ipc_collect = init = set_stream = _nothing
+    empty_cache = ipc_collect = init = _nothing
     manual_seed = manual_seed_all = seed = seed_all = _nothing
     reset_accumulated_memory_stats = set_per_process_memory_fraction = _nothing
 

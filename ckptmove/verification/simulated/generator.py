@@ -30,14 +30,14 @@ class DeviceGenerator(Generator):
     def __new__(cls, device: torch.device) -> Self:
         """Make a generator with torch's default seed."""
         made = super().__new__(cls)
-        _HOMES[_address(made)] = device
-        weakref.finalize(made, _HOMES.pop, _address(made))  # another generator may reuse the address
+        _HOMES[address(made)] = device
+        weakref.finalize(made, _HOMES.pop, address(made))  # another generator may reuse the address
         return made
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]  # torch's attribute is read-only, too
         """Its device, as on the target's machine."""
-        return targets.shown(_HOMES[_address(self)])
+        return targets.shown(_HOMES[address(self)])
 
     def get_state(self) -> torch.Tensor:
         """Its state, in the target's format."""
@@ -50,13 +50,14 @@ class DeviceGenerator(Generator):
 
     def clone_state(self) -> DeviceGenerator:
         """A generator that continues with the same numbers."""
-        return with_state(_HOMES[_address(self)], self.get_state())
+        return with_state(_HOMES[address(self)], self.get_state())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return with_state, (_HOMES[_address(self)], self.get_state())
+        return with_state, (_HOMES[address(self)], self.get_state())
 
 
-def _address(generator: Any) -> int:
+def address(generator: Any) -> int:
+    """Address of a generator, the same for all its objects."""
     return int(generator._cdata)  # noqa: SLF001  # no public name for it
 
 
@@ -109,7 +110,7 @@ def refuse_generator(operation: str, leaves: Iterable[Any], device: torch.device
     for leaf in leaves:
         if not isinstance(leaf, Generator) or device.type == "meta":
             continue
-        home = _HOMES.get(_address(leaf), leaf.device)
+        home = _HOMES.get(address(leaf), leaf.device)
         wanted, found = targets.tag_of(device), targets.tag_of(home)
         if operation == "aten::randperm" and wanted != found:
             raise RuntimeError(f"Expected a '{wanted}' generator device but found '{found}'")

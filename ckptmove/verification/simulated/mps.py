@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import linecache
 import os
+import re
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ckptmove.verification.simulated.errors import MissingOnMps
 from ckptmove.verification.simulated.mps_arguments import refuse_arguments
-from ckptmove.verification.simulated.mps_errors import MissingOnMps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +49,8 @@ _CALLED: Final = {
     "put": "put_",
 }
 _ENVIRONMENT: Final = "PYTORCH_ENABLE_MPS_FALLBACK"
+#: The start of a text that ``std::stoi`` accepts.
+_NUMBER: Final = re.compile(r"\s*([+-]?[0-9]+)")
 #: Operators that ran on the CPU in this process.
 FELL_BACK: Final[dict[str, None]] = {}
 
@@ -82,7 +85,7 @@ def refuse_on_mps(func: OpOverload[..., Any], args: Sequence[Any], operands: Seq
             "doesn't exist for this backend, or was omitted during the selective/custom build process (if using custom "
             "build).",
         )
-    if missing not in _FALLBACKS and not int(os.environ.get(_ENVIRONMENT) or "0"):
+    if missing not in _FALLBACKS and not _falls_back(operation):
         raise MissingOnMps(
             operation,
             f"The operator '{operation}' is not currently implemented for the MPS device. If you want this op to be "
@@ -97,6 +100,23 @@ def refuse_on_mps(func: OpOverload[..., Any], args: Sequence[Any], operands: Seq
         "CPU. This may have performance implications.",
         stacklevel=2,
     )
+
+
+def _falls_back(operation: str) -> bool:
+    """Whether torch runs all missing operations on the CPU; it reads a number (aten/src/ATen/mps/MPSFallback.mm).
+
+    Raises:
+        MissingOnMps: if the variable is no number.
+    """
+    value = os.environ.get(_ENVIRONMENT, "0")
+    number = _NUMBER.match(value)
+    if number is None:
+        raise MissingOnMps(
+            operation,
+            f"The operator '{operation}' is not currently implemented for the MPS device, and torch does not start on "
+            f"a Mac with {_ENVIRONMENT}={value!r}, because that is not a number (std::invalid_argument: stoi).",
+        )
+    return int(number[1]) != 0
 
 
 @functools.cache

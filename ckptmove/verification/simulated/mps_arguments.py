@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from ckptmove.verification.simulated.mps_errors import MissingOnMps, RefusedOnMps
+from ckptmove.verification.simulated.errors import MissingOnMps, RefusedOnMps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,6 +8,7 @@ import torch
 
 from ckptmove.torch_facts.devices import unsupported_dtypes
 from ckptmove.torch_facts.dtypes import SCRIPT_STORAGE_DTYPE, STORAGE_DTYPE
+from ckptmove.verification.simulated.errors import CrossDeviceError
 from ckptmove.verification.simulated.scalars import takes_scalar
 from ckptmove.verification.simulated.targets import home_of
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
     Operation = OpOverload[..., Any]
 
-# Ops that copy values between devices.
-_COPIES = frozenset({"aten::_copy_from", "aten::_foreach_copy_", "aten::_to_copy", "aten::copy", "aten::copy_"})
+#: Operations that copy values between devices.
+COPIES = frozenset({"aten::_copy_from", "aten::_foreach_copy_", "aten::_to_copy", "aten::copy", "aten::copy_"})
 # Arguments that may be on the CPU with any shape, by operation: indices, and lengths that the CPU reads.
 _INDICES = frozenset({"indices"})
 _LENGTHS = frozenset({"batch_sizes", "input_lengths", "lengths", "target_lengths"})
@@ -80,50 +81,6 @@ _SCALAR_TYPES = {
 }
 
 
-class CrossDeviceError(RuntimeError):
-    """An operation got tensors of two devices; the message is torch's own, with the target's name.
-
-    Attributes:
-        operation: the ATen operation, for example `aten::addmm`.
-        devices: the devices, accelerators first, for example `("cuda:0", "cpu")`.
-        strays: the operands that are not on the first of `devices`, as the operation got them: for a view
-            (`weight.t()`), `_base` is the tensor that the model holds.
-        node: in a backward that torch computes, the node of the graph (`MulBackward0`); else empty.
-        made_by: file and line of each frame that made the node, innermost last, if anomaly detection was on.
-    """
-
-    def __init__(self, operation: str, devices: tuple[str, ...], strays: tuple[torch.Tensor, ...]) -> None:
-        super().__init__(
-            "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{devices[0]} and {devices[1]}!"
-        )
-        self.operation = operation
-        self.devices = devices
-        self.strays = strays
-        self.node = ""
-        self.made_by: tuple[tuple[str, int], ...] = ()
-
-
-class WrongGradient(CrossDeviceError):
-    """A user's autograd function returned a gradient on another device than its input; the message is torch's own.
-
-    Attributes:
-        function: the user's class.
-        index: index of the gradient among those of tensors.
-        argument: name of the first gradient argument of its `backward`; empty if it has no name.
-        home: file and first line of that `backward`; None if it is not a function.
-    """
-
-    def __init__(self, node: str, index: int, devices: tuple[str, str], gradient: torch.Tensor, function: str) -> None:
-        super().__init__(node, devices, (gradient,))
-        wanted = f"expected device {devices[0]} but got {devices[1]}"
-        self.args = (f"Function {node} returned an invalid gradient at index {index} - {wanted}",)
-        self.function = function
-        self.index = index
-        self.argument = ""
-        self.home: tuple[str, int] | None = None
-
-
 def refuse_dtype(target: str, dtype: torch.dtype) -> None:
     """Raise torch's TypeError if `target` does not support the dtype.
 
@@ -158,8 +115,8 @@ def operand_devices(
     operation = schema_of(func).name
     if operation == "aten::_pack_padded_sequence":
         _refuse_lengths(args[1], name_of)
-    if operation in _COPIES:
-        return [next(home_of(tensor) for _, value in _bound(func, args, kwargs) for tensor in _tensors(value))]
+    if operation in COPIES:
+        return [next(home_of(tensor) for _, value in bound_arguments(func, args, kwargs) for tensor in _tensors(value))]
     rows = _foreach_rows(func, args, kwargs) if "::_foreach_" in operation else [_row(func, args, kwargs)]
     devices = [_common_device(operation, row, name_of) for row in rows]
     if operation == "aten::_pack_padded_sequence":  # its second result, the batch sizes, is always on the CPU
@@ -175,8 +132,8 @@ def _refuse_lengths(lengths: torch.Tensor, name_of: Callable[[torch.device], str
         raise RuntimeError(f"'lengths' argument should be a 1D CPU int64 tensor, but got {got}")
 
 
-def _bound(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """The passed arguments, each with its schema."""
+def bound_arguments(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """The passed arguments of an operation, each with its schema."""
     for position, argument in enumerate(schema_of(func).arguments):
         if position < len(args):
             yield argument, args[position]
@@ -205,7 +162,7 @@ def _binds(func: Operation, argument: Any, tensor: torch.Tensor) -> bool:
 def _row(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     return [
         tensor
-        for argument, value in _bound(func, args, kwargs)
+        for argument, value in bound_arguments(func, args, kwargs)
         for tensor in _tensors(value)
         if _binds(func, argument, tensor)
     ]
@@ -213,7 +170,7 @@ def _row(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
 
 def _foreach_rows(func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[list[torch.Tensor]]:
     """The operands at each index; the lists of a foreach op may span devices."""
-    bound = list(_bound(func, args, kwargs))
+    bound = list(bound_arguments(func, args, kwargs))
     rows: list[list[torch.Tensor]] = [[] for _ in range(max(len(_tensors(value)) for _, value in bound))]
     for argument, value in bound:
         each = value if isinstance(value, (list, tuple)) else [value] * len(rows)

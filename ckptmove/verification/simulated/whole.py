@@ -5,6 +5,7 @@ These are composite operations, and functions of compressed sparse tensors, whos
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -12,15 +13,16 @@ from torch.autograd import forward_ad
 from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
+from ckptmove.verification.simulated import graphs
 from ckptmove.verification.simulated.accounting import counting_saved
 from ckptmove.verification.simulated.half_precision import compute
 from ckptmove.verification.simulated.mps import refuse_on_mps
-from ckptmove.verification.simulated.rules import operand_devices, schema_of
+from ckptmove.verification.simulated.rules import bound_arguments, operand_devices, schema_of
 from ckptmove.verification.simulated.targets import home_of, kind_of, tag_of
 from ckptmove.verification.simulated.unsupported import NotSimulated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch._ops import OpOverload
 
@@ -28,6 +30,16 @@ if TYPE_CHECKING:
 COMPRESSED: Final = frozenset({torch.sparse_bsc, torch.sparse_bsr, torch.sparse_csc, torch.sparse_csr})
 #: Name of what is not simulated: torch would end the process.
 SPARSE_GRADIENT: Final = "the gradient of a compressed sparse tensor"
+_RECURRENT: Final = (torch.ops.aten.gru, torch.ops.aten.lstm, torch.ops.aten.rnn_relu, torch.ops.aten.rnn_tanh)
+#: From ``_cudnn_rnn_backward`` in aten/src/ATen/native/cudnn/RNN.cpp, and ``kCudnnDoubleBackwardMsg`` in
+#: torch/csrc/autograd/FunctionsManual.h.
+_NO_TRAINING: Final = "cudnn RNN backward can only be called in training mode"
+_NO_DOUBLE_BACKWARD: Final = (
+    "the derivative for '_cudnn_rnn_backward' is not implemented. Double backwards is not supported for CuDNN RNNs due "
+    "to limitations in the CuDNN API. To run double backwards, please disable the CuDNN backend temporarily while "
+    "running the forward pass of your RNN. For example: \nwith torch.backends.cudnn.flags(enabled=False):\n"
+    "    output = model(inputs)"
+)
 
 
 def run_whole(
@@ -55,7 +67,8 @@ def run_whole(
             with counting_saved(func, device):
                 return compute(func, given, named, kind_of(device))
 
-        return _WholeOp.apply(computed, spec, device, inner, place, *leaves)  # type: ignore[no-untyped-call]  # torch has no annotation
+        refusals = _refusals(func, args, kwargs, kind_of(device))
+        return _WholeOp.apply(computed, spec, device, inner, place, refusals, *leaves)  # type: ignore[no-untyped-call]  # torch has no annotation
 
     return run
 
@@ -101,7 +114,23 @@ def run_compressed(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         found: torch.Tensor = tensors[0].placed(made)
         return found
 
-    return _WholeOp.apply(func, spec, homes.pop(), host, place, *held)  # type: ignore[no-untyped-call]  # torch has no annotation
+    return _WholeOp.apply(func, spec, homes.pop(), host, place, _Refusals(), *held)  # type: ignore[no-untyped-call]  # torch has no annotation
+
+
+class _Refusals(NamedTuple):
+    """torch's errors for the gradients of a function; empty where it has them."""
+
+    backward: str = ""
+    double_backward: str = ""
+
+
+def _refusals(func: OpOverload[..., Any], args: Any, kwargs: Any, kind: str) -> _Refusals:
+    """What cuDNN, which runs a recurrent function on cuda unless it is disabled, does not differentiate."""
+    is_recurrent = func.overloadpacket in _RECURRENT
+    if kind != "cuda" or not is_recurrent or not torch.backends.cudnn.enabled:
+        return _Refusals()
+    named = {argument.name: value for argument, value in bound_arguments(func, args, kwargs)}
+    return _Refusals("" if named["train"] else _NO_TRAINING, _NO_DOUBLE_BACKWARD)
 
 
 class _Held(NamedTuple):
@@ -114,27 +143,25 @@ class _WholeOp(torch.autograd.Function):
     """A function as one autograd function, with the CPU's own backward."""
 
     @staticmethod
-    def forward(ctx: Any, func: Any, spec: Any, device: Any, inner: Any, place: Any, *leaves: Any) -> Any:
-        hosts = [inner(leaf) for leaf in leaves]
+    def forward(
+        ctx: Any, func: Any, spec: Any, device: Any, inner: Any, place: Any, refusals: Any, *leaves: Any
+    ) -> Any:
         needed = [at for at, wanted in enumerate(ctx.needs_input_grad[-len(leaves) :]) if wanted]
-        for at in needed:
-            hosts[at] = hosts[at].detach().requires_grad_()
-        args, kwargs = pytree.tree_unflatten(hosts, spec)
-        with torch.enable_grad():
-            results = func(*args, **kwargs)
-        ctx.needed, ctx.given, ctx.operands = needed, [hosts[at] for at in needed], [leaves[at] for at in needed]
-        ctx.inner, ctx.place, ctx.leaves = inner, lambda made: place(made, device), len(leaves)
-        ctx.made = results if isinstance(results, tuple) else (results,)
-        return pytree.tree_map(lambda made: ctx.place(made.detach()), results)
+        ctx.needed, ctx.operands, ctx.leaves = needed, [leaves[at] for at in needed], len(leaves)
+        ctx.inner, ctx.place, ctx.refusals = inner, lambda made: place(made, device), refusals
+        ctx.host = _HostGraph(func, spec, needed)
+        results = _captured(ctx.host.forward, leaves, inner)
+        return pytree.tree_map(ctx.place, results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        if ctx.refusals.backward:
+            raise RuntimeError(ctx.refusals.backward)
         if torch.is_grad_enabled():  # `create_graph=True`
             found = _Gradient.apply(ctx, *ctx.operands, *grads)  # type: ignore[no-untyped-call]  # torch has no annotation
         else:
             keep: bool = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001  # no public name for it
-            given = [ctx.inner(grad) for grad in grads]
-            hosts = torch.autograd.grad(ctx.made, ctx.given, given, retain_graph=keep, allow_unused=True)
+            hosts = _captured(functools.partial(ctx.host.backward, keep), grads, ctx.inner)
             found = [None if host is None else ctx.place(host) for host in hosts]
         result: list[Any] = [None] * len(ctx.needs_input_grad)
         first = len(result) - ctx.leaves
@@ -143,21 +170,78 @@ class _WholeOp(torch.autograd.Function):
         return tuple(result)
 
 
+class _HostGraph:
+    """The CPU's graph of a function. A replay of a CUDA graph makes it anew.
+
+    Attributes:
+        made: results of the function.
+        given: its operands that need a gradient.
+    """
+
+    def __init__(self, func: Callable[..., Any], spec: Any, needed: list[int]) -> None:
+        self._func = func
+        self._spec = spec
+        self._needed = needed
+
+    def forward(self, *leaves: Any) -> Any:
+        """The results of the function, detached."""
+        hosts = list(leaves)
+        for at in self._needed:
+            hosts[at] = hosts[at].detach().requires_grad_()
+        args, kwargs = pytree.tree_unflatten(hosts, self._spec)
+        with torch.enable_grad():
+            results = self._func(*args, **kwargs)
+        self.given = [hosts[at] for at in self._needed]
+        self.made = results if isinstance(results, tuple) else (results,)
+        return pytree.tree_map(torch.Tensor.detach, results)
+
+    def backward(self, keep: bool, *grads: Any) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of the operands for those of the results."""
+        return torch.autograd.grad(self.made, self.given, grads, retain_graph=keep, allow_unused=True)
+
+
+def _captured(call: Callable[..., Any], leaves: Sequence[Any], inner: Callable[[Any], Any]) -> Any:
+    """Call a function with the CPU tensors of its arguments, which may be captured in a CUDA graph."""
+    hosts = [inner(leaf) for leaf in leaves]
+    of_device = {id(host) for host, leaf in zip(hosts, leaves, strict=True) if host is not leaf}
+    return graphs.run(call, hosts, {}, of_device)
+
+
 class _Gradient(torch.autograd.Function):
     """The backward of a `_WholeOp`, with a backward of its own: a function of the operands and the gradients."""
 
     @staticmethod
     def forward(ctx: Any, whole: Any, *tensors: Any) -> Any:
-        grads = [whole.inner(one).detach().requires_grad_() for one in tensors[len(whole.operands) :]]
-        with torch.enable_grad():
-            found = torch.autograd.grad(whole.made, whole.given, grads, create_graph=True, allow_unused=True)
-        ctx.whole, ctx.given = whole, [*whole.given, *grads]
-        ctx.made = [(at, one) for at, one in enumerate(found) if one is not None and one.requires_grad]
-        return tuple(None if one is None else whole.place(one.detach()) for one in found)
+        ctx.whole, ctx.host = whole, _HostGradient(whole.host)
+        found = _captured(ctx.host.forward, tensors[len(whole.operands) :], whole.inner)
+        return tuple(None if one is None else whole.place(one) for one in found)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        made = [one for _, one in ctx.made]
-        given = [ctx.whole.inner(grads[at]) for at, _ in ctx.made]
-        hosts = torch.autograd.grad(made, ctx.given, given, retain_graph=True, allow_unused=True)
+        if ctx.whole.refusals.double_backward:
+            raise NotImplementedError(ctx.whole.refusals.double_backward)
+        hosts = _captured(ctx.host.backward, grads, ctx.whole.inner)
         return None, *(None if host is None else ctx.whole.place(host) for host in hosts)
+
+
+class _HostGradient:
+    """The CPU's graph of a backward."""
+
+    def __init__(self, host: _HostGraph) -> None:
+        self._host = host
+
+    def forward(self, *leaves: Any) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of the operands for those of the results, detached."""
+        grads = [leaf.detach().requires_grad_() for leaf in leaves]
+        given = self._host.given
+        with torch.enable_grad():
+            made = torch.autograd.grad(self._host.made, given, grads, create_graph=True, allow_unused=True)
+        found: tuple[torch.Tensor | None, ...] = made
+        self._given = [*given, *grads]
+        self._made = {at: one for at, one in enumerate(found) if one is not None and one.requires_grad}
+        return tuple(None if one is None else one.detach() for one in found)
+
+    def backward(self, *grads: Any) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of the operands, and of the gradients of the results."""
+        given = [grads[at] for at in self._made]
+        return torch.autograd.grad([*self._made.values()], self._given, given, retain_graph=True, allow_unused=True)

@@ -67,11 +67,6 @@ class StepReport:
         """Whether a real device is required, and this machine does not have it."""
         return self.require_device and self.site.mode == "simulated"
 
-    @property
-    def target(self) -> str:
-        """The target's tag, marked if it is simulated."""
-        return self.site.target + (" (simulated)" if self.site.mode == "simulated" else "")
-
 
 def conclude(tally: TrialTally, report: StepReport) -> tuple[CheckResult, CheckResult, CheckResult]:
     """The results of ``step``, ``parity`` and ``fresh``."""
@@ -179,12 +174,12 @@ def _failures(tally: TrialTally, report: StepReport) -> list[str]:
     if tally.unread:
         return [f"the input of the step cannot be read: {tally.error}"]
     if tally.error:
-        return [f"the step fails on {report.target}: {tally.error}"]
+        return [f"the step fails on {report.site.label}: {tally.error}"]
     if tally.faults:
-        return tally.faults.failures(f"after the step on {report.target}: ")
+        return tally.faults.failures(f"after the step on {report.site.label}: ")
     is_still = tally.parameters and not tally.moved and not tally.state_moved and tally.idle != tally.parameters
     if is_still and not any(map(is_foreign, report.classes)):
-        return [f"neither a parameter nor a moment changed on {report.target}"]
+        return [f"neither a parameter nor a moment changed on {report.site.label}"]
     return []
 
 
@@ -195,7 +190,7 @@ def _step_parts(tally: TrialTally, report: StepReport) -> list[str]:
     count = f", step counts went up by one to {low:g}{most}" if tally.counts is not None else ""
     finite = f"{len(tally.not_finite_before):,} not finite, as before" if tally.not_finite_before else "all finite"
     size = f"{amount(len(tally.parameters), 'parameter')} ({amount(tally.elements, 'value')})"
-    parts = [f"{names} on {report.target}: {size} stepped, {len(tally.moved):,} moved, {finite}{count}"]
+    parts = [f"{names} on {report.site.label}: {size} stepped, {len(tally.moved):,} moved, {finite}{count}"]
     still = tally.state_moved - tally.moved - tally.idle
     if still:
         parts.append(f"{amount(len(still), 'parameter')} with an update below its precision")
