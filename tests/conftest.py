@@ -1,13 +1,16 @@
-"""How processes of torch are started in tests, and how many threads they have."""
+"""What all tests share: processes that have imported torch, the commands of the app, and a small heap to collect."""
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+import typer.testing
 import warm_worker
 
 from ckptmove.verification import child
@@ -29,7 +32,21 @@ def forked_children():
     servers.stop()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def built_commands():
+    """Typer builds the commands of an app once, not for each invocation in a test, which takes less time itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", functools.cache(typer.testing._get_command))
+        yield
+
+
 @pytest.fixture
 def started_children(monkeypatch):
     """Each child of `verify` is started as users start it."""
     monkeypatch.setattr(child, "subprocess", subprocess)
+
+
+def pytest_collection_finish():
+    """Keep what lives as long as the tests out of the collector: it would visit a million objects, again and again."""
+    gc.collect()
+    gc.freeze()

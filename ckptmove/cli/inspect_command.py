@@ -47,6 +47,7 @@ def run_inspect(
             tensors=tensors,
             exit_code=NO if left.fails(strict=strict) else YES,
             detail=detail,
+            strict=strict,
         )
         renderer.inspect(answer)
         return answer.exit_code, found.unreadable

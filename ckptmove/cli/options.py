@@ -92,7 +92,7 @@ Report = Annotated[
         "--report",
         metavar="KIND=FILE",
         autocompletion=_report_kinds,
-        help="Also write a report to a file: json or junit. Repeatable.",
+        help="Also write a report to a file: json, junit, markdown or sarif. Repeatable.",
         show_default=False,
     ),
 ]

@@ -56,6 +56,7 @@ GUARDED_MODULES = {
     "importlib": "verification/run.py verification/case/user_code.py verification/imports.py",
     # write bytes of tensors, and what the user's script prints; ask for the folder of generated files
     "tempfile": "io/spool.py verification/case/script.py verification/case/user_code.py",
+    "urllib": "cli/render/sarif.py",  # quotes a path
     "xml": "cli/render/junit.py",  # writes XML, and reads none
     # These read signatures.
     "inspect": "cli/configured.py cli/options.py verification/step/recipe.py verification/case/check.py "

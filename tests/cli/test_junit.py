@@ -155,3 +155,49 @@ def test_what_cannot_be_read_is_not_replaced_by_a_report(ask, bench, monkeypatch
     error = ask("verify", "run.pth", "--junit", "report.xml")["error"]
     assert (error["exit_code"], error["message"]) == (5, f"could not write: {os.strerror(errno.EACCES)}")
     assert (bench / "report.xml").read_text() == "mine"
+
+
+def outcomes(suite):
+    return {case.get("name"): case[0].tag for case in suite}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_finding_is_a_case(say, bench, strict):
+    words = ("inspect", "dragged.pth", "run.pth", "none.pth", "--report", "junit=report.xml")
+    assert say(*words, *(["--strict"] if strict else [])).code == 3
+    dragged, run, none = ET.parse(bench / "report.xml").getroot()
+    assert outcomes(dragged) == {
+        "inspect": "system-out",
+        "O201 step-on-accelerator": "failure" if strict else "skipped",
+        "R301 rng-on-accelerator": "failure",
+    }
+    assert "optimizer.state.0.step" in dragged[1][0].text
+    assert outcomes(run) == {"inspect": "system-out"}  # without its notes
+    assert (outcomes(none), counts(none)) == ({"inspect": "error"}, (1, 0, 1, 0))
+
+
+def test_an_expectation_is_a_case(say, bench):
+    for device, tag in (("cuda:1", "failure"), ("cuda:3", "system-out")):
+        say("inspect", "run.pth", "--expect", device, "--report", "junit=report.xml", "--select", "S701")
+        (suite,) = ET.parse(bench / "report.xml").getroot()
+        assert outcomes(suite) == {"inspect": "system-out", "expect": tag}
+
+
+def test_a_property_that_differs_is_a_failed_case(say, bench):
+    say("diff", "run.pth", "dragged.pth", "--report", "junit=report.xml")
+    (suite,) = ET.parse(bench / "report.xml").getroot()
+    failed = {name for name, tag in outcomes(suite).items() if tag == "failure"}
+    assert failed == {"added", "device", "value", "object"}
+    assert {"removed", "dtype", "shape", "uncompared"} <= outcomes(suite).keys() - failed
+    assert suite.get("name") == "dragged.pth"
+    assert suite[1][0].text.split("\n")[0] == "rng.torch"
+
+
+def test_a_conversion_is_a_case(say, bench):
+    words = ("convert", "run.pth", "--to", "cpu", "--report", "junit=report.xml", "-o", "new.pth")
+    seen = []
+    for more in ((), ("--skip-existing",), ("--force", "--keep", "none", "--strict")):
+        say(*words, *more)
+        (suite,) = ET.parse(bench / "report.xml").getroot()
+        seen.append(outcomes(suite)["convert"])
+    assert seen == ["system-out", "skipped", "failure"]

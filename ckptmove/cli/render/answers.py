@@ -41,6 +41,7 @@ class InspectAnswer(NamedTuple):
         tensors: the tensors that ``--match`` leaves.
         exit_code: 0 or 1.
         detail: optional parts of the report.
+        strict: whether warnings are failures.
     """
 
     request: InspectRequest
@@ -48,6 +49,7 @@ class InspectAnswer(NamedTuple):
     tensors: tuple[TensorRecord, ...]
     exit_code: int
     detail: Detail = Detail()
+    strict: bool = False
 
     @property
     def expectation(self) -> Expectation | None:

@@ -1,20 +1,27 @@
 """``--report junit=FILE``: JUnit XML, which CI systems show as a list of tests.
 
-The elements are those of Ant's JUnit task; no other specification exists. A checkpoint is a suite, a check is a case.
+The elements are those of Ant's JUnit task; no other specification exists. A checkpoint is a suite. A case is a check,
+a finding, or a property that may differ.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 from xml.etree.ElementTree import Element, SubElement, tostring
 
+from ckptmove.cli.render.conversion import brief_line as conversion_line
+from ckptmove.cli.render.conversion import skipped_line
+from ckptmove.cli.render.inspection import brief_line
 from ckptmove.cli.render.renderer import Document
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.cli.render.verification import outcome, warned
+from ckptmove.comparison.differences import What
+from ckptmove.model import Severity
 
 if TYPE_CHECKING:
     from ckptmove.api.failures import Failure
-    from ckptmove.cli.render.answers import Summary, VerifyAnswer
+    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.comparison.differences import DiffResult
     from ckptmove.verification.evidence import CheckResult
 
 
@@ -27,11 +34,57 @@ class JUnitDocument(Document):
     def __init__(self) -> None:
         self._root = Element("testsuites")
 
+    def inspect(self, answer: InspectAnswer) -> None:
+        """Add a suite: a case for the file, for each finding and for ``--expect``. Notes are left out."""
+        inspection = answer.inspection
+        suite, name = self._suite(inspection.inventory.path)
+        _add_case(suite, name, "inspect").text = brief_line(answer)
+        for finding in inspection.findings:
+            if finding.severity is not Severity.INFO:
+                fails = answer.strict or finding.severity is Severity.ERROR
+                fix = f"; fix: {finding.fix}" if finding.fix else ""
+                message, where = f"{finding.message}{fix}", "\n".join(map(clean, finding.where))
+                case = f"{finding.code} {finding.name}"
+                _add_case(suite, name, case, "failure" if fails else "skipped", message).text = where
+        expectation = inspection.expectation
+        if expectation is not None:
+            names = [name for edit in expectation.misplaced for name in edit.names or (edit.storage,)]
+            message = f"not on {expectation.device}: {', '.join(names)}" if names else ""
+            _add_case(suite, name, "expect", "failure" if names else "", message)
+        _count(suite)
+
+    def convert(self, answer: ConvertAnswer) -> None:
+        """Add a suite with one case, which fails if ``--strict`` stopped the conversion."""
+        suite, name = self._suite(answer.request.path)
+        unmatched = "; ".join(map(str, answer.result.unmatched))
+        case = _add_case(suite, name, "convert", "failure" if answer.exit_code else "", unmatched)
+        case.text = conversion_line(answer.request.path, answer.result)
+        _count(suite)
+
+    def skipped(self, path: str, output: str) -> None:
+        """Add a suite with one case, which is skipped."""
+        suite, name = self._suite(path)
+        _add_case(suite, name, "convert", "skipped", skipped_line(path, output))
+        _count(suite)
+
+    def diff(self, result: DiffResult) -> None:
+        """Add a suite: a case for each property that may differ."""
+        suite, name = self._suite(result.second)
+        names: dict[str, list[str]] = {what: [] for what in ("removed", "added", *get_args(What), "uncompared")}
+        names["removed"] += result.removed
+        names["added"] += result.added
+        names["uncompared"] += [one.name for one in result.uncompared]
+        for change in result.changed:
+            names[change.what].append(change.name)
+        for what, own in names.items():
+            message = f"{len(own):,} differ from {result.first}" if own else ""
+            _add_case(suite, name, what, "failure" if own else "", message).text = "\n".join(map(clean, own))
+        _count(suite)
+
     def verify(self, answer: VerifyAnswer) -> None:
         """Add a suite: a case for each check, ``proven``, and with ``--strict`` also ``warnings``."""
         result = answer.result
-        name = clean(result.path)
-        suite = SubElement(self._root, "testsuite", name=name)
+        suite, name = self._suite(result.path)
         for check in result.checks:
             _add_check(suite, name, check)
         proven = SubElement(suite, "testcase", classname=name, name="proven")
@@ -55,11 +108,20 @@ class JUnitDocument(Document):
         return f"<?xml version='1.0' encoding='utf-8'?>\n{tostring(self._root, encoding='unicode')}\n"
 
     def _fail(self, command: str, failure: Failure) -> None:
-        name = clean(failure.path or "ckptmove")
-        suite = SubElement(self._root, "testsuite", name=name)
+        suite, name = self._suite(failure.path or "ckptmove")
         case = SubElement(suite, "testcase", classname=name, name=command)
         SubElement(case, "error", type=failure.kind, message=sentence(failure.message)).text = sentence(failure.hint)
         _count(suite)
+
+    def _suite(self, path: str) -> tuple[Element, str]:
+        name = clean(path)
+        return SubElement(self._root, "testsuite", name=name), name
+
+
+def _add_case(suite: Element, classname: str, name: str, outcome: str = "", message: str = "") -> Element:
+    """Add a case that passed, or has an outcome. Returns the element of its text."""
+    case = SubElement(suite, "testcase", classname=classname, name=name)
+    return SubElement(case, outcome, message=sentence(message)) if outcome else SubElement(case, "system-out")
 
 
 def _add_check(suite: Element, name: str, check: CheckResult) -> None:

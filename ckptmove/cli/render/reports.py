@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.cli.render.json_report import JsonDocument
 from ckptmove.cli.render.junit import JUnitDocument
+from ckptmove.cli.render.markdown import MarkdownDocument
+from ckptmove.cli.render.sarif import SarifDocument
 from ckptmove.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 REPORTS: Final[dict[str, Callable[[], Document]]] = {
     "json": JsonDocument,
     "junit": JUnitDocument,
+    "markdown": MarkdownDocument,
+    "sarif": SarifDocument,
 }
 
 

@@ -1,0 +1,180 @@
+"""``--report markdown=FILE``: GitHub's Markdown, for a comment or a job summary.
+
+Text of a checkpoint cannot become Markdown, HTML, a mention or a link.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.cli.render.renderer import Document
+from ckptmove.cli.render.text import clean, sentence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ckptmove.api.failures import Failure
+    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.comparison.differences import DiffResult
+    from ckptmove.model import Finding
+    from ckptmove.verification.evidence import CheckResult
+
+_ICONS: Final = {"error": "❌", "warning": "⚠️", "info": "💡", "failed": "❌", "passed": "✅", "skipped": "⏭️"}
+#: Rows of one table: a comment on GitHub takes 65,536 characters.
+_SHOWN: Final = 50
+#: Names in one cell.
+_FIRST: Final = 3
+#: Characters that mean something in Markdown inside a line.
+_SPECIAL: Final = frozenset("\\`*_[]#|~<>&$")
+#: Heads of the table of checkpoints, by command.
+_HEADS: Final = {
+    "inspect": ("", "checkpoint", "format", "tensors", "findings"),
+    "convert": ("", "checkpoint", "result"),
+    "verify": ("", "checkpoint", "result"),
+}
+
+
+class MarkdownDocument(Document):
+    """A heading with the verdict, and tables."""
+
+    title = "a Markdown report of ckptmove"
+    #: Invisible. Finds the comment of an earlier run, too.
+    head = b"<!-- ckptmove -->\n"
+
+    def __init__(self) -> None:
+        self._blocks: list[Sequence[str]] = []
+        self._rows: list[tuple[str, ...]] = []
+
+    def inspect(self, answer: InspectAnswer) -> None:
+        """Add a row for the checkpoint, and a table of its findings."""
+        from ckptmove.cli.render.inspection import findings_summary
+        from ckptmove.cli.render.page import Page
+        from ckptmove.text import amount, size
+
+        inventory, findings = answer.inspection.inventory, answer.inspection.findings
+        devices = ", ".join(map(code, answer.inspection.devices[:_FIRST]))
+        self._rows.append(
+            (
+                _icon(answer.exit_code),
+                code(inventory.path),
+                f"{inventory.container}, {inventory.layout}, {size(inventory.size_bytes)}",
+                f"{amount(len(inventory.tensors), 'tensor')} on {devices}" if devices else "no tensors",
+                findings_summary(Page(), findings),
+            )
+        )
+        self._findings(inventory.path, findings)
+        expectation = answer.expectation
+        if expectation is not None and expectation.misplaced:
+            names = [name for edit in expectation.misplaced for name in edit.names or (edit.storage,)]
+            self._blocks.append([f"{_ICONS['error']} Not on {code(expectation.device)}: {_some(names)}"])
+
+    def convert(self, answer: ConvertAnswer) -> None:
+        """Add a row for the checkpoint, and what its options do not match."""
+        from ckptmove.cli.render.conversion import brief_line
+
+        path, result = answer.request.path, answer.result
+        self._rows.append((_icon(answer.exit_code), code(path), prose(brief_line(path, result))))
+        lines = [f"{_ICONS['warning']} {prose(str(one))}" for one in result.unmatched]
+        lines += [f"{_ICONS['info']} {prose(note)}" for note in result.notes]
+        self._blocks += [[line] for line in lines]
+
+    def skipped(self, path: str, output: str) -> None:
+        """Add a row for the checkpoint."""
+        self._rows.append((_ICONS["skipped"], code(path), f"skipped, {code(output)} exists"))
+
+    def verify(self, answer: VerifyAnswer) -> None:
+        """Add a row for the checkpoint, and tables of its checks and findings."""
+        from ckptmove.cli.render.verification import outcome
+
+        result = answer.result
+        icon = _ICONS["failed" if answer.fails else "passed" if result.proven else "warning"]
+        self._rows.append((icon, code(result.path), prose(outcome(result, strict=answer.strict))))
+        table = _table(("", "check", "result"), [(_ICONS[one.status], one.name, _detail(one)) for one in result.checks])
+        summary = f"{len(result.checks)} checks of {code(result.path)}"
+        opened = "" if result.passed else " open"
+        self._blocks.append([f"<details{opened}><summary>{summary}</summary>", "", *table, "", "</details>"])
+        self._findings(result.path, result.findings)
+
+    def diff(self, result: DiffResult) -> None:
+        """Add the answer, and a table of the differences."""
+        from ckptmove.cli.render.difference import apart_in_words, brief_line
+
+        rows = [("removed", code(name), "", "") for name in result.removed]
+        rows += [("added", code(name), "", "") for name in result.added]
+        for one in result.changed:
+            apart = "" if one.gap is None else prose(apart_in_words(result, one.gap))
+            sides = (apart, "") if apart else (code(one.source), code(one.target))
+            rows.append((one.what, code(one.name), *sides))
+        rows += [("not compared", code(one.name), prose(one.reason), "") for one in result.uncompared]
+        self._blocks.append([f"{_ICONS['passed' if result.same else 'failed']} {prose(brief_line(result))}"])
+        if rows:
+            self._blocks.append(_table(("what", "name", "from", "to"), rows))
+        self._blocks += [[f"{_ICONS['info']} {prose(note)}"] for note in result.notes]
+
+    def document(self, summary: Summary) -> str:
+        """The document: the verdict, the checkpoints, the errors, and the details."""
+        icon = _ICONS["failed" if summary.exit_code else "passed"]
+        verdict = f"exit code {summary.exit_code}" if summary.exit_code else "passed"
+        blocks = [[f"### {icon} ckptmove {summary.command}: {verdict}"]]
+        if self._rows:
+            blocks.append(_table(_HEADS[summary.command or ""], self._rows))
+        if summary.failures:
+            blocks.append(_table(("", "error", "hint"), map(_failure, summary.failures)))
+        text = "\n\n".join("\n".join(block) for block in [*blocks, *self._blocks])
+        return f"{self.head.decode()}{text}\n"
+
+    def _findings(self, path: str, findings: Sequence[Finding]) -> None:
+        if findings:
+            title = f"Findings in {code(path)}"
+            self._blocks.append([title, "", *_table(("", "finding", "problem", "fix"), map(_finding, findings))])
+
+
+def code(text: str) -> str:
+    """A text of a checkpoint, a path or a command, shown as it is. GitHub links no mention in it."""
+    return f"<code>{_escaped(clean(text))}</code>"
+
+
+def prose(text: str) -> str:
+    """A message, which may have text of a checkpoint."""
+    return _escaped(sentence(text)).replace("@", "@&#8203;")  # no mention
+
+
+def _escaped(text: str) -> str:
+    """A text inside a line, with entities in place of characters that would be Markdown, HTML or a link."""
+    plain = "".join(f"&#{ord(one)};" if one in _SPECIAL else one for one in text)
+    return plain.replace("://", "&#58;//").replace("www.", "www&#46;")
+
+
+def _icon(exit_code: int) -> str:
+    return _ICONS["failed" if exit_code else "passed"]
+
+
+def _finding(finding: Finding) -> tuple[str, ...]:
+    where = f" (at {_some(finding.where)})" if finding.where else ""
+    fix = code(finding.fix) if finding.fix else ""
+    label = f"{finding.code} {finding.name}"
+    return _ICONS[finding.severity.value], label, f"{prose(finding.message)}{where}", fix
+
+
+def _failure(failure: Failure) -> tuple[str, ...]:
+    path = f"{code(failure.path)}: " if failure.path else ""
+    return _ICONS["error"], f"{path}{prose(failure.message)}", prose(failure.hint)
+
+
+def _detail(check: CheckResult) -> str:
+    texts = check.failures or (check.detail.removesuffix(f"; fix: {check.fix}"),)
+    fix = [f"fix: {code(check.fix)}"] if check.fix else []
+    return "<br>".join([*map(prose, texts), *fix])
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = f", +{len(names) - _FIRST:,} more" if len(names) > _FIRST else ""
+    return ", ".join(map(code, names[:_FIRST])) + rest
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    every = [*rows]
+    lines = [heads, ["---"] * len(heads), *every[:_SHOWN]]
+    more = [f"and {len(every) - _SHOWN:,} more", *[""] * (len(heads) - 1)]
+    lines += [more] if len(every) > _SHOWN else []
+    return [f"| {' | '.join(line)} |" for line in lines]

@@ -1,0 +1,154 @@
+"""Markdown reports, rendered by a library and read as HTML."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from markdown_it import MarkdownIt
+
+from ckptmove.cli.render.markdown import code, prose
+from ckptmove.comparison.differences import DiffResult, Uncompared
+from ckptmove.model import Finding, Severity
+from ckptmove.verification.evidence import CheckResult, VerifyResult
+
+HOSTILE = "a|b`c*_d_<img src=x onerror=alert(1)>[x](http://x.de)@octo\\|#1 ~~s~~ $x$ &lt; <!-- www.x.de"
+#: Elements of a report; any other one is made by text that was not escaped.
+ELEMENTS = {"h3", "p", "table", "thead", "tbody", "tr", "th", "td", "code", "br", "details", "summary"}
+
+
+class Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.cells, self.texts, self.comments, self.is_cell = [], [], [], [], False
+        self.feed(MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(text))
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag == "td":
+            self.cells.append("")
+            self.is_cell = True
+
+    def handle_endtag(self, tag):
+        self.is_cell &= tag != "td"
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self.is_cell:
+            self.cells[-1] += data
+
+    def handle_comment(self, data):
+        self.comments.append(data)
+
+
+@pytest.fixture
+def page(say, bench):
+    """Type a command, and get its report as HTML."""
+
+    def page(*words):
+        said = say(*words, "--report", "markdown=report.md")
+        text = (bench / "report.md").read_text()
+        page = Page(text)
+        assert set(page.tags) <= ELEMENTS
+        assert page.comments == [" ckptmove "]
+        assert f"exit code {said.code}" in "".join(page.texts) if said.code else "passed" in "".join(page.texts)
+        return page
+
+    return page
+
+
+@pytest.mark.parametrize("kind", [code, prose])
+def test_text_stays_text(kind) -> None:
+    (cell,) = Page(f"| head |\n| --- |\n| {kind(HOSTILE)} |\n").cells
+    assert cell.replace("\u200b", "").strip() == HOSTILE
+    assert not re.search(r"(?<!;)www\.|://", kind(HOSTILE))  # GitHub makes links of these
+
+
+def test_prose_mentions_nobody() -> None:
+    assert "@octo" not in "".join(Page(prose(HOSTILE)).texts)
+
+
+def test_a_hostile_name_stays_text(page, bench) -> None:
+    torch.save({"w": torch.ones(1)}, bench / "a.pth")
+    torch.save({"w": torch.ones(1), HOSTILE: torch.ones(1)}, bench / "b.pth")
+    found = page("diff", "a.pth", "b.pth")
+    assert HOSTILE in found.cells
+
+
+def test_inspect_has_a_row_for_each_checkpoint_and_each_finding(page) -> None:
+    found = page("inspect", "dragged.pth", "run.pth", "none.pth")
+    assert {"dragged.pth", "run.pth", "O201 step-on-accelerator", "R301 rng-on-accelerator"} <= {*found.cells}
+    assert "none.pth: no such file" in found.cells
+    assert "ckptmove convert dragged.pth --to cuda:0" in found.cells
+
+
+def test_inspect_without_findings(page, bench) -> None:
+    torch.save({"epoch": 1}, bench / "empty.pth")
+    found = page("inspect", "empty.pth", "--select", "D101")
+    assert "no findings" in found.cells
+    assert "no tensors" in found.cells
+
+
+@pytest.mark.parametrize(("device", "misplaced"), [("cuda:1", True), ("cuda:3", False)])
+def test_an_expectation(page, device, misplaced) -> None:
+    found = "".join(page("inspect", "run.pth", "--expect", device, "--select", "D101").texts)
+    assert ("Not on cuda:1: model.0.weight, " in found) is misplaced
+    assert ("+9 more" in found) is misplaced
+
+
+def test_convert_and_its_doubts(page) -> None:
+    found = page("convert", "run.pth", "--to", "cpu", "--keep", "nothing", "-o", "new.pth")
+    assert "run.pth" in found.cells
+    assert "--keep nothing matches no whole name" in "".join(found.texts)
+    assert (
+        "skipped, new.pth exists" in page("convert", "run.pth", "--to", "cpu", "-o", "new.pth", "--skip-existing").cells
+    )
+
+
+def test_what_convert_notes(page, bench) -> None:
+    torch.save({"device": "cuda:3", "w": torch.ones(1)}, bench / "named.pth")
+    assert "💡" in "".join(page("convert", "named.pth", "--to", "mps").texts)
+
+
+def test_verify_has_its_checks(page, monkeypatch) -> None:
+    checks = (
+        CheckResult("file", "passed", "fine"),
+        CheckResult("placement", "failed", "a; b; fix: c", failures=("a", "b"), fix="c"),
+        CheckResult("fresh", "skipped", "no state"),
+    )
+    finding = Finding(code="N501", name="not-finite", severity=Severity.ERROR, message="NaN", where=(), fix="")
+    verdicts = [
+        VerifyResult(
+            path="run.pth", target="cpu", mode="cpu", passed=False, proven=False, checks=checks, findings=(finding,)
+        ),
+        VerifyResult(path="b.pth", target="cpu", mode="cpu", passed=True, proven=False, checks=(), findings=()),
+        VerifyResult(path="c.pth", target="cpu", mode="cpu", passed=True, proven=True, checks=(), findings=()),
+    ]
+    monkeypatch.setattr("ckptmove.cli.verify_command.verify_checkpoint", lambda _request, **_callbacks: verdicts.pop(0))
+    found = page("verify", "run.pth", "b.pth", "c.pth")
+    assert [found.cells[index] for index in (0, 3, 6)] == ["❌", "⚠️", "✅"]
+    assert "abfix: c" in found.cells
+    assert found.tags.count("details") == 3
+    assert "N501 not-finite" in found.cells
+
+
+def test_diff_counts_what_it_does_not_show(page, bench) -> None:
+    for name, value in (("a.pth", 0.0), ("b.pth", 1.0)):
+        torch.save({f"w{index}": torch.full((1,), value) for index in range(60)}, bench / name)
+    found = page("diff", "a.pth", "b.pth")
+    assert found.tags.count("tr") == 52
+    assert "and 10 more" in found.cells
+    assert "✅" in "".join(page("diff", "run.pth", "run.pth").texts)
+
+
+def test_diff_shows_what_could_not_be_compared(page, monkeypatch) -> None:
+    result = DiffResult(
+        first="a", second="b", tensors=1, added=(), removed=("x",), changed=(),
+        uncompared=(Uncompared("w", "too large"),), notes=("a note",),
+    )  # fmt: skip
+    monkeypatch.setattr("ckptmove.cli.diff_command.api.diff", lambda *_paths, **_options: result)
+    found = page("diff", "run.pth", "dragged.pth")
+    assert {"not compared", "w", "too large", "removed", "x"} <= {*found.cells}
+    assert "💡 a note" in "".join(found.texts)
