@@ -45,8 +45,9 @@ format: $(STAMP) ## put the source into its form
 samples: $(STAMP) ## write sample_ckpts/ again from its recipe
 	$(BIN)/python sample_ckpts/make_samples.py
 
-docs: $(STAMP) ## write docs/rules.md again from the catalogue of findings
+docs: $(STAMP) ## write docs/rules.md again from the catalogue of findings, and the man page from the commands
 	$(BIN)/python docs/make_rules.py > docs/rules.md
+	$(BIN)/python docs/make_man.py > docs/ckptmove.1
 
 bench: $(STAMP) ## speed and memory, side by side with torch and cp, in one run
 	$(BIN)/python benchmarks/side_by_side.py

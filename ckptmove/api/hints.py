@@ -64,7 +64,7 @@ _MENDS: Final = {
 }
 #: Hints for errors whose facts change nothing.
 _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
-    errors.TorchMissing: "install it: pip install 'ckptmove[torch]'; inspect and convert do not need it",
+    errors.TorchMissing: "install it: pip install torch; inspect and convert do not need it",
     errors.TorchBroken: (
         "see the error with: python -c 'import torch'; then install the build for this machine (pytorch.org)"
     ),

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptmove.cli import options
+from ckptmove.cli import completion, options
 from ckptmove.cli.config import load_config
 from ckptmove.cli.configured import ConfiguredCommand, settings_of
+from ckptmove.cli.examples import epilog
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
 from ckptmove.cli.paths import as_operand, checkpoint_paths, single_path
 from ckptmove.cli.reporting import reporting
 from ckptmove.cli.selection import selection
 from ckptmove.cli.signals import signals_raised
 from ckptmove.cli.streams import write_answer
+from ckptmove.cli.typed import TypedCommand
 from ckptmove.limits import Limits
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ app = typer.Typer(
 )
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True, epilog=epilog())
 def start(context: typer.Context, _version: options.Version = False, _help: options.Help = False) -> None:
     """Inspect, convert and verify PyTorch checkpoints that move to another device.
 
@@ -45,7 +47,7 @@ def start(context: typer.Context, _version: options.Version = False, _help: opti
         raise typer.Exit(2)
 
 
-@app.command()
+@app.command(cls=TypedCommand, epilog=epilog("inspect"))
 @options.TakesRecords
 def inspect(
     paths: options.Paths = None,
@@ -58,7 +60,12 @@ def inspect(
     check: Annotated[bool, typer.Option("--check", help="Read every record and compare its CRC.")] = False,
     expect: Annotated[
         str | None,
-        typer.Option(metavar="DEV", help="Exit 1 unless every tensor that should move is on DEV.", show_default=False),
+        typer.Option(
+            metavar="DEV",
+            autocompletion=completion.devices,
+            help="Exit 1 unless every tensor that should move is on DEV.",
+            show_default=False,
+        ),
     ] = None,
     devices: options.Devices = None,
     strict: options.Strict = False,
@@ -100,7 +107,7 @@ def inspect(
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(cls=TypedCommand, epilog=epilog("convert"))
 @options.TakesRecords
 def convert(
     context: typer.Context,
@@ -229,7 +236,7 @@ def convert(
     raise typer.Exit(code)
 
 
-@app.command(cls=ConfiguredCommand)
+@app.command(cls=ConfiguredCommand, epilog=epilog("verify"))
 @options.TakesRecords
 def verify(
     context: typer.Context,
@@ -248,7 +255,10 @@ def verify(
     optimizer: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|pkg.mod:CLASS", help="Optimizer class to step with (default: detected).", show_default=False
+            metavar="NAME|pkg.mod:CLASS",
+            autocompletion=completion.optimizers,
+            help="Optimizer class to step with (default: detected).",
+            show_default=False,
         ),
     ] = None,
     require_device: Annotated[bool, typer.Option("--require-device", help="Fail if the device is simulated.")] = False,
@@ -360,7 +370,7 @@ def verify(
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(cls=TypedCommand, epilog=epilog("diff"))
 @options.TakesRecords
 def diff(
     first: Annotated[str, typer.Argument(metavar="A", help="A file, a directory or an archive.", show_default=False)],
@@ -385,12 +395,17 @@ def diff(
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(cls=TypedCommand, epilog=epilog("rules"))
 @options.TakesRecords
 def rules(
     code: Annotated[
         str | None,
-        typer.Argument(metavar="CODE", help="A code, the first letters of codes (D), or a name.", show_default=False),
+        typer.Argument(
+            metavar="[CODE]",
+            autocompletion=completion.codes,
+            help="A code, the first letters of codes (D), a name, or words to search for.",
+            show_default=False,
+        ),
     ] = None,
     *,
     out: options.OutputOptions,

@@ -8,9 +8,9 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 import typer
-from typer.core import TyperCommand
 
 from ckptmove.cli.config import from_source, load_config
+from ckptmove.cli.typed import TypedCommand
 from ckptmove.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def _kind(annotation: Any) -> type:
     return plain
 
 
-class ConfiguredCommand(TyperCommand):
+class ConfiguredCommand(TypedCommand):
     """Gives the options that are not typed the values that are set. The command gets the Config as ``context.obj``."""
 
     def invoke(self, ctx: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_type_hi
 import typer
 
 from ckptmove import __version__
+from ckptmove.cli import completion
 from ckptmove.cli.render.registry import DEFAULT, RENDERERS
 from ckptmove.cli.streams import write_answer
 
@@ -30,15 +31,13 @@ def _show_help(context: typer.Context, wanted: bool) -> None:
 
 
 def _format_of(word: str) -> str:
+    from ckptmove.cli.render.reports import REPORTS
+
+    if word in REPORTS and word not in RENDERERS:
+        raise typer.BadParameter(f"{word!r} is a report in a file: --report {word}=FILE.")
     if word not in RENDERERS:
         raise typer.BadParameter(f"{word!r} is not one of {', '.join(map(repr, RENDERERS))}.")
     return word
-
-
-def _report_kinds() -> list[str]:
-    from ckptmove.cli.render.reports import REPORTS
-
-    return [f"{kind}=" for kind in REPORTS]
 
 
 Paths = Annotated[
@@ -50,18 +49,36 @@ Paths = Annotated[
         show_default=False,
     ),
 ]
-To = Annotated[str | None, typer.Option(metavar="DEV", help="Target device: cpu, cuda:0, mps.", show_default=False)]
+To = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEV",
+        autocompletion=completion.devices,
+        help="Target device: cpu, cuda:0, mps.",
+        show_default=False,
+    ),
+]
 Keep = Annotated[
     list[str] | None,
     typer.Option(metavar="GLOB", help="Tensors that stay on their device, by name. Repeatable.", show_default=False),
 ]
 Select = Annotated[
     list[str] | None,
-    typer.Option(metavar="CODE", help="Report only these findings. Repeatable.", show_default=False),
+    typer.Option(
+        metavar="CODE",
+        autocompletion=completion.codes,
+        help="Report only these findings. Repeatable.",
+        show_default=False,
+    ),
 ]
 Ignore = Annotated[
     list[str] | None,
-    typer.Option(metavar="CODE", help="Do not report these findings. Repeatable.", show_default=False),
+    typer.Option(
+        metavar="CODE",
+        autocompletion=completion.codes,
+        help="Do not report these findings. Repeatable.",
+        show_default=False,
+    ),
 ]
 Devices = Annotated[
     int | None,
@@ -79,7 +96,7 @@ LimitFactor = Annotated[
 ]
 Version = Annotated[
     bool,
-    typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version."),
 ]
 #: Replaces Typer's own --help, which reports a bug if stdout cannot be written.
 Help = Annotated[
@@ -91,7 +108,7 @@ Report = Annotated[
     typer.Option(
         "--report",
         metavar="KIND=FILE",
-        autocompletion=_report_kinds,
+        autocompletion=completion.report_kinds,
         help="Also write a report to a file: json, junit, markdown or sarif. Repeatable.",
         show_default=False,
     ),
@@ -108,7 +125,7 @@ class OutputOptions(NamedTuple):
             "--format",
             metavar=f"<{'|'.join(RENDERERS)}>",
             parser=_format_of,
-            autocompletion=lambda: list(RENDERERS),
+            autocompletion=completion.formats,
             help="Report format; github means annotations.",
             show_default=DEFAULT,
         ),

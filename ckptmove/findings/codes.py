@@ -25,6 +25,31 @@ def codes_of(words: Iterable[str]) -> frozenset[str]:
     return frozenset(code for part in parts for code in codes_like(part))
 
 
+def search(text: str) -> tuple[str, ...]:
+    """Return the codes for a word as :func:`codes_like` does, or else those that are about a text.
+
+    These have every word of the text in their name or their description; those with all words in the name come first.
+
+    Raises:
+        UsageError: if the text matches no code.
+    """
+    try:
+        return codes_like(text)
+    except UsageError:
+        words = text.lower().split()
+        named = [code for code, entry in CATALOGUE.items() if _has(words, entry.name)]
+        described = [
+            code for code, one in CATALOGUE.items() if _has(words, f"{one.name} {one.when} {one.why} {one.mend}")
+        ]
+        if not words or not described:
+            raise
+        return tuple(dict.fromkeys([*named, *described]))
+
+
+def _has(words: Iterable[str], text: str) -> bool:
+    return all(word in text.lower() for word in words)
+
+
 def codes_like(word: str) -> tuple[str, ...]:
     """Return the codes for a word: a code, the beginning of codes (``D``), or a name.
 

@@ -69,8 +69,10 @@ BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
         (("run.pth", "--optimizer", "Adam"), "No such command 'run.pth'", "ckptmove verify run.pth --optimizer Adam"),
         (("run.pth", "--bogus"), "No such command 'run.pth'", "the commands are"),
         (("inspect", "run.pth", "--select", "Z9"), "'Z9' is no code of a finding", ""),
+        (("rules", "--format", "xml"), "'xml' is not one of 'human'", "ckptmove rules --help"),
+        (("rules", "--format", "junit"), "--report junit=FILE", "ckptmove rules --help"),
         (("rules", "Z9"), "'Z9' is no code of a finding; 'ckptmove rules' lists them", ""),
-        (("rules", "Mixed-Device"), "'Mixed-Device' is no code of a finding; did you mean mixed-devices?", ""),
+        (("rules", "Mixed-Devise"), "'Mixed-Devise' is no code of a finding; did you mean mixed-devices?", ""),
         (("verify", "run.pth", "--ignore", "crc-missmatch"), "of a finding; did you mean crc-mismatch?", ""),
         (("verify", "run.pth", "dragged.pth", "--against", "run.pth"), "--against names the original of one", ""),
         (("verify", "run.pth", "--seed", "-1"), "Invalid value for '--seed': ", "ckptmove verify --help"),
@@ -116,7 +118,7 @@ def test_no_command_shows_the_help(say) -> None:
     assert said.out.startswith("Usage: ckptmove [OPTIONS] COMMAND")
 
 
-@pytest.mark.parametrize("words", [("--version",), ("inspect", "--version"), ("verify", "--version")])
+@pytest.mark.parametrize("words", [("--version",), ("-V",), ("inspect", "--version"), ("verify", "-V")])
 def test_version(say, words) -> None:
     said = say(*words)
     assert (said.code, said.out) == (0, "ckptmove 0.1.0\n")
@@ -186,7 +188,7 @@ ERRORS = {
     errors.UsageError("w"): (2, ""),
     errors.UnknownDevice("gpu", "cuda:0"): (2, "cuda:0"),
     errors.UnknownDevice("?", None): (2, "cpu"),
-    errors.TorchMissing(): (2, "pip install 'ckptmove[torch]'"),
+    errors.TorchMissing(): (2, "pip install torch"),
     errors.TorchBroken("OSError: no"): (2, "python -c 'import torch'"),
     errors.MissingFile("a"): (3, "the path"),
     errors.MissingFile("a*"): (3, "glob"),

@@ -142,6 +142,11 @@ def test_rules_lists_the_catalogue(say, ask) -> None:
     assert rows[1] == f"D102  optimizer-device        {CATALOGUE['D102'].severity.value:<7}  {CATALOGUE['D102'].when}"
     assert said.only_next == ["rules", "CODE"]
     assert [rule["code"] for rule in ask("rules")["rules"]] == list(CATALOGUE)
+    assert say("rules", "second moment", "--quiet").out == "N502 negative-moment\n"
+    first, *_ = say("rules", "step", "--quiet").out.splitlines()
+    assert first == "O201 step-on-accelerator"  # names come first
+    assert "D102 optimizer-device" in say("rules", "step", "--quiet").out
+    assert say("rules", " ").code == 2
     assert say("rules", "N", "--quiet").out == "N501 not-finite\nN502 negative-moment\n"
     first, second = say("rules", "N", "--verbose").out.split("\n\n")
     assert ["verify" in row.rpartition("(only ")[2] for row in rows if row[0] == "N"] == [True, True]

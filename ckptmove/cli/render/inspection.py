@@ -165,17 +165,18 @@ def _header(page: Page, inventory: Inventory) -> Iterator[str]:
 
 def _summary(page: Page, summary: CheckpointSummary) -> Iterator[str]:
     """Parameters, dtypes, epoch, step, learning rates and optimizers in one line; what is unknown is left out."""
-    facts = [f"{_short(summary.parameters)} parameters", some([dtype for dtype, _ in summary.dtypes], _FIRST)]
-    if not summary.parameters:
-        facts = []
+    facts: list[str] = []
+    if summary.parameters:
+        facts.append(f"{_short(summary.parameters)} parameter{'s' if summary.parameters > 1 else ''}")
+        facts.append(some([dtype for dtype, _ in summary.dtypes], _FIRST))
     if summary.epoch is not None:
-        facts.append(f"epoch {round(summary.epoch, 2):,}")
+        epoch = round(summary.epoch, 2)
+        facts.append(f"epoch {int(epoch) if epoch == int(epoch) else epoch:,}")
     if summary.step is not None:
         facts.append(f"step {summary.step:,}")
     rates = sorted(summary.learning_rates)
     if rates:
-        shown = [rates[0]] if len(rates) == 1 else [rates[0], rates[-1]]
-        facts.append(f"lr {' to '.join(map(_rate, shown))}")
+        facts.append(f"lr {' to '.join(dict.fromkeys([_rate(rates[0]), _rate(rates[-1])]))}")
     if summary.optimizers:
         facts.append(some(summary.optimizers, _FIRST))
     if facts:
@@ -184,8 +185,12 @@ def _summary(page: Page, summary: CheckpointSummary) -> Iterator[str]:
 
 def _short(count: int) -> str:
     """A count as model cards write it: ``124.4 M``, ``7.2 B``."""
-    power = 0 if count < _THOUSAND else min((len(str(count)) - 1) // 3, len(_SUFFIXES))
-    return f"{count / _THOUSAND**power:.1f} {_SUFFIXES[power - 1]}" if power else str(count)
+    if count < _THOUSAND:
+        return str(count)
+    scaled, power = count / _THOUSAND, 0
+    while round(scaled, 1) >= _THOUSAND and power + 1 < len(_SUFFIXES):
+        scaled, power = scaled / _THOUSAND, power + 1
+    return f"{scaled:.1f} {_SUFFIXES[power]}"
 
 
 def _rate(rate: float) -> str:

@@ -1,0 +1,41 @@
+"""Values that a shell completes. Their tables are imported only for a completion."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Devices that are completed, the common ones first.
+_DEVICES: Final = ("cpu", "cuda:0", "cuda:1", "mps", "xpu:0", "hpu:0", "mtia:0")
+
+
+def devices() -> list[str]:
+    """Values of ``--to`` and ``--expect``."""
+    return [*_DEVICES]
+
+
+def codes() -> list[tuple[str, str]]:
+    """Codes of findings with their names, for ``--select``, ``--ignore`` and ``rules``."""
+    from ckptmove.findings.catalogue import CATALOGUE
+
+    return [(entry.code, entry.name) for entry in CATALOGUE.values()]
+
+
+def optimizers() -> list[str]:
+    """Values of ``--optimizer``: the classes of ``torch.optim``."""
+    from ckptmove.torch_facts.optimizers import TABLE
+
+    return [row.name for row in TABLE]
+
+
+def formats() -> list[str]:
+    """Values of ``--format``."""
+    from ckptmove.cli.render.registry import RENDERERS
+
+    return [*RENDERERS]
+
+
+def report_kinds() -> list[str]:
+    """Beginnings of ``--report``."""
+    from ckptmove.cli.render.reports import REPORTS
+
+    return [f"{kind}=" for kind in REPORTS]
