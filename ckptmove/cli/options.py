@@ -109,7 +109,7 @@ Report = Annotated[
         "--report",
         metavar="KIND=FILE",
         autocompletion=completion.report_kinds,
-        help="Also write a report to a file: json, junit, markdown or sarif. Repeatable.",
+        help="Also write a report to a file: json, junit, markdown, sarif or html. Repeatable.",
         show_default=False,
     ),
 ]

@@ -42,11 +42,12 @@ EXECUTING_DOTTED = {
 }  # fmt: skip
 #: The standard library as far as it is used: none of it runs what it is given, but for those below.
 HARMLESS_MODULES = {
-    "__future__", "_compat_pickle", "abc", "array", "ast", "bisect", "collections", "concurrent", "contextlib",
-    "dataclasses", "difflib", "enum", "errno", "fcntl", "filecmp", "fnmatch", "functools", "gc", "glob", "hashlib",
-    "io", "itertools", "json", "keyword", "linecache", "math", "mmap", "os", "pathlib", "pickletools", "platform",
-    "posixpath", "random", "re", "shlex", "shutil", "signal", "stat", "struct", "sys", "sysconfig", "tarfile",
-    "textwrap", "threading", "time", "tokenize", "traceback", "types", "typing", "uuid", "warnings", "weakref", "zlib",
+    "__future__", "_compat_pickle", "abc", "array", "ast", "base64", "bisect", "collections", "concurrent",
+    "contextlib", "dataclasses", "difflib", "enum", "errno", "fcntl", "filecmp", "fnmatch", "functools", "gc", "glob",
+    "hashlib", "html", "io", "itertools", "json", "keyword", "linecache", "math", "mmap", "os", "pathlib",
+    "pickletools", "platform", "posixpath", "random", "re", "shlex", "shutil", "signal", "stat", "struct", "sys",
+    "sysconfig", "tarfile", "textwrap", "threading", "time", "tokenize", "traceback", "types", "typing", "uuid",
+    "warnings", "weakref", "zlib",
 }  # fmt: skip
 #: What could run something, and the one module that may import it.
 GUARDED_MODULES = {

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ckptmove.cli import options
+from ckptmove.cli import completion
 from ckptmove.cli.render.reports import REPORTS, open_document
 from ckptmove.errors import StdoutFailed
 from ckptmove.verification.evidence import FixedFile, VerifyResult
@@ -146,7 +146,7 @@ def test_an_answer_that_cannot_be_printed_is_in_the_file(say, bench, monkeypatch
 def test_the_help_and_the_completion_name_every_kind(say) -> None:
     help_text = " ".join(say("inspect", "--help").out.split())
     assert f"Also write a report to a file: {', '.join(REPORTS)}".rpartition(", ")[0] in help_text
-    assert [word.removesuffix("=") for word in options._report_kinds()] == list(REPORTS)
+    assert [word.removesuffix("=") for word in completion.report_kinds()] == list(REPORTS)
     assert all(kind in help_text for kind in REPORTS)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from ckptmove.api.document import Json
     from ckptmove.api.failures import Failure
     from ckptmove.api.figures import Expectation
     from ckptmove.api.functions import InspectRequest
@@ -55,6 +56,21 @@ class InspectAnswer(NamedTuple):
     def expectation(self) -> Expectation | None:
         """The result of ``--expect``, or None."""
         return self.inspection.expectation
+
+    def entry(self) -> Json:
+        """The answer as an entry of ``checkpoints`` in JSON."""
+        from ckptmove.api.document import checkpoint
+
+        found = self.inspection
+        return checkpoint(
+            found.inventory,
+            found.findings,
+            tensors=self.tensors,
+            summary=found.summary,
+            pairings=found.pairings,
+            expectation=found.expectation,
+            unchecked=found.unchecked,
+        )
 
 
 class ConvertAnswer(NamedTuple):

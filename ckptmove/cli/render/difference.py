@@ -39,15 +39,16 @@ def difference_lines(page: Page, result: DiffResult, *, verbose: bool) -> Iterat
         yield from page.wrap(f"note: {clean(note)}", 2)
     if result.notes or not result.same:
         yield ""
-    yield page.paint(_answer(result), "bold green" if result.same else "bold yellow")
+    yield page.paint(answer_line(result), "bold green" if result.same else "bold yellow")
 
 
 def brief_line(result: DiffResult) -> str:
     """The answer in one line, with both paths."""
-    return f"{clean(result.first)} -> {clean(result.second)}: {_answer(result)}"
+    return f"{clean(result.first)} -> {clean(result.second)}: {answer_line(result)}"
 
 
-def _answer(result: DiffResult) -> str:
+def answer_line(result: DiffResult) -> str:
+    """The answer in one line, without the paths."""
     if result.same:
         rest = "and everything else that was compared" if result.notes else "all stored devices, and everything else"
         return f"the same: {amount(result.tensors, 'tensor')} bit for bit, {rest}"

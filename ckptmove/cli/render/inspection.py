@@ -164,23 +164,36 @@ def _header(page: Page, inventory: Inventory) -> Iterator[str]:
 
 
 def _summary(page: Page, summary: CheckpointSummary) -> Iterator[str]:
-    """Parameters, dtypes, epoch, step, learning rates and optimizers in one line; what is unknown is left out."""
-    facts: list[str] = []
-    if summary.parameters:
-        facts.append(f"{_short(summary.parameters)} parameter{'s' if summary.parameters > 1 else ''}")
-        facts.append(some([dtype for dtype, _ in summary.dtypes], _FIRST))
-    if summary.epoch is not None:
-        epoch = round(summary.epoch, 2)
-        facts.append(f"epoch {int(epoch) if epoch == int(epoch) else epoch:,}")
-    if summary.step is not None:
-        facts.append(f"step {summary.step:,}")
-    rates = sorted(summary.learning_rates)
-    if rates:
-        facts.append(f"lr {' to '.join(dict.fromkeys([_rate(rates[0]), _rate(rates[-1])]))}")
-    if summary.optimizers:
-        facts.append(some(summary.optimizers, _FIRST))
+    """The figures of a summary in one line."""
+    words = {
+        "parameters": ("", " parameter" if summary.parameters == 1 else " parameters"),
+        "epoch": ("epoch ", ""),
+        "step": ("step ", ""),
+        "learning rate": ("lr ", ""),
+    }
+    figures = summary_figures(summary)
+    facts = [value.join(words.get(name, ("", ""))) for name, value in figures.items()]
     if facts:
         yield from page.wrap(page.separator.join(facts), 0)
+
+
+def summary_figures(summary: CheckpointSummary) -> dict[str, str]:
+    """Parameters, dtype, epoch, step, learning rate and optimizer as text; a figure that is unknown is left out."""
+    figures: dict[str, str] = {}
+    if summary.parameters:
+        figures["parameters"] = _short(summary.parameters)
+        figures["dtype"] = some([dtype for dtype, _ in summary.dtypes], _FIRST)
+    if summary.epoch is not None:
+        epoch = round(summary.epoch, 2)
+        figures["epoch"] = f"{int(epoch) if epoch == int(epoch) else epoch:,}"
+    if summary.step is not None:
+        figures["step"] = f"{summary.step:,}"
+    rates = sorted(summary.learning_rates)
+    if rates:
+        figures["learning rate"] = " to ".join(dict.fromkeys([_rate(rates[0]), _rate(rates[-1])]))
+    if summary.optimizers:
+        figures["optimizer"] = some(summary.optimizers, _FIRST)
+    return figures
 
 
 def _short(count: int) -> str:

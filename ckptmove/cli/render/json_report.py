@@ -29,19 +29,7 @@ class JsonDocument(Document):
         self._keys: Json = {}
 
     def inspect(self, answer: InspectAnswer) -> None:
-        from ckptmove.api.document import checkpoint
-
-        found = answer.inspection
-        entry = checkpoint(
-            found.inventory,
-            found.findings,
-            tensors=answer.tensors,
-            summary=found.summary,
-            pairings=found.pairings,
-            expectation=found.expectation,
-            unchecked=found.unchecked,
-        )
-        self._keys.setdefault("checkpoints", []).append(entry)
+        self._keys.setdefault("checkpoints", []).append(answer.entry())
 
     def convert(self, answer: ConvertAnswer) -> None:
         from ckptmove.api.document import conversion

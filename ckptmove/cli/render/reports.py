@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.cli.render.html_report import HtmlDocument
 from ckptmove.cli.render.json_report import JsonDocument
 from ckptmove.cli.render.junit import JUnitDocument
 from ckptmove.cli.render.markdown import MarkdownDocument
@@ -21,6 +22,7 @@ REPORTS: Final[dict[str, Callable[[], Document]]] = {
     "junit": JUnitDocument,
     "markdown": MarkdownDocument,
     "sarif": SarifDocument,
+    "html": HtmlDocument,
 }
 
 

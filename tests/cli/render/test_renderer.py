@@ -39,6 +39,7 @@ class Markdown(Renderer):
 
     def finish(self, summary):
         self._out.lines([f"{summary.command}: {summary.exit_code}, {summary.good}/{summary.checkpoints}"])
+        return summary.exit_code
 
 
 @pytest.fixture
@@ -88,7 +89,8 @@ def test_a_format_that_leaves_an_answer_out_writes_nothing(say, monkeypatch) -> 
 
 @pytest.mark.parametrize("name", list(RENDERERS))
 def test_every_format_writes_every_answer(name) -> None:
-    assert vars(RENDERERS[name]).keys() >= ANSWERS
+    written = {name for cls in RENDERERS[name].__mro__ if cls is not Renderer for name in vars(cls)}
+    assert written >= ANSWERS
 
 
 def test_the_formats_are_the_choices(ask, say, monkeypatch) -> None:

@@ -1,0 +1,91 @@
+"""``--report html=FILE``: one page with the answers of a command, for a browser."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from ckptmove import __version__
+from ckptmove.api import document
+from ckptmove.cli.render import conversion, difference, verification
+from ckptmove.cli.render.html.conversion import conversion_of
+from ckptmove.cli.render.html.devices import Palette
+from ckptmove.cli.render.html.difference import difference_section
+from ckptmove.cli.render.html.findings import counted
+from ckptmove.cli.render.html.inspection import checkpoint_section
+from ckptmove.cli.render.html.markup import Markup, element
+from ckptmove.cli.render.html.page import HEAD, whole_page
+from ckptmove.cli.render.html.sections import failures, lines_section, overview
+from ckptmove.cli.render.html.verification import result_section
+from ckptmove.cli.render.inspection import summary_figures
+from ckptmove.cli.render.page import Page
+from ckptmove.cli.render.renderer import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.comparison.differences import DiffResult
+
+
+class HtmlDocument(Document):
+    """Collects a section for each answer."""
+
+    title: ClassVar = "an HTML report of ckptmove"
+    head: ClassVar = HEAD
+
+    def __init__(self) -> None:
+        self._palette = Palette()
+        self._sections: list[Markup] = []
+        #: Path, outcome and status of each section.
+        self._entries: list[tuple[str, str, str]] = []
+
+    def inspect(self, answer: InspectAnswer) -> None:
+        """Add an inventory with its findings, and what ``convert`` would move."""
+        checkpoint = answer.entry()
+        status = "failed" if answer.exit_code else "passed"
+        figures = summary_figures(answer.inspection.summary)
+        name = self._enter(checkpoint["path"], counted(checkpoint["findings"]), status)
+        self._sections.append(checkpoint_section(checkpoint, figures, conversion_of(answer), self._palette, name))
+
+    def convert(self, answer: ConvertAnswer) -> None:
+        """Add a plan and its outcome."""
+        path, result = answer.request.path, answer.result
+        lines = [*conversion.plan_lines(Page(), result.plan, verbose=True), *result.notes]
+        self._add_lines(path, conversion.brief_line(path, result), lines)
+
+    def skipped(self, path: str, output: str) -> None:
+        """Add a checkpoint that was left out because its output exists."""
+        self._add_lines(path, conversion.skipped_line(path, output))
+
+    def verify(self, answer: VerifyAnswer) -> None:
+        """Add checks, findings and a verdict."""
+        result = answer.result
+        verdict = verification.outcome(result, strict=answer.strict)
+        status = "failed" if answer.fails else "passed" if result.proven else "unproven"
+        name = self._enter(result.path, verdict, status)
+        self._sections.append(result_section(result, verdict, status, name))
+
+    def diff(self, result: DiffResult) -> None:
+        """Add the differences between two checkpoints."""
+        verdict = difference.answer_line(result)
+        paths = result.first, result.second
+        self._enter(" → ".join(paths), verdict, "passed" if result.same else "failed")
+        self._sections.append(difference_section(document.difference(result), paths, verdict))
+
+    def document(self, summary: Summary) -> str:
+        """Return the page, with an overview if it has several sections."""
+        command = f"ckptmove {summary.command}"
+        errors = document.envelope(summary.command, summary.exit_code, summary.failures)["errors"]
+        head = element("header", element("h1", command), element("p", f"ckptmove {__version__}", class_="version"))
+        content = [overview(self._entries) if len(self._entries) > 1 else "", failures(errors), *self._sections]
+        paths = ", ".join(path for path, _, _ in self._entries[:1])
+        return whole_page(f"{command} {paths}", [head, element("main", *content)])
+
+    def _enter(self, path: str, outcome: str, status: str) -> str:
+        """Add a line to the overview, and return the ``id`` of its section."""
+        self._entries.append((path, outcome, status))
+        return f"section-{len(self._entries)}"
+
+    def _add_lines(self, path: str, outcome: str, lines: Iterable[str] = ()) -> None:
+        name = self._enter(path, outcome, "passed")
+        self._sections.append(lines_section(path, outcome, lines, name))
