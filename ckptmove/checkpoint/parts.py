@@ -218,6 +218,7 @@ class FilePart(OpenPart):
         self._budget = container.limits, machine.end - machine.begin
         self._held: tuple[Container, Machine] | None = (container, machine)
         self._files: OpenFiles | None = None
+        self._few_spans: dict[str, Span | None] = {}
 
     def put_into(self, files: OpenFiles, inventory: Inventory, base: int, row: FileRecord) -> None:
         """Make it a part of a checkpoint of several files."""
@@ -268,7 +269,11 @@ class FilePart(OpenPart):
         return self._held[0].source if self._held is not None else self._reopened
 
     def span(self, key: str) -> Span | None:
-        return self._spans.get(key)
+        if self._held is None:
+            return self._spans.get(key)
+        if key not in self._few_spans:  # each costs a read: a summary needs two of a hundred thousand
+            self._few_spans[key] = self._held[0].storage_span(key)
+        return self._few_spans[key]
 
     def storage(self, key: str) -> StoredBytes | None:
         span = self.span(key)

@@ -29,7 +29,7 @@ ROWS: list[list[str]] = [
     ["findings.*"],
     ["verification.*"],
     ["api.*", "__init__"],
-    ["cli.*", "testing", "__main__"],
+    ["cli.*", "testing", "pytest_plugin", "__main__"],
 ]
 
 #: Where a third-party library may be imported.
@@ -40,6 +40,7 @@ HOMES = {
     "asttokens": ("verification",),
     "executing": ("verification",),
     "typer": ("cli",),
+    "pytest": ("pytest_plugin",),
     "rich": ("cli",),
     "tomli": ("cli",),
     "filelock": ("io",),

@@ -174,7 +174,8 @@ def _summary(page: Page, summary: CheckpointSummary) -> Iterator[str]:
     figures = summary_figures(summary)
     facts = [value.join(words.get(name, ("", ""))) for name, value in figures.items()]
     if facts:
-        yield from page.wrap(page.separator.join(facts), 0)
+        whole = page.separator.join(fact.replace(" ", "\xa0") for fact in facts)  # no line ends inside a fact
+        yield from (line.replace("\xa0", " ") for line in page.wrap(whole, 0))
 
 
 def summary_figures(summary: CheckpointSummary) -> dict[str, str]:

@@ -31,7 +31,7 @@ def test_every_fact_is_shown_in_order() -> None:
     assert line.isascii()
     assert line.split(" - ") == shown(**facts)[0].split(" · ")
     narrow = shown(Page(columns=40), **facts)
-    assert len(narrow) > 1
+    assert narrow[1].startswith("step 12,000")
     assert max(map(len, narrow)) <= 40
     assert " ".join(narrow) == shown(**facts)[0]
 

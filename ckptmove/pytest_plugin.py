@@ -1,0 +1,92 @@
+"""The pytest plugin: ``pytest --ckptmove 'runs/*.pth' --ckptmove-to cuda:0``, and the fixture ``assert_resumes``.
+
+pytest imports this module at every start, so it imports ckptmove only when it is used.
+"""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckptmove.verification.evidence import VerifyResult
+
+#: Exit code of a command that Ctrl-C ended.
+_INTERRUPTED = 130
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("ckptmove", "checkpoints of PyTorch")
+    group.addoption(
+        "--ckptmove",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="Run 'ckptmove verify' on these checkpoints, one test each. Repeatable. Other options are those of "
+        "[tool.ckptmove] and CKPTMOVE_*.",
+    )
+    group.addoption("--ckptmove-to", metavar="DEV", help="Target device of --ckptmove and of assert_resumes.")
+
+
+@pytest.hookimpl(tryfirst=True)  # so that -k and -m select these tests, too
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add a test for each checkpoint."""
+    globs = config.getoption("--ckptmove")
+    if globs:
+        from ckptmove.cli.config import Config
+        from ckptmove.cli.paths import checkpoint_paths
+
+        paths = checkpoint_paths(globs, Config(), "verify")
+        items += [CheckpointItem.from_parent(session, name=path, nodeid=f"ckptmove::{path}") for path in paths]
+
+
+class CheckpointFailed(Exception):
+    """The checkpoint does not resume, or cannot be read. The message is the report of ``verify``."""
+
+
+class CheckpointItem(pytest.Item):
+    """The test of one checkpoint."""
+
+    def runtest(self) -> None:
+        """Verify the checkpoint.
+
+        Raises:
+            CheckpointFailed: if ``verify`` exits with another code than 0.
+            KeyboardInterrupt: if it was interrupted.
+        """
+        from ckptmove.cli.app import app
+
+        to = self.config.getoption("--ckptmove-to")
+        report = io.StringIO()
+        with redirect_stdout(report), redirect_stderr(report), pytest.raises(SystemExit) as ended:
+            app(["verify", self.name, *([f"--to={to}"] if to else [])])
+        if ended.value.code == _INTERRUPTED:
+            raise KeyboardInterrupt
+        if ended.value.code:
+            raise CheckpointFailed(report.getvalue())
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The report, without a traceback of this module."""
+        if isinstance(excinfo.value, CheckpointFailed):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[str, int | None, str]:
+        """The checkpoint, as a file without lines."""
+        return self.name, None, f"ckptmove verify {self.name}"
+
+
+@pytest.fixture
+def assert_resumes(pytestconfig: pytest.Config) -> Callable[..., VerifyResult]:
+    """:func:`ckptmove.testing.assert_resumes`; its default target is that of ``--ckptmove-to``."""
+    from ckptmove import testing
+
+    to = pytestconfig.getoption("--ckptmove-to")
+    return partial(testing.assert_resumes, to=to) if to else testing.assert_resumes
