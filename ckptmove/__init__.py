@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ckptmove.api.functions import convert, diff, inspect, undo, verify
+    from ckptmove.api.functions import convert, diff, inspect, load, undo, verify
     from ckptmove.api.results import ConvertResult, DiffResult, Inspection, VerifyResult
     from ckptmove.case import Case
 
@@ -18,6 +18,7 @@ __all__ = [
     "convert",
     "diff",
     "inspect",
+    "load",
     "undo",
     "verify",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -25,9 +26,11 @@ class CkptMoveError(Exception):
         message: the error in one line, without a hint.
         path: the file or directory concerned, or None.
         others: errors of the other files, if no file of a directory or an archive can be read.
+        hint: what to do next, if the API raised the error; may be empty.
     """
 
     kind: ClassVar[str] = "error"
+    hint: str = ""
 
     def __init__(self, message: str, *, path: str | None = None) -> None:
         super().__init__(message)
@@ -40,7 +43,7 @@ class CkptMoveError(Exception):
         return f"{self.path}: {self.message}" if self.path else self.message
 
 
-class UsageError(CkptMoveError):
+class UsageError(CkptMoveError, ValueError):
     """The request is invalid.
 
     Attributes:
@@ -91,22 +94,22 @@ class OutputIsStdout(UsageError):
         super().__init__("a checkpoint cannot be written to standard output")
 
 
-class TorchMissing(UsageError):
-    """The command needs torch, which is not installed."""
+class TorchMissing(UsageError, ImportError):
+    """A function needs torch, which is not installed."""
 
     kind = "torch-missing"
 
-    def __init__(self) -> None:
-        super().__init__("verify runs a real optimizer step and needs torch, which is not installed here")
+    def __init__(self, needs: str = "verify runs a real optimizer step and needs torch") -> None:
+        super().__init__(f"{needs}, which is not installed here")
 
 
-class TorchBroken(UsageError):
-    """torch is installed but cannot be imported. ``reason`` is its last line, or the signal that ended the process."""
+class TorchBroken(UsageError, ImportError):
+    """torch cannot be imported. ``reason`` is the last line of the error, or the signal that ended the process."""
 
     kind = "torch-broken"
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"verify needs torch, which is installed here but cannot be imported: {reason}")
+        super().__init__(f"torch is installed here but cannot be imported: {reason}")
         self.reason = reason
 
 
@@ -116,13 +119,14 @@ class UnreadableInput(CkptMoveError):
     kind = "unreadable"
 
 
-class MissingFile(UnreadableInput):
+class MissingFile(UnreadableInput, FileNotFoundError):
     """The path does not exist."""
 
     kind = "missing-file"
 
     def __init__(self, path: str) -> None:
         super().__init__("no such file", path=path)
+        self.errno, self.filename = errno.ENOENT, path
 
 
 class NothingConfigured(UnreadableInput):
@@ -139,7 +143,7 @@ class NothingConfigured(UnreadableInput):
         self.patterns = patterns
 
 
-class AccessFailed(UnreadableInput):
+class AccessFailed(UnreadableInput, OSError):
     """The operating system failed to read the input. ``reason`` is its message, for example ``Permission denied``."""
 
     kind = "access-failed"
@@ -160,12 +164,7 @@ class NotACheckpoint(UnreadableInput):
 
 
 class UnsupportedContainer(UnreadableInput):
-    """The container of the checkpoint is recognized but not supported.
-
-    Attributes:
-        container: name of the container in the JSON output, for example ``torch-tar``.
-        described: the container in words: ``a tar of torch 0.1``.
-    """
+    """The container is not supported. ``container`` is its name in JSON, ``described`` the same in words."""
 
     kind = "unsupported-container"
 
@@ -239,7 +238,7 @@ class Refused(CkptMoveError):
     kind = "refused"
 
 
-class OutputExists(Refused):
+class OutputExists(Refused, FileExistsError):
     """The output already exists."""
 
     kind = "output-exists"
@@ -309,7 +308,7 @@ class LimitExceeded(Refused):
         self.is_fixed = is_fixed
 
 
-class OutOfMemory(Refused):
+class OutOfMemory(Refused, MemoryError):
     """The system does not have enough memory for the file."""
 
     kind = "out-of-memory"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, TypeVar
 
 from ckptmove.errors import UsageError
+from ckptmove.io.file_object import OpenFile, location_of
 from ckptmove.torch_facts.devices import parse_mapping, parse_target
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from ckptmove.moves import MoveRequest, Remap, RemapOptions
@@ -31,8 +33,26 @@ class DeviceLike(Protocol):
 
 FilePath: TypeAlias = "str | os.PathLike[str]"
 Device: TypeAlias = "str | DeviceLike"
+_F = TypeVar("_F", bound=Callable[..., Any])
 #: As in ``torch.load``, except a function, which needs loaded storages and is refused.
 MapLocation: TypeAlias = "Device | Mapping[str, Device]"
+
+
+def location(path: FilePath | BinaryIO) -> str:
+    """The path as text; a file object without a path as an :class:`~ckptmove.io.file_object.OpenFile`."""
+    return os.fspath(path) if isinstance(path, str | os.PathLike) else location_of(path)
+
+
+def local_path(path: FilePath | BinaryIO, what: str) -> str:
+    """The path as text, for what cannot be done with a file object.
+
+    Raises:
+        UsageError: if it is a file object without a path.
+    """
+    found = location(path)
+    if isinstance(found, OpenFile):
+        raise UsageError(f"{what} a path, not a file object")
+    return found
 
 
 def targets(to: Device | None, map_location: MapLocation | None) -> tuple[str | None, Mapping[str, str]]:
@@ -44,6 +64,25 @@ def targets(to: Device | None, map_location: MapLocation | None) -> tuple[str | 
     if to is not None and map_location is not None and parse_target(str(to)) != parse_target(str(map_location)):
         raise UsageError(f"two targets: to={str(to)!r} and map_location={str(map_location)!r}")
     return device_text(map_location if to is None else to), {}
+
+
+def named_remap(function: _F) -> _F:
+    """Name the parameters behind ``**remap`` in the signature of a function, for ``help`` and completion."""
+    from ckptmove.moves import Remap, RemapOptions
+
+    signature = inspect.signature(function)
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    named = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=Remap._field_defaults[name],
+            annotation=annotation.__forward_arg__,
+        )
+        for name, annotation in RemapOptions.__annotations__.items()
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *named])  # type: ignore[attr-defined]  # read by inspect
+    return function
 
 
 def remap_of(options: RemapOptions) -> Remap:

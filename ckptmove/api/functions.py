@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from ckptmove.api.arguments import device_text, move_request, remap_of, targets
+from ckptmove.api.arguments import device_text, local_path, location, move_request, named_remap, remap_of, targets
 from ckptmove.api.figures import Expectation
+from ckptmove.api.hinting import hinted
 from ckptmove.api.results import ConvertResult, DiffResult, Inspection, VerifyResult
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.summary import summarize
-from ckptmove.errors import UsageError
+from ckptmove.errors import TorchBroken, TorchMissing, UsageError
 from ckptmove.io.locations import default_output, without_suffix
 from ckptmove.io.outputs import do_nothing
 from ckptmove.limits import Limits
@@ -49,8 +50,9 @@ class InspectRequest(NamedTuple):
     limits: Limits = Limits()
 
 
+@hinted()
 def inspect(
-    path: FilePath,
+    path: FilePath | BinaryIO,
     *,
     target: Device | None = None,
     expect: Device | None = None,
@@ -64,7 +66,7 @@ def inspect(
     """Read a checkpoint as data: no torch, no GPU, none of the model's own classes.
 
     Args:
-        path: a file, or a directory or an archive of files, which is read as one checkpoint.
+        path: a file, or a directory or an archive of files, which is read as one checkpoint; or a binary file object.
         target: target device of the findings (default: ``expect``, or else the device of the model).
         expect: device on which every tensor that should move is expected; the result then has a plan.
         device_count: number of devices of the target machine, or None if unknown.
@@ -81,7 +83,7 @@ def inspect(
         UnknownDevice: if torch does not know the target device.
     """
     request = InspectRequest(
-        path=os.fspath(path),
+        path=location(path),
         target=device_text(target),
         expect=device_text(expect),
         device_count=device_count,
@@ -135,8 +137,10 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
     )
 
 
+@named_remap
+@hinted()
 def convert(
-    path: FilePath,
+    path: FilePath | BinaryIO,
     *,
     to: Device | None = None,
     map_location: MapLocation | None = None,
@@ -159,7 +163,8 @@ def convert(
     A format without devices, for example safetensors, is copied if ``output`` is given; otherwise nothing is written.
 
     Args:
-        path: a file, or a directory or an archive of files, which is written completely or not at all.
+        path: a file, or a directory or an archive of files, which is written completely or not at all;
+            or, with ``output``, a binary file object.
         to: target device of all tensors, except those that have to stay (RNG states, ``step``).
         map_location: as in ``torch.load``: a target device, as ``to``, or a dict from globs of devices to devices,
             applied before ``to``; the first match counts.
@@ -192,7 +197,7 @@ def convert(
 
     to, mapping = targets(to, map_location)
     request = ConvertRequest(
-        path=os.fspath(path),
+        path=location(path) if output else local_path(path, "convert without output takes"),
         move=move_request(to, mapping, keep, cast=cast, rewrite_strings=rewrite_strings, remap=remap_of(remap)),
         shard_bytes=parse_size(shard_size) if isinstance(shard_size, str) else shard_size,
         output=os.fspath(output) if output else None,
@@ -231,6 +236,57 @@ def with_default_output(request: ConvertRequest) -> ConvertRequest:
     return replace(request, default_output=default_output(path, tag))
 
 
+@hinted()
+def load(
+    path: FilePath | BinaryIO,
+    map_location: MapLocation | None = None,
+    *,
+    mmap: bool = True,
+    only: str | Sequence[str] | None = None,
+    plain: bool = False,
+    limits: Limits | None = None,
+) -> Any:
+    """Load a checkpoint, as ``torch.load`` does, and remap its state for the device. Its pickle is never executed.
+
+    With a device, RNG states stay on the CPU, ``step`` goes where its optimizer creates it, and ``capturable`` and
+    ``fused`` become False where the device lacks them, as :func:`convert` writes them.
+
+    Args:
+        path: a file, or a directory or an archive of files, which becomes one dict; or a binary file
+            object.
+        map_location: as in ``torch.load``: a device, ``"meta"``, or a dict from globs of devices to devices (default:
+            the devices of the file).
+        mmap: whether tensors that stay on the CPU are mapped from the file. Writing to them never changes it.
+        only: parts to load: globs of paths, or roles; the bytes of all others are not read.
+        plain: whether objects that only code could build become plain values, instead of an error.
+        limits: resource limits for reading it.
+
+    Returns:
+        The saved object: dicts, lists, tensors and numbers, with shared storages.
+
+    Raises:
+        TorchMissing, TorchBroken: if torch is not installed, or cannot be imported.
+        UsageError: if ``map_location`` is a function, a device is unknown, or this machine lacks it.
+        UnreadableInput: if it cannot be read, is damaged, or is not a checkpoint.
+        Refused: if weights-only mode does not allow its objects, an object has no plain value, or the device lacks a
+            dtype.
+    """
+    try:
+        from ckptmove.verification.loading.load import LoadRequest, load_checkpoint
+    except ImportError as error:
+        if error.name == "torch":
+            raise TorchMissing("load builds tensors and needs torch") from error
+        raise TorchBroken(f"{type(error).__name__}: {error}") from error
+
+    is_meta = map_location is not None and str(map_location) == "meta"
+    to, mapping = targets(None, None if is_meta else map_location)
+    remap = remap_of({"only": only, "plain": plain} if only is not None else {"plain": plain})
+    move = move_request(to, mapping, (), cast=False, rewrite_strings=False, remap=remap)
+    request = LoadRequest(location(path), move, is_meta=is_meta, is_mapped=mmap, limits=limits or Limits())
+    return load_checkpoint(request)
+
+
+@hinted()
 def undo(
     path: FilePath, *, dry_run: bool = False, settle: Callable[[], None] = do_nothing, limits: Limits | None = None
 ) -> UndoResult:
@@ -249,9 +305,11 @@ def undo(
     """
     from ckptmove.conversion.in_place import undo_in_place
 
-    return undo_in_place(os.fspath(path), dry_run=dry_run, limits=limits or Limits(), settle=settle)
+    return undo_in_place(local_path(path, "undo takes"), dry_run=dry_run, limits=limits or Limits(), settle=settle)
 
 
+@named_remap
+@hinted()
 def verify(
     path: FilePath,
     *,
@@ -318,9 +376,9 @@ def verify(
     from ckptmove.verification.run import verify_checkpoint
 
     request = VerifyRequest(
-        path=os.fspath(path),
+        path=local_path(path, "verify takes"),
         to=device_text(to),
-        against=None if against is None else os.fspath(against),
+        against=None if against is None else local_path(against, "against takes"),
         remap=remap_of(remap),
         optimizer=optimizer,
         require_device=require_device,
@@ -339,16 +397,21 @@ def verify(
     return VerifyResult.of(verify_checkpoint(request, progress=progress, stage=stage))
 
 
+@hinted()
 @collector_paused()
 def diff(
-    first: FilePath, second: FilePath, *, progress: Progress | None = None, limits: Limits | None = None
+    first: FilePath | BinaryIO,
+    second: FilePath | BinaryIO,
+    *,
+    progress: Progress | None = None,
+    limits: Limits | None = None,
 ) -> DiffResult:
     """Compare two checkpoints: structure, devices, dtypes and values, bit for bit.
 
     Nothing is unpickled. Without torch, the sizes of differences between values are unknown.
 
     Args:
-        first: a file, a directory or an archive of files.
+        first: a file, a directory or an archive of files; or a binary file object.
         second: the checkpoint to compare with.
         progress: called with the bytes of tensors compared so far and the total.
         limits: resource limits for reading each of them.
@@ -359,5 +422,5 @@ def diff(
     """
     from ckptmove.comparison.compare import compare
 
-    found = compare(os.fspath(first), os.fspath(second), limits or Limits(), measure_with_torch, progress)
+    found = compare(location(first), location(second), limits or Limits(), measure_with_torch, progress)
     return DiffResult.of(found)

@@ -18,6 +18,7 @@ from ckptmove.limits import TREE_MEMORY
 from ckptmove.text import command_line, quoted
 from ckptmove.verification.case.patching import FixNotWritten
 from ckptmove.verification.case.script_file import ScriptUnusable
+from ckptmove.verification.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
 
 if TYPE_CHECKING:
     from ckptmove.model import ArchiveForm
@@ -84,6 +85,7 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
         "if you trust its source, load it, save it again with torch.save, and convert the new file"
     ),
     remap_errors.MixedByteOrders: _SAME_FILES,
+    NotLoadable: "load it with the library that wrote it: torch.jit.load, or torch.export.load",
     remap_errors.InsideObject: "replace objects by plain values, whose parts can be removed: --plain",
     remap_errors.NeededByOptimizer: "remove the optimizer too: --drop optimizer",
     remap_errors.NothingLeft: "name the parts to keep: --only GLOB",
@@ -287,6 +289,22 @@ def _(error: remap_errors.NotPlain) -> str:
     paths = [where for where, _, _ in error.objects if where]
     drops = " ".join(f"--drop {quoted(where)}" for where in paths[:_SHOWN_DROPS])
     return f"leave {'it' if len(paths) == 1 else 'them'} out: {drops}" if paths else ""
+
+
+@hint_for.register(NotWeightsOnly)
+def _(error: NotWeightsOnly) -> str:
+    return _DISTRUST if error.is_dangerous else "load plain values in place of its objects: plain=True"
+
+
+@hint_for.register(MissingDevice)
+def _(error: MissingDevice) -> str:
+    del error
+    return 'load it on a device of this machine: map_location="cpu"'
+
+
+@hint_for.register(NotRebuilt)
+def _(error: NotRebuilt) -> str:
+    return f"check it: ckptmove inspect {quoted(error.path or '')}"
 
 
 @hint_for.register(remap_errors.NotInFormat)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ckptmove import moves
+from ckptmove.api.figures import shares
 from ckptmove.checkpoint.summary import CheckpointSummary
 from ckptmove.comparison import differences
 from ckptmove.model import OneLine
-from ckptmove.text import amount
+from ckptmove.text import amount, size
 from ckptmove.verification import evidence
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from typing_extensions import Self
 
     from ckptmove.api.document import Json
@@ -27,7 +31,23 @@ if TYPE_CHECKING:
 _YES, _NO = 0, 1
 
 
-class _Copied:
+class _Shown(ABC):
+    """Base class of results that a notebook shows as a small table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        from ckptmove.api.tables import html_table
+
+        header, rows = self._table()
+        return html_table(str(self), header, rows)
+
+    @abstractmethod
+    def _table(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+        """The header and the rows."""
+
+
+class _Copied(_Shown):
     """Base class of results that a room below returns without their document."""
 
     __slots__ = ()
@@ -39,7 +59,7 @@ class _Copied:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Inspection(OneLine):
+class Inspection(OneLine, _Shown):
     """The result of ``inspect``.
 
     Attributes:
@@ -102,6 +122,15 @@ class Inspection(OneLine):
         )
         return envelope("inspect", code, failures) | {"checkpoints": [entry]}
 
+    def _table(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+        """The findings; without any, the tensors by device and role."""
+        if self.findings:
+            rows = [(one.code, one.severity.value, one.message, one.fix) for one in self.findings]
+            return ("code", "severity", "message", "fix"), rows
+        found = shares(self.inventory.tensors)
+        rows = [(one.device, one.role, f"{one.tensors:,}", size(one.nbytes)) for one in found]
+        return ("device", "role", "tensors", "size"), rows
+
     def __str__(self) -> str:
         """The path, the number of tensors and the codes of findings, in one line."""
         held, codes = self.inventory, ", ".join(dict.fromkeys(finding.code for finding in self.findings))
@@ -130,6 +159,13 @@ class ConvertResult(moves.ConvertResult, _Copied):
         keys = conversion(self)
         return envelope("convert", _YES, ()) | keys | {"conversions": [{"path": self.path, **keys}]}
 
+    def _table(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+        """The storages and options that change."""
+        plan = self.plan
+        rows = [(", ".join(one.names) or one.storage, one.source, one.target, one.reason) for one in plan.edits]
+        rows += [(one.where, one.source, one.target, one.reason) for one in plan.flags]
+        return ("name", "from", "to", "reason"), rows
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class VerifyResult(evidence.VerifyResult, _Copied):
@@ -146,6 +182,10 @@ class VerifyResult(evidence.VerifyResult, _Copied):
 
         return envelope("verify", _YES if self.ok else _NO, ()) | {"results": [result_to_json(self)]}
 
+    def _table(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+        """The checks."""
+        return ("check", "status", "detail"), [(one.name, one.status, one.detail) for one in self.checks]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DiffResult(differences.DiffResult, _Copied):
@@ -161,3 +201,9 @@ class DiffResult(differences.DiffResult, _Copied):
         from ckptmove.api.document import difference, envelope
 
         return envelope("diff", _YES if self.ok else _NO, ()) | difference(self)
+
+    def _table(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+        """The differences."""
+        rows = [(name, "added", "", "") for name in self.added] + [(name, "removed", "", "") for name in self.removed]
+        rows += [(one.name, one.what, one.source, one.target) for one in self.changed]
+        return ("name", "what", "from", "to"), rows

@@ -10,6 +10,7 @@ from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
 from ckptmove.checkpoint.parts import FilePart, read_file
 from ckptmove.errors import ArchiveOfFiles
+from ckptmove.io.file_object import FileObjectSource, OpenFile
 from ckptmove.io.locations import is_folder
 from ckptmove.io.recovery import recover
 from ckptmove.io.source import open_source
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from ckptmove.io.contracts import Progress
     from ckptmove.io.listing import Listing
+    from ckptmove.io.source import DiskPlace, FileSource
 
 
 @contextmanager
@@ -90,20 +92,35 @@ def _listing(folder: str, limits: Limits) -> Listing:
 
 def _file(path: str, limits: Limits, stack: ExitStack, *, files: bool) -> OpenCheckpoint | Listing:
     """Read a checkpoint file, or list an archive of files."""
+    if isinstance(path, OpenFile):
+        return _read(FileObjectSource(path), None, limits, stack, files=files)
     recovered = recover(path)
     source = open_source(path)
+    return _read(source, source.place, limits, stack, files=files, recovered=recovered)
+
+
+def _read(
+    source: FileSource | FileObjectSource,
+    place: DiskPlace | None,
+    limits: Limits,
+    stack: ExitStack,
+    *,
+    files: bool,
+    recovered: str = "",
+) -> OpenCheckpoint | Listing:
+    """Read a checkpoint file, or list an archive of files."""
     stack.callback(source.close)
     try:
-        part = FilePart(read_file(source, limits), limits, source.place)
+        part = FilePart(read_file(source, limits), limits, place)
     except ArchiveOfFiles:
-        if not files:
+        if not files or isinstance(source, FileObjectSource):
             raise
         from ckptmove.checkpoint.layouts.archive import list_archive
 
         return list_archive(source, limits)
     stack.callback(part.close)
     source.require_unchanged()
-    return OpenCheckpoint(part.inventory, (part,), (source.place,), recovered)
+    return OpenCheckpoint(part.inventory, (part,), () if place is None else (place,), recovered)
 
 
 def _looked_into(

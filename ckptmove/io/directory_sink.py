@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptmove.errors import OutputExists, OutputHoldsMore, WriteFailed
+from ckptmove.errors import CkptMoveError, OutputExists, OutputHoldsMore, WriteFailed
 from ckptmove.io.leftovers import OWNER, Claim
 from ckptmove.io.new_file import NewFile, require_room, write_failed
 from ckptmove.io.outputs import do_nothing
@@ -205,5 +205,7 @@ class DirectorySink:
         try:
             require_usable(self._output / path)
             yield
+        except CkptMoveError:
+            raise
         except (OSError, ValueError) as error:
             raise write_failed(str(self._output / path), error) from error

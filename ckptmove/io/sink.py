@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.errors import NotDurable, OutputExists, WriteFailed, reason_of
+from ckptmove.errors import CkptMoveError, NotDurable, OutputExists, WriteFailed, reason_of
 from ckptmove.io.leftovers import Claim
 from ckptmove.io.new_file import NewFile, write_failed
 from ckptmove.io.outputs import do_nothing
@@ -132,6 +132,8 @@ class FileSink(NewFile):
     def _write_errors(self) -> Iterator[None]:
         try:
             yield
+        except CkptMoveError:
+            raise
         except FileExistsError as error:
             raise OutputExists(str(self._output)) from error
         except (OSError, ValueError) as error:

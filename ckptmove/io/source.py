@@ -44,6 +44,11 @@ class DiskPlace(NamedTuple):
     start: int
     stamp: Stamp
 
+    @property
+    def nbytes(self) -> int:
+        """Length of the file in bytes when it was read."""
+        return self.stamp[2]
+
     def require_unchanged(self, descriptor: int | None = None) -> None:
         """Raise SourceChanged if the file is not the one that was read.
 

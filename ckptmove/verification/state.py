@@ -131,7 +131,7 @@ class StoredTensors:
             if span is not None and storage.nbytes <= span.nbytes:
                 hashed = hashlib.sha256()
                 for block in _blocks(span.start, span.start + storage.nbytes):
-                    hashed.update(self._bytes(part, own, block))
+                    hashed.update(self.read(part, own, block))
                 found[storage.key] = hashed.digest()
         return found
 
@@ -155,9 +155,7 @@ class StoredTensors:
         if values is None:
             if len(self._kept) == _MOST_KEPT:
                 self._kept.pop(next(iter(self._kept)))
-            values = torch.frombuffer(
-                self._bytes(part, cast("str", part.own_key(record)), place.span), dtype=torch.uint8
-            )
+            values = torch.frombuffer(self.read(part, cast("str", part.own_key(record)), place.span), dtype=torch.uint8)
             if swaps:
                 storage: Any = values.untyped_storage()
                 storage.byteswap(dtype_of(record.dtype))
@@ -165,10 +163,10 @@ class StoredTensors:
             self._kept[place, record.dtype] = values
         return values
 
-    def _bytes(self, part: OpenPart, key: str, span: Span) -> bytearray:
-        """Read bytes of a part's storage into memory."""
+    def read(self, part: OpenPart, key: str, span: Span) -> bytearray:
+        """Read bytes of a part's storage into memory; errors as of :meth:`tensor`."""
         disk = part.disk
-        return _gathered(part, key, span) if disk is None else self._read(disk, _on_disk(disk, span))
+        return _gathered(part, key, span) if disk is None else self._read_file(disk, _on_disk(disk, span))
 
     def _opened(self, disk: DiskPlace) -> FileIO:
         """Open a file, or return it if it is open; the oldest one is closed if too many are."""
@@ -189,7 +187,7 @@ class StoredTensors:
         pages = mmap.mmap(number, before + span.nbytes, access=mmap.ACCESS_COPY, offset=span.start - before)
         return torch.frombuffer(pages, dtype=torch.uint8, count=span.nbytes, offset=before)
 
-    def _read(self, disk: DiskPlace, span: Span) -> bytearray:
+    def _read_file(self, disk: DiskPlace, span: Span) -> bytearray:
         opened = self._opened(disk)
         buffer = bytearray(span.nbytes)
         opened.seek(span.start)

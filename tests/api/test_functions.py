@@ -327,3 +327,62 @@ def test_a_function_of_a_notebook_is_refused(trained: Path, monkeypatch) -> None
     monkeypatch.setitem(sys.modules, "notebook", notebook)
     with pytest.raises(CaseUnusable, match=r"case\.py:case"):
         ckptmove.verify(trained, case=notebook.case)
+
+
+def test_errors_are_also_builtin_and_carry_their_hint(source: Path) -> None:
+    with pytest.raises(FileNotFoundError) as missing:
+        ckptmove.inspect(source.with_name("run.ptx"))
+    assert missing.value.filename == str(source.with_name("run.ptx"))
+    assert str(source) in missing.value.hint
+    assert missing.value.__notes__ == [f"hint: {missing.value.hint}"]
+    with pytest.raises(ValueError, match="cudaa") as unknown:
+        ckptmove.convert(source, to="cudaa")
+    assert "cuda:0" in unknown.value.hint
+    ckptmove.convert(source, to="cpu")
+    with pytest.raises(FileExistsError):
+        ckptmove.convert(source, to="cpu")
+    with pytest.raises(UsageError) as bare:
+        ckptmove.convert(source)
+    assert (bare.value.hint, bare.value.__notes__) == ("", [])
+
+
+@pytest.mark.parametrize("name", ["convert", "verify"])
+def test_signatures_name_every_parameter(name) -> None:
+    import inspect
+
+    from ckptmove.moves import Remap
+
+    parameters = inspect.signature(getattr(ckptmove, name)).parameters
+    assert set(Remap._fields) <= parameters.keys()
+    assert all(one.kind is not one.VAR_KEYWORD for one in parameters.values())
+    assert parameters["plain"].annotation == "bool"
+
+
+def test_the_defaults_of_the_signature_change_nothing(source: Path) -> None:
+    import inspect
+
+    from ckptmove.moves import Remap
+
+    parameters = inspect.signature(ckptmove.convert).parameters
+    given = {one: parameters[one].default for one in Remap._fields}
+    plan = ckptmove.convert(source, to="cpu", dry_run=True).plan
+    assert ckptmove.convert(source, to="cpu", dry_run=True, **given).plan == plan
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_load_without_torch_says_how_to_get_it(
+    source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_broken: bool
+) -> None:
+    if is_broken:
+        monkeypatch.delitem(sys.modules, "torch")
+        (tmp_path / "torch").mkdir()
+        (tmp_path / "torch" / "__init__.py").write_text("import libcudart_that_is_not_here")
+        monkeypatch.syspath_prepend(tmp_path)
+    else:
+        monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith("ckptmove.verification.loading")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(TorchBroken if is_broken else TorchMissing) as caught:
+        ckptmove.load(source)
+    assert isinstance(caught.value, ImportError)
+    assert ("python -c" if is_broken else "pip install") in caught.value.hint

@@ -84,3 +84,33 @@ def test_the_document_of_a_comparison_is_that_of_the_command(other, ok) -> None:
 
 def test_the_devices_of_an_inspection() -> None:
     assert ckptmove.inspect("run.pth").devices == ("cuda:3", "cpu")
+
+
+def test_the_parameters_of_an_inspection() -> None:
+    weights = ckptmove.load("run.pth", "cpu")["model"]
+    assert ckptmove.inspect("run.pth").num_parameters == sum(weight.numel() for weight in weights.values())
+
+
+def test_a_notebook_shows_a_small_table() -> None:
+    shown = ckptmove.inspect("left.pth")._repr_html_()
+    assert "D102" in shown
+    assert shown.count("<tr>") == 1 + len(ckptmove.inspect("left.pth").findings)
+    from dataclasses import replace
+
+    clean = replace(ckptmove.inspect("run.pth"), findings=())._repr_html_()
+    assert "cuda:3" in clean
+    converted = ckptmove.convert("run.pth", to="cpu", dry_run=True)
+    assert converted._repr_html_().count("<tr>") == 1 + 10 + 1
+    assert "step" in ckptmove.verify("run.pth")._repr_html_()
+    assert "<table>" not in ckptmove.diff("run.pth", "run.pth")._repr_html_()
+    assert "device" in ckptmove.diff("run.pth", "left.pth")._repr_html_()
+
+
+def test_text_of_a_file_stays_text() -> None:
+    from ckptmove.api.tables import html_table
+
+    shown = html_table("<b>", ["<i>"], [["<script>alert(1)</script>", "\x1b[2J", "a" * 1000]])
+    assert "<script>" not in shown
+    assert "<i>" not in shown
+    assert "\x1b" not in shown
+    assert len(shown) < 500

@@ -1,0 +1,28 @@
+"""Give the errors of the API their hints."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ckptmove.errors import CkptMoveError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def hinted() -> Iterator[None]:
+    """Set ``hint`` of an error that is raised inside; Python 3.11 and later show it below the message too.
+
+    Raises:
+        CkptMoveError: as raised inside.
+    """
+    try:
+        yield
+    except CkptMoveError as error:
+        from ckptmove.api.hints import hint_for
+
+        error.hint = hint_for(error)
+        error.__notes__ = [f"hint: {error.hint}"] if error.hint else []
+        raise

@@ -1,0 +1,1 @@
+"""Build the objects of a checkpoint in memory, in place of ``torch.load``."""

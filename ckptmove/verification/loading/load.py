@@ -1,0 +1,117 @@
+"""Load a checkpoint into memory, with its state remapped, without executing its pickle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ckptmove.checkpoint.naming import naming
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.conversion.plan import plan_before_remap, plan_move, require_dtypes
+from ckptmove.conversion.remap.combine import move_tree
+from ckptmove.conversion.remap.remapping import remap
+from ckptmove.errors import CkptMoveError
+from ckptmove.formats.opening import container_class
+from ckptmove.limits import Limits
+from ckptmove.moves import MovePlan, MoveRequest, Remap
+from ckptmove.pickles.collector import collector_paused
+from ckptmove.verification.loading.errors import NotLoadable, NotRebuilt, NotWeightsOnly
+from ckptmove.verification.loading.objects import NotAllowed, build
+from ckptmove.verification.loading.storages import Storages
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.checkpoint.parts import OpenPart
+    from ckptmove.model import StorageRef
+    from ckptmove.pickles.tree import Value
+
+
+#: Characters of torch's message, which can list every backend.
+_LONGEST: Final = 200
+
+
+class LoadRequest(NamedTuple):
+    """The options of :func:`ckptmove.load`.
+
+    Attributes:
+        path: a file, a directory or an archive.
+        move: its moves and changes.
+        is_meta: whether every tensor is on the meta device, without bytes.
+        is_mapped: whether to map files; otherwise bytes are read into memory.
+        limits: resource limits for reading it.
+    """
+
+    path: str
+    move: MoveRequest
+    is_meta: bool = False
+    is_mapped: bool = True
+    limits: Limits = Limits()
+
+
+class _Prepared(NamedTuple):
+    """A tree to build objects from.
+
+    Attributes:
+        root: the tree, with the new devices of its storages in the persistent ids.
+        homes: part and description of each storage, by key.
+        devices: new devices of storages whose persistent ids have the old ones, by key.
+    """
+
+    root: Value
+    homes: Mapping[str, tuple[OpenPart, StorageRef]]
+    devices: Mapping[str, str]
+
+
+@collector_paused()
+def load_checkpoint(request: LoadRequest) -> Any:
+    """Run a request of :func:`ckptmove.load`; errors as there."""
+    path = request.path
+    with naming(path), open_checkpoint(path, request.limits, keep_trees=True) as checkpoint:
+        for part in checkpoint.parts:
+            if container_class(part.inventory.container).has_code:
+                raise NotLoadable(part.path, part.inventory.container)
+        prepared = _prepared(checkpoint, request)
+        with Storages(
+            prepared.homes, prepared.devices, is_meta=request.is_meta, is_mapped=request.is_mapped
+        ) as storages:
+            try:
+                return build(prepared.root, storages.storage)
+            except NotAllowed as error:
+                raise _refusal(checkpoint, str(error)) from None
+            except CkptMoveError:
+                raise
+            except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                raise NotRebuilt(f"torch rejects an object: {_first_line(error)}", path=path) from error
+
+
+def _prepared(checkpoint: OpenCheckpoint, request: LoadRequest) -> _Prepared:
+    """The tree with its changes."""
+    inventory, move = checkpoint.inventory, request.move
+    is_move = move.to is not None or bool(move.mapping)
+    part = checkpoint.parts[0]
+    is_file = checkpoint.listing is None and container_class(inventory.container).has_devices
+    if is_file and move.remap == Remap():
+        plan = plan_move(inventory, move) if is_move else MovePlan(move)
+        homes = {storage.key: (part, storage) for storage in inventory.storages}
+        # The devices of storages are looked up, which is faster than to change them in the tree.
+        rest = plan._replace(edits=tuple(edit for edit in plan.edits if edit.storage not in homes))
+        root = part.tree()
+        if not rest.is_empty:
+            move_tree(root, rest)
+        return _Prepared(root, homes, {edit.storage: edit.target for edit in plan.edits})
+    plan = plan_before_remap(inventory, move) if is_move else MovePlan(move)
+    remapped = remap(checkpoint, plan, request.limits, as_file=True)
+    if plan.edits:
+        require_dtypes(remapped.inventory, move)
+    return _Prepared(remapped.root, remapped.homes, {})
+
+
+def _refusal(checkpoint: OpenCheckpoint, name: str) -> NotWeightsOnly:
+    uses = [use for use in checkpoint.inventory.globals if not use.weights_only]
+    names = tuple(use.name for use in uses) or (name,)
+    return NotWeightsOnly(checkpoint.path, names, is_dangerous=any(use.verdict == "dangerous" for use in uses))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:_LONGEST] or type(error).__name__

@@ -1,0 +1,153 @@
+"""Storages of torch over the bytes of a checkpoint: mapped from its files if they stay on the CPU."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.serialization import default_restore_location
+
+from ckptmove.checkpoint.parts import FilePart
+from ckptmove.errors import DamagedArchive
+from ckptmove.io.contracts import InflateSegment
+from ckptmove.io.cut import checked_blocks
+from ckptmove.model import Span
+from ckptmove.pickles.rebuild_arguments import view_of
+from ckptmove.pickles.tree import tuple_items
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
+from ckptmove.verification.loading.errors import MissingDevice
+from ckptmove.verification.state import StoredTensors, dtype_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from ckptmove.checkpoint.parts import OpenPart
+    from ckptmove.io.source import DiskPlace
+    from ckptmove.model import StorageRef
+    from ckptmove.pickles.tree import Persistent
+
+#: Fields of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
+_KEY, _LOCATION = 2, 3
+
+
+class Storages:
+    """The storages of a checkpoint, each built when its first tensor is."""
+
+    def __init__(
+        self,
+        homes: Mapping[str, tuple[OpenPart, StorageRef]],
+        devices: Mapping[str, str],
+        *,
+        is_meta: bool = False,
+        is_mapped: bool = True,
+    ) -> None:
+        """Begin with no file open.
+
+        Args:
+            homes: part and description of each storage, by key.
+            devices: devices of the storages that are not on the device of their persistent id, by key.
+            is_meta: whether all storages are on the meta device, without bytes.
+            is_mapped: whether to map files; otherwise bytes are read into memory.
+        """
+        self._homes, self._devices, self._is_meta, self._is_mapped = homes, devices, is_meta, is_mapped
+        self._stored = StoredTensors(dict.fromkeys(part for part, _ in homes.values()))
+        self._files: dict[str, Any] = {}
+        self._made: dict[str, Any] = {}
+        self._views: dict[tuple[str, int, int], Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stored.__exit__(kind, error, trace)
+
+    def storage(self, node: Persistent) -> Any:
+        """The typed storage of a persistent id, or the view of it that torch before 0.4 saved.
+
+        Raises:
+            DamagedArchive: if bytes are missing.
+            MissingDevice: if this machine lacks its device.
+        """
+        fields = tuple_items(node.pid)
+        key = str(fields[_KEY])
+        made = self._made.get(key)
+        if made is None:
+            part, stored = self._homes[key]
+            device = self._devices.get(key) or str(fields[_LOCATION])
+            made = self._made[key] = _typed(self._untyped(part, stored, device), dtype_of(stored.dtype))
+        view = view_of(node) if len(fields) > _LOCATION + 2 else None
+        return made if view is None else self._view(key, made, *view)
+
+    def _view(self, key: str, whole: Any, first: int, numel: int) -> Any:
+        """A view of a storage, one object for each, as in torch/serialization.py ``_legacy_load``."""
+        found = self._views.get((key, first, numel))
+        if found is None:
+            item = whole._element_size()  # noqa: SLF001  # `element_size` warns
+            untyped = whole._untyped_storage[first * item : (first + numel) * item]  # noqa: SLF001  # `untyped` copies none
+            found = self._views[key, first, numel] = _typed(untyped, whole.dtype)
+        return found
+
+    def _untyped(self, part: OpenPart, stored: StorageRef, device: str) -> Any:
+        if self._is_meta:
+            return _empty(stored.nbytes, "meta")
+        values = self._on_cpu(part, part.own_name(stored.key), stored) if stored.nbytes else _empty(0, "cpu")
+        if device == "cpu":
+            return values
+        try:
+            return default_restore_location(values, device)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise MissingDevice(part.path, device) from error
+
+    def _on_cpu(self, part: OpenPart, key: str, stored: StorageRef) -> Any:
+        """The bytes of a storage, mapped if its elements are in this machine's byte order and aligned."""
+        disk, span, item = part.disk, part.span(key), ITEM_BYTES[stored.dtype]
+        swaps = part.byteorder != sys.byteorder and item > 1
+        if span is not None and span.nbytes >= stored.nbytes:
+            if disk is not None and self._is_mapped and not swaps and (disk.start + span.start) % item == 0:
+                start = disk.start + span.start
+                return self._file(disk)[start : start + stored.nbytes]
+            read = self._stored.read(part, key, Span(span.start, span.start + stored.nbytes))
+        else:
+            read = _inflated(part, key)
+        if len(read) < stored.nbytes:
+            raise DamagedArchive(part.path, f"bytes of storage '{key:.40}' are missing or encoded")
+        values: Any = torch.frombuffer(read, dtype=torch.uint8).untyped_storage()
+        if swaps:
+            values.byteswap(dtype_of(stored.dtype))
+        return values
+
+    def _file(self, disk: DiskPlace) -> Any:
+        """A file as one storage, mapped privately: writing to it never changes the file."""
+        mapped = self._files.get(disk.path)
+        if mapped is None:
+            mapped = self._files[disk.path] = torch.UntypedStorage.from_file(
+                disk.path, False, disk.nbytes
+            )  # torch names it `shared` in Python only
+            disk.require_unchanged()
+        return mapped
+
+
+def _typed(untyped: Any, dtype: torch.dtype) -> Any:
+    kind: Any = torch.storage.TypedStorage
+    return kind(wrap_storage=untyped, dtype=dtype, _internal=True)
+
+
+def _empty(nbytes: int, device: str) -> Any:
+    kind: Any = torch.UntypedStorage
+    return kind(nbytes, device=device)
+
+
+def _inflated(part: OpenPart, key: str) -> bytearray:
+    """The bytes of a deflated storage; empty for all others."""
+    if isinstance(part, FilePart):
+        with part.content() as (container, _):
+            segment = container.storage_segment(key)
+            if isinstance(segment, InflateSegment):
+                return bytearray().join(checked_blocks(container.source, segment))
+    return bytearray()
