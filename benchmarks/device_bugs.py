@@ -235,7 +235,7 @@ def is_named(check: Mapping[str, Any], mutant: Mutant) -> bool:
     """
     evidence: Mapping[str, Any] = check["evidence"]
     made_at, edit = str(evidence.get("made_at", "")), edit_of(check)
-    lines = {int(evidence.get("line", 0))}
+    lines = {int(evidence.get("line") or 0)}
     lines |= {int(made_at.rpartition(":")[2])} if made_at else set()
     lines |= set() if edit is None else set(range(edit.first, edit.last + 1))
     words = evidence.get("tensors") or [evidence.get("source", "")]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from inspect import signature
+from itertools import takewhile
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
@@ -14,7 +16,7 @@ from ckptmove.cli.typed import TypedCommand
 from ckptmove.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 _KINDS: Final = (str, bool, int, float, list)
 #: Parameters that are no settings. The checkpoints have a key of their own.
@@ -35,8 +37,31 @@ def _kind(annotation: Any) -> type:
     return plain
 
 
+def runs_script(words: Sequence[str], command: Any) -> bool:
+    """Whether a command runs a script, which is typed or set.
+
+    Args:
+        words: the typed words before ``--``.
+        command: the command.
+    """
+    options = {word.partition("=")[0] for word in words}
+    if "--script" in options or "--case" in options or not isinstance(command, ConfiguredCommand):
+        return "--script" in options
+    callback: Any = command.callback
+    with suppress(UsageError):  # the command raises it again
+        return "script" in load_config(Path(), lambda: settings_of(callback)).values
+    return False
+
+
 class ConfiguredCommand(TypedCommand):
     """Gives the options that are not typed the values that are set. The command gets the Config as ``context.obj``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words after the command. Those after ``--`` are for the script, if there is one."""
+        own = [*takewhile("--".__ne__, args)]
+        if len(own) < len(args) and runs_script(own, self):
+            args = own + [f"--script-arg={word}" for word in args[len(own) + 1 :]]
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command.

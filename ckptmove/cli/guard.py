@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from ckptmove.api.failures import BUG, USAGE, Failure, failure_of
 from ckptmove.checkpoint.state_dicts import WRAPPERS
+from ckptmove.cli.configured import runs_script
 from ckptmove.cli.meant import with_command
 from ckptmove.cli.outcome import interruption, retyped
 from ckptmove.cli.render.answers import Summary
@@ -60,7 +61,6 @@ class GuardedGroup(TyperGroup):
         """Run a command line, and exit with its exit code."""
         del prog_name, standalone_mode  # always our name, and always standalone
         words = with_bare_prefix(sys.argv[1:] if args is None else args)
-        parsed = with_script_args(words)
         run = super().main
         code: int | None = None
         try:
@@ -69,7 +69,7 @@ class GuardedGroup(TyperGroup):
                 for category in (RolledBack, LeftoversRemoved):
                     warnings.simplefilter("always", category)
                 warnings.showwarning = _show
-                code = _guarded(lambda: run(parsed, PROGRAM, complete_var, False, windows_expand_args, **extra), words)
+                code = _guarded(lambda: run(words, PROGRAM, complete_var, False, windows_expand_args, **extra), words)
                 settle()
         except (KeyboardInterrupt, Terminated) as error:  # after the answer: it stays valid
             settle()
@@ -101,17 +101,6 @@ def with_bare_prefix(words: Sequence[str]) -> list[str]:
         is_prefix = f"{following}." in WRAPPERS or (following.endswith(".") and set(following) != {"."})
         found.append("--strip-prefix=" if word == "--strip-prefix" and not is_prefix else word)
     return [*found, *words[len(own) :]]
-
-
-def with_script_args(words: Sequence[str]) -> list[str]:
-    """A command line in which the words after ``--`` are options, if ``--script`` is before it.
-
-    Typer would take them for checkpoints.
-    """
-    own = _own(words)
-    if not any(word == "--script" or word.startswith("--script=") for word in own):
-        return [*words]
-    return own + [f"--script-arg={word}" for word in words[len(own) + 1 :]]
 
 
 def _own(words: Sequence[str]) -> list[str]:
@@ -165,8 +154,8 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
         command = f"{PROGRAM} {words[0]}"
     hint = f"{command} --help"
     option = getattr(error, "option_name", None)
-    if option is not None and any(word.partition("=")[0] == "--script" for word in words):
-        hint = f"{hint}; arguments of the script follow after --: --script FILE.py -- {option} ..."
+    if option is not None and runs_script(_own(words), error.ctx.command):
+        hint = f"{hint}; arguments of the script follow after --: -- {option} ..."
     if option in _MEANS_TO and any("--to" in parameter.opts for parameter in error.ctx.command.params):
         message = f"No such option: {option}"
         hint = f"did you mean: {retyped(PROGRAM, words, option, '--to')}"

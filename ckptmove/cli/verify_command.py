@@ -83,10 +83,10 @@ def _fixed(
     dry_run: bool,
 ) -> VerifyResult:
     """The verdict on the user's files, after the edits if they were written."""
-    from ckptmove.verification.case.fixing import find_fixes, write  # used for --fix only
+    from ckptmove.verification.case.fixing import find_fixes, fixed_files, write  # used for --fix only
 
     fixes = find_fixes(request, verified)
-    edited = tuple(file.fixed(None) for file in fixes.files)
+    edited = fixed_files(fixes.files)
     if dry_run:
         return replace(fixes.first, fixed=edited, unfixed=fixes.unfixed)
     renderer.edits(edited)

@@ -17,7 +17,7 @@ from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from ckptmove.verification.case.strays import MARK, end_strays
-from ckptmove.verification.checks import check_from_json, failed, finding_from_json, skipped
+from ckptmove.verification.checks import CASE, SCRIPT, check_from_json, failed, finding_from_json, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +33,8 @@ _LONGEST_LINE: Final = 300
 #: Marks of the running children, by process id.
 _MARKS: Final[dict[int, str]] = {}
 _LONGEST_END: Final = 2**16
+#: The user's code that a check runs.
+_OWN_CODE: Final = {CASE: "your case", SCRIPT: "your script"}
 #: Message of the C++ runtime when a user's hook raises in backward on a simulated device.
 _ABORTED: Final = "terminate called without an active exception"
 # `-m` would put the current folder first on the child's path; the child has to import the same modules as this process.
@@ -228,7 +230,7 @@ def _fill_missing(answers: Answers, ending: _Ending, wanted: Sequence[str]) -> N
         late = f"took longer than {ending.timeout:g} s (--timeout){before}"
         answers.checks[missing[0]] = failed(missing[0], late, timeout=ending.timeout)
     else:
-        reason = _reason(ending.code, ending.output, ending.errors)
+        reason = _reason(ending.code, ending.output, ending.errors, missing[0])
         answers.checks[missing[0]] = failed(missing[0], reason, exit_code=ending.code)
     for name in missing[1:]:
         answers.checks[name] = skipped(name, "not reached: the process that runs this check has ended")
@@ -269,7 +271,7 @@ def _last_line(errors: str) -> str:
     return lines[-1][:_LONGEST_LINE] if lines else ""
 
 
-def _reason(code: int, output: str, errors: str) -> str:
+def _reason(code: int, output: str, errors: str, check: str = "") -> str:
     line = _last_line(errors)
     last = f": {line}" if line else ""
     if code == -signal.SIGABRT and line == _ABORTED:
@@ -277,11 +279,12 @@ def _reason(code: int, output: str, errors: str) -> str:
             "one of your backward hooks raised an exception, which ends the process on a simulated device: "
             "call the hook's function directly to see the exception"
         )
+    process = f"the process that runs {_OWN_CODE.get(check, 'torch')}"
     if code < 0:
-        return f"the process that runs torch was ended by {_signal_name(-code)}{last}"
+        return f"{process} was ended by {_signal_name(-code)}{last}"
     if code > 0:
-        return f"the process that runs torch ended with exit code {code}{last}"
-    return "the process that runs torch ended without an answer" + (f"; it printed {output!r}" if output else "")
+        return f"{process} ended with exit code {code}{last}"
+    return f"{process} ended without an answer" + (f"; it printed {output!r}" if output else "")
 
 
 def _signal_name(number: int) -> str:

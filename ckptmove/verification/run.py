@@ -23,7 +23,7 @@ from ckptmove.text import amount
 from ckptmove.torch_facts.devices import parse_target
 from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.case.script_file import require_script
-from ckptmove.verification.checks import CASE, CHECKS, NOTHING_TO_RESUME, SCRIPT, skipped
+from ckptmove.verification.checks import CASE, CHECKS, SCRIPT, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.evidence import VerifyResult
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
@@ -250,7 +250,7 @@ def _is_proven(checks: Sequence[CheckResult]) -> bool:
 
 def _is_equal(asked: VerifyRequest, checks: Sequence[CheckResult]) -> bool:
     """Whether a checkpoint has no state to resume from, and was compared with its original."""
-    return asked.against is not None and any(check.detail == NOTHING_TO_RESUME for check in checks)
+    return asked.against is not None and any(dict(check.evidence).get("optimizers") == 0 for check in checks)
 
 
 def _target(request: VerifyRequest, inventory: Inventory) -> str:

@@ -25,7 +25,8 @@ EXECUTING = {
     "load_module", "exec_module", "spec_from_file_location", "add_safe_globals", "safe_globals", "startfile",
     "CodeType", "extract", "extractall", "unpack_archive",
 }  # fmt: skip
-#: The one module that imports by name, a case that the user typed, and what looks at the code of such a case.
+#: The one module that imports by name, a case that the user typed, and what looks at the code of such a case. The
+#: unpickler is replaced by one that refuses the checkpoint.
 MAY_NAME = {
     "verification/imports.py": {"import_module"},
     "verification/case/user_code.py": {"CodeType", "import_module", "exec_module", "spec_from_file_location"},
@@ -33,6 +34,7 @@ MAY_NAME = {
     "verification/case/check.py": {"__code__"},
     "verification/case/source.py": {"CodeType"},
     "verification/case/script.py": {"exec"},
+    "verification/case/script_hooks.py": {"Unpickler", "__subclasses__"},
     "verification/case/watch.py": {"CodeType", "__code__"},
 }
 #: Whole names, with their owner.
@@ -57,6 +59,7 @@ GUARDED_MODULES = {
     "importlib": "verification/run.py verification/case/user_code.py verification/imports.py",
     # write bytes of tensors, and what the user's script prints; ask for the folder of generated files
     "tempfile": "io/spool.py verification/case/script.py verification/case/user_code.py",
+    "atexit": "verification/case/script.py",  # ends a script that does not end
     "urllib": "cli/render/sarif.py",  # quotes a path
     "xml": "cli/render/junit.py",  # writes XML, and reads none
     "pickle": "verification/loading/errors.py",  # the base class of an error

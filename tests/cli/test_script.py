@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 torch = pytest.importorskip("torch")
 
 from simulation import on_a_simulated_device  # noqa: E402  # after the skip
 
 from ckptmove.api import functions as api  # noqa: E402  # after the skip
-from ckptmove.cli.guard import with_script_args  # noqa: E402  # after the skip
+from ckptmove.cli.app import app  # noqa: E402  # after the skip
 from ckptmove.verification.case.strays import MARK, end_strays  # noqa: E402  # after the skip
 
 TRAIN = """
@@ -74,6 +75,68 @@ def test_the_configuration_has_a_script_too(folder, ckptmove):
     assert (check["name"], check["status"], code) == ("script", "passed", 0)
 
 
+@pytest.mark.parametrize(
+    ("table", "words", "arguments"),
+    [
+        ('script = "train.py"', ["--", "run.pth", "0"], ["run.pth", "0"]),
+        ('script = "train.py"\nscript-args = ["-x"]', ["--", "run.pth", "0"], ["run.pth", "0"]),
+        ('script = "train.py"\nscript-args = ["run.pth", "0"]', [], ["run.pth", "0"]),
+        ('script = "other.py"\nscript-args = ["-x"]', ["--script", "train.py", "--", "run.pth", "0"], ["run.pth", "0"]),
+    ],
+)
+def test_words_after_the_dashes_are_for_the_script_of_the_configuration(folder, ckptmove, table, words, arguments):
+    (folder / "pyproject.toml").write_text(f"[tool.ckptmove]\n{table}\n")
+    _, out, _ = ckptmove("verify", "run.pth", "--to", "cpu", "--json", *words)
+    _, check = checked(out)
+    assert (check["status"], check["evidence"]["arguments"]) == ("passed", arguments), check["detail"]
+
+
+def parsed(words):
+    """Checkpoints and arguments of the script on a command line of `verify`."""
+    command = typer.main.get_command(app).commands["verify"]
+    params = command.make_context("verify", words, resilient_parsing=True).params
+    return [*(params["paths"] or ())], [*(params["script_args"] or ())]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ('script = "train.py"', ["--case", "a.py:f", "--", "run.pth"]),
+        ('case = "train.py:case"', ["--", "run.pth"]),
+        ("script = 3", ["--", "run.pth"]),
+        ("", ["--", "run.pth"]),
+    ],
+)
+def test_words_after_the_dashes_are_checkpoints_without_a_script(folder, table, words):
+    (folder / "pyproject.toml").write_text(f"[tool.ckptmove]\n{table}\n")
+    assert parsed(words) == (["run.pth"], [])
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("os._exit(3)", "exit code 3"), ("os._exit(0)", "without an answer"), ("os.abort()", "SIGABRT")],
+)
+def test_a_script_that_ends_its_process_is_named(folder, ckptmove, line, expected):
+    (folder / "end.py").write_text(f"import os\n{line}\n")
+    _, out, _ = ckptmove("verify", "run.pth", "--to", "cpu", "--script", "end.py", "--json")
+    _, check = checked(out)
+    assert (check["name"], check["status"]) == ("script", "failed")
+    assert "your script" in check["detail"]
+    assert expected in check["detail"]
+
+
+def test_a_script_that_is_ended_leaves_no_temporary_folder(folder, ckptmove):
+    (folder / "endless.py").write_text(
+        "import tempfile, time\n"
+        "folder = tempfile.TemporaryDirectory()\n"
+        "open('name', 'w').write(folder.name)\n"
+        "while True: time.sleep(0.1)\n"
+    )
+    code, _, _ = ckptmove("verify", "run.pth", "--to", "cpu", "--script", "endless.py", "--timeout", "12")
+    assert code == 1
+    assert not Path((folder / "name").read_text()).exists()
+
+
 def test_a_script_that_proves_nothing_is_not_outvoted_by_the_step(folder, ckptmove):
     (folder / "data.py").write_text("open('data.csv')")
     code, out, _ = ckptmove("verify", "run.pth", "--to", "cpu", "--script", "data.py", "--json", "--strict")
@@ -102,24 +165,17 @@ def test_a_case_and_a_script_exclude_each_other(folder, ckptmove):
 
 
 @pytest.mark.parametrize(
-    ("words", "seen"),
+    ("words", "paths", "arguments"),
     [
-        (
-            ["verify", "a", "--script", "t.py", "--", "-x", "--", "y"],
-            ["verify", "a", "--script", "t.py", "-x", "--", "y"],
-        ),
-        (["verify", "a", "--script=t.py", "--", "-x"], ["verify", "a", "--script=t.py", "-x"]),
-        (["verify", "a", "--script=t.py"], ["verify", "a", "--script=t.py"]),
-        (["verify", "--", "--script"], None),
-        (["verify", "--", "-x.pth"], None),
+        (["a", "--script", "t.py", "--", "-x", "--", "y"], ["a"], ["-x", "--", "y"]),
+        (["a", "--script=t.py", "--", "--to"], ["a"], ["--to"]),
+        (["a", "--script=t.py"], ["a"], []),
+        (["--", "--script"], ["--script"], []),
+        (["--", "-x.pth"], ["-x.pth"], []),
     ],
 )
-def test_words_after_the_dashes_are_the_scripts(words, seen):
-    found = with_script_args(words)
-    if seen is None:
-        assert found == words
-    else:
-        assert [word.removeprefix("--script-arg=") for word in found] == seen
+def test_words_after_the_dashes_are_the_scripts(folder, words, paths, arguments):
+    assert parsed(words) == (paths, arguments)
 
 
 def test_words_of_the_script_are_no_options(folder, ckptmove):
@@ -189,9 +245,16 @@ def test_only_processes_with_the_mark_are_ended(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("script", "is_named"), [(["--script", "train.py"], True), (["--script=a.py"], True), ([], False)]
+    ("table", "script", "is_named"),
+    [
+        ("", ["--script", "train.py"], True),
+        ("", ["--script=a.py"], True),
+        ("", [], False),
+        ("[tool.ckptmove]\nscript = 'train.py'", [], True),
+    ],
 )
-def test_an_option_of_the_script_before_the_dashes_is_explained(folder, ckptmove, script, is_named):
+def test_an_option_of_the_script_before_the_dashes_is_explained(folder, ckptmove, table, script, is_named):
+    (folder / "pyproject.toml").write_text(table)
     code, _, err = ckptmove("verify", "run.pth", *script, "--resume", "run.pth")
     assert code == 2
     assert ("-- --resume" in err) == is_named

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
+import subprocess
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ckptmove.errors import NotDurable, SourceChanged, WriteFailed
+from ckptmove.errors import CaseUnusable, NotDurable, SourceChanged, WriteFailed
 from ckptmove.io.sink import FileSink
-from ckptmove.verification.case import fixing
-from ckptmove.verification.case.fixing import find_fixes, write
+from ckptmove.verification.case import user_code
+from ckptmove.verification.case.fixing import find_fixes, fixed_files, write
 from ckptmove.verification.case.patching import Edit, FixNotWritten, digest, lines_of
 from ckptmove.verification.checks import failed, passed, skipped
 from ckptmove.verification.evidence import VerifyResult
@@ -118,6 +121,23 @@ def test_a_fault_that_another_fix_brings_back_ends_the_search(found, script):
     assert [file.edits for file in fixes.files] == [(first,)]
 
 
+def test_edits_before_one_that_makes_the_case_unusable_are_kept(script):
+    first, second = insertion(script), insertion(script, "m = 0", content=b"n = 0\n" + SOURCE)
+
+    def verify(request):
+        if second in request.edits:
+            raise CaseUnusable("case returns an int")
+        return faulty(second, "y") if request.edits else faulty(first)
+
+    fixes = find_fixes(VerifyRequest(path="run.pth", case="train.py:case"), verify)
+    assert [file.edits for file in fixes.files] == [(first,)]
+    assert dict(fixes.last.checks[-1].evidence)["tensor"] == "y"
+    assert "case returns an int" in fixes.unfixed
+    assert "m = 0" in fixes.unfixed
+    with pytest.raises(CaseUnusable):
+        find_fixes(VerifyRequest(path="run.pth", case="train.py:case", edits=(second,)), verify)
+
+
 def test_a_fault_without_a_line_is_known_by_its_text(found, script):
     edit = insertion(script)
     verdict = at(failed("case", "no line", "a fix", edit=edit._asdict()))
@@ -193,12 +213,12 @@ def test_files_of_others_are_not(refused, script, place, reason):
 
 def test_a_file_in_a_temporary_folder_is_edited_only_next_to_the_script(refused, script, tmp_path_factory, monkeypatch):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    monkeypatch.setenv("TMPDIR", str(elsewhere))
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
     assert "generated file" in refused(written(elsewhere / "model.py"))
     assert not refused(written(elsewhere / "train.py"), case=f"{elsewhere}/train.py:case")
     assert not refused(written(elsewhere / "model.py"), case=f"{elsewhere}/train.py:case")
-    monkeypatch.setenv("TMPDIR", "")
-    monkeypatch.setattr(fixing, "_TEMPORARY", ())
+    monkeypatch.setattr(tempfile, "tempdir", "/")
+    monkeypatch.setattr(user_code, "_TEMPORARY", ())
     assert not refused(written(elsewhere / "model.py"))
 
 
@@ -237,6 +257,27 @@ def test_a_file_that_changes_while_its_edits_are_verified_is_refused(script, cha
 
     with pytest.raises(SourceChanged):
         find_fixes(VerifyRequest(path="run.pth", case="train.py:case"), verify)
+
+
+@pytest.mark.parametrize("tool", [["git", "apply"], ["patch", "-p1"]])
+@pytest.mark.parametrize(
+    "places", [["other dir/train.py"], ["here/a.py", "other dir/train.py"], ["here/a.py", "here/b/c.py"]]
+)
+def test_the_patch_applies_in_the_directory_that_it_names(tmp_path, monkeypatch, places, tool):
+    paths = [written(tmp_path / place) for place in places]
+    (tmp_path / "here").mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path / "here")
+    edits = [insertion(path) for path in paths]
+    verdicts = [*(faulty(edit, path.name) for edit, path in zip(edits, paths, strict=True)), CLEAN]
+    fixes = find_fixes(
+        VerifyRequest(path="run.pth", script=str(paths[-1])), lambda request: verdicts[len(request.edits)]
+    )
+    patch = "".join(one.diff for one in fixed_files(fixes.files))
+    first = shlex.split(patch.splitlines()[0])
+    home = first[-1] if first[0] == "#" else "."
+    assert (first[:-1] == ["#", "patch", "-p1", "-d"]) == any("other" in place for place in places)
+    subprocess.run(tool, cwd=home, input=patch, text=True, check=True)
+    assert {path.read_bytes() for path in paths} == {b"n = 0\n" + SOURCE}
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from distributed_checkpoints import Distributed
 
 import ckptmove
 from ckptmove.errors import UnreadableInput
-from ckptmove.verification.case import protection, script, script_hooks, script_step
+from ckptmove.verification.case import protection, script, script_session, script_step
+from ckptmove.verification.checks import failed
 from ckptmove.verification.simulated.targets import is_any_active
 
 HEAD = """
@@ -135,13 +137,11 @@ def test_the_rest_of_the_iteration_runs_after_a_step_that_passed(ran, line, expe
     assert not Path("last.pth").exists()
 
 
-def test_a_script_that_goes_on_too_long_after_its_step_has_passed(ran, monkeypatch):
-    monkeypatch.setattr(script_hooks, "GRACE", 0.1)
-    ended = []
-    monkeypatch.setattr(script.os, "_exit", ended.append)
+def test_a_script_that_goes_on_too_long_after_its_step_has_passed(ran, exits, monkeypatch):
+    monkeypatch.setattr(script_session, "GRACE", 0.1)
     check = ran(HEAD, BUILT, LOADED, LOOP + "    import time\n    time.sleep(1)\n")
     assert outcome(check) == ("passed", True)
-    assert ended
+    assert exits == ["exit functions", 0]
 
 
 def test_the_memory_of_a_script_is_recorded_and_limited(ran):
@@ -281,11 +281,58 @@ def test_a_few_steps_before_the_load_are_no_fault(ran):
     assert outcome(ran(HEAD, BUILT, LOOP + "    break\n", copied, LOADED, LOOP)) == ("passed", True)
 
 
+RNG = """
+torch.save([torch.get_rng_state(), torch.cuda.get_rng_state()], "rng.pt")
+cpu, cuda = torch.load("rng.pt", map_location=device)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("torch.set_rng_state(cpu)", "torch.set_rng_state(cpu.cpu())"),
+        ("torch.random.set_rng_state(new_state=cpu)", "torch.random.set_rng_state(new_state=cpu.cpu())"),
+        ("torch.cuda.set_rng_state(cuda)", "torch.cuda.set_rng_state(cuda.cpu())"),
+        ("torch.cuda.set_rng_state_all([cuda])", "torch.cuda.set_rng_state_all([one.cpu() for one in [cuda]])"),
+        ("torch.Generator().set_state(cpu)", "torch.Generator().set_state(cpu.cpu())"),
+        ("set = torch.set_rng_state; set(cpu)", "move the state of the generator to the CPU at train.py:20: .cpu()"),
+    ],
+)
+def test_the_state_of_a_generator_stays_on_the_cpu(ran, line, fix):
+    check = ran(HEAD, RNG, line)
+    assert check["evidence"]["fix"] == fix
+    assert ran(HEAD, RNG, fix + "\n", BUILT, LOADED, LOOP)["status"] == "passed" or "at train.py" in fix
+
+
+@pytest.mark.parametrize(
+    ("stored", "model", "fix"),
+    [
+        ("module.{}", "build()", "--strip-prefix module."),
+        ("{}", "nn.ModuleDict({'net': build()})", "--add-prefix net."),
+        ("module.{}", "nn.ModuleDict({'net': build()})", ""),
+        ("x{}", "build()", ""),
+    ],
+)
+def test_keys_with_a_prefix_have_the_command_that_renames_them(ran, make, stored, model, fix):
+    tree = make.tree()
+    tree["model"] = {stored.format(key): value for key, value in tree["model"].items()}
+    path = make.save(tree)
+    check = ran(HEAD, BUILT.replace("build()", model), LOADED, path=path)
+    assert check["fix"] == (f"ckptmove convert {path} {fix}" if fix else "")
+
+
+def test_a_strict_load_that_fails_for_another_reason_has_no_command(ran):
+    check = ran(HEAD, "nn.Linear(6, 5).load_state_dict({'weight': torch.ones(2)})")
+    assert check["fix"] == ""
+
+
 def test_a_script_that_ends_after_the_load_says_where_it_loaded(ran):
     check = ran(HEAD, BUILT, LOADED, "print('evaluated')\n")
     assert outcome(check) == ("failed", False)
     assert "train.py:" in check["detail"]
-    assert check["detail"].endswith("evaluated")
+    assert check["failures"][0].endswith("evaluated")
+    assert "epochs" in check["fix"]
+    assert not ran(HEAD, "torch.load(args.resume)\n")["fix"], "it trains nothing"
 
 
 def test_a_checkpoint_that_is_read_and_not_restored_is_a_fault(ran):
@@ -414,6 +461,29 @@ def test_a_script_may_end_before_the_second_optimizer_makes_a_step(ran, pair, en
     assert outcome(check) == (status, False)
 
 
+def test_of_several_optimizers_that_fit_one_may_not_be_comparable(ran, make, monkeypatch):
+    tree = make.tree()
+    tree["optimizer_b"] = make.tree()["optimizer"]
+    whole = script_step.optimizer_state_dict
+
+    def partial(record, *args):
+        if record.where == "optimizer_b":
+            raise script_step.NotRebuilt("only unpickling could rebuild it")
+        return whole(record, *args)
+
+    monkeypatch.setattr(script_step, "optimizer_state_dict", partial)
+    check = ran(HEAD, BUILT, LOADED, LOOP, path=make.save(tree))
+    assert check["evidence"]["optimizer_state"] == ["optimizer"], check["detail"]
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+def test_the_device_of_the_parameters_is_reported(ran, device):
+    head = HEAD.replace('torch.device("cuda"', f'torch.device("{device}"')
+    check = ran(head, BUILT, LOADED, LOOP, devices=2)
+    assert check["evidence"]["device"] == device
+    assert f" on {device} (simulated)" in check["detail"]
+
+
 def test_two_optimizers_of_one_model(ran, make):
     tree = make.tree("Adam")
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
@@ -470,6 +540,65 @@ def test_lists_and_dicts_of_state_are_compared(ran, make, change):
     assert check["evidence"]["of_entries"] == 4
 
 
+CAUGHT = """
+for x, y in batches():
+    nn.functional.mse_loss(model(x.to(device)), y.to(device)).backward()
+    try:
+        optimizer.step({closure})
+    except (RuntimeError, ValueError):
+        optimizer.zero_grad()
+"""
+RAISES = """
+calls = 0
+
+def refuse(number):
+    global calls
+    calls += 1
+    if calls < number:
+        raise ValueError("a smaller batch, please")
+"""
+ON_THE_CPU = "for slots in optimizer.state.values():\n    slots['exp_avg'] = slots['exp_avg'].cpu()\n"
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit\n", "raise SystemExit(1)\n"])
+@pytest.mark.parametrize("rounds", [1, 100])
+def test_a_fault_in_a_step_that_the_script_catches_is_reported(ran, rounds, end):
+    head = HEAD.replace("range(100)", f"range({rounds})")
+    check = ran(head, BUILT, LOADED, ON_THE_CPU, CAUGHT.format(closure=""), end)
+    assert outcome(check) == ("failed", False)
+    assert check["evidence"]["tensor"].startswith("optimizer.state"), check["detail"]
+
+
+@pytest.mark.parametrize(("number", "rounds", "status"), [(3, 100, "passed"), (100, 100, "failed"), (100, 2, "failed")])
+def test_a_step_that_raised_may_be_tried_again(ran, number, rounds, status):
+    head = HEAD.replace("range(100)", f"range({rounds})")
+    check = ran(head, BUILT, LOADED, RAISES, CAUGHT.format(closure=f"lambda: refuse({number})"))
+    assert outcome(check) == (status, status == "passed"), check["detail"]
+    if status == "failed":
+        assert "the script caught, at train.py:" in check["detail"]
+
+
+def test_a_step_before_the_load_may_raise(ran):
+    early = CAUGHT.format(closure="lambda: refuse(3)")
+    check = ran(HEAD.replace("range(100)", "range(4)"), BUILT, RAISES, early, LOADED, LOOP)
+    assert outcome(check) == ("passed", True)
+
+
+def test_a_step_that_always_raises_is_not_hidden_by_that_of_another_optimizer(ran, pair):
+    tried = """
+        def refuse(): raise ValueError
+        try: second.step(refuse)
+        except ValueError: pass
+    """
+    check = ran(
+        HEAD,
+        GAN.format(often="True").replace("        second.step()", textwrap.indent(textwrap.dedent(tried), "        ")),
+        path=pair,
+    )
+    assert outcome(check) == ("failed", False)
+    assert "raised an exception" in check["detail"]
+
+
 def test_lbfgs_makes_its_step_with_a_closure(ran, make):
     loop = """
     def closure():
@@ -500,7 +629,11 @@ def test_lbfgs_makes_its_step_with_a_closure(ran, make):
 def test_a_gradient_scaler_may_skip_a_few_steps(ran, factor, status):
     loop = LOOP.replace("loss.backward()", f"scaler.scale(loss * {factor}).backward()")
     loop = loop.replace("optimizer.step()", "scaler.step(optimizer); scaler.update()")
-    assert ran(HEAD, BUILT, LOADED, "scaler = torch.amp.GradScaler('cuda')\n", loop)["status"] == status
+    scaler = "scaler = torch.amp.GradScaler('cuda')\n"
+    for head in (HEAD, HEAD.replace("range(100)", "range(10)")):
+        check = ran(head, BUILT, LOADED, scaler, loop)
+        assert check["status"] == status
+        assert ("not finite" in check["detail"]) == (status == "failed")
 
 
 @pytest.mark.parametrize(
@@ -525,7 +658,7 @@ def test_the_checkpoint_is_not_unpickled_even_if_the_script_asks_for_it(ran, mak
     loaded = LOADED.replace("map_location=device", "map_location=device, weights_only=False")
     check = ran(HEAD, BUILT, loaded, LOOP, path=path)
     assert outcome(check) == ("skipped", False)
-    assert check["fix"].endswith("ckptmove convert --plain")
+    assert check["fix"].endswith(f"ckptmove convert {path} --plain")
 
 
 class Planted:
@@ -555,6 +688,69 @@ def test_no_environment_unpickles_the_checkpoint(ran, make, tmp_path, monkeypatc
     path = make.save({**make.tree(), "planted": Planted(tmp_path / "made")})
     ran(HEAD, BUILT, LOADED, LOOP, path=path)
     assert not (tmp_path / "made").exists()
+
+
+UNPICKLES = {
+    "a file": "pickle.load(file)",
+    "bytes": "pickle.loads(file.read())",
+    "an unpickler": "pickle.Unpickler(file).load()",
+    "an unpickler of the script": "Mine(file).load()",
+    "the unpickler that joblib inherits from": "pickle._Unpickler(file=file).load()",
+    "an unpickler of a library": "library.Theirs(file).load()",
+    "numpy": "numpy.load(args.resume, allow_pickle=True)",
+}
+
+
+@pytest.mark.parametrize("line", UNPICKLES.values(), ids=UNPICKLES)
+def test_no_function_of_pickle_unpickles_the_checkpoint(ran, make, tmp_path, monkeypatch, line):
+    library = types.ModuleType("library")
+    library.Theirs = type("Theirs", (pickle.Unpickler,), {})
+    monkeypatch.setitem(sys.modules, "library", library)
+    path = tmp_path / "run.pkl"
+    path.write_bytes(pickle.dumps({**make.tree(), "planted": Planted(tmp_path / "made")}, protocol=2))
+    mine = "import pickle, library, numpy\nclass Mine(pickle.Unpickler):\n    pass\n"
+    line = f"with open(args.resume, 'rb') as file: {line}"
+    before = [pickle.load, pickle.Unpickler, pickle._Unpickler.__init__]
+    check = ran(HEAD, mine, line, path=str(path))
+    assert outcome(check) == ("skipped", False), check["detail"]
+    assert check["evidence"]["source"] == line
+    assert not (tmp_path / "made").exists()
+    assert before == [pickle.load, pickle.Unpickler, pickle._Unpickler.__init__]
+
+
+def test_other_files_are_unpickled(ran):
+    code = """
+    import pickle
+
+    class Mine(pickle.Unpickler):
+        def find_class(self, module, name):
+            return super().find_class(module, name)
+
+    with open("data.pkl", "wb") as file:
+        pickle.dump([nn.Linear(2, 2)], file)
+    for kind in (Mine, pickle._Unpickler):
+        with open("data.pkl", "rb") as file:
+            assert kind(file).load()
+    torch.save(nn.Linear(2, 2), "model.pt")
+    torch.load("model.pt", weights_only=False)
+    """
+    assert outcome(ran(HEAD, code, BUILT, LOADED, LOOP)) == ("passed", True)
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("subprocess.run([sys.executable, 'worker.py', '--resume', args.resume])", "skipped"),
+        ("subprocess.run([sys.executable, 'worker.py', '--resume=' + args.resume])", "skipped"),
+        ("subprocess.run(f'python worker.py < {args.resume}', shell=True)", "skipped"),
+        ("os.system('cat ' + args.resume)", "skipped"),
+        ("subprocess.run(['true'])", "passed"),
+    ],
+)
+def test_a_program_is_not_started_with_the_checkpoint(ran, line, status):
+    check = ran(HEAD, "import os, subprocess, sys\n", line + "\n", BUILT, LOADED, LOOP)
+    assert outcome(check) == (status, status == "passed")
+    assert status == "passed" or check["evidence"]["source"] == line
 
 
 def test_weights_in_safetensors_are_a_load_too(ran, make, tmp_path):
@@ -764,6 +960,7 @@ def exits(monkeypatch):
         Path("ended").touch()
 
     monkeypatch.setattr(script.os, "_exit", leave)
+    monkeypatch.setattr(script.atexit, "_run_exitfuncs", lambda: codes.append("exit functions"))
     return codes
 
 
@@ -771,12 +968,12 @@ WAIT = "import os, time\nwhile not os.path.exists('ended'): time.sleep(0.01)\n"
 
 
 def test_a_script_that_does_not_end_is_ended(ran, exits, monkeypatch):
-    monkeypatch.setattr(script_hooks, "GRACE", 0.1)
+    monkeypatch.setattr(script_session, "GRACE", 0.1)
     body = BUILT + LOADED + LOOP
     train = "try:\n" + textwrap.indent(body, "    ") + "except:\n" + textwrap.indent(WAIT, "    ")
     check = ran(HEAD, train)
     assert outcome(check) == ("passed", True)
-    assert exits == [0]
+    assert exits == ["exit functions", 0]
 
 
 def test_a_target_that_cannot_be_simulated_is_skipped(ran, monkeypatch):
@@ -797,11 +994,11 @@ def test_a_script_that_takes_too_long_says_where_it_was(answers, make, tmp_path,
     Path("slow.py").write_text("def prepare():\n" + textwrap.indent(WAIT, "    ") + "prepare()\n")
     messages = []
     monkeypatch.setattr(
-        script, "failed", lambda *args, **evidence: messages.append(evidence) or script_hooks.failed(*args, **evidence)
+        script, "failed", lambda *args, **evidence: messages.append(evidence) or failed(*args, **evidence)
     )
     monkeypatch.setattr(script.time, "time", lambda: 0.0)
     answers(make(), "cuda:0", script="slow.py", deadline=2.0)
-    assert exits == [0]
+    assert exits == ["exit functions", 0]
     assert messages[0]["file"] == "slow.py"
 
 
@@ -899,6 +1096,48 @@ def test_what_changes_a_protected_file_is_refused(tmp_path, event, args, is_refu
     path = str(tmp_path / "run.pth")
     own = {"{}": path, b"{}": os.fsencode(path)}
     given = tuple(own.get(one, one) for one in args)
-    with protection.protected([path]), pytest.raises(PermissionError) if is_refused else contextlib.nullcontext():
+    refusal = pytest.raises(PermissionError) if is_refused else contextlib.nullcontext()
+    with protection.protected([path], print), refusal:
         protection._refuse(event, given)
     protection._refuse(event, given)
+
+
+@pytest.mark.parametrize(
+    ("event", "args", "expected"),
+    [
+        ("subprocess.Popen", ("python", ["python", "a.py", "--resume={}"], None, None), True),
+        ("os.system", (b"cat < '{}'",), True),
+        ("os.exec", ("cat", [b"cat", Path("other.pth")], {}), False),
+        ("os.listdir", ("{}",), False),
+    ],
+)
+def test_the_words_of_a_program_are_observed(tmp_path, event, args, expected):
+    path = str(tmp_path / "run.pth")
+
+    def filled(value):
+        if isinstance(value, list):
+            return [filled(one) for one in value]
+        return type(value)(str(value).replace("{}", path)) if isinstance(value, str) else value
+
+    observed = []
+    given = tuple(
+        os.fsencode(os.fsdecode(one).replace("{}", path)) if isinstance(one, bytes) else filled(one) for one in args
+    )
+    with protection.protected([path], observed.extend):
+        protection._refuse(event, given)
+    assert (path in observed) is expected
+    protection._refuse(event, given)
+
+
+def test_a_session_refuses_a_program_once(tmp_path):
+    path = str(tmp_path / "run.pth")
+    home = script.line_of(str(tmp_path / "train.py"), 0)
+    session = script_session.Session(
+        path, script.Entrance(script.CaseName("train.py", "", is_file=True)), home, print, ()
+    )
+    session.refuse_program(["cat", "other.pth"])
+    with pytest.raises(script_session.Stopped):
+        session.refuse_program(["cat", path])
+    session.close()
+    assert session.check.status == "skipped"
+    session.refuse_program(["cat", path])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import linecache
 import sys
+import tempfile
 from importlib.machinery import SourceFileLoader
 
 import pytest
 
 from ckptmove.verification.case.patching import Edit
-from ckptmove.verification.case.user_code import edited_sources
+from ckptmove.verification.case.user_code import edited_sources, is_generated
 
 SOURCE = b"# coding: latin-1\ndef value():\n    return '\xe9'\n"
 
@@ -48,3 +49,31 @@ def test_edits_are_imported_and_not_written(module, tmp_path):
     assert linecache.getline(path, 3) == "    return 'é'\n"
     assert module().value() == "é"
     assert (tmp_path / "src" / "real.py").read_bytes() == SOURCE
+
+
+@pytest.mark.parametrize(
+    ("path", "home", "expected"),
+    [
+        ("/work/train.py", "/work", False),
+        ("/work/package/model.py", "/work", False),
+        ("/elsewhere/model.py", "/work", False),
+        ("/work/.cache/model.py", "/work", True),
+        ("/home/me/.cache/model.py", "/work", True),
+        ("/home/me/.hidden/model.py", "/home/me/.hidden", False),
+        ("{tmp}/x/model.py", "/work", True),
+        ("{tmp}/x/model.py", "{tmp}/x", False),
+        ("{tmp}/x/y/model.py", "{tmp}/x", False),
+        ("{tmp}/train.py", "{tmp}", False),
+        ("{tmp}/x/model.py", "{tmp}", True),
+    ],
+)
+def test_generated_files(monkeypatch, tmp_path, path, home, expected):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert is_generated(path.format(tmp=tmp_path), home.format(tmp=tmp_path)) is expected
+
+
+def test_files_below_the_working_directory_are_not_generated(monkeypatch, tmp_path):
+    (tmp_path / "x").mkdir()
+    monkeypatch.chdir(tmp_path / "x")
+    assert not is_generated(str(tmp_path / "x" / "lib" / "model.py"), str(tmp_path / "x" / "scripts"))
+    assert is_generated(str(tmp_path / "other" / "model.py"), str(tmp_path / "x" / "scripts"))

@@ -294,5 +294,5 @@ def _at(line: Line) -> str:
 
 
 def line_evidence(line: Line) -> dict[str, object]:
-    """Evidence about a line."""
-    return {"file": line.file, "line": line.number, "source": line.source}
+    """Evidence about a line; without a number for a whole file."""
+    return {"file": line.file, "line": line.number or None, "source": line.source}

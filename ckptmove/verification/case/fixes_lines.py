@@ -39,6 +39,14 @@ if TYPE_CHECKING:
 _NO_CUDA: Final = re.compile("not compiled with CUDA|Found no NVIDIA driver|invalid device ordinal")
 _NUMPY: Final = re.compile("can't convert .* device type tensor to numpy")
 _LENGTHS: Final = re.compile("'lengths' argument should be a 1D CPU int64 tensor")
+_RNG_STATE: Final = "RNG state must be a torch.ByteTensor"
+#: Functions with an argument that has to be on the CPU: its keyword, and its index.
+_ON_CPU: Final = {
+    "pack_padded_sequence": ("lengths", 1),
+    "set_rng_state": ("new_state", 0),
+    "set_rng_state_all": ("new_states", 0),
+    "set_state": ("new_state", 0),
+}
 _GENERATOR: Final = re.compile("Expected an? '(.+)' (?:device type for generator|generator device) but found")
 
 
@@ -105,7 +113,9 @@ def of_message(message: str, operands: Sequence[torch.Tensor], running: Running 
         is_differentiated = any(one.requires_grad for one in operands)
         return _with_cpu(running, "detach().cpu()" if is_differentiated else "cpu()")
     if _LENGTHS.search(message):
-        return _with_lengths(running)
+        return _with_argument_on_cpu(running, "the lengths")
+    if _RNG_STATE in message:
+        return _with_argument_on_cpu(running, "the state of the generator")
     return NO_FIX if generator is None else _with_generator(running, generator[1], scene)
 
 
@@ -148,19 +158,21 @@ def _moves_of_names(argument: ast.expr, running: Running, move: str) -> Iterator
             yield from [(node, text)] * bool(text)
 
 
-def _with_lengths(running: Running) -> Fix:
-    """A line that packs a sequence, with its lengths on the CPU."""
+def _with_argument_on_cpu(running: Running, what: str) -> Fix:
+    """A line that calls a function of `_ON_CPU`, with its argument on the CPU."""
     spot = running.spot
     path = spot.line.path
-    calls = (one for one in nodes_of(spot) if isinstance(one, ast.Call) and callee(one) == "pack_padded_sequence")
-    given = [one for call in calls for one in _lengths_of(call)]
-    changes = [(one, called(path, one, "cpu()")) for one in given]
-    return replaced(path, *changes) if changes else Fix(f"move the lengths to the CPU at {spot.line}: .cpu()")
-
-
-def _lengths_of(call: ast.Call) -> list[ast.expr]:
-    """The argument ``lengths`` of a call of ``pack_padded_sequence``."""
-    return [*(one.value for one in call.keywords if one.arg == "lengths"), *call.args[1:2]]
+    calls = [one for one in nodes_of(spot) if isinstance(one, ast.Call) and callee(one) in _ON_CPU]
+    changes = []
+    for call in calls:
+        name, index = _ON_CPU[callee(call)]
+        given = [*(one.value for one in call.keywords if one.arg == name), *call.args[index : index + 1]]
+        is_list = callee(call) == "set_rng_state_all"
+        changes += [
+            (one, f"[one.cpu() for one in {text_of(path, one)}]" if is_list else called(path, one, "cpu()"))
+            for one in given
+        ]
+    return replaced(path, *changes) if changes else Fix(f"move {what} to the CPU at {spot.line}: .cpu()")
 
 
 def _with_generator(running: Running, wanted: str, scene: Scene) -> Fix:

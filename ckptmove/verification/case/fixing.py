@@ -9,10 +9,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ckptmove.errors import NotDurable, SourceChanged, WriteFailed, reason_of
+from ckptmove.errors import NotDurable, SourceChanged, UsageError, WriteFailed, reason_of
 from ckptmove.io.sink import FileSink
+from ckptmove.text import quoted
 from ckptmove.verification.case.patching import Edit, FixNotWritten, diff_of, digest, lines_of
-from ckptmove.verification.case.user_code import is_installed
+from ckptmove.verification.case.user_code import is_generated, is_installed
 from ckptmove.verification.evidence import FixedFile
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 #: Maximum number of fixes: a script that needs more is edited by hand.
 _MOST: Final = 20
-#: Folders of temporary files; ``TMPDIR`` is another one.
-_TEMPORARY: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  # compared with, not written to
 
 
 class EditedFile(NamedTuple):
@@ -41,15 +40,6 @@ class EditedFile(NamedTuple):
     before: bytes
     after: bytes
     edits: tuple[Edit, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Path, relative to the working directory if it is below that."""
-        return _shown(self.path)
-
-    def fixed(self, backup: str | None) -> FixedFile:
-        """The file for the report."""
-        return FixedFile(self.name, len(self.edits), diff_of(self.name, self.before, self.after), backup)
 
 
 class Fixes(NamedTuple):
@@ -71,7 +61,7 @@ class Fixes(NamedTuple):
 def find_fixes(request: VerifyRequest, verify: Callable[[VerifyRequest], VerifyResult]) -> Fixes:
     """Verify with the edit that the last check suggests, and again, until that passes or no other edit is known.
 
-    No file is written: the case or script runs with the edits in memory.
+    No file is written: the case or script runs with the edits in memory. An edit that makes it unusable is left out.
 
     Args:
         request: the options.
@@ -100,7 +90,11 @@ def find_fixes(request: VerifyRequest, verify: Callable[[VerifyRequest], VerifyR
             break
         faults.add(_fault(check, edits))
         tried.add(_place(edit, edits))
-        result = verify(request._replace(edits=(*edits, edit)))
+        try:
+            result = verify(request._replace(edits=(*edits, edit)))
+        except UsageError as error:
+            unfixed = f"{error.message}, with this fix, which was left out: {check.fix}"
+            break
         after, more = result.checks[-1], [*edits, edit]
         # One operation can have a fault for several reasons, each with a fix of its own.
         if _fault(after, more) in faults and _place(_edit_of(after), more) in tried:
@@ -128,7 +122,29 @@ def write(files: Sequence[EditedFile]) -> tuple[FixedFile, ...]:
     backups = [_back_up(file) for file in files]
     for file in files:
         _write(file.path, file.after, _mode(file.path), force=True)
-    return tuple(file.fixed(_shown(backup)) for file, backup in zip(files, backups, strict=True))
+    return fixed_files(files, [_shown(backup) for backup in backups])
+
+
+def fixed_files(files: Sequence[EditedFile], backups: Sequence[str | None] = ()) -> tuple[FixedFile, ...]:
+    """Edited files for the report.
+
+    Their diffs are one patch for the working directory. ``git apply`` and ``patch`` refuse a file outside of the
+    directory that they run in: then the patch is for the common directory of the files, which its first line names.
+
+    Args:
+        files: the files.
+        backups: the backup of each; by default None, for files that were not written.
+    """
+    home, note = os.path.realpath(os.curdir), ""
+    if not all(file.path.startswith(home + os.sep) for file in files):
+        home = os.path.commonpath([Path(file.path).parent for file in files])
+        note = f"# patch -p1 -d {quoted(home)}\n"
+    found = []
+    for file, backup in zip(files, backups or [None] * len(files), strict=True):
+        diff = diff_of(os.path.relpath(file.path, home), file.before, file.after)
+        found.append(FixedFile(_shown(file.path), len(file.edits), note + diff, backup))
+        note = ""
+    return tuple(found)
 
 
 def _edit_of(check: CheckResult) -> Edit | None:
@@ -180,11 +196,7 @@ def _why_not_own(path: str, script: str, request: VerifyRequest) -> str:
         return f"the fix is in an installed library: {name}"
     if Path(request.path).is_dir() and path.startswith(os.path.realpath(request.path) + os.sep):
         return f"the fix is in a file of the checkpoint: {name}"
-    folders = (str(Path(script).parent), os.path.realpath(os.curdir))
-    home = next((one for one in folders if path.startswith(one + os.sep)), "")
-    is_hidden = any(part.startswith(".") for part in Path(path.removeprefix(home)).parts)  # as ~/.cache
-    temporary = tuple(os.path.realpath(one) + os.sep for one in (*_TEMPORARY, os.environ.get("TMPDIR")) if one)
-    if is_hidden or (not home and path.startswith(temporary)):
+    if is_generated(path, str(Path(script).parent)):
         return f"the fix is in a generated file: {name}"
     return ""
 

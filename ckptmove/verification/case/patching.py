@@ -111,7 +111,7 @@ def _decoded(data: bytes) -> tuple[str, str]:
 
 def diff_of(path: str, before: bytes, after: bytes) -> str:
     """Unified diff of a file, for ``git apply`` and ``patch -p1``. Bytes that are not UTF-8 are surrogate escapes."""
-    name = path.replace(os.sep, "/").lstrip("/") + "\t" * (" " in path)  # the tab ends a name with spaces
+    name = path.replace(os.sep, "/") + "\t" * (" " in path)  # the tab ends a name with spaces
     old, new = (_LINE.findall(data.decode("utf-8", "surrogateescape")) for data in (before, after))
     lines = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

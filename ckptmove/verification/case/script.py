@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -18,12 +19,15 @@ import torch
 
 from ckptmove.verification.case.blame import blame, line_evidence
 from ckptmove.verification.case.check import on_target
+from ckptmove.verification.case.check_fixes import with_prefix
 from ckptmove.verification.case.fixes import Scene
 from ckptmove.verification.case.name import CaseName
 from ckptmove.verification.case.peak import memory_recorded
 from ckptmove.verification.case.protection import protected
-from ckptmove.verification.case.script_hooks import HOW_TO_RESUME, ScriptWatch, Session, Stopped, never_loaded, recorded
+from ckptmove.verification.case.script_hooks import ScriptWatch, recorded
+from ckptmove.verification.case.script_session import Session, Stopped
 from ckptmove.verification.case.script_step import ScriptStep, label_live, scene_of
+from ckptmove.verification.case.script_steps import HOW_TO_RESUME, never_loaded, skipped_by_scaler
 from ckptmove.verification.case.source import line_of
 from ckptmove.verification.case.user_code import Entrance, code_of
 from ckptmove.verification.checks import SCRIPT, failed, listed, skipped
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
     from ckptmove.verification.step.resume import Bench
 
 _LONGEST_LINE: Final = 300
+#: Seconds for exit functions, as at the end of a child process.
+_LONGEST_EXIT: Final = 2.0
 #: Modules of torch whose classes a ``.metadata`` contains. A checkpoint with another name of the first three is not
 #: opened at all.
 _DISTRIBUTED: Final = frozenset({
@@ -68,7 +74,7 @@ def check_script(
 
     def end(check: CheckResult) -> None:
         answer(check._replace(evidence=tuple({**figures, **dict(check.evidence)}.items())))
-        os._exit(0)
+        _end_process()
 
     site = bench.site
     if site.reason:
@@ -82,7 +88,7 @@ def check_script(
     started = time.perf_counter()
     with ExitStack() as stack:
         output = stack.enter_context(_output())
-        stack.enter_context(protected(place.path for place in bench.checkpoint.read_from))
+        stack.enter_context(protected((place.path for place in bench.checkpoint.read_from), session.refuse_program))
         stack.enter_context(
             _watched(bench.request.deadline, entrance, home, lambda check: end(session.passed or check))
         )
@@ -90,15 +96,21 @@ def check_script(
         memory = stack.enter_context(memory_recorded(site, bench.request.device_memory, entrance))
         watch = ScriptWatch(place.device, entrance, session)
         step = ScriptStep(bench, place, session, memory, figures)
+
+        def explain(error: BaseException) -> CheckResult:
+            label_live(memory)
+            return _of_exception(error, Scene(watch, entrance, {}, place, home, home), session, Path(path).name)
+
         torch.manual_seed(bench.request.seed)
         error: BaseException | None = None
         try:
             with (
-                recorded(session, step.begin, step.finish),
+                recorded(session, step.begin, step.finish, explain, watch.refusals) as steps,
                 torch.autograd.set_detect_anomaly(mode=True, check_nan=False),
                 watch,
             ):
-                _run_as_main(path, arguments)
+                error = _run_as_main(path, arguments)
+                steps.judge_raised()
         except Stopped:
             pass
         except BaseException as caught:  # noqa: BLE001  # any exception of the script is an answer
@@ -107,9 +119,10 @@ def check_script(
         # The script may end while an optimizer that it loaded has not made a step.
         check = session.check or (step.conclude() if session.passed is None and _is_regular(error) else None)
         if check is None:
-            label_live(memory)
-            scene = Scene(watch, entrance, {}, place, home, home)
-            check = _without_step(error, scene, session, _last_line(output), Path(path).name)
+            if error is None or isinstance(error, SystemExit):
+                check = _without_step(error, session, _last_line(output), Path(path).name)
+            else:
+                check = explain(error)
             if session.passed is not None and not (check.status == "failed" and _names_device(error)):
                 check = session.passed
     kept = list(dict.fromkeys(session.kept))
@@ -131,8 +144,16 @@ def _foreign(bench: Bench) -> list[str]:
     return [name for name in names if name.rpartition(".")[0] not in _DISTRIBUTED]
 
 
-def _run_as_main(path: str, arguments: tuple[str, ...]) -> None:
-    """Run a file as ``python FILE ARGS`` does."""
+def _end_process() -> None:
+    """End the process while the script runs, after exit functions, which remove temporary folders; they may hang."""
+    last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)  # noqa: SLF001  # no public name for it
+    last.start()
+    last.join(_LONGEST_EXIT)
+    os._exit(0)
+
+
+def _run_as_main(path: str, arguments: tuple[str, ...]) -> SystemExit | None:
+    """Run a file as ``python FILE ARGS`` does, and return the exception of ``sys.exit``."""
     file = str(Path(path).absolute())
     main = ModuleType("__main__")
     main.__file__ = file
@@ -141,8 +162,11 @@ def _run_as_main(path: str, arguments: tuple[str, ...]) -> None:
     sys.path.insert(0, str(Path(file).parent))
     try:
         exec(code_of(file), vars(main))  # noqa: S102  # the user's own script
+    except SystemExit as error:
+        return error
     finally:
         sys.modules["__main__"], sys.argv, sys.path[:] = before
+    return None
 
 
 @contextlib.contextmanager
@@ -206,17 +230,20 @@ def _is_regular(error: BaseException | None) -> bool:
     return error is None or (isinstance(error, SystemExit) and not error.code)
 
 
-def _without_step(error: BaseException | None, scene: Scene, session: Session, last: str, name: str) -> CheckResult:
-    """Result for a script that ended, by itself or by an exception, before the step."""
-    if error is not None and not isinstance(error, SystemExit):
-        return _of_exception(error, scene, session, name)
+def _without_step(error: BaseException | None, session: Session, last: str, name: str) -> CheckResult:
+    """Result for a script that ended, by itself or by ``sys.exit``, before the step."""
     printed = f"; the last line that it printed: {last}" if last else ""
     code = getattr(error, "code", None)
     how = "ended" if error is None else f"called sys.exit({'' if code is None else repr(code)})"
     if not session.loads:
         return never_loaded(session, f"{name} {how} without loading the checkpoint{printed}")
     fault = f"{name} {how} before an optimizer step; it loaded the checkpoint at {session.loads[-1]}{printed}"
-    return failed(SCRIPT, fault, proven=False)
+    fix = ""
+    if session.skipped_steps:
+        fault = f"{name} {how} without an optimizer step: {skipped_by_scaler(session)}{printed}"
+    elif session.optimizers and not code:
+        fix = "if the saved run was complete, nothing is left to train: pass more epochs or steps, after --"
+    return failed(SCRIPT, fault, fix, proven=False)
 
 
 def _of_exception(error: BaseException, scene: Scene, session: Session, name: str) -> CheckResult:
@@ -236,6 +263,8 @@ def _of_exception(error: BaseException, scene: Scene, session: Session, name: st
         fault, fix = [f"{name} opens {wrong}, which does not exist: {found.fault}"], HOW_TO_RESUME
     elif not kinds.isdisjoint(_MISSING) and not is_inside:
         reason = f"{name} needs something that this machine does not have: {found.fault}"
+    elif command := with_prefix(str(error), session.path):
+        fix = command
     elif _NO_INPUT in str(error):
         fault = [f"{name} reads standard input, which is empty: {found.fault}"]
     if reason:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import gc
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from ckptmove.verification.case.peak import label, peak_evidence, peak_of, peak_
 from ckptmove.verification.case.restore import matching_optimizer, own_state
 from ckptmove.verification.case.step import OwnSteps
 from ckptmove.verification.case.tensor_names import names_of
+from ckptmove.verification.case.watch import is_target
 from ckptmove.verification.checks import SCRIPT, failed, listed, passed
 from ckptmove.verification.loaded import LoadedFiles
 from ckptmove.verification.step.stored_state import (
@@ -31,10 +33,10 @@ from ckptmove.verification.step.stored_state import (
 from ckptmove.verification.wrappers import WithWrappers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ckptmove.verification.case.fixes import Scene
-    from ckptmove.verification.case.script_hooks import Session
+    from ckptmove.verification.case.script_session import Session
     from ckptmove.verification.case.source import Running
     from ckptmove.verification.case.tensor_names import NamedTensor
     from ckptmove.verification.evidence import CheckResult
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.simulated.accounting import MemoryRecord
     from ckptmove.verification.step.resume import Bench
 
+_Compared = TypeVar("_Compared")
 #: Steps of one optimizer after which the others are no longer waited for.
 _ROUNDS: Final = 10
 
@@ -135,13 +138,16 @@ class ScriptStep:
         with torch.no_grad():
             steps = self._optimizers[id(optimizer)].steps
             steps.end()
-            is_waiting = any(id(one) not in self._optimizers for one in self._session.optimizers)
-            return None if is_waiting and steps.count < _ROUNDS else self._verdict()
+            waiting = {
+                id(one) for one in self._session.optimizers
+            } - self._optimizers.keys() | self._session.raised.keys()
+            return None if waiting and steps.count < _ROUNDS else self._verdict()
 
     def conclude(self) -> CheckResult | None:
-        """The verdict for a script that ended; None if no optimizer made a step."""
+        """The verdict for a script that ended; None if no optimizer made a step, or tried to."""
+        is_tried = self._session.raised or any(one.steps.count for one in self._optimizers.values())
         with torch.no_grad():
-            return self._verdict() if any(one.steps.count for one in self._optimizers.values()) else None
+            return self._verdict() if is_tried else None
 
     def _compared(self, optimizer: torch.optim.Optimizer) -> _Optimizer:
         part = OptimizerPart("optimizer", "", None, optimizer)
@@ -152,13 +158,9 @@ class ScriptStep:
         steps = OwnSteps(part, self._place)
         if not self._bench.pairings:
             return _Optimizer(part, steps, None)
-        try:
-            return self._compared_state(part, steps, modules)
-        except Ambiguous as doubt:
-            several = (self._compared_state(part._replace(part=one), steps, modules) for one in doubt.candidates)
-            return max(several, key=lambda one: one.entries)._replace(part=part)
-        except (Mismatch, NotRebuilt) as error:
-            return _Optimizer(part, steps, None, fault=str(error))
+        found, fault = _each_fitting(lambda one: self._compared_state(part._replace(part=one), steps, modules))
+        best = max(found, key=lambda one: one.entries, default=_Optimizer(part, steps, None, fault=fault))
+        return best._replace(part=part)
 
     def _compared_state(self, part: OptimizerPart, steps: OwnSteps, modules: list[nn.Module]) -> _Optimizer:
         bench = self._bench
@@ -183,16 +185,10 @@ class ScriptStep:
         own = own_state(module)
         tensors = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
         inventory, stored = self._bench.checkpoint.inventory, self._bench.stored
-        found: list[tuple[str, dict[str, torch.Tensor]]] = []
-        try:
-            found.append(model_state(tensors, inventory, stored))
-        except Ambiguous as doubt:
-            found += [model_state(tensors, inventory, stored, one) for one in doubt.candidates]
-        except Mismatch as error:
-            return _Model(module, None, fault=str(error))
+        found, fault = _each_fitting(lambda one: model_state(tensors, inventory, stored, one))
         now = {**tensors, **self._session.buffers.get(id(module), {})}
         compared = [self._equal(where, state, now, module) for where, state in found]
-        return max(compared, key=lambda one: one.tensors)
+        return max(compared, key=lambda one: one.tensors, default=_Model(module, None, fault=fault))
 
     def _equal(
         self, where: str, state: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor], module: nn.Module
@@ -204,7 +200,7 @@ class ScriptStep:
 
     def _verdict(self) -> CheckResult:
         models, optimizers = [*self._models.values()], [*self._optimizers.values()]
-        parameters = {id(one): one for each in optimizers for one in each.part.parameters}
+        every = list({id(one): one for each in optimizers for one in each.part.parameters}.values())
         moved = set[int]().union(*(one.steps.moved for one in optimizers))
         kinds = " and ".join(one.kind for one in optimizers)
         tensors, entries = sum(one.tensors for one in models), sum(one.entries for one in optimizers)
@@ -218,12 +214,16 @@ class ScriptStep:
             "optimizer_state": [one.where for one in optimizers],
             "entries": entries,
             "of_entries": sum(one.stored for one in optimizers),
-            "parameters": len(parameters),
+            "parameters": len(every),
             "moved": len(moved),
             "unproven": "; ".join(doubts),
             "proven": not doubts,
         }
-        site = self._bench.site
+        site, target = self._bench.site, self._place.device
+        names = {site.target if is_target(one.device, target) else self._place.device_of(one): None for one in every}
+        where = " and ".join(names)
+        place = site._replace(target=where).label
+        self._figures["device"] = where
         label_live(self._memory)
         peak = peak_of(self._memory, site, self._bench.request.device_memory)
         self._figures |= {} if peak is None else peak_evidence(peak, self._session.entrance)
@@ -231,22 +231,24 @@ class ScriptStep:
         if fault:
             return failed(SCRIPT, fault, **{**self._figures, "proven": False})
         restored = f"{amount(tensors, 'tensor')} and the state of {amount(entries, 'parameter')} restored"
-        count = amount(len(parameters), "parameter")
+        count = amount(len(every), "parameter")
         steps = amount(sum(one.steps.count for one in optimizers), "step")
         memory = "" if peak is None else f", {peak_text(peak)}"
-        summary = f"{steps} of {kinds} on {site.label}: {len(moved):,} of {count} moved, all finite{memory}"
+        summary = f"{steps} of {kinds} on {place}: {len(moved):,} of {count} moved, all finite{memory}"
         unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
         return passed(SCRIPT, "; ".join([summary, f"{restored} by {self._session.loads[-1]}", *unproven]))
 
     def _fault(self, models: list[_Model], optimizers: list[_Optimizer], place: str) -> str:
         """The first fault of the step; empty for none."""
+        if self._session.raised:
+            return next(iter(self._session.raised.values()))
         target = self._place.device
         every = [one for each in optimizers for one in each.part.parameters]
         names = self._names(models)
         if not any(one.device.type == target.type for one in every):
             on = self._place.device_of(every[0])
             first = names.get(id(every[0]), "the first parameter")
-            return f"no parameter of the model is on {place} in the step: {first} is on {on}"
+            return f"no parameter of the model is on {self._bench.site.target} in the step: {first} is on {on}"
         if any(one.total and not one.tensors for one in models):
             loaded = self._session.loads[-1]
             return (
@@ -295,6 +297,21 @@ class ScriptStep:
         if left and not any(one.fault for one in optimizers):
             doubts.append(f"no optimizer with the state of {', '.join(one or 'the file' for one in left)} made a step")
         return doubts
+
+
+def _each_fitting(compare: Callable[[str | None], _Compared]) -> tuple[list[_Compared], str]:
+    """Results of a comparison with the part of the checkpoint that fits, or with several, and why there is not one."""
+    try:
+        return [compare(None)], ""
+    except Ambiguous as doubt:
+        parts, fault = doubt.candidates, str(doubt)
+    except (Mismatch, NotRebuilt) as error:
+        return [], str(error)
+    found = []
+    for part in parts:
+        with suppress(Mismatch, NotRebuilt):
+            found.append(compare(part))
+    return found, fault
 
 
 def _has_state(now: Any, stored: Mapping[str, Any], place: StepDevice) -> bool:

@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
     Attributes:
         file: path relative to the working directory.
-        number: line number, from 1.
+        number: line number, from 1; 0 for no line, but the file.
         source: text of the line, stripped.
         path: the file's name in Python (``co_filename``); does not depend on the working directory.
     """
@@ -45,7 +45,7 @@ class Line(NamedTuple):
     path: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.number}"
+        return f"{self.file}:{self.number}" if self.number else self.file
 
 
 class Spot(NamedTuple):

@@ -31,6 +31,8 @@ _LIBRARIES: Final = tuple(
 #: Folders of libraries outside of this environment: of the user, of the system, of Debian.
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _OURS: Final = str(Path(__file__).resolve().parents[2]) + os.sep
+#: Folders of temporary files; that of `tempfile` is another one.
+_TEMPORARY: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  # compared with, not written to
 #: ``train`` and ``random`` may be modules that the script imports; this name is not.
 _MODULE: Final = "_ckptmove_case"
 
@@ -38,6 +40,28 @@ _MODULE: Final = "_ckptmove_case"
 def is_installed(path: str) -> bool:
     """Whether a file, by its real path, is of an installed library or of the standard library."""
     return path.startswith(_LIBRARIES) or not _INSTALLED.isdisjoint(Path(path).parts)
+
+
+def is_generated(path: str, home: str) -> bool:
+    """Whether a file, by its real path, is in a hidden or temporary folder.
+
+    Folders next to and below the user's code do not count, nor those below the working directory. A temporary folder
+    that itself has the user's code is not one of these: only the files directly in it are.
+
+    Args:
+        path: the file.
+        home: real path of the folder with the case or script.
+    """
+    temporary = {os.path.realpath(one) for one in (tempfile.gettempdir(), *_TEMPORARY)}
+    folder = str(Path(path).parent)
+    homes = [
+        one
+        for one in (home, os.path.realpath(os.curdir))
+        if folder == one or (one not in temporary and path.startswith(one + os.sep))
+    ]
+    inside = path.removeprefix(homes[0]) if homes else path
+    is_hidden = any(part.startswith(".") for part in Path(inside).parts)  # as ~/.cache
+    return is_hidden or (not homes and path.startswith(tuple(one + os.sep for one in temporary)))
 
 
 @contextmanager
@@ -136,18 +160,10 @@ class Entrance:
         """Whether a file is the user's: not of a library or this package, and not generated."""
         if file not in self._known:
             real = os.path.realpath(file)
-            is_generated = file.startswith("<") or self._is_temporary(real)
-            is_foreign = is_generated or is_installed(real) or real.startswith(_OURS)
+            is_foreign = file.startswith("<") or is_generated(real, self._home)
+            is_foreign = is_foreign or is_installed(real) or real.startswith(_OURS)
             self._known[file] = real == self._file or not is_foreign
         return self._known[file]
-
-    def _is_temporary(self, real: str) -> bool:
-        """Whether a file is in the folder for temporary files, and not next to the user's own."""
-        temporary = os.path.realpath(tempfile.gettempdir())
-        if not real.startswith(temporary + os.sep):
-            return False
-        folder = str(Path(real).parent)
-        return folder != self._home and (self._home == temporary or not folder.startswith(self._home + os.sep))
 
     def frames(self, trace: TracebackType | None) -> list[Running]:
         """Frames of the user's code in a traceback, the innermost last."""

@@ -24,7 +24,7 @@ from ckptmove.verification.case.source import Line, Spot, assigned, callee, line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from ckptmove.verification.case.case_call import UserFrame
     from ckptmove.verification.case.user_code import Entrance
@@ -117,6 +117,7 @@ class Watch(TorchFunctionMode):
         self._device = device
         self._entrance = entrance
         self._origins: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
+        self._places: dict[tuple[CodeType, int, int], tuple[Spot, str, str]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Make a call of torch, and record it."""
@@ -186,11 +187,21 @@ class Watch(TorchFunctionMode):
             if caller is not None:
                 # A batch begins with its loader: the dataset may stay on the CPU.
                 parent = None if loading else next((leaf for leaf in given if leaf.device != self._device), None)
-                spot = spot_of(caller)
-                known = target_in(caller, spot, self._device)
                 operation = LOADED if loading else _name(func)
-                origin = Origin(operation, spot, parent, *known, at_import=not self._entrance.is_loaded)
+                spot, device, module = self._place(caller)
+                origin = Origin(operation, spot, parent, device, module, at_import=not self._entrance.is_loaded)
                 self._origins[id(made)] = (weakref.ref(made), origin)
+
+    def _place(self, frame: FrameType) -> tuple[Spot, str, str]:
+        """The point that a frame has reached, and expressions for the target there.
+
+        A dataset comes by thousands of times. Its expressions stay the same until its module has another global.
+        """
+        key = frame.f_code, frame.f_lasti, len(frame.f_globals)
+        if key not in self._places:
+            spot = spot_of(frame)
+            self._places[key] = (spot, *target_in(frame, spot, self._device))
+        return self._places[key]
 
     def _loading(self, frame: FrameType | None) -> FrameType | None:
         """The user's frame that waits for a DataLoader's batch; None if no loader is running."""

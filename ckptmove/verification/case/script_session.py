@@ -1,0 +1,229 @@
+"""What a training script has loaded so far, and the result of its check."""
+
+from __future__ import annotations
+
+import filecmp
+import io
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from ckptmove.text import quoted
+from ckptmove.verification.case.blame import line_evidence
+from ckptmove.verification.case.source import line_of
+from ckptmove.verification.checks import SCRIPT, listed, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+    from torch import nn
+
+    from ckptmove.verification.case.source import Line
+    from ckptmove.verification.case.user_code import Entrance
+    from ckptmove.verification.evidence import CheckResult
+
+#: Seconds in which a script has to end when its check is decided, and seconds that it goes on after a step that passed;
+#: then the process ends.
+GRACE: Final = 5.0
+
+
+class Stopped(BaseException):
+    """Ends a script when its check is decided. Every later call of torch raises it again."""
+
+
+class Session:
+    """What a script has loaded so far, and the result of the check.
+
+    Attributes:
+        path: the checkpoint.
+        entrance: knows which files are the user's.
+        arguments: command-line arguments of the script.
+        check: the result; None until it is known.
+        passed: the result of a step that passed, after which the script goes on up to its next step or save.
+        loads: the user's lines that loaded the checkpoint.
+        others: other files that were loaded.
+        kept: files that were there before, and that the script did not get to overwrite.
+        modules: modules whose ``load_state_dict`` was called after the load, in order.
+        buffers: copies of the buffers of these modules after the call, by the module's identity and the buffer's key.
+        optimizers: optimizers whose ``load_state_dict`` was called after the load.
+        raised: faults of optimizers whose steps so far raised exceptions that the script caught, by their identity.
+        is_loading: whether a module is being loaded.
+        is_harmless: whether the ``.metadata`` of the checkpoint is being unpickled, which names nothing foreign.
+        skipped_steps: number of steps that gradient scalers skipped after the load.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        entrance: Entrance,
+        home: Line,
+        end: Callable[[CheckResult], None],
+        arguments: Sequence[str],
+        foreign: Sequence[str] = (),
+    ) -> None:
+        """Begin with nothing loaded.
+
+        Args:
+            path: the checkpoint.
+            entrance: knows which files are the user's.
+            home: line to report if no line of the user's code is known.
+            end: sends the result and ends the process, for a script that does not end.
+            arguments: command-line arguments of the script.
+            foreign: names in a ``.metadata`` of the checkpoint whose code unpickling might run.
+        """
+        self.entrance = entrance
+        self.check: CheckResult | None = None
+        self.passed: CheckResult | None = None
+        self.loads: list[Line] = []
+        self.others: list[str] = []
+        self.kept: list[str] = []
+        self._written: set[str] = set()
+        self.modules: list[nn.Module] = []
+        self.buffers: dict[int, dict[str, torch.Tensor]] = {}
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.raised: dict[int, str] = {}
+        self.is_loading = False
+        self.is_harmless = False
+        self.skipped_steps = 0
+        self.path = path
+        self._path = os.path.realpath(path)
+        self._home = home
+        self._end = end
+        self.arguments = arguments
+        self._foreign = foreign
+        self._timer: threading.Timer | None = None
+
+    def stop(self, check: CheckResult) -> NoReturn:
+        """Decide the check, and end the script.
+
+        Raises:
+            Stopped: always.
+        """
+        self.check = check
+        self._end_later(check)
+        raise Stopped
+
+    def go_on(self, check: CheckResult) -> None:
+        """Let the script finish its iteration after a step that passed: the rest may have faults of its own."""
+        self.passed = check
+        self._end_later(check)
+
+    def stop_if_passed(self) -> None:
+        """End the script if its step has passed.
+
+        Raises:
+            Stopped: if it has.
+        """
+        if self.passed is not None:
+            self.stop(self.passed)
+
+    def _end_later(self, check: CheckResult) -> None:
+        self.close()
+        self._timer = threading.Timer(GRACE, self._end, [check])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def close(self) -> None:
+        """Let the process live: the script has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def raise_if_stopped(self) -> None:
+        """Raise Stopped again, if the script has caught it."""
+        if self.check is not None:
+            raise Stopped
+
+    def here(self) -> Line:
+        """The user's line that runs in this thread."""
+        frame = self.entrance.caller(sys._getframe(1))  # noqa: SLF001  # the frame, without a traceback
+        return self._home if frame is None else line_of(frame.f_code.co_filename, frame.f_lineno)
+
+    def is_checkpoint(self, file: object) -> bool:
+        """Whether a path, an open file or bytes are the checkpoint, a file inside it, or a copy of it."""
+        if isinstance(file, (io.BytesIO, bytes, bytearray)):
+            own, data = Path(self._path), file.getbuffer() if isinstance(file, io.BytesIO) else memoryview(file)
+            return own.is_file() and data.nbytes == own.stat().st_size and data == own.read_bytes()
+        path = _path_of(file)
+        if path is None:
+            return False
+        if self.is_inside(path):
+            return True
+        return Path(self._path).is_file() and Path(path).is_file() and filecmp.cmp(path, self._path, shallow=False)
+
+    def is_inside(self, file: object) -> bool:
+        """Whether a path or an open file is the checkpoint or a file inside it."""
+        real = os.path.realpath(_path_of(file) or os.devnull)
+        return real == self._path or real.startswith(self._path + os.sep)
+
+    def may_save(self, path: str) -> bool:
+        """Whether a file or a directory may be written: only one that the script itself has made.
+
+        Raises:
+            Stopped: after a step that passed.
+        """
+        self.raise_if_stopped()
+        self.stop_if_passed()
+        real = os.path.realpath(path)
+        if real not in self._written and os.path.lexists(path):
+            self.kept.append(path)
+            return False
+        self._written.add(real)
+        return True
+
+    def may_hold_piece(self, file: object) -> bool:
+        """Whether a file in memory may have bytes of the checkpoint, as of an object in a distributed one."""
+        return isinstance(file, io.BytesIO) and bool(self.loads) and Path(self._path).is_dir()
+
+    def refuse_foreign(self) -> None:
+        """Stop a script that would unpickle a ``.metadata`` with names that are not torch's."""
+        if self._foreign:
+            self.stop_unpickling(f".metadata names {listed(self._foreign)}")
+
+    def stop_unpickling(self, reason: str) -> NoReturn:
+        """Stop a script that would unpickle the checkpoint.
+
+        Raises:
+            Stopped: always.
+        """
+        line = self.here()
+        self.stop(
+            skipped(
+                SCRIPT,
+                f"not proven: {line} would unpickle the checkpoint: {reason}",
+                f"verify a copy without objects: ckptmove convert {quoted(self.path)} --plain",
+                proven=False,
+                **line_evidence(line),
+            )
+        )
+
+    def refuse_program(self, words: Sequence[str]) -> None:
+        """Stop a script that would start a program with the checkpoint among its arguments."""
+        if self.check is None and any(map(self.is_inside, words)):
+            self.stop_unproven("it starts a program with the checkpoint, which is not followed")
+
+    def stop_unproven(self, reason: str) -> NoReturn:
+        """Stop a script at a line after which nothing can be proven.
+
+        Raises:
+            Stopped: always.
+        """
+        line = self.here()
+        reason = f"not proven: {reason}, at {line}: {line.source}"
+        self.stop(skipped(SCRIPT, reason, proven=False, **line_evidence(line)))
+
+    def note_load(self, file: object) -> bool:
+        """Record a load, and return whether it is of the checkpoint."""
+        is_own = self.is_checkpoint(file)
+        if is_own:
+            self.loads.append(self.here())
+        elif (path := _path_of(file)) is not None:
+            self.others.append(path)
+        return is_own
+
+
+def _path_of(file: object) -> str | None:
+    named = file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", None)
+    return os.fspath(named) if isinstance(named, (str, os.PathLike)) else None
