@@ -29,12 +29,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(ROOT.parent / "tests" / "support"))
 
 import torch._dynamo  # noqa: E402, F401  # optimizers import it; here, before the scripts are forked
-from mutations import CHANGES_KEYS, KINDS, Mutant, mutants  # noqa: E402
-from warm_worker import Servers  # noqa: E402
+from mutations import CHANGES_KEYS, KINDS, Mutant, mutants  # noqa: E402  # after the path above
+from warm_worker import Servers  # noqa: E402  # after the path above
 
-import ckptmove  # noqa: E402
-from ckptmove.verification import child  # noqa: E402
-from ckptmove.verification.case.patching import Edit  # noqa: E402
+import ckptmove  # noqa: E402  # after the path above
+from ckptmove.verification import child  # noqa: E402  # after the path above
+from ckptmove.verification.case.patching import Edit  # noqa: E402  # after the path above
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -44,7 +44,9 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         from ckptmove.cli.paths import checkpoint_paths
 
         paths = checkpoint_paths(globs, Config(), "verify")
-        items += [CheckpointItem.from_parent(session, name=path, nodeid=f"ckptmove::{path}") for path in paths]
+        found = [CheckpointItem.from_parent(session, name=path, nodeid=f"ckptmove::{path}") for path in paths]
+        items += found
+        config.hook.pytest_collectreport(report=pytest.CollectReport("ckptmove", "passed", None, [*found]))
 
 
 class CheckpointFailed(Exception):

@@ -78,6 +78,7 @@ def test_a_checkpoint_is_a_test(run, verdicts) -> None:
         (path, "cuda:0") for path in ("runs/a.pth", "runs/b.pth", "none.pth")
     ]
     text = done.stdout.str()
+    assert "collected 3 items" in text
     assert "runs/b.pth on cpu\nfailed, cpu\n" in text
     assert "error: none.pth: no such file" in text
     assert "Traceback" not in text

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -152,7 +153,9 @@ def _of_table(table: Mapping[str, object], known: Mapping[str, type], path: str,
     keys = {parameter.replace("_", "-"): parameter for parameter in known}
     unknown = sorted(table.keys() - keys.keys())
     if unknown:
-        raise UsageError(f"unknown key '{unknown[0]}' in {_TABLE}; the keys are {', '.join(keys)}", path=path)
+        near = get_close_matches(unknown[0], keys, 1)
+        rest = f"did you mean '{near[0]}'?" if near else "the keys are 'checkpoints' and the options of verify"
+        raise UsageError(f"unknown key '{unknown[0]}' in {_TABLE}; {rest}", path=path)
     start = os.path.relpath(Path(path).parent, folder.absolute())
     found: dict[str, _Value] = {}
     for key, value in table.items():

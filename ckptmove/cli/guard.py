@@ -154,7 +154,7 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
         command = f"{PROGRAM} {words[0]}"
     hint = f"{command} --help"
     option = getattr(error, "option_name", None)
-    if option is not None and runs_script(_own(words), error.ctx.command):
+    if option is not None and error.ctx is not None and runs_script(_own(words), error.ctx.command):
         hint = f"{hint}; arguments of the script follow after --: -- {option} ..."
     if option in _MEANS_TO and any("--to" in parameter.opts for parameter in error.ctx.command.params):
         message = f"No such option: {option}"

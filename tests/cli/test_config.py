@@ -60,7 +60,7 @@ def test_no_file_at_all(tmp_path, monkeypatch) -> None:
     [
         (
             "[tool.ckptmove]\ncheckpoint = []",
-            "'checkpoint' in [tool.ckptmove]; the keys are checkpoints, to, against, strip-prefix, ",
+            "unknown key 'checkpoint' in [tool.ckptmove]; did you mean 'checkpoints'?",
         ),
         ("[tool.ckptmove]\ncheckpoints = 'a'", "'checkpoints' in [tool.ckptmove] is not a list of strings"),
         ("[tool.ckptmove]\nignore = [1]", "'ignore' in [tool.ckptmove] is not a list of strings"),
@@ -73,7 +73,7 @@ def test_no_file_at_all(tmp_path, monkeypatch) -> None:
         ("[tool.ckptmove]\nstrict = 1", "'strict' in [tool.ckptmove] is not a boolean"),
         ("[tool.ckptmove]\nseed = true", "'seed' in [tool.ckptmove] is not an integer"),
         ("[tool.ckptmove]\ntimeout = '9'", "'timeout' in [tool.ckptmove] is not a number"),
-        ("[tool.ckptmove]\nhelp = true", "unknown key 'help'"),
+        ("[tool.ckptmove]\nhelp = true", "unknown key 'help' in [tool.ckptmove]; the keys are 'checkpoints' and the "),
         ("[tool.ckptmove]\njson = true\nformat = 'human'", "'json' and 'format' in [tool.ckptmove] exclude each other"),
         ("[tool]\nckptmove = 1", "'tool.ckptmove' is not a table"),
         ("[tool", "not valid TOML: "),

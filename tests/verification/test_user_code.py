@@ -60,6 +60,7 @@ def test_edits_are_imported_and_not_written(module, tmp_path):
         ("/work/.cache/model.py", "/work", True),
         ("/home/me/.cache/model.py", "/work", True),
         ("/home/me/.hidden/model.py", "/home/me/.hidden", False),
+        ("/home/me/.hidden/library/model.py", "/home/me/.hidden/scripts", False),
         ("{tmp}/x/model.py", "/work", True),
         ("{tmp}/x/model.py", "{tmp}/x", False),
         ("{tmp}/x/y/model.py", "{tmp}/x", False),

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 from ckptmove import __version__
 from ckptmove.api import document
 from ckptmove.cli.render import conversion, difference, verification
-from ckptmove.cli.render.html.conversion import conversion_of
 from ckptmove.cli.render.html.devices import Palette
 from ckptmove.cli.render.html.difference import difference_section
 from ckptmove.cli.render.html.findings import counted
@@ -18,6 +17,7 @@ from ckptmove.cli.render.html.sections import failures, lines_section, overview
 from ckptmove.cli.render.html.verification import result_section
 from ckptmove.cli.render.inspection import summary_figures
 from ckptmove.cli.render.page import Page
+from ckptmove.cli.render.planned import conversion_of
 from ckptmove.cli.render.renderer import Document
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.api.figures import shares
 from ckptmove.checkpoint.directories import DirectoryInventory
@@ -14,7 +14,7 @@ from ckptmove.text import amount, size, some
 from ckptmove.torch_facts.devices import NO_DEVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.api.figures import Expectation
     from ckptmove.api.results import Inspection
@@ -34,6 +34,11 @@ _SUFFIXES: Final = "KMBT"
 _SMALL: Final = 0.01
 #: Files of a directory that are listed without -v: enough for a run on one machine.
 _MOST_FILES: Final = 24
+#: Role and device.
+_Place: TypeAlias = "tuple[str, str]"
+#: Characters of the longest bar.
+_LONGEST_BAR: Final = 16
+_BAR, _ASCII_BAR = "█", "#"
 #: Meanings of verdicts. A verdict is about a name only: a file of safe names may still hold wrong or huge values.
 _VERDICTS: Final = {
     "safe": "a known name of checkpoints, harmless by itself",
@@ -53,6 +58,8 @@ def inspection_lines(page: Page, answer: InspectAnswer) -> Iterator[str]:
     if inventory.tensors:
         yield ""
         yield from _devices(page, inventory)
+        if detail.verbose:
+            yield from _bars(page, answer)
     elif not detail.tensors:  # its table says so itself
         yield from ("", _none(inventory))
     if inventory.optimizers:
@@ -262,6 +269,41 @@ def _devices(page: Page, inventory: Inventory) -> Iterator[str]:
     yield from table(page, columns, rows)
     if any(part.device == NO_DEVICE for part in parts):
         yield page.paint("unknown: the format stores no device", "dim")
+
+
+def _bars(page: Page, answer: InspectAnswer) -> Iterator[str]:
+    """The number of tensors by role and device as bars, and again after a conversion that moves some."""
+    from ckptmove.cli.render.planned import conversion_of
+
+    now = {(share.role, share.device): share.tensors for share in shares(answer.inspection.inventory.tensors)}
+    conversion = conversion_of(answer)
+    after = now if conversion is None else conversion.counts
+    if len({*now, *after}) > 1:
+        yield ""
+        yield from _matrix(page, now, [now, after])
+    if conversion is not None and after != now:
+        yield ""
+        yield f"after {conversion.command}:"
+        yield from _matrix(page, after, [now, after])
+
+
+def _matrix(page: Page, counts: Mapping[_Place, int], both: Sequence[Mapping[_Place, int]]) -> Iterator[str]:
+    """The table of some counts, with the rows, columns and scale of both."""
+    places = [place for one in both for place in one]
+    roles, devices = (list(dict.fromkeys(names)) for names in zip(*places, strict=True))
+    largest = max(count for one in both for count in one.values())
+    digits = len(f"{largest:,}")
+    room = _LONGEST_BAR
+    if page.columns is not None:
+        room = min(room, (page.columns - max(map(len, roles))) // len(devices) - digits - len("   "))
+
+    def cell(count: int) -> str:
+        bar = (_BAR if page.unicode else _ASCII_BAR) * min(max(round(count / largest * room), 1), max(room, 0))
+        return f"{count:>{digits},} {bar}".rstrip() if count else ""
+
+    columns = (Column(""), *(Column(clean(device), style=DEVICE_STYLE) for device in devices))
+    rows = [(role, *(cell(counts.get((role, device), 0)) for device in devices)) for role in roles]
+    yield from table(page, columns, rows)
 
 
 def _optimizer(optimizer: OptimizerRecord) -> str:

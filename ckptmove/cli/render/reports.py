@@ -1,14 +1,9 @@
-"""The kinds of ``--report``; imported only for a command that writes one."""
+"""The kinds of ``--report``. A kind imports its module when a command writes one: each needs other rooms."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cli.render.html_report import HtmlDocument
-from ckptmove.cli.render.json_report import JsonDocument
-from ckptmove.cli.render.junit import JUnitDocument
-from ckptmove.cli.render.markdown import MarkdownDocument
-from ckptmove.cli.render.sarif import SarifDocument
 from ckptmove.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,13 +11,44 @@ if TYPE_CHECKING:
 
     from ckptmove.cli.render.renderer import Document
 
+
+def _json() -> Document:
+    from ckptmove.cli.render.json_report import JsonDocument
+
+    return JsonDocument()
+
+
+def _junit() -> Document:
+    from ckptmove.cli.render.junit import JUnitDocument
+
+    return JUnitDocument()
+
+
+def _markdown() -> Document:
+    from ckptmove.cli.render.markdown import MarkdownDocument
+
+    return MarkdownDocument()
+
+
+def _sarif() -> Document:
+    from ckptmove.cli.render.sarif import SarifDocument
+
+    return SarifDocument()
+
+
+def _html() -> Document:
+    from ckptmove.cli.render.html_report import HtmlDocument
+
+    return HtmlDocument()
+
+
 #: All kinds, by the names that ``--report`` takes.
 REPORTS: Final[dict[str, Callable[[], Document]]] = {
-    "json": JsonDocument,
-    "junit": JUnitDocument,
-    "markdown": MarkdownDocument,
-    "sarif": SarifDocument,
-    "html": HtmlDocument,
+    "json": _json,
+    "junit": _junit,
+    "markdown": _markdown,
+    "sarif": _sarif,
+    "html": _html,
 }
 
 

@@ -102,7 +102,7 @@ def blame(error: BaseException, scene: Scene) -> Blame:
         named = limit or next(called, "") or " ".join(str(error).split())
         fault = f"not supported by the simulation: {named}, {_at(line)}"
         return Blame(fault, figures={"operation": named, **line_evidence(line)}, is_limit=True)
-    text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+    text = _text_of(error).rstrip(": ")
     operands = next((one.operands for one in scene.watch.refusals if one.error is error), ())
     fix = of_message(str(error), operands, frames[-1] if frames else None, scene)
     fix = fix if fix.text else on_mps(text, frames, scene)
@@ -123,7 +123,7 @@ def _of_memory(error: BaseException, usage: Usage, scene: Scene) -> Blame:
     line = line_at(usage, scene.entrance) or scene.home
     fault, in_use, fix = shortage(usage)
     figures = {
-        "error": " ".join(f"{type(error).__name__}: {error}".split()),
+        "error": _text_of(error),
         **line_evidence(line),
         **peak_evidence(usage, scene.entrance),
         "requested_bytes": usage.requested,
@@ -157,7 +157,7 @@ def _of_strays(
         "aten": aten,
         **line_evidence(line),
         "made_at": str(first.made or ""),
-        "error": " ".join(f"{type(error).__name__}: {error}".split()),
+        "error": _text_of(error),
     }
     return Blame(fault, first.fix, figures, made)
 
@@ -287,6 +287,11 @@ def _variable_of(root: Origin) -> str:
     """The variable that the call that made a tensor is assigned to."""
     target, value = assigned(root.spot.statement)
     return target.id if isinstance(target, ast.Name) and value is root.spot.node else ""
+
+
+def _text_of(error: BaseException) -> str:
+    """Class and message of an exception, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _at(line: Line) -> str:

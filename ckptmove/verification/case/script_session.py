@@ -188,23 +188,15 @@ class Session:
         Raises:
             Stopped: always.
         """
-        line = self.here()
-        self.stop(
-            skipped(
-                SCRIPT,
-                f"not proven: {line} would unpickle the checkpoint: {reason}",
-                f"verify a copy without objects: ckptmove convert {quoted(self.path)} --plain",
-                proven=False,
-                **line_evidence(line),
-            )
-        )
+        fix = f"verify a copy without objects: ckptmove convert {quoted(self.path)} --plain"
+        self.stop_unproven(f"it would unpickle the checkpoint ({reason})", fix)
 
     def refuse_program(self, words: Sequence[str]) -> None:
         """Stop a script that would start a program with the checkpoint among its arguments."""
         if self.check is None and any(map(self.is_inside, words)):
             self.stop_unproven("it starts a program with the checkpoint, which is not followed")
 
-    def stop_unproven(self, reason: str) -> NoReturn:
+    def stop_unproven(self, reason: str, fix: str = "") -> NoReturn:
         """Stop a script at a line after which nothing can be proven.
 
         Raises:
@@ -212,7 +204,7 @@ class Session:
         """
         line = self.here()
         reason = f"not proven: {reason}, at {line}: {line.source}"
-        self.stop(skipped(SCRIPT, reason, proven=False, **line_evidence(line)))
+        self.stop(skipped(SCRIPT, reason, fix, proven=False, **line_evidence(line)))
 
     def note_load(self, file: object) -> bool:
         """Record a load, and return whether it is of the checkpoint."""

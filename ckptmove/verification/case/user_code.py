@@ -11,6 +11,7 @@ import sysconfig
 import tempfile
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -45,23 +46,27 @@ def is_installed(path: str) -> bool:
 def is_generated(path: str, home: str) -> bool:
     """Whether a file, by its real path, is in a hidden or temporary folder.
 
-    Folders next to and below the user's code do not count, nor those below the working directory. A temporary folder
-    that itself has the user's code is not one of these: only the files directly in it are.
+    Hidden folders that also contain the user's code or the working directory do not count. Nor does a temporary folder
+    if the file is next to or below one of these; in the temporary folder itself, only next to.
 
     Args:
         path: the file.
         home: real path of the folder with the case or script.
     """
+    homes = (home, os.path.realpath(os.curdir))
+    if all(_is_hidden(path, one) for one in homes):
+        return True
     temporary = {os.path.realpath(one) for one in (tempfile.gettempdir(), *_TEMPORARY)}
     folder = str(Path(path).parent)
-    homes = [
-        one
-        for one in (home, os.path.realpath(os.curdir))
-        if folder == one or (one not in temporary and path.startswith(one + os.sep))
-    ]
-    inside = path.removeprefix(homes[0]) if homes else path
-    is_hidden = any(part.startswith(".") for part in Path(inside).parts)  # as ~/.cache
-    return is_hidden or (not homes and path.startswith(tuple(one + os.sep for one in temporary)))
+    is_near = any(folder == one or (one not in temporary and folder.startswith(one + os.sep)) for one in homes)
+    return not is_near and path.startswith(tuple(one + os.sep for one in temporary))
+
+
+def _is_hidden(path: str, home: str) -> bool:
+    """Whether a file is below a hidden folder, as ``~/.cache``, that does not contain a folder."""
+    parts, own = Path(path).parts, Path(home).parts
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(parts, own, strict=False)))
+    return any(part.startswith(".") for part in parts[shared:])
 
 
 @contextmanager

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 #: Number of colors for accelerators in ``page.css``; with more devices, colors repeat.
-_COLORS: Final = 7
+_COLORS: Final = 8
 _FIXED: Final = {"cpu": "cpu", "meta": "none", NO_DEVICE: "none"}
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckptmove.api.document import Json
-    from ckptmove.cli.render.html.conversion import Conversion
     from ckptmove.cli.render.html.devices import Palette
+    from ckptmove.cli.render.planned import Conversion
 
 
 def checkpoint_section(

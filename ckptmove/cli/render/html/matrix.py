@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckptmove.api.document import Json
-    from ckptmove.cli.render.html.conversion import Conversion
     from ckptmove.cli.render.html.devices import Palette
+    from ckptmove.cli.render.planned import Conversion
 
 #: Number of tensors by role and device.
 _Counts: TypeAlias = "Mapping[tuple[str, str], int]"
+#: More devices than this fill the width of the page.
+_MANY: Final = 4
 #: Width of the longest bar, and of the shortest: one tensor of many is still seen.
 _LONGEST: Final = 100
 _SHORTEST: Final = 2
@@ -35,18 +37,16 @@ def matrices(devices: Sequence[Json], conversion: Conversion | None, palette: Pa
         return element("p", "No tensors.", class_="none")
     after = now if conversion is None else conversion.counts
     columns = palette.ordered(device for counts in (now, after) for _, device in counts)
-    tables = [_matrix(element("caption", "Now"), now, now, columns, palette)]
-    if conversion is None:
-        return _side_by_side(tables)
-    if after == now:
+    shown = [_matrix(element("caption", "Now"), now, now, columns, palette)]
+    note = Markup()
+    if conversion is not None and after == now:
         note = element("p", "No tensor would move: ", element("code", conversion.command), class_="none")
-        return joined([_side_by_side(tables), note])
-    caption = element("caption", "After ", copyable(conversion.command))
-    return _side_by_side([*tables, _matrix(caption, after, now, columns, palette)])
-
-
-def _side_by_side(tables: Sequence[Markup]) -> Markup:
-    return element("div", *tables, class_="matrices")
+    elif conversion is not None:
+        caption = element("caption", "After ", copyable(conversion.command))
+        shown.append(_matrix(caption, after, now, columns, palette))
+    tables = (element("div", table, class_="wide") for table in shown)
+    style = "matrices many" if len(columns) > _MANY else "matrices"
+    return joined([element("div", *tables, class_=style), note])
 
 
 def _matrix(caption: Markup, counts: _Counts, now: _Counts, devices: Sequence[str], palette: Palette) -> Markup:

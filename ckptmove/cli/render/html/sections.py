@@ -46,7 +46,8 @@ def searchable_table(name: str, data: Json) -> Markup:
         name: ``id`` of the data, unique in the page.
         data: columns of :mod:`ckptmove.cli.render.html.columns`.
     """
-    return joined([element("div", class_="table script", data_source=name), data_block(name, data)])
+    without = element("noscript", element("p", "This table needs scripts, which are not allowed here.", class_="none"))
+    return joined([element("div", class_="table script", data_source=name), without, data_block(name, data)])
 
 
 def notes(texts: Iterable[str]) -> Markup:

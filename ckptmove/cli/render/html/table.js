@@ -137,7 +137,7 @@ class Table {
       if (column.slots) cell.append(make("span", { class: `swatch ${column.slots[column.at[row]]}` }));
       if (column.grave?.[column.at[row]]) cell.classList.add("grave");
       cell.append(make("bdi", {}, text));
-      if (text.length > 24) cell.title = text;
+      if (text.length > 12) cell.title = text;
       return cell;
     });
     const made = make("tr", { "aria-rowindex": index + 2 }, ...cells);

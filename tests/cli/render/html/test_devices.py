@@ -17,8 +17,8 @@ def test_a_device_keeps_its_color_in_the_whole_page() -> None:
 def test_colors_repeat_when_they_run_out() -> None:
     palette = Palette()
     slots = [palette.slot(f"cuda:{index}") for index in range(100)]
-    assert len(set(slots)) == 7
-    assert slots[:7] == slots[7:14]
+    assert len(set(slots)) == 8
+    assert slots[:8] == slots[8:16]
 
 
 def test_a_label_is_text() -> None:

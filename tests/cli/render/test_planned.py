@@ -10,10 +10,10 @@ import pytest
 
 from ckptmove.api.functions import InspectRequest, convert, inspect_checkpoint
 from ckptmove.cli.render.answers import InspectAnswer
-from ckptmove.cli.render.html.conversion import conversion_of
+from ckptmove.cli.render.planned import conversion_of
 from ckptmove.errors import UncastableDtype
 
-SAMPLES = Path(__file__).parents[4] / "sample_ckpts"
+SAMPLES = Path(__file__).parents[3] / "sample_ckpts"
 FILES = sorted(path.name for path in SAMPLES.iterdir() if path.suffix not in {".py", ".json", ".md", ""})
 
 
