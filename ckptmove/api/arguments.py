@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, TypeVar
 
 from ckptmove.errors import UsageError
 from ckptmove.io.file_object import OpenFile, location_of
+from ckptmove.io.remote.address import as_location
 from ckptmove.torch_facts.devices import parse_mapping, parse_target
 
 if TYPE_CHECKING:
@@ -39,8 +40,11 @@ MapLocation: TypeAlias = "Device | Mapping[str, Device]"
 
 
 def location(path: FilePath | BinaryIO) -> str:
-    """The path as text; a file object without a path as an :class:`~ckptmove.io.file_object.OpenFile`."""
-    return os.fspath(path) if isinstance(path, str | os.PathLike) else location_of(path)
+    """The path as text; a URL as an :class:`~ckptmove.io.remote.address.Address`, whose text has no credentials.
+
+    A file object without a path becomes an :class:`~ckptmove.io.file_object.OpenFile`.
+    """
+    return as_location(path) if isinstance(path, str | os.PathLike) else location_of(path)
 
 
 def local_path(path: FilePath | BinaryIO, what: str) -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.comparison.differences import DiffResult, Gap
     from ckptmove.findings.catalogue import Entry
     from ckptmove.io.changes import UndoResult
+    from ckptmove.io.contracts import Traffic
     from ckptmove.model import Finding, Inventory, TensorRecord
     from ckptmove.moves import ConvertResult, MovePlan
     from ckptmove.verification.evidence import VerifyResult
@@ -168,6 +169,7 @@ def checkpoint(
     pairings: Sequence[Pairing] = (),
     expectation: Expectation | None = None,
     unchecked: Sequence[str] = (),
+    traffic: Traffic | None = None,
 ) -> Json:
     """One entry of ``checkpoints``, the answer of ``inspect``.
 
@@ -179,6 +181,7 @@ def checkpoint(
         pairings: parameters of each optimizer.
         expectation: the result of ``expect``, or None.
         unchecked: paths of files without CRCs to compare.
+        traffic: requests for a checkpoint at a URL, or None.
     """
     parameters = parameter_names(inventory.optimizers, pairings)
     return {
@@ -210,6 +213,7 @@ def checkpoint(
         "findings": [_finding(finding) for finding in findings],
         "expected": _expected(expectation) if expectation else None,
         "unchecked": list(unchecked),
+        "remote": None if traffic is None else {"requests": traffic.requests, "bytes_read": traffic.nbytes},
     }
 
 

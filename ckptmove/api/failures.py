@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from ckptmove import errors
 from ckptmove.api.hints import hint_for
 from ckptmove.io.locations import read_link
+from ckptmove.io.remote.address import redacted
 
 USAGE: Final = 2
 REFUSED: Final = 4
@@ -44,9 +45,9 @@ def failure_of(error: errors.CkptMoveError) -> Failure:
     code = next((code for family, code in _EXIT_CODES.items() if isinstance(error, family)), BUG)
     return Failure(
         kind=error.kind,
-        message=_fact(error),
-        hint=hint_for(error),
-        path=error.path,
+        message=redacted(_fact(error)),
+        hint=redacted(hint_for(error)),
+        path=None if error.path is None else redacted(error.path),
         exit_code=code,
     )
 

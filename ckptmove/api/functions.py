@@ -16,8 +16,10 @@ from ckptmove.api.results import ConvertResult, DiffResult, Inspection, VerifyRe
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.summary import summarize
 from ckptmove.errors import TorchBroken, TorchMissing, UsageError
-from ckptmove.io.locations import default_output, without_suffix
+from ckptmove.io.locations import default_output, inside, without_suffix
 from ckptmove.io.outputs import do_nothing
+from ckptmove.io.remote.address import Address
+from ckptmove.io.remote.errors import NotLocal
 from ckptmove.limits import Limits
 from ckptmove.pickles.collector import collector_paused
 from ckptmove.torch_facts.devices import NO_DEVICE, parse_target
@@ -66,7 +68,8 @@ def inspect(
     """Read a checkpoint as data: no torch, no GPU, none of the model's own classes.
 
     Args:
-        path: a file, or a directory or an archive of files, which is read as one checkpoint; or a binary file object.
+        path: a file, or a directory or an archive of files, which is read as one checkpoint; its URL; or a binary file
+            object.
         target: target device of the findings (default: ``expect``, or else the device of the model).
         expect: device on which every tensor that should move is expected; the result then has a plan.
         device_count: number of devices of the target machine, or None if unknown.
@@ -134,6 +137,7 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
         expectation=expectation,
         summary=summary,
         pairings=pairings,
+        traffic=checkpoint.traffic,
     )
 
 
@@ -163,14 +167,15 @@ def convert(
     A format without devices, for example safetensors, is copied if ``output`` is given; otherwise nothing is written.
 
     Args:
-        path: a file, or a directory or an archive of files, which is written completely or not at all;
+        path: a file, or a directory or an archive of files, which is written completely or not at all; its URL;
             or, with ``output``, a binary file object.
         to: target device of all tensors, except those that have to stay (RNG states, ``step``).
         map_location: as in ``torch.load``: a target device, as ``to``, or a dict from globs of devices to devices,
             applied before ``to``; the first match counts.
         keep: globs of tensor names that stay on their device.
-        output: the new file or directory (default: the name of ``path`` with the device in it). Its suffix names the
-            format: ``.safetensors``, or ``.pth`` for one file of ``torch.save``.
+        output: the new file or directory (default: the name of ``path`` with the device in it; for a URL, in the
+            working directory). Its suffix names the format: ``.safetensors``, or ``.pth`` for one file of
+            ``torch.save``.
         shard_size: largest size of a file, in bytes or as ``"5GB"``; the output is a directory of safetensors files.
         in_place: whether to change the file itself, in a time independent of its size; :func:`undo` restores it.
         force: whether to replace an existing output.
@@ -221,6 +226,9 @@ def convert_checkpoint(request: ConvertRequest) -> moves.ConvertResult:
         raise UsageError("--shard-size writes a new directory, and --in-place changes the file itself: leave one out")
     if request.in_place and (request.force or not request.check):
         raise UsageError("--in-place replaces no other file and reads no tensor: leave out --force and --no-check")
+    output = location(request.output or "")
+    if isinstance(output, Address):
+        raise NotLocal(output, "convert writes local files")
     from ckptmove.conversion.convert import convert as carry_out
 
     return carry_out(with_default_output(request))
@@ -305,7 +313,10 @@ def undo(
     """
     from ckptmove.conversion.in_place import undo_in_place
 
-    return undo_in_place(local_path(path, "undo takes"), dry_run=dry_run, limits=limits or Limits(), settle=settle)
+    local = local_path(path, "undo takes")
+    if isinstance(local, Address):
+        raise NotLocal(local, "only local files are converted in place")
+    return undo_in_place(local, dry_run=dry_run, limits=limits or Limits(), settle=settle)
 
 
 @named_remap
@@ -326,6 +337,7 @@ def verify(
     script_args: Sequence[str] = (),
     device_memory: int | str | None = None,
     timeout: float | None = None,
+    download: FilePath | None = None,
     sample: int | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
@@ -335,7 +347,7 @@ def verify(
     """Prove that a checkpoint resumes, by one step of its optimizer on the target.
 
     Args:
-        path: a file, or a directory or an archive of files, which is one checkpoint.
+        path: a file, or a directory or an archive of files, which is one checkpoint; or its URL, with ``download``.
         to: target device (default: every tensor stays on its device, and the step is made on the model's).
         against: checkpoint whose values must be equal, after the changes of ``remap``; a file, a directory or an
             archive.
@@ -354,6 +366,7 @@ def verify(
         device_memory: memory of the target, in bytes or as ``"24GB"``, which the step of ``case`` or ``script`` must
             fit in (default: unlimited).
         timeout: longest time of the checks with torch, in seconds (default: unlimited; 300 with ``script``).
+        download: folder that a checkpoint at a URL is downloaded to.
         sample: number of parameters of each optimizer, with their state, and of other tensors, to check (default:
             all); ``seed`` selects them.
         limits: resource limits for reading each file.
@@ -372,6 +385,7 @@ def verify(
     """
     from ckptmove.conversion.shards import parse_size
     from ckptmove.verification.case.name import name_of
+    from ckptmove.verification.downloading import downloaded
     from ckptmove.verification.request import VerifyRequest
     from ckptmove.verification.run import verify_checkpoint
 
@@ -391,9 +405,11 @@ def verify(
         script_args=tuple(script_args),
         device_memory=parse_size(device_memory) if isinstance(device_memory, str) else device_memory,
         timeout=timeout,
+        download=None if download is None else inside(os.fspath(download), location(path)),
         sample=sample,
         limits=limits or Limits(),
     )
+    request = downloaded(request, progress, do_nothing)
     return VerifyResult.of(verify_checkpoint(request, progress=progress, stage=stage))
 
 
@@ -411,7 +427,7 @@ def diff(
     Nothing is unpickled. Without torch, the sizes of differences between values are unknown.
 
     Args:
-        first: a file, a directory or an archive of files; or a binary file object.
+        first: a file, a directory or an archive of files; its URL; or a binary file object.
         second: the checkpoint to compare with.
         progress: called with the bytes of tensors compared so far and the total.
         limits: resource limits for reading each of them.

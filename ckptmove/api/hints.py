@@ -14,10 +14,13 @@ from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.formats.opening import container_class
 from ckptmove.io import changes
 from ckptmove.io.locations import read_link, similar_path
+from ckptmove.io.remote import errors as remote_errors
+from ckptmove.io.remote.address import is_url
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.text import command_line, quoted
 from ckptmove.verification.case.patching import FixNotWritten
 from ckptmove.verification.case.script_file import ScriptUnusable
+from ckptmove.verification.downloading import VERIFY_IS_LOCAL
 from ckptmove.verification.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
 
 if TYPE_CHECKING:
@@ -62,6 +65,15 @@ _MENDS: Final = {
     ),
     "an index of a model in several files": "give its directory: ckptmove inspect {folder}",
     "an empty zip archive": "it holds no data: use an earlier checkpoint",
+}
+#: Contents of a URL that leads to the page of a file, or to its pointer.
+_LINKS: Final = frozenset({"an HTML page", "a git-lfs pointer"})
+#: How to log in, by protocol.
+_LOGINS: Final = {
+    "hf": "log in with: hf auth login; for a gated model, also accept its terms on its page",
+    **dict.fromkeys(("s3", "s3a"), "check the credentials with: aws sts get-caller-identity; or set AWS_PROFILE"),
+    **dict.fromkeys(("gs", "gcs"), "log in with: gcloud auth application-default login"),
+    **dict.fromkeys(("http", "https"), "check the credentials; a signed URL may have expired"),
 }
 #: Hints for errors whose facts change nothing.
 _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
@@ -139,6 +151,8 @@ def _(error: ScriptUnusable) -> str:
 
 @hint_for.register(errors.MissingFile)
 def _(error: errors.MissingFile) -> str:
+    if is_url(error.path or ""):
+        return "check the URL; a private file can look missing to a client without credentials"
     if has_magic(error.path or ""):
         return "the glob, typed or in pyproject.toml, matches no file; it is relative to the working directory"
     if read_link(error.path or ""):
@@ -152,9 +166,49 @@ def _(error: errors.AccessFailed) -> str:
     return f"check its permissions: ls -ld {quoted(error.path or '')}"
 
 
+@hint_for.register(remote_errors.RemoteMissing)
+def _(error: remote_errors.RemoteMissing) -> str:
+    if error.is_extra:
+        return "install it: pip install 'ckptmove[remote]'"
+    return "install the package of fsspec for this protocol"
+
+
+@hint_for.register(remote_errors.UnknownScheme)
+def _(error: remote_errors.UnknownScheme) -> str:
+    if error.suggestion:
+        return f"did you mean {error.suggestion}://?"
+    return "examples of URLs: hf://org/repo/file.bin, https://host/file.pth, s3://bucket/file.pth, gs://bucket/file.pth"
+
+
+@hint_for.register(remote_errors.ArtifactAddress)
+def _(error: remote_errors.ArtifactAddress) -> str:
+    return f"download it first: {command_line(error.command)}"
+
+
+@hint_for.register(remote_errors.NotLocal)
+def _(error: remote_errors.NotLocal) -> str:
+    if error.operation == VERIFY_IS_LOCAL:
+        return "add --download DIR, which downloads it first"
+    return "use a local path"
+
+
+@hint_for.register(remote_errors.RemoteFailed)
+def _(error: remote_errors.RemoteFailed) -> str:
+    if error.is_denied:
+        return _LOGINS.get(error.scheme, "check the credentials")
+    return "check the URL and the network, then try again"
+
+
+@hint_for.register(remote_errors.NoRanges)
+def _(error: remote_errors.NoRanges) -> str:
+    return f"download it first: {command_line(['curl', '-fLO', error.path or ''])}"
+
+
 @hint_for.register(errors.NotACheckpoint)
 def _(error: errors.NotACheckpoint) -> str:
     path = error.path or ""
+    if is_url(path) and error.found in _LINKS:
+        return "on the Hub and on GitHub, the URL of the file itself has /resolve/ or /raw/ in place of /blob/"
     return _filled(_MENDS.get(error.found, "ckptmove reads files of torch.save"), path, _folder_of(path))
 
 

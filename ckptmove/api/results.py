@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.errors import LimitExceeded, UnreadableInput
+    from ckptmove.io.contracts import Traffic
     from ckptmove.model import Finding, Inventory
     from ckptmove.moves import MovePlan
 
@@ -70,6 +71,7 @@ class Inspection(OneLine, _Shown):
         unchecked: with ``check=True``, paths of files that have no CRCs to compare.
         unreadable: errors of the files of a directory or an archive that cannot be read and were left out.
         expectation: the tensors that are not on the device of ``expect``, or None.
+        traffic: requests for a checkpoint at a URL, and the bytes that they read; None for a local one.
         summary: parameters, dtypes, epoch, step, learning rates and optimizers.
         pairings: parameters of each optimizer, matched with the tensors of the model.
     """
@@ -81,6 +83,7 @@ class Inspection(OneLine, _Shown):
     unchecked: tuple[str, ...] = ()
     unreadable: tuple[UnreadableInput | LimitExceeded, ...] = ()
     expectation: Expectation | None = None
+    traffic: Traffic | None = None
     summary: CheckpointSummary = field(default_factory=CheckpointSummary)
     pairings: tuple[Pairing, ...] = ()
 
@@ -119,6 +122,7 @@ class Inspection(OneLine, _Shown):
             pairings=self.pairings,
             expectation=self.expectation,
             unchecked=self.unchecked,
+            traffic=self.traffic,
         )
         return envelope("inspect", code, failures) | {"checkpoints": [entry]}
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.formats.opening import container_class
+from ckptmove.io.contracts import Versioned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.errors import LimitExceeded, UnreadableInput
-    from ckptmove.io.contracts import Progress
+    from ckptmove.io.contracts import Progress, Traffic
     from ckptmove.io.listing import Listing
     from ckptmove.io.source import DiskPlace
     from ckptmove.model import ArchiveFact, Inventory
@@ -38,6 +39,7 @@ class OpenCheckpoint:
         outside: facts about an archive and about members that are not checkpoints.
         rewritten: new content of some of ``others``, if this is what a conversion must write.
         top: folder that contains everything in an archive, with a slash; empty if it has no such folder.
+        traffic: requests for a checkpoint at a URL; None for a local one.
     """
 
     inventory: Inventory
@@ -52,6 +54,7 @@ class OpenCheckpoint:
     outside: tuple[ArchiveFact, ...] = ()
     rewritten: Mapping[str, bytes] = field(default_factory=dict)
     top: str = ""
+    traffic: Traffic | None = None
 
     @property
     def path(self) -> str:
@@ -92,6 +95,11 @@ class OpenCheckpoint:
         reasons = [no_devices(one) for one in inventories if one.tensors or self.listing is None]
         return reasons[0] if reasons and all(reasons) else ""
 
+    @property
+    def traffic_note(self) -> str:
+        """The requests so far for a checkpoint at a URL; empty for a local one."""
+        return "" if self.traffic is None else self.traffic.described(self.inventory.size_bytes)
+
     def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
         """All facts about its bytes, after comparing every record with its CRC.
 
@@ -111,9 +119,15 @@ class OpenCheckpoint:
         return (*found, *self.outside)
 
     def require_unchanged(self) -> None:
-        """Raise SourceChanged if a file that contains it was written, replaced or removed since it was read."""
+        """Raise SourceChanged if a file that contains it was written, replaced or removed since it was read.
+
+        The files of a remote directory are compared only while they are read.
+        """
         for place in self.read_from:
             place.require_unchanged()
+        for part in self.parts:
+            if part.is_remote and isinstance(part, FilePart) and isinstance(part.source, Versioned):
+                part.source.require_unchanged()
 
     def described(self, other: str) -> str:
         """SHA-256 of a file, or target of a link.

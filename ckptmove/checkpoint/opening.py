@@ -13,14 +13,16 @@ from ckptmove.errors import ArchiveOfFiles
 from ckptmove.io.file_object import FileObjectSource, OpenFile
 from ckptmove.io.locations import is_folder
 from ckptmove.io.recovery import recover
+from ckptmove.io.remote.address import Address, as_location
 from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.io.contracts import Progress
+    from ckptmove.io.contracts import Progress, Traffic
     from ckptmove.io.listing import Listing
+    from ckptmove.io.remote.source import RemoteSource
     from ckptmove.io.source import DiskPlace, FileSource
 
 
@@ -43,7 +45,7 @@ def open_checkpoint(
     dropped one by one, because thousands of them do not fit into memory.
 
     Args:
-        location: path of the checkpoint.
+        location: path or URL of the checkpoint.
         limits: resource limits for reading each of its files.
         files: whether to read an archive of files as a checkpoint.
         objects: whether to read the objects of a distributed checkpoint that are not tensors.
@@ -63,7 +65,14 @@ def open_checkpoint(
     limits = limits or Limits()
     with ExitStack() as stack:
         with naming(location):  # later errors may be about another checkpoint
-            found = _listing(location, limits) if is_folder(location) else _file(location, limits, stack, files=files)
+            location = as_location(location)
+            traffic = None
+            if isinstance(location, Address):
+                found, traffic = _remote(location, limits, stack, files=files)
+            else:
+                found = (
+                    _listing(location, limits) if is_folder(location) else _file(location, limits, stack, files=files)
+                )
             if isinstance(found, OpenCheckpoint):
                 checkpoint = _looked_into(found, check=check, outline=outline, progress=progress)
             else:
@@ -81,7 +90,7 @@ def open_checkpoint(
                 )
                 stack.callback(reader.close)
                 checkpoint = reader.read()
-        yield checkpoint
+        yield replace(checkpoint, traffic=traffic)
 
 
 def _listing(folder: str, limits: Limits) -> Listing:
@@ -99,8 +108,21 @@ def _file(path: str, limits: Limits, stack: ExitStack, *, files: bool) -> OpenCh
     return _read(source, source.place, limits, stack, files=files, recovered=recovered)
 
 
+def _remote(
+    address: Address, limits: Limits, stack: ExitStack, *, files: bool
+) -> tuple[OpenCheckpoint | Listing, Traffic]:
+    """Read a remote checkpoint file, or list a remote directory or archive; and the requests."""
+    from ckptmove.io.remote.filesystem import open_remote
+    from ckptmove.io.remote.source import RemoteSource
+
+    found = open_remote(address, limits)
+    if isinstance(found, RemoteSource):
+        return _read(found, None, limits, stack, files=files), found.traffic
+    return found, found.traffic
+
+
 def _read(
-    source: FileSource | FileObjectSource,
+    source: FileSource | FileObjectSource | RemoteSource,
     place: DiskPlace | None,
     limits: Limits,
     stack: ExitStack,

@@ -124,6 +124,11 @@ class OpenPart(ABC):
         """Whether its path can be opened: it is not a folder and not a member of an archive."""
         return self.disk is not None and self.disk.path == self.path
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a file of a server that is still open."""
+        return False
+
     def bytes_of(self, record: TensorRecord) -> tuple[StoredBytes, Span] | None:
         """Storage of a dense tensor, and the tensor's span in it; None if bytes are missing or encoded."""
         key = self.own_key(record)
@@ -228,9 +233,11 @@ class FilePart(OpenPart):
     def drop(self) -> None:
         """Close the file and free its tree: the trees of thousands of files do not fit into memory.
 
-        Only the spans of its storages stay. Anything else is read again when needed.
+        Only the spans of its storages stay, and those of a remote file not even: each may cost a request. Anything else
+        is read again when needed.
         """
-        self._spans  # noqa: B018  # computed while the container is open
+        if not self.source.is_remote:
+            self._spans  # noqa: B018  # computed while the container is open
         self.close()
 
     def close(self) -> None:
@@ -267,6 +274,10 @@ class FilePart(OpenPart):
     def source(self) -> ByteSource:
         """Its bytes, until the checkpoint is closed."""
         return self._held[0].source if self._held is not None else self._reopened
+
+    @property
+    def is_remote(self) -> bool:
+        return self._held is not None and self._held[0].source.is_remote
 
     def span(self, key: str) -> Span | None:
         if self._held is None:
@@ -310,9 +321,9 @@ class FilePart(OpenPart):
     @cached_property
     def _spans(self) -> Mapping[str, Span | None]:
         """Spans of all storages, by key in the file."""
-        container = cast("tuple[Container, Machine]", self._held)[0]  # before it is dropped
         keys = (self.own_name(storage.key) for storage in self.inventory.storages)
-        return {key: container.storage_span(key) for key in keys}
+        with self.content() as (container, _):
+            return {key: container.storage_span(key) for key in keys}
 
     @cached_property
     def _extras(self) -> Mapping[str, bytes]:

@@ -144,8 +144,8 @@ def _number(part: OpenPart, record: TensorRecord) -> float | None:
     letter = _FORMATS.get(record.dtype)
     if letter is None or prod(record.shape) != 1 or record.kind not in _PLAIN:
         return None
-    if part.disk is None and not part.is_distributed:
-        return None  # a compressed member of an archive would be inflated again
+    if part.disk is None and not (part.is_distributed or part.is_remote):
+        return None  # a compressed member of an archive would be inflated again, a remote file be opened again
     try:
         found = part.bytes_of(record)
         data = b"" if found is None else next(blocks(found[0], record, found[1]), b"")

@@ -14,12 +14,13 @@ from ckptmove.cli.config import load_config
 from ckptmove.cli.configured import ConfiguredCommand, settings_of
 from ckptmove.cli.examples import epilog
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
-from ckptmove.cli.paths import as_operand, checkpoint_paths, single_path
+from ckptmove.cli.paths import as_operand, checkpoint_paths, download_paths, single_path
 from ckptmove.cli.reporting import reporting
 from ckptmove.cli.selection import selection
 from ckptmove.cli.signals import signals_raised
 from ckptmove.cli.streams import write_answer
 from ckptmove.cli.typed import TypedCommand
+from ckptmove.io.remote.address import Address
 from ckptmove.limits import Limits
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def inspect(
     devices: options.Devices = None,
     strict: options.Strict = False,
     limit_factor: options.LimitFactor = 1,
+    jobs: options.Jobs = None,
     select: options.Select = None,
     ignore: options.Ignore = None,
     report: options.Report = None,
@@ -103,7 +105,9 @@ def inspect(
     detail = Detail(tensors=tensors or match is not None, tree=tree, globals=names, verbose=out.verbose)
     is_strict = strict or config.strict
     with reporting(out, "inspect", report, found) as renderer:
-        code = run_inspect(requests, renderer, selection=reported, strict=is_strict, match=match, detail=detail)
+        code = run_inspect(
+            requests, renderer, selection=reported, strict=is_strict, match=match, detail=detail, jobs=jobs
+        )
     raise typer.Exit(code)
 
 
@@ -316,6 +320,7 @@ def verify(
             show_default="all",
         ),
     ] = None,
+    download: options.Download = None,
     strict: options.Strict = False,
     limit_factor: options.LimitFactor = 1,
     select: options.Select = None,
@@ -341,6 +346,7 @@ def verify(
     reported = selection(select or (), (*config.ignore, *(ignore or ())))
     changes = remap_options(**remap)
     found = checkpoint_paths(paths or (), config, "verify")
+    copies = download_paths(found, download)
     requests = [
         VerifyRequest(
             path=path,
@@ -358,6 +364,7 @@ def verify(
             script_args=tuple(script_args or ()),
             device_memory=None if device_memory is None else parse_size(device_memory),
             timeout=timeout,
+            download=copies.get(path.url) if isinstance(path, Address) else None,
             sample=sample,
             limits=Limits().times(limit_factor),
         )
@@ -373,7 +380,9 @@ def verify(
 @app.command(cls=TypedCommand, epilog=epilog("diff"))
 @options.TakesRecords
 def diff(
-    first: Annotated[str, typer.Argument(metavar="A", help="A file, a directory or an archive.", show_default=False)],
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="A file, a directory, an archive or a URL.", show_default=False)
+    ],
     second: Annotated[str, typer.Argument(metavar="B", help="The checkpoint to compare with.", show_default=False)],
     limit_factor: options.LimitFactor = 1,
     report: options.Report = None,

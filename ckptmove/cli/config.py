@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptmove.errors import UsageError, reason_of
+from ckptmove.io.remote.address import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -176,10 +177,10 @@ def _is_of(value: object, kind: type) -> bool:
 
 def _relative(parameter: str, value: Any, start: str) -> Any:
     """The value with its path, if it is or has one, relative to another folder."""
-    if parameter in {"script", "against", "junit"}:
+    if parameter in {"script", "against", "junit", "download"}:
         return os.path.normpath(Path(start, value))
     if parameter == "checkpoints":
-        return [os.path.normpath(Path(start, glob)) for glob in value]
+        return [glob if is_url(glob) else os.path.normpath(Path(start, glob)) for glob in value]
     if parameter == "report":
         pairs = [word.partition("=") for word in value]
         return [f"{kind}{equals}{os.path.normpath(Path(start, path))}" for kind, equals, path in pairs]

@@ -18,6 +18,7 @@ from ckptmove.cli.render.answers import ConvertAnswer, Summary
 from ckptmove.cli.signals import settle
 from ckptmove.errors import NotAPath, OutputIsStdout, StdoutFailed, UsageError
 from ckptmove.io.locations import exists, inside, make_folder, remove_empty_folder, without_suffix
+from ckptmove.io.remote.address import Address, as_location
 from ckptmove.torch_facts.devices import is_device_string
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def require_paths(words: Sequence[str], options: Mapping[str, object]) -> None:
     Raises:
         NotAPath: if one was.
     """
-    missing = [word for word in words if not exists(word)]
+    missing = [word for word in words if not (isinstance(as_location(word), Address) or exists(word))]
     devices = [word for word in missing if is_device_string(word)]
     if len(words) > 1 and len(devices) == 1 and not options["to"]:
         raise NotAPath(devices[0], "--to")
@@ -65,7 +66,7 @@ def outputs(
     if folder is not None and output is not None:
         raise UsageError("--output names the new file and --output-dir its folder: leave one of them out")
     if output is not None and len(paths) > 1:
-        missing = next((path for path in paths if not exists(path)), None)
+        missing = next((path for path in paths if not (isinstance(path, Address) or exists(path))), None)
         if missing is not None:
             raise UsageError(f"'{missing:.200}' does not exist: write a value such as --shard-size 5GB without a space")
         raise UsageError(f"--output names one new file, not {len(paths)}: use --output-dir DIR")

@@ -32,6 +32,7 @@ from ckptmove.errors import (
 )
 from ckptmove.io.changes import RolledBack
 from ckptmove.io.outputs import LeftoversRemoved
+from ckptmove.io.remote.address import redacted
 from ckptmove.pickles.collector import collector_paused
 from ckptmove.text import command_line
 
@@ -167,7 +168,7 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
 
 def _bug(error: Exception) -> Failure:
     for line in "".join(traceback.format_exception(error)).splitlines():
-        say(sentence(line))
+        say(sentence(redacted(line)))
     return Failure(
         kind="bug",
         message=f"{type(error).__name__}: {error}",
@@ -179,6 +180,7 @@ def _bug(error: Exception) -> Failure:
 
 def _report(failure: Failure, words: Sequence[str]) -> int:
     """Write an error that ended the command, in the format of the command line, and return its exit code."""
+    failure = failure._replace(message=redacted(failure.message), hint=redacted(failure.hint))  # they quote the words
     # If stdout has failed, an error in another format cannot be written there either.
     renderer = open_default_report() if failure.kind == StdoutFailed.kind else open_error_report(_own(words))
     command = next((word for word in words if word in _COMMANDS), None)

@@ -10,6 +10,7 @@ from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.cli.render.text import sentence
 from ckptmove.errors import CkptMoveError, UsageError
 from ckptmove.formats.opening import container_class
+from ckptmove.io.remote.address import Address, is_url
 from ckptmove.model import Severity
 from ckptmove.moves import MoveRequest, Remap
 from ckptmove.text import Command, command_line
@@ -29,6 +30,8 @@ def after_inspection(answer: InspectAnswer) -> str:
     """The command after ``inspect``; empty if none helps."""
     request, inventory = answer.request, answer.inspection.inventory
     path = inventory.path
+    if isinstance(request.path, Address) and request.path.url != path:
+        return ""  # the path as shown has no credentials
     findings = [finding for finding in answer.inspection.findings if finding.severity is not Severity.INFO]
     if answer.inspection.unreadable or any(finding.code in _HOPELESS for finding in findings):
         return ""
@@ -46,7 +49,8 @@ def after_inspection(answer: InspectAnswer) -> str:
         fix = remap_command(inventory, "--plain") or None  # the fix of S701 is Python, which keeps the classes
     judged = request.expect or request.target
     devices = [] if request.device_count is None else ["--devices", str(request.device_count)]
-    return fix or command_line(["ckptmove", "verify", path, *(["--to", judged] if judged else []), *devices])
+    local = ["--download", "."] if is_url(path) else []
+    return fix or command_line(["ckptmove", "verify", path, *local, *(["--to", judged] if judged else []), *devices])
 
 
 def after_conversion(answer: ConvertAnswer) -> Iterator[str]:
@@ -77,7 +81,9 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
     verify = ["ckptmove", "verify", output]
     against = []
     if not answer.result.in_place and (request.remap != Remap() or answer.result.plan.format):
-        against = ["--against", answer.request.path, *_remap_words(request.remap)]
+        # verify reads local originals only
+        against = [] if isinstance(answer.request.path, Address) else ["--against", answer.request.path]
+        against += _remap_words(request.remap) if against else []
     if request.to and all(
         target == request.to for source, target in request.mapping if ("map", source) not in unmatched
     ):

@@ -44,8 +44,8 @@ Paths = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[PATH]...",
-        help="Checkpoints: files, directories, archives or quoted globs (default: 'checkpoints' of [tool.ckptmove] in "
-        "pyproject.toml).",
+        help="Checkpoints: files, directories, archives, URLs or quoted globs (default: 'checkpoints' of "
+        "[tool.ckptmove] in pyproject.toml).",
         show_default=False,
     ),
 ]
@@ -89,6 +89,19 @@ Devices = Annotated[
 ]  # fmt: skip
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit 1 on warnings too; with verify, also if the resume is not proven.")
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs", metavar="N", min=1, max=256, help="Number of checkpoints to read at once.",
+        show_default="8 for URLs, otherwise 1",
+    ),
+]  # fmt: skip
+Download = Annotated[
+    str | None,
+    typer.Option(
+        "--download", metavar="DIR", help="Download checkpoints at URLs to this folder first.", show_default=False
+    ),
 ]
 LimitFactor = Annotated[
     int,

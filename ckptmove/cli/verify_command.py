@@ -9,7 +9,9 @@ from ckptmove.cli.batch import for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.render.answers import VerifyAnswer
+from ckptmove.cli.signals import settle
 from ckptmove.errors import UsageError
+from ckptmove.verification.downloading import downloaded
 from ckptmove.verification.run import verify_checkpoint
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ def run_verify(
             return verify_checkpoint(request, progress=progress, stage=progress.stage)
 
     def work(request: VerifyRequest) -> tuple[int, tuple[()]]:
+        with ProgressBar(wanted=renderer.shows_progress) as progress:
+            request = downloaded(request, progress, settle)
         result = _fixed(request, verified, renderer, dry_run=dry_run) if fix else verified(request)
         answer = VerifyAnswer(request, replace(result, findings=selection.among(result.findings)), strict, dry_run)
         answers.append(answer)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -65,7 +66,12 @@ def compare(first: str, second: str, limits: Limits, measure: Measure, progress:
     """
     with open_checkpoint(first, limits) as one, open_checkpoint(second, limits) as other:
         sides = side_by_side(one, other)
-        return compare_stored(*sides, find_counterparts(*sides), Criteria(), limits, measure, progress)
+        result = compare_stored(*sides, find_counterparts(*sides), Criteria(), limits, measure, progress)
+        for side in (one, other):
+            if side.traffic is not None:
+                side.require_unchanged()
+        requests = tuple(f"{side.path}: {side.traffic_note}" for side in (one, other) if side.traffic_note)
+        return replace(result, notes=(*result.notes, *requests))
 
 
 def compare_stored(

@@ -11,6 +11,7 @@ from ckptmove.conversion.target_format import names_format
 from ckptmove.errors import ArchiveOfFiles, DamagedArchive, InPlaceImpossible
 from ckptmove.io.locations import is_folder
 from ckptmove.io.new_output import require_new_file
+from ckptmove.io.remote.address import Address
 from ckptmove.io.rewrite import write_segments
 from ckptmove.io.sink import FileSink
 from ckptmove.moves import Remap
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 def convert(request: ConvertRequest) -> ConvertResult:
     """Plan and execute a conversion; errors as of :func:`ckptmove.convert`."""
     path, in_place = request.path, request.in_place
+    if in_place and isinstance(path, Address):
+        raise InPlaceImpossible(path, "it is a URL, and only local files can be converted in place")
     if in_place and is_folder(path):
         raise InPlaceImpossible(path, "it is a directory, and only files can be converted in place")
     # A format is only known once the checkpoint is open; a few trees too many cost little.
@@ -42,6 +45,8 @@ def convert(request: ConvertRequest) -> ConvertResult:
             conversion = Conversion(request, checkpoint)
             with conversion.resources:
                 written = _carry_out(conversion, checkpoint)
+            if checkpoint.traffic_note:
+                conversion.notes.append(checkpoint.traffic_note)
             return conversion.result(written)
     except ArchiveOfFiles as error:
         raise InPlaceImpossible(path, "it is an archive of files, which cannot be converted in place") from error

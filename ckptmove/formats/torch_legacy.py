@@ -123,7 +123,10 @@ class TorchLegacy(Container):
         return tuple(facts)
 
     def _locate(self, storages: Sequence[StorageRef]) -> tuple[list[ArchiveFact], int]:
-        """Problems with the bytes of the storages, and the end of the last one."""
+        """Problems with the bytes of the storages, and the end of the last one.
+
+        The counts in a remote file are not compared: each would cost a request.
+        """
         facts: list[ArchiveFact] = []
         rest = {storage.key: storage for storage in storages}
         position, size = self._position, self.source.size
@@ -133,7 +136,7 @@ class TorchLegacy(Container):
                 raise self._damage(f"its list of keys names storage '{key:.40}', but its object pickle does not")
             start = position + _COUNT_BYTES
             position = start + storage.nbytes
-            if start <= size and self._count(start - _COUNT_BYTES) != storage.numel:
+            if start <= size and not self.source.is_remote and self._count(start - _COUNT_BYTES) != storage.numel:
                 raise self._damage(f"the number of elements of storage '{key:.40}' differs from its object pickle")
             if position <= size:
                 self._spans[key] = Span(start, position)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import zlib
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from ckptmove.text import amount, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -12,6 +15,30 @@ if TYPE_CHECKING:
 
 #: Called with the bytes done so far and the total.
 Progress: TypeAlias = "Callable[[int, int], None]"
+
+
+class Traffic:
+    """Requests to servers, and the bytes that they answered. Threads may add to it.
+
+    Attributes:
+        requests: number of requests, with those that were redirected or repeated.
+        nbytes: number of bytes read.
+    """
+
+    def __init__(self, *, requests: int = 0, nbytes: int = 0) -> None:
+        self.requests, self.nbytes = requests, nbytes
+        self._lock = Lock()
+
+    def add(self, *, requests: int = 0, nbytes: int = 0) -> None:
+        """Count requests and bytes."""
+        with self._lock:
+            self.requests += requests
+            self.nbytes += nbytes
+
+    def described(self, size_bytes: int) -> str:
+        """The traffic of a checkpoint of this size: ``read 512 KiB of 9.4 GiB in 2 requests``."""
+        read, whole = (size(nbytes).replace(".0 ", " ") for nbytes in (self.nbytes, size_bytes))
+        return f"read {read} of {whole} in {amount(self.requests, 'request')}"
 
 
 class ByteSource(Protocol):
@@ -24,6 +51,11 @@ class ByteSource(Protocol):
 
     path: str
     size: int
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether each read far from the others costs a request to a server."""
+        ...
 
     def read(self, start: int, end: int) -> bytes:
         """Return the bytes from ``start`` to ``end`` (exclusive).
@@ -54,6 +86,11 @@ class FileBacked(Protocol):
     def fileno(self) -> int:
         """Return the file descriptor."""
         ...
+
+
+@runtime_checkable
+class Versioned(Protocol):
+    """A source that is one file, on the disk or at a URL, whose changes can be noticed."""
 
     def require_unchanged(self) -> None:
         """Raise SourceChanged if the file was written to since it was opened."""

@@ -20,11 +20,13 @@ class CountedSource:
     Attributes:
         path: the input as given by the user.
         size: its length in bytes when it was opened.
+        is_remote: whether the wrapped source is remote.
     """
 
     def __init__(self, source: ByteSource, progress: Progress) -> None:
         self.path = source.path
         self.size = source.size
+        self.is_remote = source.is_remote
         self._source = source
         self._progress = progress
         self._done = 0

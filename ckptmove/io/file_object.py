@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final
 
 from ckptmove.errors import AccessFailed, SourceChanged, UsageError, reason_of
 from ckptmove.io.part import check_within
@@ -66,6 +66,8 @@ class FileObjectSource:
         path: its name in messages.
         size: length in bytes when it was opened.
     """
+
+    is_remote: ClassVar[bool] = False
 
     def __init__(self, named: OpenFile) -> None:
         self.path: str = named

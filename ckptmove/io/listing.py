@@ -98,6 +98,7 @@ class Listing:
         container: name of its kind in the public contract.
         form: form of an archive; None for a directory.
         has_checksums: whether it has a CRC of each file.
+        is_remote: whether its files are at URLs.
     """
 
     path: str
@@ -107,6 +108,7 @@ class Listing:
     container: ClassVar[str] = "directory"
     form: ClassVar[ArchiveForm | None] = None
     has_checksums: ClassVar[bool] = False
+    is_remote: ClassVar[bool] = False
 
     @property
     def names(self) -> frozenset[str]:

@@ -11,6 +11,7 @@ from typing import Final
 
 from ckptmove.errors import WriteFailed
 from ckptmove.io.portable import SEPARATORS
+from ckptmove.io.remote.address import Address
 
 #: For a mistyped path: entries of its folder to compare with, and the least similarity.
 _MOST_ENTRIES: Final = 1000
@@ -90,23 +91,31 @@ def remove_empty_folder(path: str) -> None:
 
 
 def without_suffix(path: str) -> str:
-    """The path of a file without its suffix, which a folder of the same name does not have."""
+    """The path of a file without its suffix, which a folder of the same name does not have; of a URL, the name."""
+    if isinstance(path, Address):
+        path = path.name
     return path if is_folder(path) else split_suffix(path.removesuffix(".tar"))[0]
 
 
 def inside(folder: str, path: str) -> str:
     """The path of a file or folder of the same name in another folder."""
+    if isinstance(path, Address):
+        return os.path.join(folder, path.name)
     return os.path.join(folder, os.path.basename(path.rstrip(SEPARATORS)))
 
 
 def default_output(path: str, tag: str) -> str:
     """Name an output next to its source: ``model.cuda0.pth`` for ``model.pth``, ``run.cuda0`` for a directory.
 
+    The output of a URL is in the working directory.
+
     Args:
         path: the source.
         tag: what distinguishes the output, ``cuda0``.
     """
-    if is_folder(path):
+    if isinstance(path, Address):
+        path = path.name
+    elif is_folder(path):
         plain = path.rstrip(SEPARATORS)
         has_name = os.path.basename(plain) not in {"", ".", ".."}
         return f"{plain if has_name else os.path.realpath(path)}.{tag}"

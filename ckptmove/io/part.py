@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ckptmove.errors import DamagedArchive
 from ckptmove.model import Span
@@ -19,11 +19,13 @@ class PartSource:
     Attributes:
         path: the file that contains it.
         size: its length in bytes.
+        is_remote: whether the other source is remote.
     """
 
     def __init__(self, whole: ByteSource, span: Span) -> None:
         self.path = whole.path
         self.size = span.nbytes
+        self.is_remote = whole.is_remote
         self._whole = whole
         self._start = span.start
 
@@ -48,6 +50,8 @@ class MemorySource:
         path: the file that they come from.
         size: their number.
     """
+
+    is_remote: ClassVar[bool] = False
 
     def __init__(self, path: str, data: bytes) -> None:
         self.path = path

@@ -17,6 +17,7 @@ from ckptmove.io.contracts import (
     FromSource,
     InflateSegment,
     Summed,
+    Versioned,
 )
 from ckptmove.io.inflate import inflated_blocks
 from ckptmove.io.segments import blocks_of, elements_of, length
@@ -111,7 +112,7 @@ def write_segments(
                 if progress is not None:
                     progress(done, total)
     for used in {id(one): one for one in (source, *_sources(segments))}.values():
-        if isinstance(used, FileBacked):
+        if isinstance(used, Versioned):
             used.require_unchanged()
     return done
 

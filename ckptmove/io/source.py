@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from itertools import cycle
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
 
 from ckptmove.errors import AccessFailed, DamagedArchive, MissingFile, NotACheckpoint, SourceChanged, reason_of
 
@@ -85,6 +85,8 @@ class FileSource:
         size: length in bytes when it was opened.
         place: place of its first byte.
     """
+
+    is_remote: ClassVar[bool] = False
 
     def __init__(self, path: str, file: FileIO) -> None:
         self.path = path

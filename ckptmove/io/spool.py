@@ -84,12 +84,13 @@ class _HeldSource:
     Attributes:
         path: path of the segment's source.
         size: number of bytes.
+        is_remote: whether the segment's source is remote.
     """
 
     def __init__(
         self, spool: Spool, source: ByteSource, segment: Segment, overflowed: Callable[[int], None] | None
     ) -> None:
-        self.path = source.path
+        self.path, self.is_remote = source.path, source.is_remote
         self.size = length(segment)
         self._spool, self._source, self._segment, self._overflowed = spool, source, segment, overflowed
         self._start: int | None = None

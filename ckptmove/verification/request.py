@@ -31,6 +31,7 @@ class VerifyRequest(NamedTuple):
         edits: edits of the user's files, with which the case or the script runs. They are not written.
         device_memory: memory of the target in bytes, for the case or the script; None for no limit.
         timeout: longest time of the child process in seconds, or None.
+        download: local path of the copy, if ``path`` is a URL, or None.
         sample: number of parameters of each optimizer, and of other tensors, to check; None for all.
         limits: resource limits for reading each file.
         nbytes: size of all files of the checkpoint and of ``against``; it bounds the memory of the child process.
@@ -53,6 +54,7 @@ class VerifyRequest(NamedTuple):
     edits: tuple[Edit, ...] = ()
     device_memory: int | None = None
     timeout: float | None = None
+    download: str | None = None
     sample: int | None = None
     limits: Limits = Limits()
     nbytes: int = 0

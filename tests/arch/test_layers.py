@@ -44,6 +44,8 @@ HOMES = {
     "rich": ("cli",),
     "tomli": ("cli",),
     "filelock": ("io",),
+    "fsspec": ("io",),
+    "aiohttp": ("io",),
     "numpy": ("io",),
     # For the type checker alone, until Python 3.11 is the oldest: torch requires it.
     "typing_extensions": ("verification", "api"),

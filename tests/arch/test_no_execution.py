@@ -60,7 +60,8 @@ GUARDED_MODULES = {
     # write bytes of tensors, and what the user's script prints; ask for the folder of generated files
     "tempfile": "io/spool.py verification/case/script.py verification/case/user_code.py",
     "atexit": "verification/case/script.py",  # ends a script that does not end
-    "urllib": "cli/render/sarif.py",  # quotes a path
+    "urllib": "cli/render/sarif.py io/remote/address.py",  # quotes a path, splits URLs
+    "socket": "io/remote/failures.py",  # names an error
     "xml": "cli/render/junit.py",  # writes XML, and reads none
     "pickle": "verification/loading/errors.py",  # the base class of an error
     # These read signatures.

@@ -16,9 +16,11 @@ from ckptmove.api.failures import failure_of
 from ckptmove.cli.outcome import retyped
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.io import changes
+from ckptmove.io.remote import errors as remote_errors
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.verification.case.patching import FixNotWritten
 from ckptmove.verification.case.script_file import ScriptUnusable
+from ckptmove.verification.downloading import VERIFY_IS_LOCAL
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
 
@@ -299,6 +301,19 @@ ERRORS = {
     remap_errors.KeysCollide("", "b", ("c", "e")): (4, "--drop c"),
     errors.NotDurable("a b", os.strerror(errno.EIO)): (5, "ckptmove inspect --check 'a b'"),
     errors.StdoutFailed("full"): (5, ""),
+    errors.MissingFile("s3://b/a.pth"): (3, "credentials"),
+    errors.NotACheckpoint("https://h/a.pth", "an HTML page"): (3, "/resolve/"),
+    remote_errors.RemoteMissing("s3://b/a", "s3", "s3fs", is_extra=True): (2, "pip install 'ckptmove[remote]'"),
+    remote_errors.RemoteMissing("az://b/a", "az", "Install adlfs", is_extra=False): (2, "the package of fsspec"),
+    remote_errors.UnknownScheme("htps://h", "htps", "https"): (2, "https://?"),
+    remote_errors.UnknownScheme("q://h", "q", ""): (2, "s3://bucket"),
+    remote_errors.ArtifactAddress("a", "MLflow", ("get", "a b")): (2, "get 'a b'"),
+    remote_errors.NotLocal("s3://b/a", VERIFY_IS_LOCAL): (2, "--download DIR"),
+    remote_errors.NotLocal("s3://b/a", "convert writes local files"): (2, "a local path"),
+    remote_errors.RemoteFailed("s3://b/a", "403", "s3", is_denied=True): (3, "aws sts"),
+    remote_errors.RemoteFailed("ftp://b/a", "403", "ftp", is_denied=True): (3, "credentials"),
+    remote_errors.RemoteFailed("s3://b/a", "500", "s3"): (3, "try again"),
+    remote_errors.NoRanges("https://h/a b", 9): (3, "curl -fLO 'https://h/a b'"),
 }
 
 

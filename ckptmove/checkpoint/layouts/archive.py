@@ -16,7 +16,6 @@ from ckptmove.model import ArchiveFact
 if TYPE_CHECKING:
     from ckptmove.io.contracts import ByteSource
     from ckptmove.io.listing import ListedFile, Listing
-    from ckptmove.io.source import FileSource
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveForm
 
@@ -33,7 +32,7 @@ _OF_INTEREST: Final = re.compile(r"\.(?:tar|tbz2?|txz|tzst|zip|pth?|ckpt|bin|saf
 _LOOK: Final = 1 << 20
 
 
-def list_archive(source: FileSource, limits: Limits) -> Members:
+def list_archive(source: ByteSource, limits: Limits) -> Members:
     """List the members of a zip or a tar.
 
     Args:

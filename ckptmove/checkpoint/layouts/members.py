@@ -59,11 +59,11 @@ class Members(Listing, ABC):
 
     def disk(self, file: ListedFile) -> DiskPlace | None:
         span = self.span(file.path)
-        return None if span is None else DiskPlace(self.path, span.start, self._stamp)
+        return None if span is None or self.source.is_remote else DiskPlace(self.path, span.start, self._stamp)
 
     def read_from(self, files: Iterable[ListedFile]) -> tuple[DiskPlace, ...]:
         del files
-        return (DiskPlace(self.path, 0, self._stamp),)
+        return () if self.source.is_remote else (DiskPlace(self.path, 0, self._stamp),)
 
     def require_unchanged(self, file: ListedFile) -> None:
         """Do nothing: the archive is open."""

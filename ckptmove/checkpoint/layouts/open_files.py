@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: A tensor that is split by columns over this many ranks is read from all of their files in turn.
 _MOST_OPEN: Final = 32
+#: Blocks of one request to a server.
+_REMOTE_BLOCKS: Final = 8
 
 
 class OpenFiles:
@@ -64,11 +66,12 @@ class _Reopened:
     Attributes:
         path: path of the file as users see it.
         size: its length in bytes.
+        is_remote: whether it is read from a server.
     """
 
     def __init__(self, files: OpenFiles, path: str) -> None:
         source = files.opened(path)
-        self.path, self.size = source.path, source.size
+        self.path, self.size, self.is_remote = source.path, source.size, source.is_remote
         self._files, self._name = files, path
 
     def read(self, start: int, end: int) -> bytes:
@@ -79,8 +82,11 @@ class _Reopened:
         """The bytes of a span in blocks of at most ``block_bytes``, each valid on its own; errors as of the file."""
         del buffers  # each block has its own bytes
         check_within(self, span.start, span.end)
-        for start in range(span.start, span.end, block_bytes):
-            yield memoryview(self.read(start, min(start + block_bytes, span.end)))
+        step = block_bytes * (_REMOTE_BLOCKS if self.is_remote else 1)
+        for start in range(span.start, span.end, step):
+            read = memoryview(self.read(start, min(start + step, span.end)))
+            for at in range(0, len(read), block_bytes):
+                yield read[at : at + block_bytes]
 
     def close(self) -> None:
         """Do nothing: the files are closed together."""

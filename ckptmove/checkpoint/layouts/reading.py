@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.outline import OutlineLine
 from ckptmove.checkpoint.layouts.archive import inner_archives
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from ckptmove.io.listing import ListedFile, Listing
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact
+
+#: Bytes of the pickles of remote files whose trees are kept.
+_MOST_KEPT: Final = 1 << 21
 
 
 def list_recovered(path: str, limits: Limits) -> Listing:
@@ -69,7 +72,7 @@ class Reader:
         self._objects, self._keep_trees, self._keep_going = objects, keep_trees, keep_going
         self._check, self._make_outline, self._progress = check, outline, progress
         self._files = OpenFiles(listing)
-        self._base = 0
+        self._base = self._kept = 0
         self._done = 0
         self._total = sum(file.size_bytes for file in listing.files)
         self._parts: list[OpenPart] = []
@@ -151,14 +154,15 @@ class Reader:
             with naming(listing.full(path)):
                 listing.look(path)
                 limits = listing.limits(path, self._limits)  # only if it may be a checkpoint
-                source = self._files.source(path) if self._keep_trees else listing.open(path)
+                is_kept = self._keep_trees or listing.is_remote
+                source = self._files.source(path) if is_kept else listing.open(path)
                 with closing(source):  # a kept one is opened again when it is read
                     part = FilePart(read_file(source, limits), limits, listing.disk(file))
                     inventory = moved_inventory(path, part.inventory, self._base)
                     row = file_record(path, inventory, listing.expression(path))
                     part.put_into(self._files, inventory, self._base, row)
                     self._look_into(part, path)
-                    if not self._keep_trees:
+                    if not self._keeps(part):
                         part.drop()
         except NotACheckpoint as error:
             if is_spoiled(file.name, error.found):
@@ -174,6 +178,12 @@ class Reader:
         if self._check and not is_checked:
             self._flaws += listing.flaws(path)
         self._done += file.size_bytes
+
+    def _keeps(self, part: OpenPart) -> bool:
+        """Whether the tree of a part stays in memory. To read a remote file again takes requests."""
+        if self._listing.is_remote:
+            self._kept += part.pickle_bytes
+        return self._keep_trees or (self._listing.is_remote and self._kept <= _MOST_KEPT)
 
     def _look_into(self, part: OpenPart, path: str) -> None:
         """Check a part and make its outline, if requested, while its tree is in memory."""

@@ -70,6 +70,7 @@ class InspectAnswer(NamedTuple):
             pairings=found.pairings,
             expectation=found.expectation,
             unchecked=found.unchecked,
+            traffic=found.traffic,
         )
 
 

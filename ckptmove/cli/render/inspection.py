@@ -50,7 +50,7 @@ _VERDICTS: Final = {
 def inspection_lines(page: Page, answer: InspectAnswer) -> Iterator[str]:
     """The report on one checkpoint."""
     inventory, detail = answer.inspection.inventory, answer.detail
-    yield from _header(page, inventory)
+    yield from _header(page, answer.inspection)
     yield from _summary(page, answer.inspection.summary)
     if isinstance(inventory, DirectoryInventory):
         yield ""
@@ -160,7 +160,8 @@ def _expectation(page: Page, expectation: Expectation, *, verbose: bool) -> Iter
     yield from _places(page, names, verbose=verbose)
 
 
-def _header(page: Page, inventory: Inventory) -> Iterator[str]:
+def _header(page: Page, inspection: Inspection) -> Iterator[str]:
+    inventory = inspection.inventory
     facts = [inventory.container, inventory.layout, size(inventory.size_bytes)]
     if inventory.torch_version:
         facts.append(f"torch {clean(inventory.torch_version)}")
@@ -168,6 +169,8 @@ def _header(page: Page, inventory: Inventory) -> Iterator[str]:
         facts.append(clean(inventory.producer))
     yield page.paint(clean(inventory.path), "bold")
     yield from page.wrap(", ".join(facts), 0)
+    if inspection.traffic is not None:
+        yield inspection.traffic.described(inventory.size_bytes)
 
 
 def _summary(page: Page, summary: CheckpointSummary) -> Iterator[str]:

@@ -1,0 +1,56 @@
+"""Call a function for several requests at once, and take the results in the order of the requests."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from threading import Thread
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_Q = TypeVar("_Q")
+_A = TypeVar("_A")
+
+
+class Ahead(Generic[_Q, _A]):
+    """Runs calls in threads, a fixed number ahead of the result that is taken next.
+
+    The threads are daemons: after an interruption the program ends without waiting for servers.
+    """
+
+    def __init__(self, call: Callable[[_Q], _A], requests: Iterable[_Q], jobs: int) -> None:
+        """Start the first calls.
+
+        Args:
+            call: the function; it must be safe to run in several threads.
+            requests: its arguments, one for each call.
+            jobs: number of calls that run, or whose result waits, at a time.
+        """
+        self._call = call
+        self._left = iter(requests)
+        self._running: deque[Future[_A]] = deque()
+        for _ in range(jobs):
+            self._start()
+
+    def take(self) -> _A:
+        """Wait for the next result, and start another call; raises what the call raised."""
+        future = self._running.popleft()
+        try:
+            return future.result()
+        finally:
+            self._start()
+
+    def _start(self) -> None:
+        for request in self._left:
+            future: Future[_A] = Future()
+            self._running.append(future)
+            Thread(target=self._run, args=(request, future), daemon=True).start()
+            return
+
+    def _run(self, request: _Q, future: Future[_A]) -> None:
+        try:
+            future.set_result(self._call(request))
+        except BaseException as error:  # noqa: BLE001  # raised again by `take`
+            future.set_exception(error)

@@ -1,0 +1,171 @@
+"""Read a file of a web server by ranges, through the session that fsspec keeps for HTTP.
+
+fsspec asks for the size first. Here the first range tells it, so that opening a file costs no request.
+"""
+
+from __future__ import annotations
+
+import re
+from time import sleep
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ckptmove.errors import MissingFile, SourceChanged
+from ckptmove.io.remote.errors import NoRanges, RemoteFailed
+from ckptmove.io.remote.failures import DENIED, MISSING, failures_named
+from ckptmove.io.remote.source import WINDOW
+
+if TYPE_CHECKING:
+    from ckptmove.io.contracts import Traffic
+    from ckptmove.io.remote.address import Address
+
+#: Seconds before each new attempt, after a connection was dropped or a server was busy.
+PAUSES: Final = [0.25, 1.0]
+#: Seconds to connect, and to wait for the next bytes.
+CONNECT_SECONDS: Final = 30.0
+READ_SECONDS: Final = 60.0
+#: A whole file of this size is read, if the server ignores ranges.
+MOST_WHOLE: Final = 1 << 20
+_OK, _PARTIAL, _UNSATISFIABLE = 200, 206, 416
+#: Request timeout, too many requests, and failures of a server or a gateway.
+_BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
+_CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
+
+
+class _Answer(NamedTuple):
+    """The answer to one request.
+
+    Attributes:
+        status: status code.
+        reason: its meaning in words.
+        begin: offset of the first byte of the body.
+        total: size of the file; None if the server does not tell it.
+        version: ETag or time of the last change; empty if the server tells neither.
+        body: the bytes; None if they are more than asked for.
+    """
+
+    status: int
+    reason: str
+    begin: int
+    total: int | None
+    version: str
+    body: bytes | None
+
+
+class HttpFile:
+    """A file of a web server. Each answer tells its ETag, so that a change between two of them is noticed.
+
+    Attributes:
+        path: its URL without credentials.
+        size: its length in bytes.
+        head: its first bytes.
+    """
+
+    def __init__(self, address: Address, fs: Any, traffic: Traffic) -> None:
+        """Request the first window.
+
+        Args:
+            address: the URL.
+            fs: fsspec's file system for HTTP.
+            traffic: counts the requests.
+
+        Raises:
+            MissingFile: if the server has no such file.
+            RemoteFailed: if the server or the network fails.
+            NoRanges: if the server sends only whole files, and this one is large.
+        """
+        self.path = str(address)
+        self._address, self._fs, self._traffic = address, fs, traffic
+        answer = self._answer(0, WINDOW)
+        self.size, self._version = 0, answer.version
+        self.head = b""
+        if answer.status == _UNSATISFIABLE and answer.total == 0:  # an empty file has no range
+            return
+        if answer.body is None or answer.total is None:
+            raise NoRanges(self.path, answer.total)
+        self.size, self.head = answer.total, answer.body
+
+    def fetch(self, start: int, end: int) -> bytes:
+        """Request the bytes from ``start`` to ``end`` (exclusive).
+
+        Raises:
+            MissingFile, RemoteFailed: if the server or the network fails.
+            SourceChanged: if the file was written since it was opened.
+            NoRanges: if the server ignores the range of this request.
+        """
+        answer = self._answer(start, end)
+        if (answer.version, answer.total) != (self._version, self.size):
+            raise SourceChanged(self.path)
+        if answer.body is None or answer.begin != start or len(answer.body) != end - start:
+            raise NoRanges(self.path, self.size)
+        return answer.body
+
+    def require_unchanged(self) -> None:
+        """Do nothing: each answer was compared with the first."""
+
+    def close(self) -> None:
+        """Do nothing: fsspec closes the session."""
+
+    def _answer(self, start: int, end: int) -> _Answer:
+        """Request a range, again if the connection is dropped or the server is busy."""
+        from aiohttp import ClientConnectorError, ClientError
+        from fsspec.asyn import sync
+
+        pauses = iter(PAUSES)
+        while True:
+            pause = next(pauses, None)
+            with failures_named(self._address):
+                try:
+                    answer: _Answer = sync(self._fs.loop, self._get, start, end)
+                except ClientConnectorError:  # refused, unknown host, TLS
+                    raise
+                except (ClientError, TimeoutError, ConnectionError):
+                    if pause is None:
+                        raise
+                else:
+                    if pause is None or answer.status not in _BUSY:
+                        break
+            sleep(pause)
+        if answer.status in MISSING:
+            raise MissingFile(self.path)
+        if answer.status not in {_OK, _PARTIAL, _UNSATISFIABLE}:
+            is_denied = answer.status in DENIED
+            reason = f"{answer.status} {answer.reason}"
+            raise RemoteFailed(self.path, reason, self._address.scheme, is_denied=is_denied)
+        return answer
+
+    async def _get(self, start: int, end: int) -> _Answer:
+        from aiohttp import ClientTimeout
+
+        session = await self._fs.set_session()
+        options = {**self._fs.kwargs}
+        # Compressed bytes would have other offsets.
+        wanted = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+        options["headers"] = {**(options.get("headers") or {}), **wanted}
+        options.setdefault("timeout", ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=READ_SECONDS))
+        self._traffic.add(requests=1)
+        async with session.get(self._fs.encode_url(self._address.url), **options) as response:
+            self._traffic.add(requests=len(response.history))
+            headers = response.headers
+            told = _CONTENT_RANGE.match(headers.get("Content-Range", ""))
+            begin, total, most = 0, response.content_length, MOST_WHOLE
+            if told is not None:
+                begin, total = int(told[1] or 0), int(told[3])
+            if response.status == _PARTIAL:
+                total, most = (total, end - start) if told is not None else (None, 0)
+            is_wanted = response.status in {_OK, _PARTIAL} and (response.content_length or 0) <= most
+            body = await _at_most(response.content, most) if is_wanted else None
+            self._traffic.add(nbytes=len(body or b""))
+            if body is not None and response.status == _OK:
+                total = len(body)
+            version = headers.get("ETag") or headers.get("Last-Modified") or ""
+            return _Answer(response.status, response.reason or "", begin, total, version, body)
+
+
+async def _at_most(stream: Any, most: int) -> bytes | None:
+    """All bytes of a body; None if they are more."""
+    body = bytearray()
+    while block := await stream.read(most + 1 - len(body)):
+        body += block
+        if len(body) > most:
+            return None
+    return bytes(body)

@@ -1,0 +1,41 @@
+"""Download a checkpoint before it is verified: torch reads local files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.io.remote.address import Address
+from ckptmove.io.remote.errors import NotLocal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckptmove.io.contracts import Progress
+    from ckptmove.verification.request import VerifyRequest
+
+#: Beginning of the message where ``download`` would help.
+VERIFY_IS_LOCAL: Final = "verify reads local files"
+
+
+def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callable[[], None]) -> VerifyRequest:
+    """The request with a local path in place of a URL, which is downloaded to ``request.download``.
+
+    Args:
+        request: the options of ``verify``.
+        progress: called with the bytes downloaded so far and the total.
+        settle: called before the copy gets its name, which cannot be undone.
+
+    Raises:
+        NotLocal: if the path is a URL and ``download`` is not set, or the original is a URL.
+        CkptMoveError: as of :func:`ckptmove.io.remote.download.download`.
+    """
+    if isinstance(request.against, Address):
+        raise NotLocal(request.against, "--against reads local files")
+    if not isinstance(request.path, Address):
+        return request
+    if request.download is None:
+        raise NotLocal(request.path, VERIFY_IS_LOCAL)
+    from ckptmove.io.remote.download import download  # noqa: PLC0415  # for a URL only
+
+    download(request.path, request.download, request.limits, progress, settle)
+    return request._replace(path=request.download, download=None)

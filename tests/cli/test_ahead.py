@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from threading import Barrier, Lock
+
+import pytest
+
+from ckptmove.cli.ahead import Ahead
+
+
+def test_results_come_in_order_from_calls_at_once() -> None:
+    met = Barrier(3, timeout=10)
+
+    def call(number):
+        met.wait()
+        return number * number
+
+    ahead = Ahead(call, range(6), 3)
+    assert [ahead.take() for _ in range(6)] == [0, 1, 4, 9, 16, 25]
+
+
+def test_only_so_many_run_ahead() -> None:
+    lock, started = Lock(), []
+
+    def call(number):
+        with lock:
+            started.append(number)
+
+    ahead = Ahead(call, range(10), 2)
+    for taken in range(1, 11):
+        ahead.take()
+        assert len(started) <= taken + 2
+
+
+def test_an_error_belongs_to_its_request() -> None:
+    def call(number):
+        if number == 1:
+            raise ValueError(number)
+        return number
+
+    ahead = Ahead(call, range(3), 2)
+    assert ahead.take() == 0
+    with pytest.raises(ValueError, match="1"):
+        ahead.take()
+    assert ahead.take() == 2

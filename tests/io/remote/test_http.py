@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+
+from ckptmove.errors import MissingFile, SourceChanged
+from ckptmove.io.remote import http
+from ckptmove.io.remote.address import Address
+from ckptmove.io.remote.errors import NoRanges, RemoteFailed
+from ckptmove.io.remote.filesystem import open_remote
+from ckptmove.io.remote.source import WINDOW
+from ckptmove.limits import Limits
+
+DATA = os.urandom(5 * WINDOW)
+
+
+def opened(url):
+    return open_remote(Address(url), Limits())
+
+
+@pytest.fixture
+def url(server):
+    (server.root / "a.pth").write_bytes(DATA)
+    return f"{server.url}/a.pth"
+
+
+def once(answer):
+    """A fault of the first request only."""
+    left = [answer]
+    return lambda handler: bool(left) and left.pop()(handler) is not False
+
+
+def always(status, body=b"", headers=None):
+    def fault(handler):
+        handler.server_of_files.send(handler, status, body, headers)
+        return True
+
+    return fault
+
+
+def dropping(nbytes):
+    """Promise the range, and close the connection after some bytes of it."""
+
+    def fault(handler):
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes 0-{WINDOW - 1}/{len(DATA)}")
+        handler.send_header("Content-Length", str(WINDOW))
+        handler.end_headers()
+        handler.wfile.write(DATA[:nbytes])
+        handler.close_connection = True
+        return True
+
+    return fault
+
+
+def test_two_requests_read_both_ends(server, url) -> None:
+    source = opened(url)
+    assert source.size == len(DATA)
+    assert source.read(0, 4096) == DATA[:4096]
+    assert source.read(len(DATA) - 9, len(DATA)) == DATA[-9:]
+    assert [(method, span) for method, _, span in server.log] == [
+        ("GET", f"bytes=0-{WINDOW - 1}"),
+        ("GET", f"bytes={len(DATA) - WINDOW}-{len(DATA) - 1}"),
+    ]
+    assert (source.traffic.requests, source.traffic.nbytes) == (2, 2 * WINDOW) == (len(server.log), server.sent)
+
+
+def test_a_small_file_takes_one_request(server) -> None:
+    (server.root / "small").write_bytes(b"12345")
+    source = opened(f"{server.url}/small")
+    assert source.read(0, 5) == b"12345"
+    assert len(server.log) == 1
+
+
+def test_an_empty_file(server) -> None:
+    (server.root / "empty").write_bytes(b"")
+    assert opened(f"{server.url}/empty").size == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "is_denied"), [(401, True), (403, True), (400, False), (451, False), (500, False), (503, False)]
+)
+def test_an_error_of_the_server_is_named(server, url, status, is_denied) -> None:
+    server.faults.append(always(status))
+    with pytest.raises(RemoteFailed, match=str(status)) as raised:
+        opened(url)
+    assert raised.value.is_denied is is_denied
+    assert len(server.log) == (3 if status >= 500 else 1)
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_a_missing_file(server, url, status) -> None:
+    server.faults.append(always(status))
+    with pytest.raises(MissingFile):
+        opened(url)
+
+
+@pytest.mark.parametrize("fault", [always(503), dropping(0), dropping(1000)], ids=["busy", "no body", "half a body"])
+def test_one_failure_is_repeated(server, url, fault) -> None:
+    server.faults.append(once(fault))
+    source = opened(url)
+    assert source.read(0, WINDOW) == DATA[:WINDOW]
+    assert source.traffic.requests == 2 == len(server.log)
+
+
+def test_a_server_that_always_drops_the_connection(server, url) -> None:
+    server.faults.append(dropping(1000))
+    with pytest.raises(RemoteFailed):
+        opened(url)
+    assert len(server.log) == 3
+
+
+def test_redirects_are_followed_and_counted(server, url) -> None:
+    (server.root / "old.pth").write_bytes(b"")
+
+    def redirect(handler):
+        if handler.path != "/old.pth":
+            return False
+        server.send(handler, 302, b"", {"Location": "/a.pth?X-Amz-Signature=1"})
+        return True
+
+    server.faults.append(redirect)
+    source = opened(f"{server.url}/old.pth")
+    assert source.read(0, 10) == DATA[:10]
+    assert source.traffic.requests == 2
+
+
+def test_a_circle_of_redirects(server, url) -> None:
+    server.faults.append(always(302, b"", {"Location": "/a.pth?token=tttt"}))
+    with pytest.raises(RemoteFailed) as raised:
+        opened(url)
+    assert "tttt" not in str(raised.value)
+    assert "redirects" in raised.value.reason
+
+
+def test_a_server_without_ranges_and_a_large_file(server, url) -> None:
+    server.faults.append(lambda handler: server.send_file(handler, server.root / "a.pth", ranges=False) is None)
+    with pytest.raises(NoRanges) as raised:
+        opened(url)
+    assert raised.value.nbytes == len(DATA)
+    assert len(server.log) == 1
+
+
+def test_a_server_without_ranges_and_a_small_file(server, url) -> None:
+    (server.root / "a.pth").write_bytes(DATA[: 2 * WINDOW])
+    server.faults.append(lambda handler: server.send_file(handler, server.root / "a.pth", ranges=False) is None)
+    source = opened(url)
+    assert source.read(0, source.size) == DATA[: 2 * WINDOW]
+    assert source.traffic.requests == 1
+
+
+@pytest.mark.parametrize("size", [1000, http.MOST_WHOLE + 1])
+def test_a_server_without_ranges_that_does_not_tell_the_size(server, url, size) -> None:
+    def stream(handler):
+        handler.send_response(200)
+        handler.send_header("Connection", "close")
+        handler.end_headers()
+        handler.wfile.write(bytes(size))
+        handler.close_connection = True
+        return True
+
+    server.faults.append(stream)
+    if size < http.MOST_WHOLE:
+        assert opened(url).size == size
+    else:
+        with pytest.raises(NoRanges) as raised:
+            opened(url)
+        assert raised.value.nbytes is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Content-Range": "bytes 5-9/1310720"}, {"Content-Range": "bytes */9"}],
+    ids=["none", "another range", "no range"],
+)
+def test_a_range_that_was_not_asked_for(server, url, headers) -> None:
+    source = opened(url)
+    etag = server.etag(server.root / "a.pth")
+    server.faults.append(always(206, b"12345", {"ETag": etag, **headers}))
+    with pytest.raises((NoRanges, SourceChanged)):
+        source.read(3 * WINDOW, 3 * WINDOW + 10)
+
+
+def test_more_bytes_than_asked_for(server, url) -> None:
+    server.faults.append(always(206, DATA, {"Content-Range": f"bytes 0-{len(DATA) - 1}/{len(DATA)}"}))
+    with pytest.raises(NoRanges):
+        opened(url)
+
+
+@pytest.mark.parametrize("change", ["etag", "size", "time", "shorter", "gone"])
+def test_a_file_that_changes(server, url, change) -> None:
+    if change in {"size", "shorter"}:
+        server.etag = lambda _: None
+    if change == "time":
+        server.etag = lambda _: None
+        span = f"bytes 0-{WINDOW - 1}/{len(DATA)}"
+        server.faults.append(
+            lambda handler: (
+                server.send(
+                    handler, 206, DATA[:WINDOW], {"Content-Range": span, "Last-Modified": f"{len(server.log)} Jan 2024"}
+                )
+                is None
+            )
+        )
+    source = opened(url)
+    if change == "etag":
+        server.etag = lambda _: '"other"'
+    elif change == "gone":
+        (server.root / "a.pth").unlink()
+    elif change != "time":
+        (server.root / "a.pth").write_bytes(DATA + b"1" if change == "size" else DATA[:WINDOW])
+    with pytest.raises(MissingFile if change == "gone" else SourceChanged):
+        source.read(3 * WINDOW, 4 * WINDOW)
+    source.require_unchanged()
+    source.close()
+
+
+def test_a_server_that_does_not_answer(server, url, monkeypatch) -> None:
+    monkeypatch.setattr(http, "READ_SECONDS", 0.1)
+    done = threading.Event()
+    server.faults.append(lambda _: done.wait(5) or True)
+    with pytest.raises(RemoteFailed, match="in time"):
+        opened(url)
+    done.set()
+
+
+def test_nobody_listens(url) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(RemoteFailed, match=os.strerror(111)) as raised:
+        opened(f"http://127.0.0.1:{port}/a.pth?token=tttt")
+    assert "tttt" not in f"{raised.value}{raised.value.path}"
+
+
+def test_an_unknown_host() -> None:
+    with pytest.raises(RemoteFailed, match="resolved"):
+        opened("http://no-such-host.invalid/a.pth")
+
+
+def test_a_server_without_tls(server) -> None:
+    with pytest.raises(RemoteFailed):
+        opened(f"https{server.url.removeprefix('http')}/a.pth")
+
+
+def test_credentials_are_sent(server, url) -> None:
+    sent = []
+    server.faults.append(lambda handler: sent.append(handler.headers.get("Authorization")))
+    source = opened(url.replace("//", "//user:pass@"))
+    assert sent[0].startswith("Basic ")
+    assert source.path == url.replace("//", "//***@")
