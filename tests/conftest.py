@@ -46,7 +46,12 @@ def started_children(monkeypatch):
     monkeypatch.setattr(child, "subprocess", subprocess)
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
     """Keep what lives as long as the tests out of the collector: it would visit a million objects, again and again."""
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

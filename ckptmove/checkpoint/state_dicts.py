@@ -208,7 +208,10 @@ def model_tensors(inventory: Inventory, roles: Container[Role] = _MODEL) -> tupl
 
 def without_inner(tensors: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
     """Iterate over the tensors that a script sees: a wrapper subclass without the tensors inside it."""
-    return (record for record, outermost in with_wrappers(tensors) if outermost is None or record is outermost)
+    records = tuple(tensors)
+    if "wrapper-subclass" not in {record.kind for record in records}:  # nearly always
+        return iter(records)
+    return (record for record, outermost in with_wrappers(records) if outermost is None or record is outermost)
 
 
 def with_wrappers(tensors: Iterable[TensorRecord]) -> Iterator[tuple[TensorRecord, TensorRecord | None]]:

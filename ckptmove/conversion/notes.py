@@ -33,7 +33,7 @@ def unmatched_options(inventory: Inventory, request: MoveRequest) -> Iterator[Un
     tags = {record.device for record in inventory.tensors}
     for glob, _ in request.mapping if tags != {devices.NO_DEVICE} else ():
         if not any(devices.matches(glob, tag) for tag in tags):
-            reason = f"matches no device; the file has {_listed(sorted(tags)) or 'no tensors'}"
+            reason = f"matches no device; the file has {', '.join(sorted(tags)) or 'no tensors'}"
             yield Unmatched("map", glob, reason)
 
 
@@ -148,8 +148,4 @@ def _flaws(inventory: Inventory) -> Iterator[str]:
 
 def _some(listed: Iterable[str], shown: int = _SHOWN) -> str:
     words = list(listed)
-    return _listed(words[:shown]) + (f" and {len(words) - shown:,} more" if len(words) > shown else "")
-
-
-def _listed(words: Sequence[str]) -> str:
-    return ", ".join(words)
+    return ", ".join(words[:shown]) + (f" and {len(words) - shown:,} more" if len(words) > shown else "")

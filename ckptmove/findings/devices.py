@@ -200,7 +200,8 @@ def _strays(
         if parameter is not None and parameter.name in kept:
             continue
         possible = homes if parameter is None or not is_placed(parameter) else [parameter.device]
-        for tensor in _without_inner_on_same_device(tensor for _, tensor in entry.tensors):
+        away = any(tensor.device not in possible for _, tensor in entry.tensors)
+        for tensor in _without_inner_on_same_device(tensor for _, tensor in entry.tensors) if away else ():
             if not tensor.shape or not is_placed(tensor) or tensor.device in possible or tensor.name in kept:
                 continue
             if not any(same_device(tensor.device, home) for home in possible):

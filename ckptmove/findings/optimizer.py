@@ -98,8 +98,9 @@ def state_shape(inventory: Inventory, context: Context) -> Iterator[Finding]:
             (tensor, f"{parameter.name} is {list(parameter.shape)}")
             for entry in optimizer.state
             if (parameter := parameters.get(entry.key)) is not None
-            for _, tensor in moments(entry, optimizer.algorithm)
-            if tensor.shape and tensor.shape != parameter.shape
+            for pair in entry.tensors
+            if (tensor := pair[1]).shape and tensor.shape != parameter.shape  # first: true of few
+            if pair in moments(entry, optimizer.algorithm)
         ]
         parted = parted or [
             (tensor, "and no tensor that could be its parameter has that shape")

@@ -22,6 +22,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import untraced
 
 import ckptmove
 
@@ -122,7 +123,7 @@ def first(tree, *keys):
 
 def run_recipe(*arguments):
     command = [sys.executable, str(SAMPLES / "make_samples.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=untraced.environment())
 
 
 @pytest.fixture(params=ENTRIES)

@@ -20,9 +20,11 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
+from ckptmove.torch_facts.optimizers import BY_NAME
+
 #: What every child imports.
 _MODULES = ("torch", "ckptmove.verification.worker")
-#: What a child imports for a case, too; one without leaves it out.
+#: What a child imports for a case, or an optimizer of the user, too; one without leaves it out.
 _CASE_MODULES = ("torch._dynamo", "ckptmove.verification.case.check")
 #: Variables that Python, torch and its libraries read when they are imported.
 _READ_ON_IMPORT = ("GOMP_", "KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH")
@@ -30,7 +32,7 @@ _HEADER = 8
 
 
 class Servers:
-    """The servers of one process of tests: one for children with a case, one for those without."""
+    """The servers of one process of tests: one for children that run code of the user, one for others."""
 
     def __init__(self):
         self._found = _find_packages(sys.path)
@@ -45,7 +47,8 @@ class Servers:
         if len(command) != 6 or _find_packages(command[3].split(command[4])) != self._found:
             return subprocess.Popen(command, **options)
         request = json.loads(command[5])
-        with_case = request["case"] is not None or request["script"] is not None
+        is_users = request["optimizer"] not in {None, *BY_NAME}
+        with_case = is_users or request["case"] is not None or request["script"] is not None
         kind = with_case, *((name, value) for name, value in os.environ.items() if name.startswith(_READ_ON_IMPORT))
         if kind not in self._servers:
             self._servers[kind] = _Server((*_MODULES, *_CASE_MODULES) if with_case else _MODULES)

@@ -14,8 +14,6 @@ from ckptmove.verification.checks import check_to_json, failed, passed, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.request import VerifyRequest
 
-pytestmark = pytest.mark.usefixtures("started_children")
-
 
 def answers_of(code):
     with child([sys.executable, "-c", code], "{}") as process:
@@ -144,6 +142,7 @@ def test_nobody_waits_for_a_thread_where_what_ends_the_case_is_no_error(ended, r
     assert answers.torch_failure == ""
 
 
+@pytest.mark.usefixtures("started_children")
 def test_the_last_line_of_what_ended_the_worker_is_told():
     with child([*worker_command()], "no request") as process:
         answers = collect(process)

@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+import untraced
 
 from ckptmove.api import functions as api
 
@@ -105,7 +106,7 @@ def test_the_trainer_of_a_library_resumes(tmp_path, monkeypatch, library):
     pytest.importorskip(library.partition(".")[0])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPTS[library]))
-    subprocess.run([sys.executable, "train.py"], check=True, capture_output=True)
+    subprocess.run([sys.executable, "train.py"], check=True, capture_output=True, env=untraced.environment())
     result = api.verify(
         "checkpoint-1", to="cuda:0", keep=["*"], script="train.py", script_args=["--resume", "checkpoint-1"]
     )

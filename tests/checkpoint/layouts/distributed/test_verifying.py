@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import shutil
 import warnings
@@ -12,6 +13,7 @@ import pytest
 import saving
 import torch
 import torch.distributed.checkpoint as dcp
+import untraced
 from simulation import on_a_simulated_device
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -286,10 +288,12 @@ def work(rank, folder, port):
     torch.distributed.destroy_process_group()
 
 
-def test_what_two_processes_have_saved(tmp_path, answers):
+def test_what_two_processes_have_saved(tmp_path, answers, monkeypatch):
     if not hasattr(pytest.importorskip("torch.distributed.tensor"), "distribute_tensor"):
         pytest.skip("this torch has its sharded tensors elsewhere")
     folder = tmp_path / "run"
+    for name in os.environ.keys() - untraced.environment().keys():
+        monkeypatch.delenv(name)
     torch.multiprocessing.spawn(work, (str(folder), 29_571), nprocs=2)
     assert len(list(folder.glob("*.distcp"))) == 2
     found = answers(folder, "cuda:0")
