@@ -25,7 +25,8 @@ Role: TypeAlias = Literal["model", "optimizer", "scheduler", "ema", "scaler", "r
 ArchiveForm: TypeAlias = Literal["zip", "tar"]
 FactKind: TypeAlias = Literal[
     "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",
-    "encoded-storage", "stray-bytes", "kept-for-undo", "unnamed-file", "damaged-piece", "missing-end",
+    "encoded-storage", "stray-bytes", "kept-for-undo", "unnamed-file", "newer-file", "other-save",
+    "damaged-piece", "missing-end",
     "inner-archive", "graph-device"]  # fmt: skip
 LACKING: Final = frozenset({"missing-storage", "short-storage", "past-end"})  # bytes are missing, and in every copy too
 
@@ -268,9 +269,10 @@ class ArchiveFact:
         kind: kind of the fact. ``short-storage``: the record is smaller than its storage. ``orphan-record``: no storage
             refers to it. ``stray-bytes``: bytes in no record, or after a pickle. ``kept-for-undo``: stray bytes of a
             conversion in place. ``unnamed-file``: a file that the ``.metadata`` in its directory does not name.
-            ``damaged-piece``: a piece that differs from its entry in the ``.metadata``. ``missing-end``: a tar of files
-            may be cut off. ``inner-archive``: an archive in an archive, which is not read. ``graph-device``: a weight
-            that its graph expects on another device.
+            ``newer-file``: a file that was written later than its ``.metadata``; ``other-save`` if its step counts are
+            those of another save. ``damaged-piece``: a piece that differs from its entry in the ``.metadata``.
+            ``missing-end``: a tar of files may be cut off. ``inner-archive``: an archive in an archive, which is not
+            read. ``graph-device``: a weight that its graph expects on another device.
         record: name of the record or key of the storage; for a stream, which has no names, a description.
         nbytes: number of bytes that are missing, unreachable or stored.
     """

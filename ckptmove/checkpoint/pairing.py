@@ -107,6 +107,8 @@ def parameter_names(optimizers: Sequence[OptimizerRecord], pairings: Sequence[Pa
     """
     found: dict[str, str] = {}
     for optimizer, pairing in zip(optimizers, pairings, strict=True):
+        if optimizer.algorithm == "LBFGS":
+            continue  # its first entry holds the state of all parameters
         known = (
             {key: tensor.name for key, tensor in pairing.matches if tensor is not None} if pairing.is_certain else {}
         )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, cast
+from math import prod
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.checkpoint.directories import FileFact
-from ckptmove.checkpoint.elements import StoredBytes, extent_span
+from ckptmove.checkpoint.elements import StoredBytes, blocks, extent_span
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.build import build_inventory
 from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.naming import naming
-from ckptmove.errors import DamagedArchive, DistributedFile
+from ckptmove.errors import DamagedArchive, DistributedFile, LimitExceeded, UnreadableInput
 from ckptmove.formats.opening import container_of
 from ckptmove.io.counted import CountedSource
 from ckptmove.pickles.collector import collector_paused
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
     from ckptmove.model import ArchiveFact, Inventory, Span, TensorRecord
     from ckptmove.pickles.state import Machine
     from ckptmove.pickles.tree import Value
+
+#: Codes of ``struct`` for the dtypes of step counts and learning rates.
+_FORMATS: Final = {"float16": "e", "float32": "f", "float64": "d", "int32": "i", "int64": "q"}
+#: Kinds of tensors whose value is their element.
+_PLAIN: Final = frozenset({"tensor", "parameter"})
 
 
 class OpenPart(ABC):
@@ -135,6 +142,20 @@ class OpenPart(ABC):
         stored = None if key is None else self.storage(key)
         span = None if stored is None else extent_span(stored.span, record)
         return None if stored is None or span is None else (stored, span)
+
+    def number(self, record: TensorRecord) -> float | None:
+        """Read a tensor of one element; None if it is another tensor or cannot be read."""
+        letter = _FORMATS.get(record.dtype)
+        if letter is None or prod(record.shape) != 1 or record.kind not in _PLAIN:
+            return None
+        if self.disk is None and not (self.is_distributed or self.is_remote):
+            return None  # a compressed member of an archive would be inflated again
+        try:
+            found = self.bytes_of(record)
+            data = b"" if found is None else next(blocks(found[0], record, found[1]), b"")
+        except (UnreadableInput, LimitExceeded):
+            return None
+        return None if found is None else float(struct.unpack(f"={letter}", data)[0])
 
     def why_not(self, record: TensorRecord) -> str:
         """Why :meth:`bytes_of` returns None for a tensor."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
-from ckptmove.checkpoint.elements import blocks
 from ckptmove.checkpoint.state_dicts import parameters_by_state_dict
 from ckptmove.checkpoint.trainers import COUNTER_KEYS, Counters, agreed, read_counters
-from ckptmove.errors import LimitExceeded, UnreadableInput
 from ckptmove.model import OPAQUE
 
 if TYPE_CHECKING:
@@ -20,10 +17,6 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
 
-#: Codes of ``struct`` for the dtypes of step counts and learning rates.
-_FORMATS: Final = {"float16": "e", "float32": "f", "float64": "d", "int32": "i", "int64": "q"}
-#: Kinds of tensors whose value is their element.
-_PLAIN: Final = frozenset({"tensor", "parameter"})
 #: Most tensors that are read in search of a step counter.
 _MOST_READ: Final = 8
 #: A larger number, or a NaN, is no learning rate.
@@ -108,7 +101,7 @@ def _tensor_counters(part: OpenPart) -> Counters:
     """Read step counters that are tensors."""
     named = [(part.own_name(tensor.name), tensor) for tensor in part.inventory.tensors if tensor.role != "optimizer"]
     found = [(name, tensor) for name, tensor in named if name.rpartition(".")[2] in COUNTER_KEYS]
-    numbers = [(name, _number(part, tensor)) for name, tensor in found[:_MOST_READ]]
+    numbers = [(name, part.number(tensor)) for name, tensor in found[:_MOST_READ]]
     return read_counters((name, number) for name, number in numbers if number is not None)
 
 
@@ -120,7 +113,7 @@ def _rates(part: OpenPart) -> Iterator[float]:
         if rate is OPAQUE:
             tensors = tensors or {tensor.name: tensor for tensor in part.inventory.tensors}
             record = tensors.get(f"{group.where}.lr")
-            number = None if record is None else _number(part, record)
+            number = None if record is None else part.number(record)
             rate = number if number is None else float(f"{number:.7g}")  # 0.001, and not 0.0010000000474974513
         if isinstance(rate, int | float) and rate is not True and 0 <= rate < _HIGHEST_RATE:
             yield float(rate)
@@ -130,25 +123,10 @@ def _steps(part: OpenPart, optimizer: OptimizerRecord) -> Iterator[float]:
     """Iterate over the step counts of the first and the last parameter, and of groups that count themselves (apex)."""
     for entry in {entry.key: entry for entry in (*optimizer.state[:1], *optimizer.state[-1:])}.values():
         record = entry.tensor("step")
-        yield _count(dict(entry.scalars).get("step") if record is None else _number(part, record))
+        yield _count(dict(entry.scalars).get("step") if record is None else part.number(record))
     for group in optimizer.groups:
         yield _count(dict(group.options).get("step"))
 
 
 def _count(value: object) -> float:
     return value if isinstance(value, int | float) and 0 <= value < _MOST_STEPS else 0
-
-
-def _number(part: OpenPart, record: TensorRecord) -> float | None:
-    """Read a tensor of one element; None if it is another tensor or cannot be read."""
-    letter = _FORMATS.get(record.dtype)
-    if letter is None or prod(record.shape) != 1 or record.kind not in _PLAIN:
-        return None
-    if part.disk is None and not (part.is_distributed or part.is_remote):
-        return None  # a compressed member of an archive would be inflated again, a remote file be opened again
-    try:
-        found = part.bytes_of(record)
-        data = b"" if found is None else next(blocks(found[0], record, found[1]), b"")
-    except (UnreadableInput, LimitExceeded):
-        return None
-    return None if found is None else struct.unpack(f"={letter}", data)[0]

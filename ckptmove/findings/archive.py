@@ -1,4 +1,4 @@
-"""Rules about the bytes of the file: F801 to F805."""
+"""Rules about the bytes of the file: F801 to F807."""
 
 from __future__ import annotations
 
@@ -243,3 +243,22 @@ def _union(extents: list[tuple[int, int]]) -> int:
         total += max(0, last - max(first, end))
         end = max(end, last)
     return total
+
+
+def newer_files(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """F806: files of a distributed checkpoint were written after its ``.metadata``, which a save writes last."""
+    facts = [fact for fact in inventory.facts if fact.kind == "newer-file"]
+    if facts:
+        message = f"{amount(len(facts), 'file')} written after the .metadata: a copy, or a save that was interrupted"
+        fix = f"compare it with the checkpoint before it: ckptmove diff EARLIER {quoted(inventory.path)}"
+        yield found("F806", message, [fact.record for fact in facts], fix)
+
+
+def mixed_saves(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """F807: files of a distributed checkpoint are of two saves."""
+    facts = [fact for fact in inventory.facts if fact.kind == "other-save"]
+    if facts:
+        newer = amount(len(facts), "file")
+        message = f"{newer} written after the .metadata, with other step counts than the rest: two saves in one folder"
+        fix = f"resume from another checkpoint: a save that was interrupted has spoiled {quoted(inventory.path)}"
+        yield found("F807", message, [fact.record for fact in facts], fix)

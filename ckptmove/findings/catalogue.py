@@ -348,6 +348,27 @@ _ENTRIES: Final = (
         "one name, records that share bytes, headers that disagree) are errors, not findings.",
         mend="Trust the file no more than its source. 'ckptmove convert PATH --compact' leaves them out.",
     ),
+    Entry(
+        code="F806",
+        name="newer-files",
+        severity=Severity.WARNING,
+        when="files of a distributed checkpoint were written after its .metadata",
+        why="torch.distributed.checkpoint.save writes .metadata last. A later save into the same folder that was "
+        "interrupted leaves files of both saves, and a load reads them without an error. A copy that does not keep "
+        "the times of files looks the same.",
+        mend="'ckptmove diff' with an earlier checkpoint shows what changed. Save each checkpoint to a folder of its "
+        "own, and copy with 'cp -a' or 'rsync -a'.",
+    ),
+    Entry(
+        code="F807",
+        name="mixed-saves",
+        severity=Severity.ERROR,
+        when="files of a distributed checkpoint were written after its .metadata, and their step counts are not those "
+        "of the other files",
+        why="A rank was killed while torch.distributed.checkpoint.save replaced an earlier checkpoint in the folder. "
+        "Some parameters are of one save, and some of the other. A load reads them without an error.",
+        mend="Resume from another checkpoint. Save each checkpoint to a folder of its own.",
+    ),
 )
 
 #: Every code, in the documented order.

@@ -45,6 +45,8 @@ RULES: Final[tuple[FindingRule, ...]] = (
     archive.compressed_records,
     archive.dead_bytes,
     archive.ambiguous_archive,
+    archive.newer_files,
+    archive.mixed_saves,
 )
 
 #: Rules that compare files with each other: skipped if a file could not be read.

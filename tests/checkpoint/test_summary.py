@@ -270,6 +270,15 @@ def test_an_ambiguous_match_names_nothing(tmp_path) -> None:
     assert named(tmp_path / "x.pt") == {}
 
 
+def test_the_state_of_all_parameters_belongs_to_none_of_them(tmp_path) -> None:
+    model = torch.nn.Linear(3, 5)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    optimizer.step(lambda: optimizer.zero_grad() or (loss := model(torch.ones(3)).sum()).backward() or loss)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "x.pt")
+    assert any(tensor.role == "optimizer" for tensor in ckptmove.inspect(tmp_path / "x.pt").inventory.tensors)
+    assert named(tmp_path / "x.pt") == {}
+
+
 def test_an_optimizer_alone_names_its_parameters_itself(tmp_path) -> None:
     model = torch.nn.Linear(3, 5)
     optimizer = trained(model, lambda _: torch.optim.SGD(model.named_parameters(), momentum=0.9))

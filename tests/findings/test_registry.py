@@ -142,6 +142,8 @@ TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any
             "F803": "compressed-storage",
             "F804": "orphan-record",
             "F805": "stray-bytes",
+            "F806": "newer-file",
+            "F807": "other-save",
         }.items()
     },
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""One bit of what the directory of an archive says of a record: what torch refuses, `inspect --check` tells."""
+"""One bit of the directory of an archive: what torch refuses, `inspect --check` tells."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import ckptmove  # noqa: E402  # after the skip
 from ckptmove.errors import CkptMoveError  # noqa: E402  # after the skip
 
 _ENTRY_BYTES = 46
+#: The zip64 record, its locator and the end record.
+_END_BYTES = 56 + 20 + 22
 _DAMAGE = {"F801", "F802", "F803", "F805"}
 
 
@@ -40,13 +42,15 @@ def is_told(path):
         return True
 
 
-@pytest.mark.parametrize("record", [b"data.pkl", b"byteorder", b"0"])
+@pytest.mark.parametrize("record", [b"data.pkl", b"byteorder", b"0", b"end records"])
 def test_no_bit_that_torch_minds_passes(record, tmp_path):
     saved = io.BytesIO()
     torch.save({"w": torch.ones(4)}, saved)
     data, path = saved.getvalue(), tmp_path / "x.pt"
-    start, minded = dict(entries(data))[record], 0
-    for bit in range(8 * _ENTRY_BYTES):
+    places = {name: (position, _ENTRY_BYTES) for name, position in entries(data)}
+    places[b"end records"] = len(data) - _END_BYTES, _END_BYTES
+    (start, nbytes), minded = places[record], 0
+    for bit in range(8 * nbytes):
         flipped = bytearray(data)
         flipped[start + bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)

@@ -77,6 +77,25 @@ class Distributed:
         return folder
 
     @staticmethod
+    def share_out(folder):
+        """Replace the metadata by that of each rank, as ``save(use_collectives=False)`` writes it."""
+        whole = Distributed.metadata_of(folder)
+        for rank in sorted({info.relative_path.split("_")[2] for info in whole.storage_data.values()}):
+            places = {at: info for at, info in whole.storage_data.items() if info.relative_path == f"__{rank}_0.distcp"}
+            own = {(at.fqn, at.offset) for at in places}
+            entries = {}
+            for name, entry in whole.state_dict_metadata.items():
+                if isinstance(entry, TensorStorageMetadata):
+                    chunks = [chunk for chunk in entry.chunks if (name, chunk.offsets) in own]
+                    entries[name] = TensorStorageMetadata(entry.properties, entry.size, chunks)
+                elif (name, None) in own:
+                    entries[name] = entry
+            kept = {name: entry for name, entry in entries.items() if getattr(entry, "chunks", True)}
+            (folder / f"__{rank}.metadata").write_bytes(pickle.dumps(Metadata(kept, None, places)))
+        (folder / ".metadata").unlink()
+        return folder
+
+    @staticmethod
     def metadata_of(folder):
         return pickle.loads((folder / ".metadata").read_bytes())
 

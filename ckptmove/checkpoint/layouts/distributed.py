@@ -6,7 +6,7 @@ No name in ``.metadata`` is followed to a file outside the listing of the direct
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -41,11 +41,15 @@ class DistributedFolder(NamedTuple):
         metadata: path of ``.metadata`` or ``__R.metadata`` in the directory.
         files: sizes in bytes of the files next to it, by name.
         spare: names of ``*.distcp`` that no other ``.metadata`` owns.
+        ranks: paths of the ``__R.metadata`` of all ranks in the folder, if there is no ``.metadata``.
+        is_joined: whether those of all ranks are read as one checkpoint.
     """
 
     metadata: str
     files: Mapping[str, int]
     spare: tuple[str, ...]
+    ranks: tuple[str, ...] = ()
+    is_joined: bool = False
 
     @property
     def folder(self) -> str:
@@ -55,7 +59,11 @@ class DistributedFolder(NamedTuple):
     @property
     def path(self) -> str:
         """Name of its part of the directory: the folder, or ``__R.metadata`` if the folder has several."""
-        return self.folder if self.metadata.rpartition("/")[2] == ".metadata" else self.metadata
+        return self.metadata if self.ranks and not self.is_joined else self.folder
+
+    def joined(self) -> DistributedFolder:
+        """The folder with the shares of all ranks as one checkpoint."""
+        return self._replace(is_joined=True, spare=tuple(name for name in self.files if name.endswith(_SHARD)))
 
     def full(self, file: str) -> str:
         """The path of a file next to it, from the top of the directory."""
@@ -91,8 +99,14 @@ def find_distributed(listing: Listing) -> tuple[DistributedFolder, ...]:
         if ".metadata" in tables:
             found.append(DistributedFolder(f"{prefix}.metadata", files, shards))
         else:
-            found += [DistributedFolder(prefix + name, files, ()) for name in tables]
+            ranks = tuple(prefix + name for name in sorted(tables, key=_rank_of))
+            found += [DistributedFolder(table, files, (), ranks) for table in ranks]
     return tuple(found)
+
+
+def _rank_of(table: str) -> int:
+    """The rank R in the name ``__R.metadata``."""
+    return int(table.removeprefix("__").removesuffix(".metadata"))
 
 
 def is_distributed(name: str) -> bool:
@@ -104,11 +118,13 @@ class ReadFolder(NamedTuple):
     """A distributed checkpoint that was read; its files are closed.
 
     Attributes:
+        folder: its place; joined if ``__R.metadata`` of one rank describes only a share of the tensors.
         container: its ``.metadata``, and its objects if they were read.
         inventory: its content.
         damage: facts about objects that could not be read.
     """
 
+    folder: DistributedFolder
     container: DistributedCheckpoint
     inventory: Inventory
     damage: tuple[ArchiveFact, ...]
@@ -127,14 +143,20 @@ def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits
         UnreadableInput: if a file is unreadable, ``.metadata`` is damaged, or its format is not supported.
         LimitExceeded: if it needs more than the limits allow.
     """
-    with _opened(listing, folder.metadata) as source, naming(source.path):
+    with ExitStack() as stack:
+        source = stack.enter_context(_opened(listing, folder.metadata))
+        stack.enter_context(naming(source.path))
         container = DistributedCheckpoint(source, folder.files, limits)
+        if container.metadata.is_share and len(folder.ranks) > 1:
+            folder = folder.joined()
+            source, *others = (stack.enter_context(_opened(listing, table)) for table in folder.ranks)
+            container = DistributedCheckpoint(source, folder.files, limits, others=others)
         _require_streams(listing, folder, container)
         container.require_apart()
         damage = tuple(_read_objects(listing, folder, container, limits)) if objects else ()
         machine = container.read_whole() if objects else container.read()
         inventory = build_inventory(container, machine, limits)
-        nbytes = source.size + sum(container.sizes.values())
+        nbytes = container.metadata_bytes + sum(container.sizes.values())
     inventory = replace(
         inventory,
         path=listing.full(folder.folder).rstrip("/"),
@@ -144,7 +166,7 @@ def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits
         # ``.metadata`` stores integer keys as text, and a load restores the keys of the training run.
         optimizers=tuple(one._replace(mistyped=()) for one in inventory.optimizers),
     )
-    return ReadFolder(container, inventory, damage)
+    return ReadFolder(folder, container, inventory, damage)
 
 
 class PiecesOfFile(NamedTuple):

@@ -37,10 +37,10 @@ from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ckptmove.checkpoint.inventory.outline import OutlineLine
-    from ckptmove.checkpoint.layouts.distributed import DistributedFolder, PiecesOfFile, ReadFolder
+    from ckptmove.checkpoint.layouts.distributed import PiecesOfFile, ReadFolder
     from ckptmove.checkpoint.layouts.open_files import OpenFiles
     from ckptmove.formats.dcp.metadata import Piece, StoredTensor
     from ckptmove.io.contracts import ByteSource, Progress
@@ -73,18 +73,16 @@ class DistributedPart(OpenPart):
     is_distributed = True
     byteorder = sys.byteorder
 
-    def __init__(
-        self, folder: DistributedFolder, read: ReadFolder, files: OpenFiles, limits: Limits, base: int = 0
-    ) -> None:
+    def __init__(self, read: ReadFolder, files: OpenFiles, limits: Limits, base: int = 0) -> None:
         """Hold a folder that was read, as a part of a directory.
 
         Args:
-            folder: the folder.
-            read: its content.
+            read: the folder, and its content.
             files: files of the directory.
             limits: resource limits for reading a piece.
             base: offset that is added to its sites.
         """
+        folder = read.folder
         self.name, self.path, self.base = folder.path, read.inventory.path, base
         whole = moved_inventory(folder.path, read.inventory, base)
         self.rows = file_records(folder, read.container, whole)
@@ -113,6 +111,18 @@ class DistributedPart(OpenPart):
 
     def close(self) -> None:
         self._container.objects.clear()
+
+    def note(self, facts: Iterable[ArchiveFact]) -> None:
+        """Add facts about its files."""
+        found = tuple(FileFact.of(fact, self.name) for fact in facts)
+        self._undamaged += found
+        self.inventory = replace(self.inventory, facts=self.inventory.facts + found)
+
+    def files_of(self, record: TensorRecord) -> frozenset[str]:
+        """The names of the files with pieces of a tensor."""
+        tensor = self._tensors[self.own_key(record) or ""]
+        found = (self._pieces.get((tensor.name, chunk.offsets)) for chunk in tensor.chunks)
+        return frozenset(piece.file for piece in found if piece is not None)
 
     def span(self, key: str) -> Span | None:
         """Bytes of a tensor by its name, as if they were contiguous; None if some are missing."""
@@ -171,7 +181,7 @@ class DistributedPart(OpenPart):
         return pieces_of_files(self._folder, self._container)
 
     def budget(self) -> Budget:
-        return Budget(self._limits, self._container.source.size)
+        return Budget(self._limits, self._container.metadata_bytes)
 
     def extras(self) -> Mapping[str, bytes]:
         """SHA-256 of each object that is not in the tree because it wrote its own bytes or contains tensors."""

@@ -14,6 +14,7 @@ from ckptmove.checkpoint.layouts.archive import inner_archives
 from ckptmove.checkpoint.layouts.detect import layout_of, require_shards, trainer_counters
 from ckptmove.checkpoint.layouts.distributed import find_distributed, is_distributed, read_distributed
 from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
+from ckptmove.checkpoint.layouts.interrupted_save import find_two_saves, newer_files
 from ckptmove.checkpoint.layouts.merge import file_record, merge_inventories, moved_inventory
 from ckptmove.checkpoint.layouts.open_files import OpenFiles
 from ckptmove.checkpoint.naming import naming
@@ -95,9 +96,11 @@ class Reader:
             require_shards(listing)
         folders = find_distributed(listing)
         homes = {folder.folder for folder in folders}
+        joined: set[str] = set()
         for folder in folders:
-            with self._tolerating():
-                self._read_distributed(folder)
+            if folder.folder not in joined:
+                with self._tolerating():
+                    joined |= self._read_distributed(folder)
         pieces = {file.path for file in listing.files if _is_piece(file.path, homes)}
         for file in listing.files:
             if not file.is_hidden and file.path not in pieces:
@@ -139,13 +142,16 @@ class Reader:
                 raise
             self._unreadable.append(error)
 
-    def _read_distributed(self, folder: DistributedFolder) -> None:
+    def _read_distributed(self, folder: DistributedFolder) -> set[str]:
+        """Read a distributed checkpoint; return its folder if the ``__R.metadata`` of all ranks were read with it."""
         read = read_distributed(self._listing, folder, self._limits, objects=self._objects)
-        part = DistributedPart(folder, read, self._files, self._limits, self._base)
+        part = DistributedPart(read, self._files, self._limits, self._base)
+        part.note(find_two_saves(part, newer_files(self._listing, read.folder, read.container.sizes)))
         self._look_into(part, part.name or ".metadata")
         self._has_something = self._has_something or bool(read.container.metadata.entries)
         self._parts.append(part)
         self._done += part.inventory.size_bytes
+        return {folder.folder} if read.folder.is_joined else set()
 
     def _read_file(self, file: ListedFile) -> None:
         self._looked_at += 1

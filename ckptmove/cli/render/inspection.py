@@ -175,6 +175,14 @@ def _header(page: Page, inspection: Inspection) -> Iterator[str]:
 
 def _summary(page: Page, summary: CheckpointSummary) -> Iterator[str]:
     """The figures of a summary in one line."""
+    facts = summary_facts(summary)
+    if facts:
+        whole = page.separator.join(fact.replace(" ", "\xa0") for fact in facts)  # no line ends inside a fact
+        yield from (line.replace("\xa0", " ") for line in page.wrap(whole, 0))
+
+
+def summary_facts(summary: CheckpointSummary) -> list[str]:
+    """The figures of a summary with their nouns: ``124.4 M parameters``, ``epoch 3``."""
     words = {
         "parameters": ("", " parameter" if summary.parameters == 1 else " parameters"),
         "epoch": ("epoch ", ""),
@@ -182,10 +190,7 @@ def _summary(page: Page, summary: CheckpointSummary) -> Iterator[str]:
         "learning rate": ("lr ", ""),
     }
     figures = summary_figures(summary)
-    facts = [value.join(words.get(name, ("", ""))) for name, value in figures.items()]
-    if facts:
-        whole = page.separator.join(fact.replace(" ", "\xa0") for fact in facts)  # no line ends inside a fact
-        yield from (line.replace("\xa0", " ") for line in page.wrap(whole, 0))
+    return [value.join(words.get(name, ("", ""))) for name, value in figures.items()]
 
 
 def summary_figures(summary: CheckpointSummary) -> dict[str, str]:

@@ -28,7 +28,7 @@ _FIRST: Final = 3
 _SPECIAL: Final = frozenset("\\`*_[]#|~<>&$")
 #: Heads of the table of checkpoints, by command.
 _HEADS: Final = {
-    "inspect": ("", "checkpoint", "format", "tensors", "findings"),
+    "inspect": ("", "checkpoint", "format", "content", "tensors", "findings"),
     "convert": ("", "checkpoint", "result"),
     "verify": ("", "checkpoint", "result"),
 }
@@ -47,7 +47,7 @@ class MarkdownDocument(Document):
 
     def inspect(self, answer: InspectAnswer) -> None:
         """Add a row for the checkpoint, and a table of its findings."""
-        from ckptmove.cli.render.inspection import findings_summary
+        from ckptmove.cli.render.inspection import findings_summary, summary_facts
         from ckptmove.cli.render.page import Page
         from ckptmove.text import amount, size
 
@@ -58,6 +58,7 @@ class MarkdownDocument(Document):
                 _icon(answer.exit_code),
                 code(inventory.path),
                 f"{inventory.container}, {inventory.layout}, {size(inventory.size_bytes)}",
+                prose(" · ".join(summary_facts(answer.inspection.summary))),
                 f"{amount(len(inventory.tensors), 'tensor')} on {devices}" if devices else "no tensors",
                 findings_summary(Page(), findings),
             )

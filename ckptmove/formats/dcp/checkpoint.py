@@ -5,13 +5,13 @@ This class does not open those files: its facts come from ``.metadata`` and from
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.errors import DamagedArchive, DistributedFile, MissingShard
 from ckptmove.formats.contract import Container
-from ckptmove.formats.dcp.metadata import StoredObject, StoredTensor, parse_metadata
+from ckptmove.formats.dcp.metadata import StoredObject, StoredTensor, parse_metadata, union
 from ckptmove.formats.rebuild_calls import rebuild_call
 from ckptmove.io.contracts import CopySegment
 from ckptmove.model import ArchiveFact, Span
@@ -57,6 +57,7 @@ class DistributedCheckpoint(Container):
         sizes: sizes in bytes of the files that it names.
         objects: objects that are not tensors, by name; filled by the caller that opens the files.
         damaged: names of objects whose pieces are damaged.
+        metadata_bytes: size in bytes of ``.metadata``, or of the ``__R.metadata`` of all ranks.
     """
 
     name = "dcp"
@@ -75,13 +76,16 @@ class DistributedCheckpoint(Container):
         """Raise :class:`DistributedFile`: ``.metadata`` is read with the sizes of the files that it names."""
         raise DistributedFile(source.path)
 
-    def __init__(self, source: ByteSource, sizes: Mapping[str, int], limits: Limits) -> None:
+    def __init__(
+        self, source: ByteSource, sizes: Mapping[str, int], limits: Limits, *, others: Sequence[ByteSource] = ()
+    ) -> None:
         """Read ``.metadata``.
 
         Args:
             source: its bytes.
             sizes: sizes in bytes of the files in its folder, by the names that it may give them.
             limits: resource limits for reading it.
+            others: bytes of ``__R.metadata`` of the other ranks, if each saved its share without collectives.
 
         Raises:
             DamagedPickle: if it is not a valid pickle.
@@ -93,10 +97,11 @@ class DistributedCheckpoint(Container):
         self.source, self.limits = source, limits
         self.objects: dict[str, ReadObject] = {}
         self.damaged: set[str] = set()
-        self._pickle = read_pickle(source, 0, limits)
-        machine = interpret(self._pickle, limits)
-        self.globals = machine.globals
-        self.metadata = parse_metadata(machine, source.path)
+        machines = [interpret(read_pickle(one, 0, limits), limits) for one in (source, *others)]
+        self.metadata_bytes = sum(one.size for one in (source, *others))
+        self.globals = dict(chain.from_iterable(machine.globals.items() for machine in machines))
+        tables = [parse_metadata(machine, one.path) for machine, one in zip(machines, (source, *others), strict=True)]
+        self.metadata = union(tables, source.path) if others else tables[0]
         named = dict.fromkeys(piece.file for piece in self.metadata.pieces)
         lost = [file for file in named if file not in sizes]
         if lost:
@@ -145,7 +150,7 @@ class DistributedCheckpoint(Container):
 
     def _nested(self, objects: Mapping[str, Value], lists: Mapping[Path, int]) -> Machine:
         machine = Machine(b"", self.limits)
-        machine.end = len(self._pickle)
+        machine.end = self.metadata_bytes
         machine.globals = self.globals
         nodes: dict[Path, Dict | List] = {(): Dict([], [])}
         for keys, entry in self._places():

@@ -7,8 +7,9 @@ From torch/distributed/checkpoint/metadata.py, filesystem.py (``_StorageInfo``) 
 
 from __future__ import annotations
 
+from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias, cast
 
 from ckptmove.errors import DamagedArchive, LimitExceeded, UnsupportedContainer
 from ckptmove.formats.chunks import Chunk, flaw_of
@@ -19,7 +20,7 @@ from ckptmove.pickles.tree import Call, Dict, tuple_items
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ckptmove.pickles.state import Machine
     from ckptmove.pickles.tree import Value
@@ -117,6 +118,47 @@ class DistributedMetadata(NamedTuple):
     def tensors(self) -> tuple[StoredTensor, ...]:
         """The entries that are tensors."""
         return tuple(entry for entry in self.entries if isinstance(entry, StoredTensor))
+
+    @property
+    def is_share(self) -> bool:
+        """Whether a tensor has elements in no chunk: those of other ranks, or lost ones."""
+        return any(tensor.uncovered > 0 for tensor in self.tensors)
+
+
+def union(tables: Sequence[DistributedMetadata], path: str) -> DistributedMetadata:
+    """Merge the contents of ``__R.metadata`` of ranks that saved one state_dict without collectives.
+
+    Each rank loads its own objects and its own copy of a replicated chunk; here those of the first rank count.
+
+    Args:
+        tables: their contents, by rank.
+        path: path of the first, for errors.
+
+    Raises:
+        DamagedArchive: if their chunks are not parts of the same tensors.
+        LimitExceeded: if the search for overlaps takes too many comparisons.
+    """
+    merged: dict[str, StoredTensor | StoredObject] = {}
+    chunks: dict[str, dict[Chunk, None]] = {}
+    for entry in chain.from_iterable(table.entries for table in tables):
+        first = merged.setdefault(entry.name, entry)
+        if _kind_of(first) != _kind_of(entry):
+            raise DamagedArchive(path, f"the ranks saved different things as {entry.name[:_SHOWN]!r}")
+        if isinstance(entry, StoredTensor):
+            chunks.setdefault(entry.name, {}).update(dict.fromkeys(entry.chunks))
+    for name, own in chunks.items():
+        tensor = cast("StoredTensor", merged[name])
+        flaw = flaw_of(tensor.shape, tuple(own))
+        if flaw:
+            raise DamagedArchive(path, f"{flaw} tensor {name[:_SHOWN]!r}")
+        merged[name] = tensor._replace(chunks=tuple(own))
+    # Of two pieces with one name, the last counts.
+    pieces = tuple(piece for table in reversed(tables) for piece in table.pieces)
+    return DistributedMetadata(tuple(merged.values()), pieces)
+
+
+def _kind_of(entry: StoredTensor | StoredObject) -> tuple[str, tuple[int, ...]] | None:
+    return (entry.dtype, entry.shape) if isinstance(entry, StoredTensor) else None
 
 
 def parse_metadata(machine: Machine, path: str) -> DistributedMetadata:

@@ -42,6 +42,9 @@ _LOCATOR: Final = struct.Struct("<4sLQL")
 _LOCATOR_SIGNATURE: Final = b"PK\x06\x07"
 _END64: Final = struct.Struct("<4sQ2H2L4Q")
 _END64_SIGNATURE: Final = b"PK\x06\x06"
+#: Bytes of a zip64 record that its size does not count.
+_END64_HEAD: Final = 12
+_SPLIT: Final = "it is one part of an archive that spans several files"
 #: Offsets of fields inside a central entry.
 _FLAGS_AT, _CRC_AT, _EXTRA_LENGTH_AT, _OFFSET_AT = 8, 16, 30, 42
 #: Made by version 3.0 on Unix, needs version 4.5: the values of miniz.
@@ -143,13 +146,15 @@ def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
     if at < 0:
         raise DamagedArchive(path, "truncated: the central directory at its end is missing")
     end_offset = tail_start + at
-    _, disk, start_disk, _, count, nbytes, start, _ = _END.unpack_from(tail, at)
-    if disk or start_disk:
-        raise DamagedArchive(path, "it is one part of an archive that spans several files")
+    _, disk, start_disk, here, count, nbytes, start, _ = _END.unpack_from(tail, at)
+    if disk or start_disk or here != count:
+        raise DamagedArchive(path, _SPLIT)
     trailer_start, end64_offset = end_offset, None
     if end_offset >= _LOCATOR.size + _END64.size:
-        signature, _, offset, _ = _LOCATOR.unpack(source.read(end_offset - _LOCATOR.size, end_offset))
+        signature, _, offset, disks = _LOCATOR.unpack(source.read(end_offset - _LOCATOR.size, end_offset))
         if signature == _LOCATOR_SIGNATURE:
+            if disks != 1:
+                raise DamagedArchive(path, _SPLIT)
             trailer_start, end64_offset = end_offset - _LOCATOR.size - _END64.size, offset
             wide = _read_end64(source, trailer_start)
             _agree(path, (count, nbytes, start), wide)
@@ -174,10 +179,15 @@ def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
 
 def _read_end64(source: ByteSource, start: int) -> tuple[int, int, int]:
     """Number of entries, size and offset of the directory, from the zip64 record right before its locator."""
-    fields = _END64.unpack(source.read(start, start + _END64.size))
-    if fields[0] != _END64_SIGNATURE:
+    signature, size, _, _, disk, start_disk, here, count, nbytes, offset = _END64.unpack(
+        source.read(start, start + _END64.size)
+    )
+    if signature != _END64_SIGNATURE or size < _END64.size - _END64_HEAD:
         raise DamagedArchive(source.path, "its zip64 record is not where its directory ends")
-    return fields[7], fields[8], fields[9]
+    # As ``mz_zip_reader_read_central_dir`` of torch's miniz, which accepts 1 for both disks too.
+    if here != count or (disk, start_disk) not in {(0, 0), (1, 1)}:
+        raise DamagedArchive(source.path, _SPLIT)
+    return count, nbytes, offset
 
 
 def _agree(path: str, narrow: tuple[int, int, int], wide: tuple[int, int, int]) -> None:
@@ -333,7 +343,7 @@ def _emit_trailer(directory: ZipDirectory, count: int, start: int, nbytes: int) 
 
 def _emit_end64(versions: tuple[int, ...], count: int, nbytes: int, start: int) -> bytes:
     """The zip64 end record and its locator."""
-    end64 = _END64.pack(_END64_SIGNATURE, _END64.size - 12, *versions, 0, 0, count, count, nbytes, start)
+    end64 = _END64.pack(_END64_SIGNATURE, _END64.size - _END64_HEAD, *versions, 0, 0, count, count, nbytes, start)
     return end64 + _LOCATOR.pack(_LOCATOR_SIGNATURE, 0, start + nbytes, 1)
 
 

@@ -81,6 +81,7 @@ def test_inspect_has_a_row_for_each_checkpoint_and_each_finding(page) -> None:
     found = page("inspect", "dragged.pth", "run.pth", "none.pth")
     assert {"dragged.pth", "run.pth", "O201 step-on-accelerator", "R301 rng-on-accelerator"} <= {*found.cells}
     assert "none.pth: no such file" in found.cells
+    assert "83 parameters · float32 · epoch 2 · step 3 · lr 5e-4 · AdamW" in found.cells
     assert "ckptmove convert dragged.pth --to cuda:0" in found.cells
 
 

@@ -36,7 +36,7 @@ def test_a_missing_file_is_named(halves):
         read(halves)
     assert caught.value.name == "__1_0.distcp"
     (halves / "__0_0.distcp").unlink()
-    with pytest.raises(MissingShard, match=r"'__0_0\.distcp', and 1 more$") as caught:
+    with pytest.raises(MissingShard, match=r"'__0_0\.distcp', and 1 more") as caught:
         read(halves)
     assert caught.value.path == str(halves / ".metadata")
 
