@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from ckptmove.cli import completion
+from ckptmove.cli import completion, verify_command
 from ckptmove.cli.render.reports import REPORTS, open_document
 from ckptmove.errors import StdoutFailed
 from ckptmove.verification.evidence import FixedFile, VerifyResult
+from ckptmove.verification.request import VerifyRequest
+
+SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 
 COMMANDS = {
     "inspect": ("inspect", "run.pth", "dragged.pth"),
@@ -26,11 +30,19 @@ def kind(request):
     return request.param
 
 
+@pytest.fixture(scope="module")
+def verdict():
+    """A real verdict, which fails."""
+    pytest.importorskip("torch")
+    return verify_command.verify_checkpoint(VerifyRequest(str(SAMPLES / "adamw-cuda3.pth"), to="cpu"))
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_writes_every_kind(say, bench, command, kind) -> None:
+def test_every_command_writes_every_kind(say, bench, command, kind, request, monkeypatch) -> None:
     words = COMMANDS[command]
     if command == "verify":
-        pytest.importorskip("torch")
+        result = request.getfixturevalue("verdict")
+        monkeypatch.setattr(verify_command, "verify_checkpoint", lambda *_request, **_callbacks: result)
     alone = say(*words)
     (bench / "report").write_bytes(open_document(f"{kind}=x")[1].head)  # an earlier report
     with_report = say(*words, "--report", f"{kind}=report")
@@ -152,8 +164,6 @@ def test_the_help_and_the_completion_name_every_kind(say) -> None:
 
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])
 def test_a_fix_is_reported_too(say, bench, monkeypatch, words) -> None:
-    from ckptmove.cli import verify_command
-
     def fixed(_request, verified, renderer, *, dry_run):
         renderer.edits([FixedFile("train.py", 1, "--- train.py\n+++ train.py\n", None)])
         return verified(_request)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from http_server import serving
 from safetensors.torch import save_file
 
+from ckptmove.checkpoint.layouts import reading
 from ckptmove.cli.paths import download_paths
 from ckptmove.io.remote import http
 from ckptmove.io.remote.address import Address
@@ -99,6 +101,44 @@ def test_convert_of_a_remote_directory(ask, server, bench) -> None:
     ask("convert", server.root / "runs", "--to", "cpu", "-o", "local")
     for path in Path("local").rglob("*.pth"):
         assert path.read_bytes() == Path("runs.cpu", path.relative_to("local")).read_bytes()
+
+
+@pytest.mark.parametrize("kept", [1 << 21, 0], ids=["trees kept", "trees dropped"])
+def test_a_remote_directory_is_the_local_one(ask, server, bench, monkeypatch, kept) -> None:
+    monkeypatch.setattr(reading, "_MOST_KEPT", kept)
+    for words in (("diff", f"{server.url}/runs/", server.root / "runs"), ("diff", f"{server.url}/runs/", "run.pth")):
+        assert ask(*words)["same"] is (words[2] != "run.pth")
+    there = ask("convert", f"{server.url}/runs/", "--to", "cpu", "-o", "there")
+    assert there["error"] is None
+    ask("convert", server.root / "runs", "--to", "cpu", "-o", "here")
+    for path in Path("here").rglob("*.pth"):
+        assert path.read_bytes() == Path("there", path.relative_to("here")).read_bytes()
+
+
+def test_a_remote_archive_is_the_local_one(ask, server, bench) -> None:
+    archive = shutil.make_archive(str(server.root / "packed"), "zip", server.root / "runs")
+    assert ask("diff", f"{server.url}/packed.zip", archive)["same"]
+    for source, output in ((f"{server.url}/packed.zip", "there.zip"), (archive, "here.zip")):
+        assert ask("convert", source, "--to", "cpu", "-o", output)["error"] is None
+    assert (bench / "there.zip").read_bytes() == (bench / "here.zip").read_bytes()
+
+
+def test_a_remote_distributed_checkpoint_is_the_local_one(ask, server, bench) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"a": torch.arange(9.0), "b": {"c": 3}}, checkpoint_id=str(server.root / "dcp"), no_dist=True)
+    assert ask("diff", f"{server.url}/dcp/", server.root / "dcp")["same"]
+
+
+def test_parts_that_are_dropped_are_not_read(ask, server) -> None:
+    state = {"model": {"w": torch.ones(1 << 20)}, "optimizer": {"m": torch.zeros(1 << 20)}}
+    torch.save(state, server.root / "both.pth")
+    found = ask("convert", f"{server.url}/both.pth", "--only", "model", "-o", "model.pth")
+    assert found["error"] is None
+    assert torch.equal(torch.load("model.pth")["model"]["w"], state["model"]["w"])
+    assert server.sent < 0.7 * (server.root / "both.pth").stat().st_size
 
 
 def test_convert_into_a_folder(ask, server) -> None:
@@ -217,7 +257,7 @@ def test_no_fsspec_for_local_paths(bench) -> None:
         "sys.argv = ['ckptmove', 'inspect', 'run.pth']\n"
         "try:\n    main()\n"
         "except SystemExit:\n    pass\n"
-        "print([one for one in ('fsspec', 'aiohttp') if one in sys.modules])"
+        "print([one for one in ('fsspec', 'aiohttp', 'urllib.request', 'ssl') if one in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=bench)
     assert ran.stdout.endswith("[]\n")

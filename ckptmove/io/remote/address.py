@@ -6,7 +6,6 @@ import os
 import re
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
 
 #: A scheme of two letters or more: ``C:`` is a drive. ``::`` chains file systems in fsspec: ``zip://a.pth::s3://b/c``.
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:://|::)")
@@ -98,6 +97,8 @@ def as_location(path: str | os.PathLike[str]) -> str:
     if isinstance(path, Address) or not (_URL.match(path) or _ARTIFACT.match(path)) or os.path.lexists(path):
         return path
     if path[:7].lower() == "file://":
+        from urllib.request import url2pathname  # imports the clients of all protocols
+
         return url2pathname(urlsplit(path).path)
     return Address(path)
 

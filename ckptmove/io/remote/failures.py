@@ -38,7 +38,15 @@ _DENIALS: Final = frozenset({
     "DefaultCredentialsError", "RefreshError", "GatedRepoError", "LocalTokenNotFoundError",
 })  # fmt: skip
 _CERTIFICATES: Final = frozenset({"ClientConnectorCertificateError", "SSLCertVerificationError"})
-_TIMEOUTS: Final = frozenset({"TimeoutError", "FSTimeoutError", "ReadTimeoutError", "ConnectTimeoutError"})
+#: Reasons by class, by name.
+_REASONS: Final = {
+    **dict.fromkeys(
+        ("TimeoutError", "FSTimeoutError", "ReadTimeoutError", "ConnectTimeoutError"),
+        "the server did not answer in time",
+    ),
+    "TooManyRedirects": "the server redirects in a circle",
+    "ClientConnectorSSLError": "the server does not answer in TLS",
+}
 _LONGEST: Final = 200
 
 
@@ -63,7 +71,7 @@ class failures_named(AbstractContextManager[None]):  # noqa: N801  # reads like 
             raise _named(error, self._address) from None
 
 
-def _named(error: Exception, address: Address) -> CkptMoveError:  # noqa: PLR0911  # one for each kind of failure
+def _named(error: Exception, address: Address) -> CkptMoveError:
     path, scheme = str(address), address.scheme
     names = {one.__name__ for one in type(error).__mro__}
     status = _status(error)
@@ -75,18 +83,19 @@ def _named(error: Exception, address: Address) -> CkptMoveError:  # noqa: PLR091
         return MissingFile(path)
     if isinstance(error, PermissionError) or status in DENIED or names & _DENIALS:
         return RemoteFailed(path, f"access denied: {_first_line(error)}", scheme, is_denied=True)
+    return RemoteFailed(path, _reason(error, names), scheme)
+
+
+def _reason(error: Exception, names: set[str]) -> str:
     if _caused_by_name(error):
-        return RemoteFailed(path, "the name of the host cannot be resolved", scheme)
-    if "ClientConnectorError" in names and not names & _CERTIFICATES:
-        number = getattr(error, "errno", None)
-        return RemoteFailed(path, os.strerror(number) if number else "no connection to the host", scheme)
+        return "the name of the host cannot be resolved"
     if names & _CERTIFICATES:
-        return RemoteFailed(path, f"its TLS certificate is not valid: {_first_line(error)}", scheme)
-    if names & _TIMEOUTS:
-        return RemoteFailed(path, "the server did not answer in time", scheme)
-    if "TooManyRedirects" in names:
-        return RemoteFailed(path, "the server redirects in a circle", scheme)
-    return RemoteFailed(path, _first_line(error), scheme)
+        return f"its TLS certificate is not valid: {_first_line(error)}"
+    if "ClientConnectorError" in names and "ClientConnectorSSLError" not in names:
+        number = getattr(error, "errno", None)
+        return os.strerror(number) if number else "no connection to the host"
+    known = next((reason for name, reason in _REASONS.items() if name in names), "")
+    return known or _first_line(error)
 
 
 def _status(error: Exception) -> int | None:

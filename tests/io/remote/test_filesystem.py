@@ -147,12 +147,12 @@ def test_a_directory_over_the_limit(memory) -> None:
 
 
 def test_a_listing(memory) -> None:
-    for path in ("run/a.pth", "run/.git/b.pth", "run/sub/deep/c.pth", "run/.a.pth.0.ckptmove-tmp"):
+    for path in ("run/a.pth", "run/.git/b.pth", "run/sub/deep/c.pth", "run/.ckptmove-01234567-0123456789abcdef.part"):
         memory.pipe(f"/{path}", b"12345")
     listing = opened("memory://run/")
     assert isinstance(listing, RemoteListing)
     hidden = {file.path: file.is_hidden for file in listing.files}
-    assert hidden.items() >= {"a.pth": False, ".git/b.pth": True, "sub/deep/c.pth": False}.items()
+    assert hidden == {"a.pth": False, ".git/b.pth": True, "sub/deep/c.pth": False}
     assert [folder.path for folder in listing.folders] == ["", ".git", "sub", "sub/deep"]
     assert listing.full("a.pth") == "memory://run/a.pth"
     assert listing.full("") == "memory://run/"
@@ -225,6 +225,13 @@ def test_a_file_in_a_remote_zip(memory, tmp_path) -> None:
     memory.pipe("/a.zip", (tmp_path / "a.zip").read_bytes())
     there = ckptmove.inspect("zip://in/run.pth::memory://a.zip")
     assert facts(there) == facts(ckptmove.inspect(RUN))
+
+
+def test_results_have_no_credentials(server) -> None:
+    shutil.copy(RUN, server.root / "run.pth")
+    found = ckptmove.inspect(f"{server.url}/run.pth?token=hunter2".replace("//", "//user:hunter2@"))
+    assert "hunter2" not in f"{found!r}{found}{json.dumps(found.to_dict())}"
+    assert found.inventory.path.endswith("/run.pth?token=***")
 
 
 def test_an_archive_of_checkpoints(server, tmp_path) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ckptmove.api.document import Json
 
-SEVERITIES: Final = ("error", "warning", "info")
+_SEVERITIES: Final = ("error", "warning", "info")
 _NOUNS: Final = {"error": "error", "warning": "warning", "info": "note"}
 #: Places that are shown at once, and after a click.
 _FIRST: Final = 3
@@ -29,20 +29,20 @@ def finding_list(findings: Sequence[Json], rows: frozenset[str] = frozenset()) -
     """
     if not findings:
         return element("p", "No findings.", class_="none")
-    found = sorted(findings, key=lambda one: SEVERITIES.index(one["severity"]))
+    found = sorted(findings, key=lambda one: _SEVERITIES.index(one["severity"]))
     return element("div", *(_finding(one, has_rows=one["code"] in rows) for one in found), class_="findings")
 
 
 def counted(findings: Iterable[Json]) -> str:
     """The number of findings of each severity, as text."""
     severities = [finding["severity"] for finding in findings]
-    counts = ((severities.count(severity), _NOUNS[severity]) for severity in SEVERITIES)
+    counts = ((severities.count(severity), _NOUNS[severity]) for severity in _SEVERITIES)
     return ", ".join(amount(count, noun) for count, noun in counts if count) or "no findings"
 
 
 def copyable(text: str) -> Markup:
     """Return a text with a button that copies it."""
-    button = element("button", "Copy", type="button", class_="copy", aria_label=f"Copy: {text}")
+    button = element("button", "Copy", type="button", class_="copy")
     words = (element("span", word) for word in text.split(" "))
     return element("div", element("code", Markup(" ".join(words))), button, class_="fix")
 

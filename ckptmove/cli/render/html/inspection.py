@@ -111,12 +111,14 @@ def _dtype(tensor: Json) -> str:
 
 
 def _about(checkpoint: Json) -> Markup:
+    remote = checkpoint["remote"]
     about = {
         "container": checkpoint["container"],
         "layout": checkpoint["layout"],
         "size": size(checkpoint["size_bytes"]),
         "torch": clean(checkpoint["torch_version"] or ""),
         "producer": clean(checkpoint["producer"] or ""),
+        "read": f"{size(remote['bytes_read'])} in {amount(remote['requests'], 'request')}" if remote else "",
     }
     return facts(about)
 

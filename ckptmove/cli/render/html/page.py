@@ -21,7 +21,7 @@ _STYLE: Final = "page.css"
 HEAD: Final = b"<!doctype html>\n<!-- ckptmove report -->\n"
 #: Our scripts, in their order in the page.
 _SCRIPTS: Final = ("data.js", "table.js", "treemap.js", "page.js")
-#: d3-hierarchy 3.1.3, with its license, https://github.com/d3/d3-hierarchy
+#: d3-hierarchy 3.1.3, from ``npm pack d3-hierarchy``, and its license, which goes with every copy.
 _LIBRARY: Final = ("d3-hierarchy.LICENSE", "d3-hierarchy.min.js")
 
 

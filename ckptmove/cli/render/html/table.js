@@ -14,9 +14,10 @@ class Table {
     this.search = make("input", { type: "search", "aria-label": "Search", spellcheck: "false", autocomplete: "off" });
     this.search.placeholder = data.column("role") ? "Search: optimizer cuda:0 findings:O201" : "Search: value weight";
     this.count = make("output", { class: "matches" });
-    this.head = make("thead");
-    this.body = make("tbody");
-    this.table = make("table", { "aria-rowcount": data.rows + 1 }, this.head, this.body);
+    // The roles stay when the style of a narrow page makes boxes of rows.
+    this.head = make("thead", { role: "rowgroup" });
+    this.body = make("tbody", { role: "rowgroup" });
+    this.table = make("table", { role: "table", "aria-rowcount": data.rows + 1 }, this.head, this.body);
     this.view = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rows" }, this.table);
     place.append(make("div", { class: "tools" }, this.search, this.count), this.view);
     this.drawHead();
@@ -36,9 +37,9 @@ class Table {
     const cells = this.data.columns.map((column) => {
       const button = make("button", { type: "button" }, column.title);
       button.addEventListener("click", () => this.sort(column));
-      return make("th", { scope: "col", class: `column column-${column.title.replace(" ", "-")}` }, button);
+      return make("th", { scope: "col", role: "columnheader", class: `column column-${column.title.replace(" ", "-")}` }, button);
     });
-    this.head.append(make("tr", { "aria-rowindex": 1 }, ...cells));
+    this.head.append(make("tr", { role: "row", "aria-rowindex": 1 }, ...cells));
   }
 
   /** Sort by a column: ascending, then descending, then in the order of the file. */
@@ -90,10 +91,16 @@ class Table {
     return (row) => this.texts[row].includes(word);
   }
 
+  /** The name of the parameter that the state in a row belongs to. */
+  owner(row) {
+    const owner = this.data.owners?.[row] ?? -1;
+    return owner < 0 ? "" : this.data.column("name").text(owner);
+  }
+
   lowered() {
     const columns = this.data.columns.filter((column) => column.kind === "words" || column.kind === "names");
     return Array.from(this.shown.length === this.data.rows ? this.shown : { length: this.data.rows }, (_, row) =>
-      columns.map((column) => column.text(row)).join(" ").toLowerCase());
+      [this.owner(row), ...columns.map((column) => column.text(row))].join(" ").toLowerCase());
   }
 
   /** Show all rows, with one of them marked and in view. */
@@ -133,14 +140,15 @@ class Table {
   row(row, index) {
     const cells = this.data.columns.map((column) => {
       const text = column.text(row);
-      const cell = make("td", { class: `column column-${column.title.replace(" ", "-")}` });
+      const cell = make("td", { role: "cell", class: `column column-${column.title.replace(" ", "-")}` });
       if (column.slots) cell.append(make("span", { class: `swatch ${column.slots[column.at[row]]}` }));
       if (column.grave?.[column.at[row]]) cell.classList.add("grave");
       cell.append(make("bdi", {}, text));
       if (text.length > 12) cell.title = text;
+      if (column.kind === "names") cell.append(make("small", {}, this.owner(row)));
       return cell;
     });
-    const made = make("tr", { "aria-rowindex": index + 2 }, ...cells);
+    const made = make("tr", { role: "row", "aria-rowindex": index + 2 }, ...cells);
     if (row === this.marked) made.classList.add("marked");
     return made;
   }

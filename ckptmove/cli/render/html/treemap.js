@@ -40,7 +40,8 @@ function moduleTree(data) {
     const tail = name.tails.words[name.tails.at[row]];
     const leaf = { label: tail, row, bytes: tied.has(row) ? 0 : bytes.values[row], grave: Number(grave[found[row]]), tensors: 1 };
     leaf.device = device.at[row];
-    at(name.text(owner < 0 ? row : owner)).children.push(leaf);
+    leaf.home = at(name.text(owner < 0 ? row : owner));
+    leaf.home.children.push(leaf);
   }
   // Children come after their parents.
   for (const node of nodes.reverse()) settle(node, device.words.length);
@@ -66,9 +67,8 @@ function settle(node, devices) {
   node.device = node.shares.indexOf(Math.max(...node.shares));
   node.children.sort((a, b) => b.bytes - a.bytes);
   const [only, ...others] = node.children;
-  if (!others.length && only && node.label !== "all") {
-    if (only.children) Object.assign(only, { label: `${node.label}.${only.label}` });
-    else only.label = node.label;
+  if (!others.length && only && node.parent) {
+    if (only.home !== node || only.label !== node.label) only.label = `${node.label}.${only.label}`;
     node.only = only;
   }
 }
@@ -77,7 +77,7 @@ class Treemap {
   constructor(place, data, reveal) {
     this.data = data;
     this.reveal = reveal;
-    this.root = this.focus = moduleTree(data);
+    this.focus = moduleTree(data);
     this.trail = make("div", { class: "trail" });
     this.canvas = make("canvas", {
       tabindex: "0",

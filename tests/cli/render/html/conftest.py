@@ -5,26 +5,13 @@ from __future__ import annotations
 import browser as headless
 import pytest
 
-from ckptmove.api.document import envelope
+from ckptmove.api.document import checkpoint, envelope
 from ckptmove.api.figures import shares
+from ckptmove.checkpoint.summary import CheckpointSummary
 from ckptmove.cli.render.html.devices import Palette
 from ckptmove.cli.render.html.inspection import checkpoint_section
 from ckptmove.cli.render.html.page import whole_page
-from ckptmove.model import TensorRecord
-
-_SUMMARY = {
-    "parameters": 1,
-    "dtypes": {"float32": 1},
-    "epoch": None,
-    "step": None,
-    "learning_rates": [],
-    "optimizers": [],
-}
-_EMPTY = {
-    "path": "a.pth", "container": "torch-zip", "layout": "plain", "size_bytes": 1, "torch_version": None,
-    "producer": None, "summary": _SUMMARY, "files": [], "mentions": [], "globals": [], "findings": [],
-    "expected": None, "unchecked": [],
-}  # fmt: skip
+from ckptmove.model import Inventory, TensorRecord
 
 
 @pytest.fixture
@@ -46,7 +33,9 @@ def entry(validator):
             {"device": one.device, "role": one.role, "tensors": one.tensors, "bytes": one.nbytes}
             for one in shares(tuple(records))
         ]
-        found = _EMPTY | {"tensors": tensors, "devices": devices} | keys
+        inventory = Inventory(path="a.pth", container="torch-zip", layout="plain", size_bytes=1)
+        empty = checkpoint(inventory, (), tensors=(), summary=CheckpointSummary())
+        found = empty | {"tensors": tensors, "devices": devices} | keys
         validator.validate(envelope("inspect", 0, []) | {"checkpoints": [found | {"tensors": tensors[:50]}]})
         return found
 

@@ -16,7 +16,8 @@ HOSTILE = (
     "a\nb\r\0c", "\u2028", ".", "..", "", "x" * 10_000, "a." * 400 + "b",
 )  # fmt: skip
 #: The text of the first cell of each row that is drawn.
-ROWS = "[...document.querySelectorAll('.table tbody tr:not(.spacer)')].map((row) => row.cells[0].textContent)"
+ROWS = """[...document.querySelectorAll('.table tbody tr:not(.spacer) td:first-child')]
+    .map((cell) => (cell.querySelector('bdi') ?? cell).textContent)"""
 SEARCH = "document.querySelector('.table input')"
 TIP = "document.querySelector('.tip').innerText.replaceAll('\\n\\n', '\\n')"
 
@@ -72,6 +73,8 @@ def test_a_table_of_many_rows_is_searched_sorted_and_scrolled(browser, entry, pa
     assert search(shown, "state.24999 EXP_avg") == ["optimizer.state.24999.exp_avg", "optimizer.state.24999.exp_avg_sq"]
     assert shown.run("document.querySelector('.matches').textContent") == "2 of 100,000"
     assert search(shown, "nothing") == ["Nothing matches."]
+    assert len(search(shown, "layers.24999")) == 4  # the state of a parameter is found by its name
+    assert shown.run("document.querySelector('.table small:not(:empty)').textContent") == "model.layers.24999.weight"
     assert len(search(shown, "device:cuda:1 24999")) == 3
     assert search(shown, "device:cuda 24999") == ["Nothing matches."]
     search(shown, "24999")
@@ -149,6 +152,17 @@ def pixel(browser, x, y):
                        f"4 * ({round(y)} * image.width + {round(x)}) + 3)")  # fmt: skip
 
 
+def test_a_module_with_one_child_is_joined_with_it(browser, entry, page_of) -> None:
+    names = ["a", "x.x", "m.n.o", "m.n.p", "w.weight"]
+    rows = [*((name, "model", "cpu", 4, None) for name in names), ("opt.0.avg", "optimizer", "cpu", 3, "w.weight")]
+    shown = browser(page_of(entry(rows)))
+    tree = """(() => {
+        const labels = (node) => (node.children ? [node.label, node.children.map(labels)] : node.label);
+        return labels(moduleTree(readTable('section-1-data')));
+    })()"""
+    assert shown.run(tree) == ["all", [["m.n", ["o", "p"]], ["w.weight", ["weight", "avg"]], "a", "x.x"]]
+
+
 def test_the_map_opens_modules_and_shows_tensors_in_the_table(browser, entry, page_of) -> None:
     shown = browser(page_of(entry([*tensors(400)])))
     trail = "[...document.querySelectorAll('.trail button')].map((one) => one.textContent)"
@@ -163,7 +177,7 @@ def test_the_map_opens_modules_and_shows_tensors_in_the_table(browser, entry, pa
     assert len(opened) == 3
     shown.press("ArrowDown")
     shown.press("Enter")
-    marked = shown.run("document.querySelector('tr.marked').cells[0].textContent")
+    marked = shown.run("document.querySelector('tr.marked bdi').textContent")
     assert opened[2].split(".")[0] in marked.split(".")
     shown.run("document.querySelector('canvas').focus()")
     shown.press("Escape")

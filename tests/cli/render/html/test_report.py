@@ -141,6 +141,11 @@ def test_an_empty_checkpoint_has_no_tensors(entry, page_of) -> None:
     assert page.find("p", "none") == ["No tensors.", "No findings."]
 
 
+def test_a_checkpoint_at_a_url_has_its_requests(entry, page_of) -> None:
+    page = Page(page_of(entry(["a"], remote={"requests": 2, "bytes_read": 2**19})))
+    assert page.find("dl", "facts")[0].endswith("read512.0 KiB in 2 requests")
+
+
 def test_named_devices_and_imports_are_listed_up_to_a_number(entry, page_of) -> None:
     mentions = [{"where": f"a.{n}", "kind": "string", "value": "cuda:0"} for n in range(1200)]
     imports = [{"name": "a.B", "weights_only": False, "weights_only_since": None, "verdict": "unknown"}]
