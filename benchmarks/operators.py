@@ -3,12 +3,14 @@
     python benchmarks/operators.py [--to DEVICE] [--samples N] [--only NAME]
 
 Each operator runs on its first samples in float32, float16, complex64 and int64, forward and backward. The exit code
-is 1 if any result differs, or if a valid call raises an error other than "not supported by the simulation".
+is 1 if any result differs, or if a valid call raises an error other than "not supported by the simulation", or "not on
+the target" for what mps lacks.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import warnings
 from collections import Counter
@@ -19,6 +21,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ckptmove.verification.simulated.device import SimulatedDevice
+from ckptmove.verification.simulated.errors import RefusedOnMps
 from ckptmove.verification.simulated.rules import refuse_dtype
 from ckptmove.verification.simulated.unsupported import unsupported_operation
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 DTYPES: Final = (torch.float32, torch.float16, torch.complex64, torch.int64)
 PASSED, ROUNDED, DIFFERS = "equal", "equal up to rounding", "differs"
-REFUSED, UNSUPPORTED = "refused", "not supported by the simulation"
+REFUSED, UNSUPPORTED, LACKING = "refused", "not supported by the simulation", "not on the target"
 #: Operators with uninitialized results.
 _UNINITIALIZED: Final = frozenset({
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
@@ -38,7 +41,7 @@ class Outcome(NamedTuple):
     """The result of one sample.
 
     Attributes:
-        verdict: `equal`, `equal up to rounding`, `differs`, `refused` or `not supported by the simulation`.
+        verdict: one of the constants of this module.
         detail: the error, or the first difference; empty if the results are equal.
     """
 
@@ -48,8 +51,11 @@ class Outcome(NamedTuple):
 
 def operators() -> list[Any]:
     """Torch's operator database: objects of `torch.testing._internal.opinfo.core.OpInfo`."""
-    from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415  # takes seconds
-
+    gc.disable()  # it would run over the objects of the database again and again
+    try:
+        from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415  # takes seconds
+    finally:
+        gc.enable()
     return list(op_db)
 
 
@@ -88,6 +94,8 @@ def outcomes(operator: Any, device: SimulatedDevice, dtype: torch.dtype, samples
 
 def _refused(error: Exception) -> Outcome:
     text = f"{type(error).__name__}: {error}".partition("\n")[0]
+    if isinstance(error, RefusedOnMps) or (isinstance(error, TypeError) and "MPS" in text):
+        return Outcome(LACKING, text)
     return Outcome(REFUSED if unsupported_operation(error) is None else UNSUPPORTED, text)
 
 
@@ -181,7 +189,7 @@ def main() -> int:
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     device = SimulatedDevice(asked.to)
-    worst: dict[str, list[str]] = {PASSED: [], ROUNDED: [], UNSUPPORTED: [], REFUSED: [], DIFFERS: []}
+    worst: dict[str, list[str]] = {PASSED: [], ROUNDED: [], LACKING: [], UNSUPPORTED: [], REFUSED: [], DIFFERS: []}
     calls: Counter[str] = Counter()
     for operator in operators():
         if asked.only not in operator.name:

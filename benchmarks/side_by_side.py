@@ -50,6 +50,14 @@ checkpoint = torch.load(sys.argv[1], mmap=True, map_location="cpu", weights_only
 for name, tensor in checkpoint["model"].items():
     print(name, tensor.device, tuple(tensor.shape))
 """
+LOAD_MAPPED = """
+import sys, torch
+torch.load(sys.argv[1], mmap=True, map_location="cpu", weights_only=True)
+"""
+OUR_LOAD = """
+import sys, torch, ckptmove
+ckptmove.load(sys.argv[1], map_location="cpu")
+"""
 LOAD = """
 import sys, torch
 torch.load(sys.argv[1], map_location="cpu", weights_only=True)
@@ -134,6 +142,10 @@ def comparisons(folder: Path, sizes: dict[str, tuple[int, int]]) -> dict[str, li
             Contender("ckptmove inspect", [*ours, "inspect", str(source)]),
             Contender("torch.load(mmap=True) script", [python, "-c", LOAD_MMAP, str(source)]),
             Contender("torch.load(weights_only=True) script", [python, "-c", LOAD, str(source)]),
+        ]
+        table[f"load, {label}"] = [
+            Contender("ckptmove.load script", [python, "-c", OUR_LOAD, str(source)]),
+            Contender("torch.load(mmap=True) script", [python, "-c", LOAD_MAPPED, str(source)]),
         ]
         output = folder / "output.pt"  # of all of them, so that there is one at a time
         convert = [*ours, "convert", str(source), "--to", "cuda:0", "-o", str(output)]

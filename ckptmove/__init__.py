@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ckptmove.api.functions import convert, diff, inspect, load, undo, verify
+    from ckptmove.api.functions import convert, diff, inspect, undo, verify
+    from ckptmove.api.loading import load
     from ckptmove.api.results import ConvertResult, DiffResult, Inspection, VerifyResult
     from ckptmove.case import Case
 
@@ -33,6 +34,10 @@ def __getattr__(name: str) -> object:
         from ckptmove.case import Case
 
         return Case
+    if name == "load":
+        from ckptmove.api.loading import load
+
+        return load
     from ckptmove.api import functions
 
     return getattr(functions, name)

@@ -1,4 +1,4 @@
-"""The functions ``inspect``, ``convert``, ``undo``, ``verify`` and ``diff``.
+"""The functions ``inspect``, ``convert``, ``undo``, ``verify`` and ``diff``; ``load`` is in ``loading``.
 
 A path is a ``str`` or a ``Path``, a device a ``str`` or a ``torch.device``, as in torch.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from ckptmove.api.arguments import device_text, local_path, location, move_request, named_remap, remap_of, targets
 from ckptmove.api.figures import Expectation
@@ -15,7 +15,7 @@ from ckptmove.api.hinting import hinted
 from ckptmove.api.results import ConvertResult, DiffResult, Inspection, VerifyResult
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.summary import summarize
-from ckptmove.errors import TorchBroken, TorchMissing, UsageError
+from ckptmove.errors import UsageError
 from ckptmove.io.locations import default_output, inside, without_suffix
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.remote.address import Address
@@ -242,56 +242,6 @@ def with_default_output(request: ConvertRequest) -> ConvertRequest:
     tag = parse_target(move.to).replace(":", "") if move.to else "moved" if move.mapping else "new"
     path = request.path if request.shard_bytes is None else without_suffix(request.path)
     return replace(request, default_output=default_output(path, tag))
-
-
-@hinted()
-def load(
-    path: FilePath | BinaryIO,
-    map_location: MapLocation | None = None,
-    *,
-    mmap: bool = True,
-    only: str | Sequence[str] | None = None,
-    plain: bool = False,
-    limits: Limits | None = None,
-) -> Any:
-    """Load a checkpoint, as ``torch.load`` does, and remap its state for the device. Its pickle is never executed.
-
-    With a device, RNG states stay on the CPU, ``step`` goes where its optimizer creates it, and ``capturable`` and
-    ``fused`` become False where the device lacks them, as :func:`convert` writes them.
-
-    Args:
-        path: a file, or a directory or an archive of files, which becomes one dict; or a binary file
-            object.
-        map_location: as in ``torch.load``: a device, ``"meta"``, or a dict from globs of devices to devices (default:
-            the devices of the file).
-        mmap: whether tensors that stay on the CPU are mapped from the file. Writing to them never changes it.
-        only: parts to load: globs of paths, or roles; the bytes of all others are not read.
-        plain: whether objects that only code could build become plain values, instead of an error.
-        limits: resource limits for reading it.
-
-    Returns:
-        The saved object: dicts, lists, tensors and numbers, with shared storages.
-
-    Raises:
-        TorchMissing, TorchBroken: if torch is not installed, or cannot be imported.
-        UsageError: if ``map_location`` is a function, a device is unknown, or this machine lacks it.
-        UnreadableInput: if it cannot be read, is damaged, or is not a checkpoint.
-        Refused: if weights-only mode does not allow its objects, an object has no plain value, or the device lacks a
-            dtype.
-    """
-    try:
-        from ckptmove.verification.loading.load import LoadRequest, load_checkpoint
-    except ImportError as error:
-        if error.name == "torch":
-            raise TorchMissing("load builds tensors and needs torch") from error
-        raise TorchBroken(f"{type(error).__name__}: {error}") from error
-
-    is_meta = map_location is not None and str(map_location) == "meta"
-    to, mapping = targets(None, None if is_meta else map_location)
-    remap = remap_of({"only": only, "plain": plain} if only is not None else {"plain": plain})
-    move = move_request(to, mapping, (), cast=False, rewrite_strings=False, remap=remap)
-    request = LoadRequest(location(path), move, is_meta=is_meta, is_mapped=mmap, limits=limits or Limits())
-    return load_checkpoint(request)
 
 
 @hinted()

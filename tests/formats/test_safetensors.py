@@ -236,7 +236,7 @@ DENSE = {"[]": b'{"a": [' + b"[]," * 9_000 + b"[]]}", "{}": b'{"a": [' + b"{}," 
 def test_more_objects_and_lists_than_a_table_can_have_are_refused_unread(write, monkeypatch, kind):
     path = write(packed(DENSE[kind], b""))
     monkeypatch.setattr(json, "loads", None)
-    with pytest.raises(LimitExceeded, match=r"objects.*: 900\d > \d+$"):
+    with pytest.raises(LimitExceeded, match=r"objects.*: 900\d > \d+"):
         inspect(path)
 
 
@@ -257,7 +257,7 @@ def test_more_strings_than_metadata_have_are_refused_unread(write, monkeypatch):
     with pytest.raises(DamagedArchive, match="duplicate"):
         inspect(path, limits=Limits().times(2))
     monkeypatch.setattr(json, "loads", None)
-    with pytest.raises(LimitExceeded, match=r"strings.*: 524289 > 524288$"):
+    with pytest.raises(LimitExceeded, match=r"strings.*: 524289 > 524288"):
         inspect(path)
 
 
@@ -269,7 +269,7 @@ def test_many_tensors_and_quotes_in_texts_are_a_table(write, monkeypatch):
     assert len(inspect(write(packed(header | rows))).inventory.tensors) == 100
     header["__metadata__"]["one"] = "more"
     path = write(packed(header | rows))
-    with pytest.raises(LimitExceeded, match=r": 9 > 7$"):
+    with pytest.raises(LimitExceeded, match=r": 9 > 7"):
         inspect(path)
     assert len(inspect(path, limits=Limits().times(2)).inventory.tensors) == 100
 

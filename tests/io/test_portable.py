@@ -17,7 +17,7 @@ import pytest
 import ckptmove
 from ckptmove import errors
 from ckptmove.cli import streams
-from ckptmove.cli.config import _relative_case
+from ckptmove.cli.config import _relative
 from ckptmove.errors import OutputIsSource, StdoutFailed, WriteFailed, reason_of
 from ckptmove.io import journal, locations, new_output, portable, sink
 from ckptmove.io.directory_sink import DirectorySink
@@ -126,7 +126,7 @@ def test_a_case_ends_at_its_last_colon(tmp_path, monkeypatch):
     Path(r"C:\x.py").write_text("def make(): pass\n", encoding="utf-8")
     name = parse_case(r"C:\x.py:make")
     assert (name.home, name.function, name.is_file) == (r"C:\x.py", "make", True)
-    assert _relative_case(".", r"C:\x.py:make") == r"C:\x.py:make"
+    assert _relative("case", r"C:\x.py:make", ".") == r"C:\x.py:make"
 
 
 def test_a_path_with_a_drive_is_one_path():

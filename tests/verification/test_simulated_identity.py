@@ -459,13 +459,10 @@ def test_a_default_type_sets_dtype_and_device(cuda):
     assert torch.ones(1).device.type == "cpu"
 
 
-def test_a_graph_is_not_simulated(cuda):
-    model = nn.Linear(2, 2)
-    with cuda:
-        assert torch.cuda.make_graphed_callables(model, (torch.ones(1, 2),)) is model
-        with pytest.raises(NotSimulated) as raised:
-            torch.cuda.CUDAGraph()
-    assert unsupported_operation(raised.value) == "torch.cuda.CUDAGraph"
+def test_a_memory_pool_is_not_simulated(cuda):
+    with cuda, pytest.raises(NotSimulated) as raised:
+        torch.cuda.MemPool()
+    assert unsupported_operation(raised.value) == "torch.cuda.MemPool"
 
 
 LIMITS = {

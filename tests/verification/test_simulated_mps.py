@@ -201,6 +201,30 @@ REFUSED = {
         x.byte()[None, None], size=2, mode="bilinear", antialias=True
     ),
     "linalg_inv: not supported for complex types yet!": lambda x: torch.linalg.inv(x.cfloat()),
+    "linalg.lu_factor(): MPS only supports floats.": lambda x: torch.linalg.solve(x.cfloat(), x.cfloat()),
+    "linalg_qr: MPS currently supports float32 only": lambda x: torch.linalg.qr(x.cfloat()),
+    "linalg.solve.triangular(); Only float is supported!": lambda x: torch.cholesky_solve(x.cfloat(), x.cfloat()),
+    "MPS device does not support addr for non-float input": lambda x: x.int().addr(x[0].int(), x[0].int()),
+    "MPS device does not support linear for non-float inputs": lambda x: nn.Linear(3, 3).to(x.device)(x.long()),
+    "MPS device does not support linear for non-float weights": lambda x: functional.linear(x, x.long()),
+    "MPS device does not support linear for non-float bias": lambda x: functional.linear(x, x, bias=x[0].long()),
+    "value cannot be converted to type double without overflow": lambda x: torch.addmm(
+        x.cfloat(), x.cfloat(), x.cfloat(), alpha=2j
+    ),
+    "scatter_reduce(amin/amax) on int64 currently requires contiguous self": lambda x: (
+        x.long().t().scatter_reduce(0, x.long() * 0, x.long(), "amax")
+    ),
+    "Failed to create function state object for: scatter_prod_dense_long_long": lambda x: x.long().scatter_(
+        0, x.long() * 0, x.long(), reduce="multiply"
+    ),
+    "Failed to create function state object for: scatter_prod_dense_float2_int": lambda x: x.cfloat().scatter_reduce(
+        0, x.int() * 0, x.cfloat(), "prod"
+    ),
+    "Failed to create function state object for: renorm_float2": lambda x: torch.renorm(x.cfloat(), 2, 0, 1.0),
+    "Failed to create function state object for: silu_dense_float2_float2": lambda x: functional.silu(x.cfloat()),
+    "Failed to create function state object for: upsample_bicubic2d_uchar": lambda x: functional.interpolate(
+        x.byte()[None, None], size=2, mode="bicubic"
+    ),
     "LSTM with projections is not currently supported with MPS.": lambda x: nn.LSTM(3, 4, proj_size=2).to(x.device)(x),
     "Adaptive pool MPS: input sizes must be divisible by output sizes.": lambda x: functional.adaptive_avg_pool2d(
         x[None], 2
@@ -218,6 +242,38 @@ def test_arguments_that_a_kernel_of_mps_refuses(device, message, call):
         call(square(device))
     assert str(caught.value).startswith(message)
     assert isinstance(caught.value, NotImplementedError) == message.startswith("Adaptive")
+
+
+def test_arguments_that_these_kernels_accept(device):
+    x = square(device)
+    assert x.long().scatter_reduce(0, x.long() * 0, x.long(), "amax").dtype == torch.int64
+    assert x.scatter_reduce(0, x.long() * 0, x, "prod").dtype == torch.float32
+    assert torch.addmm(x.cfloat(), x.cfloat(), x.cfloat(), beta=2, alpha=1 + 0j).is_complex()
+    assert torch.linalg.qr(x)[0].device == x.addr(x[0], x[0], alpha=2.0).device == device
+    assert functional.interpolate(x[None, None], size=2, mode="bicubic").device == device
+    assert functional.linear(bias=None, weight=x, input=x).device == device
+    assert (x.long() @ x.long()).dtype == torch.int64
+
+
+def test_float64_is_refused_only_where_it_is_asked_for(device):
+    counts = torch.bincount(torch.tensor([0, 1, 1], device=device), torch.tensor([1, 1, 1], device=device))
+    assert counts.tolist() == [1, 2]
+    assert counts.dtype == torch.float32
+    with pytest.raises(TypeError, match="float64"):
+        torch.ones(3, device=device).sum(dtype=torch.float64)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(TypeError, match="float64"):
+            torch.ones(3, device=device)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_hermitian_matrix_needs_its_eigenvalues(device):
+    for call in (torch.linalg.pinv, torch.linalg.matrix_rank):
+        with pytest.raises(MissingOnMps) as caught:
+            call(square(device), hermitian=True)
+        assert caught.value.operation == "aten::_linalg_eigh.eigenvalues"
 
 
 def test_an_empty_input_is_refused_as_on_the_cpu(device):

@@ -6,9 +6,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.opening import open_checkpoint
-from ckptmove.conversion.plan import plan_before_remap, plan_move, require_dtypes
-from ckptmove.conversion.remap.combine import move_tree
-from ckptmove.conversion.remap.remapping import remap
 from ckptmove.errors import CkptMoveError
 from ckptmove.formats.opening import container_class
 from ckptmove.limits import Limits
@@ -86,21 +83,29 @@ def load_checkpoint(request: LoadRequest) -> Any:
 
 
 def _prepared(checkpoint: OpenCheckpoint, request: LoadRequest) -> _Prepared:
-    """The tree with its changes."""
+    """The tree with its changes. What many calls do without is imported here, which takes a tenth of a second."""
     inventory, move = checkpoint.inventory, request.move
     is_move = move.to is not None or bool(move.mapping)
-    part = checkpoint.parts[0]
-    is_file = checkpoint.listing is None and container_class(inventory.container).has_devices
-    if is_file and move.remap == Remap():
-        plan = plan_move(inventory, move) if is_move else MovePlan(move)
+    plan = MovePlan(move)
+    if checkpoint.listing is None and container_class(inventory.container).has_devices and move.remap == Remap():
+        part, root = checkpoint.file, checkpoint.file.tree()
         homes = {storage.key: (part, storage) for storage in inventory.storages}
+        if is_move:
+            from ckptmove.conversion.plan import plan_move
+
+            plan = plan_move(inventory, move)
         # The devices of storages are looked up, which is faster than to change them in the tree.
         rest = plan._replace(edits=tuple(edit for edit in plan.edits if edit.storage not in homes))
-        root = part.tree()
         if not rest.is_empty:
+            from ckptmove.conversion.remap.combine import move_tree
+
             move_tree(root, rest)
         return _Prepared(root, homes, {edit.storage: edit.target for edit in plan.edits})
-    plan = plan_before_remap(inventory, move) if is_move else MovePlan(move)
+    from ckptmove.conversion.plan import plan_before_remap, require_dtypes
+    from ckptmove.conversion.remap.remapping import remap
+
+    if is_move:
+        plan = plan_before_remap(inventory, move)
     remapped = remap(checkpoint, plan, request.limits, as_file=True)
     if plan.edits:
         require_dtypes(remapped.inventory, move)

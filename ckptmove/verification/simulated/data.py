@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from ckptmove.verification.simulated.targets import BACKEND, home_of, tag_of
+from ckptmove.verification.simulated.targets import BACKEND, home_of, of_number, tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,12 +22,14 @@ _OWN: Final = frozenset({"host", "_is_param", "simulated_index"})
 
 @contextlib.contextmanager
 def parameters_moved_in_place() -> Iterator[None]:
-    """Let `nn.Module.to` change parameters that have other references, while the context is open.
+    """Let `nn.Module.to` take the number of a device, and parameters that have other references, in a context.
 
     From torch/nn/modules/module.py ``_apply``: it swaps tensors of different kinds, which torch.utils.swap_tensors
     refuses if a graph or a weak reference holds one. Back from a Python backend it would make new parameters.
     """
     module: Any = torch
+    functions: Any = torch._C._nn  # noqa: SLF001  # as `nn.Module.to` calls it
+    parse = functions._parse_to  # noqa: SLF001  # the same
     swap, is_compatible = module.utils.swap_tensors, module._has_compatible_shallow_copy_type  # noqa: SLF001  # as `_apply` calls it
 
     # Any signature: torch/_dynamo/polyfills, which much of torch imports, compares it with its own.
@@ -35,11 +37,17 @@ def parameters_moved_in_place() -> Iterator[None]:
         there_and_back = [home_of(one).type for one in tensors] == [BACKEND, "cpu"]
         return there_and_back or bool(is_compatible(*tensors))
 
+    def parsed(*args: Any, **kwargs: Any) -> Any:
+        named = {name: of_number(one) if name == "device" else one for name, one in kwargs.items()}
+        return parse(*map(of_number, args[:1]), *args[1:], **named)
+
+    functions._parse_to = parsed  # noqa: SLF001  # while the device is active
     module.utils.swap_tensors = swap_tensors
     module._has_compatible_shallow_copy_type = compatible  # noqa: SLF001  # while the device is active
     try:
         yield
     finally:
+        functions._parse_to = parse  # noqa: SLF001  # restore the function
         module.utils.swap_tensors = swap
         module._has_compatible_shallow_copy_type = is_compatible  # noqa: SLF001  # restore the function
 

@@ -37,7 +37,7 @@ from ckptmove.verification.simulated.generator import refuse_generator
 from ckptmove.verification.simulated.half_precision import compute
 from ckptmove.verification.simulated.lazy_kernels import lazy_kernels
 from ckptmove.verification.simulated.loading import BEFORE_OTHERS, location_of, on_device, restore_storage
-from ckptmove.verification.simulated.mps import refuse_on_mps
+from ckptmove.verification.simulated.mps import refuse_on_mps, without_float64
 from ckptmove.verification.simulated.pinning import is_pinned, made_pinned, pin, refuse_pinning
 from ckptmove.verification.simulated.rules import (
     COMPOSITE_ELSEWHERE,
@@ -371,10 +371,13 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         result_devices = operand_devices(func, args, kwargs, tag_of) if asked is None else [asked]
         refuse_generator(schema_of(func).name, leaves, result_devices[0])
         refuse_pinning(schema_of(func).name, args, kwargs)
-        if kind_of(next((one.simulated_on for one in simulated.values()), result_devices[0])) == "mps":
-            refuse_on_mps(func, args, leaves)
+        is_on_mps = kind_of(next((one.simulated_on for one in simulated.values()), result_devices[0])) == "mps"
+        if is_on_mps:
+            refuse_on_mps(func, args, kwargs, leaves)
         refuse_captured(func, args, kwargs)
         results = _compute(func, inner_args, inner_kwargs, result_devices[0], simulated)
+        if is_on_mps:
+            results = without_float64(results, leaves)
         if schema_of(func).is_mutable:
             for outer in simulated.values():
                 _update_metadata(outer, outer.simulated_on)

@@ -13,6 +13,7 @@ from torch import _lobpcg, _lowrank, _tensor
 from torch._C import StorageBase, TensorBase, _disabled_torch_function_impl
 from torch._higher_order_ops.flex_attention import math_attention
 from torch._ops import HigherOrderOperator
+from torch.nn import functional as F  # noqa: N812  # as in torch's documentation
 from torch.optim import optimizer as optimizers
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
@@ -20,6 +21,7 @@ from torch.utils._device import DeviceContext
 
 from ckptmove.verification.simulated import legacy, targets
 from ckptmove.verification.simulated.data import become
+from ckptmove.verification.simulated.mps_arguments import refuse_linear
 from ckptmove.verification.simulated.pinning import made_pinned
 from ckptmove.verification.simulated.targets import BACKEND, home_of
 from ckptmove.verification.simulated.unsupported import NotSimulated
@@ -152,9 +154,9 @@ def _translated_call(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any,
         return other
     # C++ code would take a number for the index of a device of the backend, of any type.
     numbered = args[1:2] if func is torch.Tensor.to else ()
-    args = (*args[:1], *map(_numbered, numbered), *args[1 + len(numbered) :])
+    args = (*args[:1], *map(targets.of_number, numbered), *args[1 + len(numbered) :])
     args = tuple(_translated(one) for one in args)
-    kwargs = {name: _translated(_numbered(one) if name == "device" else one) for name, one in kwargs.items()}
+    kwargs = {name: _translated(targets.of_number(one) if name == "device" else one) for name, one in kwargs.items()}
     if func in _IN_CPP and kwargs.get("pin_memory"):
         return made_pinned, (func, args, kwargs), {}
     return func, args, kwargs
@@ -166,6 +168,8 @@ def _replacement(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any
         return math_attention, args, kwargs  # its eager form
     if func in _REQUIRES_GRAD and args[0].layout in COMPRESSED and kwargs.get("requires_grad", [*args, True][1]):
         raise NotSimulated(SPARSE_GRADIENT)
+    if func is F.linear and targets.kind_of(home_of([*args, kwargs.get("input")][0])) == "mps":
+        refuse_linear(*args, **kwargs)
     if func == _SET_DATA and home_of(args[0]).type != home_of(args[1]).type:
         return become, args, {}
     if func is torch.Tensor.type and len(args) > 1:
@@ -176,11 +180,6 @@ def _replacement(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any
         home = targets.meant_by(targets.translated(_MOVERS[func] if asked is None else asked))
         return None if home is None else (torch.Tensor.to, (args[0], home), {})
     return None
-
-
-def _numbered(value: Any) -> Any:
-    """The device of a number; any other value itself."""
-    return targets.meant_by(value) if type(value) is int else value
 
 
 def _translated(value: Any) -> Any:

@@ -15,12 +15,13 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ckptmove.verification.simulated.errors import MissingOnMps
 from ckptmove.verification.simulated.mps_arguments import refuse_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch._ops import OpOverload
 
@@ -48,6 +49,8 @@ _CALLED: Final = {
     "logspace.Tensor_Tensor": "logspace.out",
     "put": "put_",
 }
+#: Operator that a function of a hermitian matrix (`linalg_pinv`) calls in place of that in `_CALLED`.
+_EIGENVALUES: Final = "_linalg_eigh.eigenvalues"
 _ENVIRONMENT: Final = "PYTORCH_ENABLE_MPS_FALLBACK"
 #: The start of a text that ``std::stoi`` accepts.
 _NUMBER: Final = re.compile(r"\s*([+-]?[0-9]+)")
@@ -55,12 +58,15 @@ _NUMBER: Final = re.compile(r"\s*([+-]?[0-9]+)")
 FELL_BACK: Final[dict[str, None]] = {}
 
 
-def refuse_on_mps(func: OpOverload[..., Any], args: Sequence[Any], operands: Sequence[Any]) -> None:
+def refuse_on_mps(
+    func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[Any]
+) -> None:
     """Raise torch's error if the MPS backend lacks an operation; warn as torch does if it falls back to the CPU.
 
     Args:
         func: the operation.
         args: its positional arguments.
+        kwargs: its keyword arguments.
         operands: all its arguments, with the items of lists; their layouts determine the kernel.
 
     Raises:
@@ -73,9 +79,10 @@ def refuse_on_mps(func: OpOverload[..., Any], args: Sequence[Any], operands: Seq
     if any(isinstance(one, torch.device) for one in operands):  # a factory (`BackendSelect` of torch)
         layouts += [one for one in operands if isinstance(one, torch.layout)]
     key = next((_KEYS.get(one, _CSR) for one in layouts if one != torch.strided), "MPS")
-    missing = _missing(str(func).removeprefix("aten.").removesuffix(".default"), key)
+    name = str(func).removeprefix("aten.").removesuffix(".default")
+    missing = _missing(_EIGENVALUES if kwargs.get("hermitian") else name, key)
     if missing is None:
-        refuse_arguments(func.overloadpacket.__name__, args)
+        refuse_arguments(func.overloadpacket.__name__, args, kwargs)
         return
     operation = f"aten::{missing}"
     if key != "MPS":
@@ -100,6 +107,24 @@ def refuse_on_mps(func: OpOverload[..., Any], args: Sequence[Any], operands: Seq
         "CPU. This may have performance implications.",
         stacklevel=2,
     )
+
+
+def without_float64(results: Any, operands: Sequence[Any]) -> Any:
+    """Results of an operation in float32 where the CPU chooses float64, which MPS lacks (`bincount` with weights).
+
+    Args:
+        results: results on the CPU.
+        operands: all arguments of the operation; float64 among them asks for float64.
+    """
+    dtypes = {getattr(one, "dtype", one) for one in operands if isinstance(one, (torch.Tensor, torch.dtype))}
+    if torch.float64 in {*dtypes, torch.get_default_dtype()}:
+        return results
+    is_wide = any(getattr(one, "dtype", None) == torch.float64 for one in pytree.tree_leaves(results))
+    return pytree.tree_map(_narrow, results) if is_wide else results
+
+
+def _narrow(one: Any) -> Any:
+    return one.float() if isinstance(one, torch.Tensor) and one.dtype == torch.float64 else one
 
 
 def _falls_back(operation: str) -> bool:

@@ -1,7 +1,8 @@
 """Refuse dtypes and shapes that single kernels of the MPS backend do not accept, with torch's messages.
 
-From aten/src/ATen/native/mps/operations: Convolution.mm, AdaptivePooling.mm, Indexing.mm, LinearAlgebra.mm, RnnOps.mm,
-UpSample.mm. The messages are those in the macOS wheels of torch 2.10 to 2.14.
+From aten/src/ATen/native/mps/operations: Convolution.mm, AdaptivePooling.mm, Indexing.mm, Linear.mm, LinearAlgebra.mm,
+RnnOps.mm, ScatterGather.mm, UpSample.mm. The messages are those in the macOS wheels of torch 2.10 to 2.14, and a kernel
+is missing if the Metal libraries in them lack its name.
 """
 
 from __future__ import annotations
@@ -14,25 +15,31 @@ import torch
 from ckptmove.verification.simulated.errors import MissingOnMps, RefusedOnMps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _HALVES: Final = (torch.float16, torch.bfloat16)
 _VOLUME: Final = 5  # dimensions of a batch of volumes
 _LU: Final = "linalg.lu_factor(): MPS doesn't support complex types."
+_TRIANGULAR: Final = "linalg.solve.triangular(); Only float is supported!"
+#: From ``getLibraryPipelineState`` in aten/src/ATen/native/mps/OperationUtils.mm; the name of a kernel follows.
+_NO_KERNEL: Final = "Failed to create function state object for: "
 #: Message for complex operands, by operation.
 _COMPLEX: Final = {
     "_linalg_det": _LU,
     "_linalg_slogdet": _LU,
-    "_linalg_solve_ex": _LU,
+    "_linalg_solve_ex": "linalg.lu_factor(): MPS only supports floats.",
     "cholesky_inverse": "cholesky_inverse: MPS only supports float type!",
+    "cholesky_solve": _TRIANGULAR,
     "index_reduce": "index_reduce for MPS does not support torch.cfloat dtype",
     "linalg_inv_ex": "linalg_inv: not supported for complex types yet!",
     "linalg_lu": _LU,
     "linalg_lu_factor_ex": _LU,
-    "linalg_solve_triangular": "linalg.solve.triangular(); Only float is supported!",
-    "triangular_solve": "linalg.solve.triangular(); Only float is supported!",
+    "linalg_lu_solve": _TRIANGULAR,
+    "linalg_solve_triangular": _TRIANGULAR,
+    "renorm": f"{_NO_KERNEL}renorm_float2",
+    "silu": f"{_NO_KERNEL}silu_dense_float2_float2",
+    "triangular_solve": _TRIANGULAR,
 }
-
 #: Names of ATen's functions that resize with antialiasing, in their messages.
 _RESIZED: Final = {
     "_upsample_bicubic2d_aa": "_upsample_bicubic2d_aa",
@@ -40,12 +47,26 @@ _RESIZED: Final = {
 }
 
 
-def refuse_arguments(operation: str, args: Sequence[Any]) -> None:
+def refuse_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:  # noqa: A002  # torch's name
+    """Raise torch's error if the MPS kernel of `torch.nn.functional.linear` does not accept its operands.
+
+    On other devices the function is a composite of products, which accept integers on mps.
+
+    Raises:
+        RefusedOnMps: if an operand is not floating or complex.
+    """
+    for name, one in (("inputs", input), ("weights", weight), ("bias", bias)):
+        if one is not None and not (one.is_floating_point() or one.is_complex()):
+            raise RefusedOnMps("aten::linear", f"MPS device does not support linear for non-float {name}")
+
+
+def refuse_arguments(operation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise torch's error if the MPS kernel of an operation does not accept its arguments.
 
     Args:
         operation: name of the operation, without namespace and overload.
         args: its positional arguments.
+        kwargs: its keyword arguments.
 
     Raises:
         RefusedOnMps: if the kernel refuses a dtype.
@@ -57,6 +78,10 @@ def refuse_arguments(operation: str, args: Sequence[Any]) -> None:
     check = _CHECKS.get(operation)
     if check is not None:
         check(args)
+    if operation in _SCALED:
+        _refuse_scalars(operation, args, kwargs)
+    if operation in _SCATTERED:
+        _refuse_reduction(args, str(kwargs.get("reduce", [*args, ""][4])))
 
 
 def _convolution(args: Sequence[Any]) -> None:
@@ -70,6 +95,40 @@ def _convolution(args: Sequence[Any]) -> None:
 def _resize(args: Sequence[Any], name: str) -> None:
     if not args[0].is_floating_point():
         raise RefusedOnMps(f"aten::{name}", f"{_RESIZED[name]}_out_mps only supports floating-point dtypes")
+
+
+def _bicubic(args: Sequence[Any]) -> None:
+    if args[0].dtype == torch.uint8:
+        raise RefusedOnMps("aten::upsample_bicubic2d", f"{_NO_KERNEL}upsample_bicubic2d_uchar")
+
+
+def _qr(args: Sequence[Any]) -> None:
+    if args[0].dtype != torch.float32:
+        raise RefusedOnMps("aten::linalg_qr", "linalg_qr: MPS currently supports float32 only")
+
+
+def _addr(args: Sequence[Any]) -> None:
+    if not (args[1].is_floating_point() or args[1].is_complex()):
+        raise RefusedOnMps("aten::addr", "MPS device does not support addr for non-float input")
+
+
+def _refuse_scalars(operation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """The kernels take both factors as real numbers."""
+    factors = [*args[3:], *(kwargs.get(name, 1) for name in ("beta", "alpha"))]
+    if any(complex(one).imag for one in factors):
+        raise RefusedOnMps(f"aten::{operation}", "value cannot be converted to type double without overflow")
+
+
+def _refuse_reduction(args: Sequence[Any], reduce: str) -> None:
+    """Metal has no atomic operation for these products, and one for integers of 64 bits that needs dense memory."""
+    target, index = args[0], args[2]
+    operation, mode = "aten::scatter_reduce", "prod" if reduce == "multiply" else reduce
+    if target.dtype == torch.int64 and mode in {"amax", "amin"} and not target.is_contiguous():
+        raise RefusedOnMps(operation, "scatter_reduce(amin/amax) on int64 currently requires contiguous self")
+    kind = {torch.int64: "long", torch.complex64: "float2"}.get(target.dtype)
+    if kind is not None and mode == "prod":
+        of_index = "int" if index.dtype == torch.int32 else "long"
+        raise RefusedOnMps(operation, f"{_NO_KERNEL}scatter_prod_dense_{kind}_{of_index}")
 
 
 def _index_reduce(args: Sequence[Any]) -> None:
@@ -107,12 +166,20 @@ def _adaptive_average_pool(args: Sequence[Any]) -> None:
         )
 
 
+#: Operations with the factors `beta` and `alpha`.
+_SCALED: Final = frozenset({"addmm", "addmm_", "addr", "addr_"})
+#: Operations whose fifth argument, or `reduce`, is a reduction.
+_SCATTERED: Final = frozenset({"scatter", "scatter_", "scatter_reduce", "scatter_reduce_"})
 _CHECKS: Final[dict[str, Callable[[Sequence[Any]], None]]] = {
     "_adaptive_avg_pool2d": _adaptive_average_pool,
     "adaptive_max_pool2d": _adaptive_max_pool,
+    "addr": _addr,
+    "addr_": _addr,
     "convolution": _convolution,
     "index_reduce": _index_reduce,
     "index_reduce_": _index_reduce,
+    "linalg_qr": _qr,
     "lstm": _lstm,
+    "upsample_bicubic2d": _bicubic,
     **{name: functools.partial(_resize, name=name) for name in _RESIZED},
 }

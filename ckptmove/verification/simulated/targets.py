@@ -194,6 +194,11 @@ def meant_by(asked: Any) -> torch.device | None:
     return current() if index is None else require_device(device_at(index))
 
 
+def of_number(value: Any) -> Any:
+    """The simulated device of a number; any other value itself."""
+    return meant_by(value) if type(value) is int else value
+
+
 def _kinds() -> set[str]:
     """The types of the active devices."""
     return {kind_of(device) for device, _ in _ENTERED}

@@ -61,7 +61,7 @@ def run_whole(
         leaves, spec = pytree.tree_flatten((args, kwargs))
         device = operand_devices(func, args, kwargs, tag_of)[0]
         if kind_of(device) == "mps":
-            refuse_on_mps(func, args, leaves)
+            refuse_on_mps(func, args, kwargs, leaves)
 
         def computed(*given: Any, **named: Any) -> Any:
             with counting_saved(func, device):

@@ -594,7 +594,7 @@ def test_a_member_that_only_unpacking_reads(archives, method, name):
     path = archives.make("sb3")
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("log.txt", "hello" * 100, method)
-    with pytest.raises(MustBeUnpacked, match=rf"'log\.txt' .* {name}$") as caught:
+    with pytest.raises(MustBeUnpacked, match=rf"'log\.txt' .* {name}") as caught:
         ckptmove.inspect(path)
     assert not caught.value.locked
 

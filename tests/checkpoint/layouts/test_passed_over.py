@@ -263,7 +263,7 @@ def test_few_bytes_that_inflate_to_a_long_pickle_are_refused(tmp_path, monkeypat
     assert len(ckptmove.inspect(path).inventory.files) == 1
     monkeypatch.setattr(of_files, "_PICKLE_BYTES", 100_000)
     monkeypatch.setattr(of_files, "_PICKLE_BYTES_PER_BYTE", 1)
-    with pytest.raises(LimitExceeded, match=r"bytes: \d+ > 100\d\d\d$"):
+    with pytest.raises(LimitExceeded, match=r"bytes: \d+ > 100\d\d\d"):
         ckptmove.inspect(path)
 
 
