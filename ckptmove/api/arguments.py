@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, TypeVar
 
 from ckptmove.errors import UsageError
@@ -108,7 +108,9 @@ def _typed(value: object, default: object) -> object:
         return [f"{old}={new}" for old, new in value.items()]
     if isinstance(value, str):
         return [value]
-    return [""] if value is True else None if value is False else value
+    if isinstance(value, bool):
+        return [""] if value else None
+    return value if value is None or isinstance(value, Iterable) else [str(value)]  # a torch.dtype
 
 
 def device_text(device: Device | None) -> str | None:

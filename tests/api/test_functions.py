@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -346,6 +347,15 @@ def test_errors_are_also_builtin_and_carry_their_hint(source: Path) -> None:
     assert (bare.value.hint, bare.value.__notes__) == ("", [])
 
 
+def test_dtypes_may_be_those_of_torch(source: Path) -> None:
+    plans = [
+        ckptmove.convert(source, dtype=dtype, dry_run=True).plan
+        for dtype in ("bf16", torch.bfloat16, {"model": torch.bfloat16})
+    ]
+    assert [plan.edits for plan in plans] == [plans[0].edits] * 3
+    assert plans[0].edits
+
+
 @pytest.mark.parametrize("name", ["convert", "verify"])
 def test_signatures_name_every_parameter(name) -> None:
     import inspect
@@ -386,3 +396,13 @@ def test_load_without_torch_says_how_to_get_it(
         ckptmove.load(source)
     assert isinstance(caught.value, ImportError)
     assert ("python -c" if is_broken else "pip install") in caught.value.hint
+
+
+def test_a_script_that_verifies_with_its_own_case_when_it_is_imported(source: Path) -> None:
+    """The process that imports the case would start another one, without end."""
+    script = source.with_name("script.py")
+    script.write_text(f"import ckptmove\ndef case(): ...\nckptmove.verify({str(source)!r}, case=case, to='cpu')\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, env=environment)
+    assert "CaseUnusable" in ran.stderr
+    assert "__main__" in ran.stderr

@@ -29,7 +29,7 @@ def test_people_see_every_member_with_its_role(say, model) -> None:
     lines = said.out.splitlines()
     assert lines[0] == "model.zip"
     assert lines[1].startswith("archive, stable-baselines3, ")
-    assert [" ".join(line.split()) for line in lines[3:6]] == [
+    assert [" ".join(line.split()) for line in lines[4:7]] == [
         "file roles layout devices tensors size",
         "best/policy.pth model, optimizer, rng, scheduler, scaler plain cuda:0 18 16.6 KiB",
         "policy.pth model, optimizer, scheduler plain cuda:3, cpu 16 6.8 KiB",

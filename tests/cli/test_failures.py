@@ -21,6 +21,7 @@ from ckptmove.limits import TREE_MEMORY
 from ckptmove.verification.case.patching import FixNotWritten
 from ckptmove.verification.case.script_file import ScriptUnusable
 from ckptmove.verification.downloading import VERIFY_IS_LOCAL
+from ckptmove.verification.loading import errors as loading_errors
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
 
@@ -314,6 +315,11 @@ ERRORS = {
     remote_errors.RemoteFailed("ftp://b/a", "403", "ftp", is_denied=True): (3, "credentials"),
     remote_errors.RemoteFailed("s3://b/a", "500", "s3"): (3, "try again"),
     remote_errors.NoRanges("https://h/a b", 9): (3, "curl -fLO 'https://h/a b'"),
+    loading_errors.NotWeightsOnly("a", ("x.Y",), is_dangerous=False): (4, "plain=True"),
+    loading_errors.NotWeightsOnly("a", ("os.system",), is_dangerous=True): (4, "source"),
+    loading_errors.NotLoadable("a", "torchscript"): (4, "torch.jit.load"),
+    loading_errors.NotRebuilt("no", path="a b"): (3, "ckptmove inspect 'a b'"),
+    loading_errors.MissingDevice("a", "cuda:3"): (2, 'map_location="cpu"'),
 }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.errors import CaseUnusable, reason_of
+from ckptmove.verification.case.strays import MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +54,11 @@ def name_of(function: Callable[..., object]) -> str:
         ``pkg.mod:FUNC`` for a module of a package, which may use relative imports; else ``FILE.py:FUNC``.
 
     Raises:
-        CaseUnusable: if another process cannot import it: a lambda, a method, a nested function, one of a notebook.
+        CaseUnusable: if another process cannot import it: a lambda, a method, a nested function, one of a notebook; or
+            if this is that process, which would start another one without end.
     """
+    if MARK in os.environ:
+        raise CaseUnusable("importing the file of the case verifies again: put that under if __name__ == '__main__':")
     name = getattr(function, "__qualname__", "")
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     if module is None or getattr(module, name, None) is not function:
