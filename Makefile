@@ -27,7 +27,7 @@ test: $(STAMP) ## every test, with branch coverage of ckptmove/ at 100 %
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
 crash: $(STAMP) ## kill conversions at every call and at 200 instants, and have every call fail: minutes
-	CKPTMOVE_CRASHES=all $(BIN)/python -m pytest -n 2 --dist worksteal tests/crash
+	CRASHES=all $(BIN)/python -m pytest -n 2 --dist worksteal tests/crash
 
 check: $(STAMP) lint types test ## the gate before every commit: format, lint, types, tests
 

@@ -16,8 +16,8 @@ import runpy
 import subprocess
 import sys
 import tempfile
-import traceback
 import warnings
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ ROOT: Final = Path(__file__).resolve().parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(ROOT.parent / "tests" / "support"))
 
-import torch._dynamo  # noqa: E402, F401  # optimizers import it; here, before the scripts are forked
+import torch._dynamo  # noqa: E402, F401  # optimizers import it; here, before children are forked
 from mutations import CHANGES_KEYS, KINDS, Mutant, mutants  # noqa: E402  # after the path above
 from warm_worker import Servers  # noqa: E402  # after the path above
 
@@ -37,7 +37,7 @@ from ckptmove.verification import child  # noqa: E402  # after the path above
 from ckptmove.verification.case.patching import Edit  # noqa: E402  # after the path above
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 SCRIPTS: Final = ROOT / "scripts"
 #: Runs in which a bug has to end: the first finds it.
@@ -114,8 +114,10 @@ def main() -> None:
             table.writeheader()
         folder = str((options.keep or Path(scratch)).resolve())
         processes = multiprocessing.get_context("spawn")
-        with processes.Pool(options.jobs, _warm_up, (folder,)) as pool:
-            for row in pool.imap_unordered(run, tasks):
+        # Its workers may start processes, as those of multiprocessing.Pool may not.
+        with ProcessPoolExecutor(options.jobs, processes, _warm_up, (folder,)) as pool:
+            for future in as_completed([pool.submit(run, task) for task in tasks]):
+                row = future.result()
                 done.append(row)
                 table.writerow(asdict(row))
                 file.flush()
@@ -198,28 +200,28 @@ def _check(path: Path, checkpoint: Path) -> dict[str, Any]:
 
 
 def _plain(path: Path, *arguments: str) -> str:
-    """Run a script on the CPU, in a process forked from this one; return its last line if it fails."""
+    """Run a script on the CPU, in a process of its own; return its last line if it fails.
+
+    The process is forked from a server that has imported torch and nothing else: autograd refuses to run in a process
+    that was forked after its threads were started.
+    """
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["torch._dynamo"])
     log = path.with_suffix(".log")
-    process = os.fork()
-    if process == 0:
-        code = 1
-        try:
-            descriptor = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
-            for stream in (1, 2):
-                os.dup2(descriptor, stream)
-            warnings.simplefilter("ignore")
-            sys.argv = [str(path), "--device", "cpu", *arguments]
-            runpy.run_path(str(path), run_name="__main__")
-            code = 0
-        except BaseException:  # noqa: BLE001  # the forked process must not go on
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    _, status = os.waitpid(process, 0)
+    process = processes.Process(target=_run, args=(path, log, arguments))
+    process.start()
+    process.join()
     lines = log.read_text().splitlines()
-    return (lines[-1] if lines else "no output") if status else ""
+    return (lines[-1] if lines else "no output") if process.exitcode else ""
+
+
+def _run(path: Path, log: Path, arguments: Sequence[str]) -> None:
+    descriptor = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    warnings.simplefilter("ignore")
+    sys.argv = [str(path), "--device", "cpu", *arguments]
+    runpy.run_path(str(path), run_name="__main__")
 
 
 def edit_of(check: Mapping[str, Any]) -> Edit | None:

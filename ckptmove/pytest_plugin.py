@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     from ckptmove.verification.evidence import VerifyResult
 
-#: Exit code of a command that Ctrl-C ended.
-_INTERRUPTED = 130
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
@@ -64,12 +61,13 @@ class CheckpointItem(pytest.Item):
             KeyboardInterrupt: if it was interrupted.
         """
         from ckptmove.cli.app import app
+        from ckptmove.cli.outcome import INTERRUPTED
 
         to = self.config.getoption("--ckptmove-to")
         report = io.StringIO()
         with redirect_stdout(report), redirect_stderr(report), pytest.raises(SystemExit) as ended:
             app(["verify", self.name, *([f"--to={to}"] if to else [])])
-        if ended.value.code == _INTERRUPTED:
+        if ended.value.code == INTERRUPTED:
             raise KeyboardInterrupt
         if ended.value.code:
             raise CheckpointFailed(report.getvalue())

@@ -86,7 +86,7 @@ def items(pairs: Any) -> Iterator[str]:
 
 
 def examples(name: str) -> Iterator[str]:
-    """The examples of a command, as they are typed."""
+    """The examples of a command, as typed."""
     for line, meaning in EXAMPLES[name][0]:
         yield from (".TP", f".B {text(line)}", text(f"{meaning[:1].upper()}{meaning[1:]}." if meaning else ""))
 

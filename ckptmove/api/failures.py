@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from ckptmove import errors
-from ckptmove.api.hints import hint_for
 from ckptmove.io.locations import read_link
 from ckptmove.io.remote.address import redacted
 
@@ -39,9 +38,16 @@ class Failure(NamedTuple):
     path: str | None
     exit_code: int
 
+    @property
+    def text(self) -> str:
+        """The message and the hint in one line."""
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
 
 def failure_of(error: errors.CkptMoveError) -> Failure:
     """The exit code, message and hint of an error."""
+    from ckptmove.api.hints import hint_for  # has the errors of most rooms, which a command without one need not import
+
     code = next((code for family, code in _EXIT_CODES.items() if isinstance(error, family)), BUG)
     return Failure(
         kind=error.kind,

@@ -22,6 +22,11 @@ class Expectation(NamedTuple):
     misplaced: tuple[StorageEdit, ...]
     unplaced: int
 
+    @property
+    def misplaced_names(self) -> list[str]:
+        """Names of the misplaced tensors; a storage without a name has its key."""
+        return [name for edit in self.misplaced for name in edit.names or (edit.storage,)]
+
 
 class Share(NamedTuple):
     """Number and size of the tensors of one role on one device.

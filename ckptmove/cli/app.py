@@ -371,7 +371,7 @@ def verify(
         for path in found
     ]
     files = [*(report or ()), *([] if junit is None else [f"junit={junit}"])]
-    read = [*found, *([] if against is None else [against])]
+    read = [*found, *copies.values(), *([] if against is None else [against])]
     with reporting(out, "verify", files, read) as renderer:
         code = run_verify(requests, renderer, selection=reported, strict=strict, fix=fix, dry_run=dry_run)
     raise typer.Exit(code)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -84,14 +84,15 @@ def load_config(
         typed: parameters that were typed. Values that exclude one of them are left out.
 
     Raises:
-        UsageError: if the file cannot be read, is not TOML, or its table has an unknown key; if a value has a wrong
-            type; or if the device (UnknownDevice) or a code is unknown. Its path is the source.
+        UsageError: if the file cannot be read or is not TOML; if a key of its table or a variable is unknown; if a
+            value has a wrong type; or if the device (UnknownDevice) or a code is unknown. Its path is the source.
     """
     path, table = _nearest(folder)
-    texts = {name: text for name, text in os.environ.items() if name.startswith(_PREFIX) and text}
+    texts = _variables()
     if not table and not texts:
         return Config(path)
     known = {"checkpoints": list, **settings()}
+    _require_known(texts, known)
     from_file = _of_table(table, known, path, folder) if path is not None else {}
     found: dict[str, _Value] = {}
     taken = {*typed}
@@ -103,6 +104,20 @@ def load_config(
     _check(found)
     values = {name: one.value for name, one in found.items()}
     return Config(path, values, {name: one.source for name, one in found.items()})
+
+
+def _variables() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if name.startswith(_PREFIX) and text}
+
+
+def _require_known(texts: Mapping[str, str], known: Mapping[str, type]) -> None:
+    """Refuse a mistyped variable: a check that it should have set would be left out silently."""
+    names = [parameter.upper() for parameter in known]
+    unknown = sorted({text.removeprefix(_PREFIX) for text in texts}.difference(names))
+    if unknown:
+        near = get_close_matches(unknown[0], names, 1)
+        rest = f"did you mean {_PREFIX}{near[0]}?" if near else "the names are those of the options of verify"
+        raise UsageError(f"unknown variable; {rest}", path=_PREFIX + unknown[0])
 
 
 def _require_one(layer: Mapping[str, _Value], place: str) -> None:
@@ -130,6 +145,24 @@ def from_source(source: str) -> Iterator[None]:
     except UsageError as error:
         error.path = source
         raise
+
+
+def set_format(folder: Path) -> str:
+    """The report format that is set, for an error that can be about another setting; empty if none is.
+
+    Args:
+        folder: first folder of the search.
+    """
+    known = {"json": bool, "format": str}
+    found: dict[str, _Value] = {}
+    with suppress(UsageError):
+        found = _of_environment(_variables(), known)
+        if not found:
+            path, table = _nearest(folder)
+            found = _of_table({key: table[key] for key in table.keys() & known}, known, path or "", folder)
+    if "format" in found:
+        return str(found["format"].value)
+    return "json" if "json" in found and found["json"].value else ""
 
 
 def _of_environment(texts: Mapping[str, str], known: Mapping[str, type]) -> dict[str, _Value]:
@@ -191,7 +224,7 @@ def _relative(parameter: str, value: Any, start: str) -> Any:
 
 
 def _nearest(folder: Path) -> tuple[str | None, dict[str, object]]:
-    """The path of the nearest ``pyproject.toml`` and its table; None and an empty one if there is none."""
+    """The path of the nearest ``pyproject.toml`` and its table; None and an empty one if not found."""
     try:
         folder = folder.absolute()
     except FileNotFoundError:

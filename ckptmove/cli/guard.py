@@ -6,6 +6,7 @@ import sys
 import traceback
 import warnings
 from itertools import chain, takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -13,6 +14,7 @@ from typer.core import TyperGroup
 
 from ckptmove.api.failures import BUG, USAGE, Failure, failure_of
 from ckptmove.checkpoint.state_dicts import WRAPPERS
+from ckptmove.cli.config import set_format
 from ckptmove.cli.configured import runs_script
 from ckptmove.cli.meant import with_command
 from ckptmove.cli.outcome import interruption, retyped
@@ -181,9 +183,11 @@ def _bug(error: Exception) -> Failure:
 def _report(failure: Failure, words: Sequence[str]) -> int:
     """Write an error that ended the command, in the format of the command line, and return its exit code."""
     failure = failure._replace(message=redacted(failure.message), hint=redacted(failure.hint))  # they quote the words
-    # If stdout has failed, an error in another format cannot be written there either.
-    renderer = open_default_report() if failure.kind == StdoutFailed.kind else open_error_report(_own(words))
     command = next((word for word in words if word in _COMMANDS), None)
+    if failure.kind == StdoutFailed.kind:  # an error in another format cannot be written there either
+        renderer = open_default_report()
+    else:
+        renderer = open_error_report(_own(words), set_format(Path()) if command == "verify" else "")
     try:
         renderer.failure(failure)
         renderer.finish(Summary(command, failure.exit_code, (failure,)))

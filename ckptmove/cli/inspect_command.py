@@ -7,7 +7,6 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.api import functions as api
-from ckptmove.cli.ahead import Ahead
 from ckptmove.cli.batch import for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckptmove.api.functions import InspectRequest
+    from ckptmove.api.results import Inspection
+    from ckptmove.cli.ahead import Ahead
     from ckptmove.cli.render.answers import Detail
     from ckptmove.cli.render.renderer import Renderer
     from ckptmove.cli.selection import Selection
@@ -51,7 +52,7 @@ def run_inspect(
     """
     remote = sum(isinstance(request.path, Address) for request in requests)
     at_once = jobs or (_REMOTE_JOBS if remote > 1 else 1)
-    ahead = Ahead(api.inspect_checkpoint, requests, at_once) if at_once > 1 else None
+    ahead = _ahead(requests, at_once) if at_once > 1 else None
 
     def work(request: InspectRequest) -> tuple[int, Sequence[CkptMoveError]]:
         if ahead is not None:
@@ -76,3 +77,9 @@ def run_inspect(
         return answer.exit_code, found.unreadable
 
     return renderer.finish(for_each("inspect", requests, work, renderer))
+
+
+def _ahead(requests: Sequence[InspectRequest], jobs: int) -> Ahead[InspectRequest, Inspection]:
+    from ckptmove.cli.ahead import Ahead  # imports concurrent.futures, which one checkpoint does not need
+
+    return Ahead(api.inspect_checkpoint, requests, jobs)

@@ -99,7 +99,7 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
 
 
 def _remap_words(remap: Remap) -> list[str]:
-    """The options of a remapping, as they are typed."""
+    """The options of a remapping, as typed."""
     words: list[str] = []
     given = [pair for pair in remap._asdict().items() if pair[1] != Remap._field_defaults[pair[0]]]
     for name, value in sorted(given, key=lambda pair: (pair[0] == "strip_prefix", pair[1] is True)):

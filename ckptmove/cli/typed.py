@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from typer.core import TyperCommand, TyperOption
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
 
 class TypedCommand(TyperCommand):
@@ -38,7 +38,19 @@ def _faults(words: Sequence[str], options: Sequence[Any]) -> Iterator[str]:
     for word, following in pairwise(words):
         if word in takers and following.partition("=")[0] in known:
             yield f"Option '{word}' requires an argument, and '{following}' is an option."
-    typed = Counter(takers[word.partition("=")[0]].opts[0] for word in words if word.partition("=")[0] in takers)
+    typed = Counter(takers[name].opts[0] for name in _named(words, takers))
     for name, count in typed.items():
         if count > 1 and not takers[name].multiple:
             yield f"Option '{name}' is typed {count} times, and takes one value."
+
+
+def _named(words: Sequence[str], takers: Collection[str]) -> Iterator[str]:
+    """Iterate over the typed options with a value, which may be attached: ``--to=cpu``, ``-ox.pth``."""
+    is_value = False
+    for word in words:
+        name = word.partition("=")[0] if word.startswith("--") else word[:2]
+        if not is_value and name in takers:
+            yield name
+            is_value = word == name
+        else:
+            is_value = False

@@ -67,8 +67,22 @@ def test_torch_is_not_imported(arguments: list[str], tmp_path: Path) -> None:
 
 def test_convert_does_not_import_torch(tmp_path: Path) -> None:
     output = tmp_path / "out.pth"
-    assert not heavy_imports(["convert", "sample_ckpts/adamw-cuda3.pth", "--to", "cpu", "-o", str(output)])
+    imported = heavy_imports(["convert", "sample_ckpts/adamw-cuda3.pth", "--to", "cpu", "-o", str(output)])
+    assert imported <= {"concurrent.futures"}  # for CRCs and writes at once
     assert output.stat().st_size > 0
+
+
+#: Modules that no command imports before it needs them.
+HEAVY = {
+    "torch",
+    "numpy",
+    "safetensors",
+    "pydantic",
+    "fsspec",
+    "urllib.request",
+    "concurrent.futures",
+    "ckptmove.api.hints",
+}
 
 
 def heavy_imports(arguments: list[str]) -> set[str]:
@@ -84,4 +98,4 @@ def heavy_imports(arguments: list[str]) -> set[str]:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
     assert "ckptmove.cli.app" in loaded
-    return loaded & {"torch", "numpy", "safetensors", "pydantic"}
+    return loaded & HEAVY

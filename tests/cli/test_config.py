@@ -195,6 +195,8 @@ def test_the_environment_comes_before_the_file(project, monkeypatch) -> None:
         ("CKPTMOVE_IGNORE", "'D101", "is not a list of strings"),
         ("CKPTMOVE_IGNORE", "Z9", "'Z9'"),
         ("CKPTMOVE_TO", "gpu", "'gpu'"),
+        ("CKPTMOVE_STRCT", "1", "CKPTMOVE_STRICT"),
+        ("CKPTMOVE_X", "1", "unknown variable"),
     ],
 )
 def test_what_makes_no_sense_in_the_environment_is_said(tmp_path, monkeypatch, variable, text, message) -> None:

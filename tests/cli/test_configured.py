@@ -157,6 +157,26 @@ def test_a_wrong_value_of_an_option_is_found_in_its_source(ask, say, configure, 
     assert ask("inspect", "run.pth", "--select", "D101")["ok"]
 
 
+@pytest.mark.parametrize(
+    ("text", "variables", "is_json"),
+    [
+        ("json = true", {}, True),
+        ("format = 'json'", {"SEED": "x"}, True),
+        ("format = 'github'", {"JSON": "1"}, True),
+        ("json = true", {"FORMAT": "human"}, False),
+        ("json = 1", {}, False),
+        ("format = 'xml'", {}, False),
+    ],
+)
+def test_an_error_has_the_format_that_is_set(say, configure, monkeypatch, text, variables, is_json) -> None:
+    configure(text)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"CKPTMOVE_{name}", value)
+    said = say("verify", "run.pth", "--no-such-option")
+    assert (said.code, said.out.startswith("{")) == (2, is_json)
+    assert not say("inspect", "run.pth", "--no-such-option").out
+
+
 def test_help_needs_no_valid_project(say, configure) -> None:
     configure("to = 3")
     assert say("verify", "--help").code == 0

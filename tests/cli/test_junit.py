@@ -79,7 +79,10 @@ def test_what_is_not_proven_is_skipped_or_with_strict_a_failure(say, verdicts, b
     assert outcome.get("message").endswith(f"{by_strict}: {SKIPPED[2]}")
 
 
-@pytest.mark.parametrize("old", ["<?xml version='1.0'?><testsuites/>", ""])
+EARLIER = "<?xml version='1.0' encoding='utf-8'?>\n<testsuites name=\"ckptmove verify\" tests=\"0\" />"
+
+
+@pytest.mark.parametrize("old", [EARLIER, ""])
 def test_a_report_is_replaced_by_the_next_run(say, verdicts, bench, old):
     (bench / "report.xml").write_text(old)
     verdicts("good.pth", PASSED)
@@ -99,8 +102,8 @@ def nothing_is_verified(monkeypatch):
         (("run.pth", "--junit", "./run.pth"), "checkpoint"),
         (("dragged.pth", "--junit", "link.pth", "run.pth"), "checkpoint"),
         (("dragged.pth", "--against", "run.pth", "--junit", "run.pth"), "checkpoint"),
-        (("--junit", "run.pth", "dragged.pth"), "XML"),
-        (("dragged.pth", "--junit", "notes.txt"), "XML"),
+        (("--junit", "run.pth", "dragged.pth"), "JUnit"),
+        (("dragged.pth", "--junit", "notes.txt"), "JUnit"),
     ],
 )
 def test_no_checkpoint_is_replaced_by_a_report(ask, bench, words, found):

@@ -104,10 +104,10 @@ def test_convert_dry_run(check) -> None:
             f"optimizer-scalar  {reasons['optimizer-scalar']}\n"
             f"target            {reasons['target']}\n"
             "\n"
-            "dragged.pth: dry run, nothing was written\n"
+            "dragged.pth: nothing was written\n"
         ),
-        quiet="dragged.pth: dry run, nothing was written\n",
-        github="::notice file=dragged.pth,title=convert::dragged.pth: dry run, nothing was written\n",
+        quiet="dragged.pth: nothing was written\n",
+        github="::notice file=dragged.pth,title=convert::dragged.pth: nothing was written\n",
         document={"command": "convert", "output": None, "in_place": False, "bytes_copied": 0, "notes": []},
     )  # fmt: skip
 

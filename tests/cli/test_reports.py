@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from ckptmove.cli import completion, verify_command
+from ckptmove.cli.render import sarif
 from ckptmove.cli.render.reports import REPORTS, open_document
 from ckptmove.errors import StdoutFailed
 from ckptmove.verification.evidence import FixedFile, VerifyResult
@@ -107,6 +108,9 @@ def test_a_report_is_a_kind_and_a_file(ask, bench, words, message) -> None:
     [
         ("inspect", "run.pth", "--report", "json=./run.pth"),
         ("inspect", "run.pth", "--report", "json=config.json"),
+        ("inspect", "run.pth", "--report", "json=advisory.json"),
+        ("inspect", "run.pth", "--report", "junit=pom.xml"),
+        ("inspect", "run.pth", "--report", "sarif=lint.sarif"),
         ("inspect", "run.pth", "--report", "json=new", "--report", "junit=./new"),
         ("diff", "dragged.pth", "run.pth", "--report", "json=link.pth"),
         ("convert", "run.pth", "--to", "cpu", "--report", "json=run.cpu.pth"),
@@ -117,6 +121,10 @@ def test_a_report_is_a_kind_and_a_file(ask, bench, words, message) -> None:
 def test_a_report_replaces_no_other_file(ask, bench, words) -> None:
     (bench / "link.pth").symlink_to("run.pth")
     (bench / "config.json").write_text('{"hidden_size": 768}')
+    (bench / "advisory.json").write_text('{"schema_version": "1.4.0"}')
+    (bench / "pom.xml").write_text("<?xml version='1.0' encoding='utf-8'?>\n<project/>")
+    driver = '"runs": [{"tool": {"driver": {"name": "lint"'
+    (bench / "lint.sarif").write_text(f'{{"$schema": "{sarif.SCHEMA}", "version": "2.1.0", {driver}')
     before = {path: path.read_bytes() for path in bench.iterdir()}
     error = ask(*words)["error"]
     assert (error["kind"], error["exit_code"]) == ("output-is-no-report", 4)

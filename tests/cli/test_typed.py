@@ -11,6 +11,7 @@ import pytest
         (("inspect", "run.pth", "--expect", "cpu", "--expect=cuda:0"), "--expect"),
         (("convert", "run.pth", "--to", "cpu", "--to", "cpu"), "--to"),
         (("convert", "run.pth", "--to", "cpu", "-o", "a.pth", "--output", "b.pth"), "--output"),
+        (("convert", "run.pth", "--to", "cpu", "-oa.pth", "-o", "b.pth"), "--output"),
         (("verify", "run.pth", "--seed", "1", "--seed", "2"), "--seed"),
         (("diff", "run.pth", "run.pth", "--limit-factor", "1", "--limit-factor", "2"), "--limit-factor"),
         (("rules", "--format", "human", "--format", "github"), "--format"),
@@ -45,6 +46,7 @@ def test_an_option_is_no_value(say, words, option) -> None:
 def test_a_value_may_look_like_an_option(ask) -> None:
     assert ask("inspect", "run.pth", "--match=--force")["checkpoints"][0]["tensors"] == []
     assert ask("inspect", "run.pth", "--match", "-other")["checkpoints"][0]["tensors"] == []
+    assert ask("convert", "run.pth", "--to", "cpu", "--keep", "-other", "-o", "new.pth")["exit_code"] == 0
 
 
 def test_words_after_two_dashes_are_no_options(say) -> None:

@@ -159,11 +159,14 @@ def test_the_action_takes_more_options(bench) -> None:
         {"COMMAND": "inspect", "PATHS": "'a b.pth'", "TO": "cpu; touch x"},
         {"COMMAND": "inspect", "PATHS": "'a b.pth'", "ARGS": "--match $(touch${IFS}x) ; touch x"},
         {"COMMAND": "diff", "PATHS": "'a b.pth' --report=json=x"},
+        {"COMMAND": "inspect", "PATHS": "'a b.pth"},
+        {"COMMAND": "inspect", "ARGS": "--match '"},
     ],
 )
 def test_an_input_runs_nothing(bench, inputs) -> None:
     done, _, _ = run(bench, **inputs)
     assert done.returncode
+    assert "Traceback" not in done.stderr
     assert not (bench / "work/x").exists()
 
 

@@ -66,10 +66,13 @@ def test_the_hook_rejects_what_should_not_be_committed(project) -> None:
     (project / "cut.pt").write_bytes(sample[:3000])
     (project / "pointer.safetensors").write_bytes(POINTER)
     torch.save({"model": {"w": torch.ones(1)}, "x": Dangerous()}, project / "dangerous.bin")
+    shutil.copy(project / "dangerous.bin", project / "--match=hidden.bin")
     git(project, "add", "--all")
     code, text = run(project)
     assert code == 1
-    assert [name for name in ("cut.pt", "pointer.safetensors", "dangerous.bin") if name not in text] == []
+    assert [
+        name for name in ("cut.pt", "pointer.safetensors", "dangerous.bin", "--match=hidden.bin") if name not in text
+    ] == []
     assert "S702" in text
     assert "git-lfs pointer" in text
     assert "good.pth: no findings" in text

@@ -19,7 +19,7 @@ BLOCK = re.compile(r"<!-- run: (\w+) -->\n```console\n\$ ckptmove ([^\n]*)\n(.*?
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 #: What differs from run to run.
 TIMING = re.compile(r"in \d+\.\d+ s(, .*/s)?")
-MOST_WORDS = 950
+MOST_WORDS = 900
 
 
 def relative(path: Path) -> str:

@@ -1,6 +1,6 @@
 """Every call of the system that changes a disk, counted, so that a process can be killed at one of them, or one fails.
 
-Which of them are tried: a spread in every run, and each one where CKPTMOVE_CRASHES is "all", as `make crash` has it.
+Which of them are tried: a spread in every run, and each one where CRASHES is "all", as `make crash` has it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHANGING = (
 )  # fmt: skip
 #: What Python 3.10 calls in pathlib; later ones look it up in os.
 _ACCESSOR = getattr(pathlib, "_NormalAccessor", None)
-_IS_COMPLETE = os.environ.get("CKPTMOVE_CRASHES") == "all"
+_IS_COMPLETE = os.environ.get("CRASHES") == "all"
 
 
 class Counted:

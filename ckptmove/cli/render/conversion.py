@@ -60,7 +60,7 @@ def unmatched_lines(answer: ConvertAnswer) -> Iterator[str]:
 def brief_line(path: str, result: ConvertResult) -> str:
     """The outcome, in one line."""
     if result.output is None:
-        return f"{clean(path)}: {'nothing' if result.plan.is_empty else 'dry run, nothing'} was written"
+        return f"{clean(path)}: nothing was written"
     if result.in_place and result.plan.is_empty:
         return f"{clean(path)}: unchanged"
     rate = f", {size(result.bytes_copied / result.seconds)}/s" if result.seconds >= _WORTH_A_RATE else ""

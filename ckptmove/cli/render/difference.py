@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
 from ckptmove.cli.render.text import clean
-from ckptmove.comparison.differences import Gap
+from ckptmove.comparison.differences import Gap, What
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
@@ -45,6 +45,17 @@ def difference_lines(page: Page, result: DiffResult, *, verbose: bool) -> Iterat
 def brief_line(result: DiffResult) -> str:
     """The answer in one line, with both paths."""
     return f"{clean(result.first)} -> {clean(result.second)}: {answer_line(result)}"
+
+
+def names_by_difference(result: DiffResult) -> dict[str, list[str]]:
+    """The names that were removed, added, changed in each property, and not compared."""
+    names: dict[str, list[str]] = {what: [] for what in ("removed", "added", *get_args(What), "uncompared")}
+    names["removed"] += result.removed
+    names["added"] += result.added
+    names["uncompared"] += [one.name for one in result.uncompared]
+    for change in result.changed:
+        names[change.what].append(change.name)
+    return names
 
 
 def answer_line(result: DiffResult) -> str:

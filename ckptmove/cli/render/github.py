@@ -60,8 +60,7 @@ class GitHubRenderer(Renderer):
         )
 
     def failure(self, failure: Failure) -> None:
-        message = f"{failure.message}; {failure.hint}" if failure.hint else failure.message
-        self._out.lines([_annotation("error", failure.path, failure.kind, message)])
+        self._out.lines([_annotation("error", failure.path, failure.kind, failure.text)])
 
 
 def inspection_lines(answer: InspectAnswer) -> Iterator[str]:
@@ -76,7 +75,7 @@ def inspection_lines(answer: InspectAnswer) -> Iterator[str]:
         yield _annotation("notice", path, "inspect --check", inspection.unchecked_line(answer.inspection))
     expectation = answer.expectation
     if expectation is not None and expectation.misplaced:
-        names = [name for edit in expectation.misplaced for name in edit.names or (edit.storage,)]
+        names = expectation.misplaced_names
         yield _annotation("error", path, "expect", f"not on {expectation.device}: {_some(names)}")
     elif answer.exit_code and not any(finding.severity == "error" for finding in findings):
         yield _annotation("error", path, "inspect", inspection.brief_line(answer))
@@ -94,13 +93,12 @@ def conversion_lines(answer: ConvertAnswer) -> Iterator[str]:
 
 def verification_lines(result: VerifyResult, *, strict: bool = False) -> Iterator[str]:
     """An annotation for each failed check, each finding and the verdict."""
-    from ckptmove.cli.render.verification import fixed_line, outcome
+    from ckptmove.cli.render.verification import fixed_line, outcome, place_of
 
     for check in result.checks:
         if check.status == "failed":
-            evidence = dict(check.evidence)  # the check of a case has the file and the line that failed
-            path, line = str(evidence.get("file") or result.path), evidence.get("line")
-            yield _annotation("error", path, f"verify {check.name}", check.detail, line if type(line) is int else None)
+            path, line = place_of(check, result)
+            yield _annotation("error", path, f"verify {check.name}", check.detail, line)
     for finding in result.findings:
         yield _finding(result.path, finding)
     for fixed in result.fixed:

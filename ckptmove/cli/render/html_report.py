@@ -9,13 +9,12 @@ from ckptmove.api import document
 from ckptmove.cli.render import conversion, difference, verification
 from ckptmove.cli.render.html.devices import Palette
 from ckptmove.cli.render.html.difference import difference_section
-from ckptmove.cli.render.html.findings import counted
 from ckptmove.cli.render.html.inspection import checkpoint_section
 from ckptmove.cli.render.html.markup import Markup, element
 from ckptmove.cli.render.html.page import HEAD, whole_page
 from ckptmove.cli.render.html.sections import failures, lines_section, overview
 from ckptmove.cli.render.html.verification import result_section
-from ckptmove.cli.render.inspection import summary_figures
+from ckptmove.cli.render.inspection import counted, summary_figures
 from ckptmove.cli.render.page import Page
 from ckptmove.cli.render.planned import conversion_of
 from ckptmove.cli.render.renderer import Document
@@ -44,14 +43,15 @@ class HtmlDocument(Document):
         checkpoint = answer.entry()
         status = "failed" if answer.exit_code else "passed"
         figures = summary_figures(answer.inspection.summary)
-        name = self._enter(checkpoint["path"], counted(checkpoint["findings"]), status)
+        name = self._enter(checkpoint["path"], counted(one["severity"] for one in checkpoint["findings"]), status)
         self._sections.append(checkpoint_section(checkpoint, figures, conversion_of(answer), self._palette, name))
 
     def convert(self, answer: ConvertAnswer) -> None:
         """Add a plan and its outcome."""
         path, result = answer.request.path, answer.result
-        lines = [*conversion.plan_lines(Page(), result.plan, verbose=True), *result.notes]
-        self._add_lines(path, conversion.brief_line(path, result), lines)
+        lines = [*map(str, result.unmatched), *conversion.plan_lines(Page(), result.plan, verbose=True), *result.notes]
+        status = "failed" if answer.exit_code else "passed"
+        self._add_lines(path, conversion.brief_line(path, result), lines, status)
 
     def skipped(self, path: str, output: str) -> None:
         """Add a checkpoint that was left out because its output exists."""
@@ -86,6 +86,6 @@ class HtmlDocument(Document):
         self._entries.append((path, outcome, status))
         return f"section-{len(self._entries)}"
 
-    def _add_lines(self, path: str, outcome: str, lines: Iterable[str] = ()) -> None:
-        name = self._enter(path, outcome, "passed")
-        self._sections.append(lines_section(path, outcome, lines, name))
+    def _add_lines(self, path: str, outcome: str, lines: Iterable[str] = (), status: str = "passed") -> None:
+        name = self._enter(path, outcome, status)
+        self._sections.append(lines_section(path, outcome, lines, status, name))

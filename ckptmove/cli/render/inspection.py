@@ -14,7 +14,7 @@ from ckptmove.text import amount, size, some
 from ckptmove.torch_facts.devices import NO_DEVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.api.figures import Expectation
     from ckptmove.api.results import Inspection
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding, GlobalUse, Inventory, OptimizerRecord, TensorRecord
 
 STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
-_NOUNS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+_NOUNS: Final = {"error": "error", "warning": "warning", "info": "note"}
 _FIRST: Final = 3
 _THOUSAND: Final = 1000
 #: Suffixes of counts, for each factor of a thousand.
@@ -105,9 +105,9 @@ def brief_line(answer: InspectAnswer) -> str:
     codes = ", ".join(dict.fromkeys(finding.code for finding in findings))
     expectation = answer.expectation
     unmet = f"; not on {clean(expectation.device)}" if expectation is not None and expectation.misplaced else ""
-    counted = f"{_counts(findings) or 'no findings'}{_unread(answer)}"
+    found = f"{counted(finding.severity.value for finding in findings)}{_unread(answer)}"
     unchecked = "; no CRCs" if answer.inspection.unchecked else ""
-    return f"{clean(answer.inspection.inventory.path)}: {counted}{f' ({codes})' if codes else ''}{unchecked}{unmet}"
+    return f"{clean(answer.inspection.inventory.path)}: {found}{f' ({codes})' if codes else ''}{unchecked}{unmet}"
 
 
 def _unread(answer: InspectAnswer) -> str:
@@ -133,12 +133,14 @@ def finding_lines(page: Page, findings: Sequence[Finding], *, verbose: bool) -> 
 def findings_summary(page: Page, findings: Sequence[Finding]) -> str:
     """The number of findings by severity, in the color of the most severe."""
     worst = next((severity for severity in Severity if any(f.severity is severity for f in findings)), None)
-    return page.paint(_counts(findings) or "no findings", STYLES[worst] if worst else "bold green")
+    return page.paint(counted(finding.severity.value for finding in findings), STYLES[worst] if worst else "bold green")
 
 
-def _counts(findings: Sequence[Finding]) -> str:
-    counts = Counter(finding.severity for finding in findings)
-    return ", ".join(amount(counts[severity], noun) for severity, noun in _NOUNS.items() if counts[severity])
+def counted(severities: Iterable[str]) -> str:
+    """The number of findings of each severity."""
+    counts = Counter(severities)
+    found = (amount(counts[severity], noun) for severity, noun in _NOUNS.items() if counts[severity])
+    return ", ".join(found) or "no findings"
 
 
 def _places(page: Page, where: Sequence[str], *, verbose: bool) -> Iterator[str]:

@@ -23,7 +23,7 @@ class JsonDocument(Document):
     """The document for a file."""
 
     title = "a JSON report of ckptmove"
-    head = b'{"schema_version":'
+    head = b'{"schema_version": 1, "command": "'
 
     def __init__(self) -> None:
         self._keys: Json = {}

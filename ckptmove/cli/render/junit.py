@@ -6,16 +6,16 @@ a finding, or a property that may differ.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from ckptmove.cli.render.conversion import brief_line as conversion_line
 from ckptmove.cli.render.conversion import skipped_line
+from ckptmove.cli.render.difference import names_by_difference
 from ckptmove.cli.render.inspection import brief_line
 from ckptmove.cli.render.renderer import Document
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.cli.render.verification import outcome, warned
-from ckptmove.comparison.differences import What
 from ckptmove.model import Severity
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class JUnitDocument(Document):
     """A suite for each checkpoint."""
 
-    title = "XML"
-    head = b"<?xml"
+    title = "a JUnit report of ckptmove"
+    head = b"<?xml version='1.0' encoding='utf-8'?>\n<testsuites name=\"ckptmove "
 
     def __init__(self) -> None:
         self._root = Element("testsuites")
@@ -48,7 +48,7 @@ class JUnitDocument(Document):
                 _add_case(suite, name, case, "failure" if fails else "skipped", message).text = where
         expectation = inspection.expectation
         if expectation is not None:
-            names = [name for edit in expectation.misplaced for name in edit.names or (edit.storage,)]
+            names = expectation.misplaced_names
             message = f"not on {expectation.device}: {', '.join(names)}" if names else ""
             _add_case(suite, name, "expect", "failure" if names else "", message)
         _count(suite)
@@ -70,13 +70,7 @@ class JUnitDocument(Document):
     def diff(self, result: DiffResult) -> None:
         """Add a suite: a case for each property that may differ."""
         suite, name = self._suite(result.second)
-        names: dict[str, list[str]] = {what: [] for what in ("removed", "added", *get_args(What), "uncompared")}
-        names["removed"] += result.removed
-        names["added"] += result.added
-        names["uncompared"] += [one.name for one in result.uncompared]
-        for change in result.changed:
-            names[change.what].append(change.name)
-        for what, own in names.items():
+        for what, own in names_by_difference(result).items():
             message = f"{len(own):,} differ from {result.first}" if own else ""
             _add_case(suite, name, what, "failure" if own else "", message).text = "\n".join(map(clean, own))
         _count(suite)
@@ -103,7 +97,7 @@ class JUnitDocument(Document):
         command = summary.command or ""
         for failure in summary.failures:
             self._fail(command, failure)
-        self._root.set("name", f"ckptmove {command}")
+        self._root.set("name", f"ckptmove {command}")  # the first attribute: `head` has it
         _count(self._root)
         return f"<?xml version='1.0' encoding='utf-8'?>\n{tostring(self._root, encoding='unicode')}\n"
 

@@ -66,7 +66,7 @@ class MarkdownDocument(Document):
         self._findings(inventory.path, findings)
         expectation = answer.expectation
         if expectation is not None and expectation.misplaced:
-            names = [name for edit in expectation.misplaced for name in edit.names or (edit.storage,)]
+            names = expectation.misplaced_names
             self._blocks.append([f"{_ICONS['error']} Not on {code(expectation.device)}: {_some(names)}"])
 
     def convert(self, answer: ConvertAnswer) -> None:
@@ -163,9 +163,10 @@ def _failure(failure: Failure) -> tuple[str, ...]:
 
 
 def _detail(check: CheckResult) -> str:
-    texts = check.failures or (check.detail.removesuffix(f"; fix: {check.fix}"),)
+    from ckptmove.cli.render.verification import detail_texts
+
     fix = [f"fix: {code(check.fix)}"] if check.fix else []
-    return "<br>".join([*map(prose, texts), *fix])
+    return "<br>".join([*map(prose, detail_texts(check)), *fix])
 
 
 def _some(names: Sequence[str]) -> str:

@@ -38,11 +38,16 @@ def open_report(form: str | None, *, as_json: bool, quiet: bool, verbose: bool) 
     return RENDERERS[_JSON if as_json else form or DEFAULT](Output(quiet=quiet, verbose=verbose))
 
 
-def open_error_report(words: Sequence[str]) -> Renderer:
-    """Start a report for an error of a command line that may not have been parsed, in the format that it names."""
+def open_error_report(words: Sequence[str], default: str = "") -> Renderer:
+    """Start a report for an error of a command line that may not have been parsed, in the format that it names.
+
+    Args:
+        words: the words of the command line.
+        default: format if they name none; an unknown one is replaced by human.
+    """
     pairs = {*words, *(f"{first}={second}" for first, second in pairwise(words))}
-    named = _JSON if "--json" in words else next((one for one in RENDERERS if f"--format={one}" in pairs), DEFAULT)
-    return RENDERERS[named](Output())
+    named = _JSON if "--json" in words else next((one for one in RENDERERS if f"--format={one}" in pairs), default)
+    return RENDERERS.get(named, RENDERERS[DEFAULT])(Output())
 
 
 def open_default_report() -> Renderer:

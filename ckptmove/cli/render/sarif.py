@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _Json: TypeAlias = "dict[str, Any]"
 
-_SCHEMA: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+SCHEMA: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 #: Levels of results, by the severity of a finding.
 _LEVELS: Final = {"error": "error", "warning": "warning", "info": "note"}
 #: Names of one result; the others are counted.
@@ -40,8 +40,8 @@ _OTHER_RULES: Final = {
 class SarifDocument(Document):
     """One run with its results."""
 
-    title = "SARIF"
-    head = b'{"$schema": "https://docs.oasis-open.org/sarif/'
+    title = "a SARIF report of ckptmove"
+    head = f'{{"$schema": "{SCHEMA}", "version": "2.1.0", "runs": [{{"tool": {{"driver": {{"name": "ckptmove"'.encode()
 
     def __init__(self) -> None:
         self._results: list[_Json] = []
@@ -51,7 +51,7 @@ class SarifDocument(Document):
         path, expectation = answer.inspection.inventory.path, answer.expectation
         self._findings(path, answer.inspection.findings)
         if expectation is not None and expectation.misplaced:
-            names = [name for edit in expectation.misplaced for name in edit.names or (edit.storage,)]
+            names = expectation.misplaced_names
             self._add("inspect/expect", "error", f"not on {expectation.device}", path, names)
 
     def convert(self, answer: ConvertAnswer) -> None:
@@ -62,14 +62,13 @@ class SarifDocument(Document):
 
     def verify(self, answer: VerifyAnswer) -> None:
         """Add the failed checks, the findings, and a resume that is not proven."""
-        from ckptmove.cli.render.verification import outcome
+        from ckptmove.cli.render.verification import outcome, place_of
 
         result = answer.result
         for check in result.checks:
             if check.status == "failed":
-                evidence = dict(check.evidence)  # the check of a case has the file and the line that failed
-                path, line = str(evidence.get("file") or result.path), evidence.get("line")
-                self._add(f"verify/{check.name}", "error", check.detail, path, line=line if type(line) is int else 1)
+                path, line = place_of(check, result)
+                self._add(f"verify/{check.name}", "error", check.detail, path, line=line or 1)
         self._findings(result.path, result.findings)
         if result.passed and not result.proven:
             level = "error" if answer.strict else "warning"
@@ -77,11 +76,9 @@ class SarifDocument(Document):
 
     def diff(self, result: DiffResult) -> None:
         """Add one result for each property that differs."""
-        names: dict[str, list[str]] = {"removed": [*result.removed], "added": [*result.added]}
-        for change in result.changed:
-            names.setdefault(change.what, []).append(change.name)
-        names["uncompared"] = [one.name for one in result.uncompared]
-        for what, own in names.items():
+        from ckptmove.cli.render.difference import names_by_difference
+
+        for what, own in names_by_difference(result).items():
             if own:
                 message = f"{what}: {len(own):,} differences from {result.first}"
                 self._add(f"diff/{what}", "warning", message, result.second, own)
@@ -92,13 +89,11 @@ class SarifDocument(Document):
 
         notes = []
         for failure in summary.failures:
-            text = f"{failure.message}; {failure.hint}" if failure.hint else failure.message
             if failure.path is not None:
-                self._add(f"error/{failure.kind}", "error", text, failure.path)
+                self._add(f"error/{failure.kind}", "error", failure.text, failure.path)
             else:
-                notes.append(
-                    {"level": "error", "message": {"text": sentence(text)}, "descriptor": {"id": failure.kind}}
-                )
+                message = {"text": sentence(failure.text)}
+                notes.append({"level": "error", "message": message, "descriptor": {"id": failure.kind}})
         ids = list(dict.fromkeys(one["ruleId"] for one in self._results))
         driver = {"name": "ckptmove", "semanticVersion": __version__, "rules": [_rule(one) for one in ids]}
         invocation = {
@@ -111,7 +106,7 @@ class SarifDocument(Document):
             "invocations": [invocation],
             "results": [{**one, "ruleIndex": ids.index(one["ruleId"])} for one in self._results],
         }
-        return f"{dumps({'$schema': _SCHEMA, 'version': '2.1.0', 'runs': [run]})}\n"
+        return f"{dumps({'$schema': SCHEMA, 'version': '2.1.0', 'runs': [run]})}\n"
 
     def _findings(self, path: str, findings: Sequence[Finding]) -> None:
         for one in findings:

@@ -48,12 +48,24 @@ def verification_lines(page: Page, result: VerifyResult, *, verbose: bool, stric
 
 def _detail_lines(page: Page, label: str, check: CheckResult) -> Iterator[str]:
     """The detail of a check, one failure per line. A fix stays on one line, so that it can be copied."""
-    texts = check.failures or (check.detail.removesuffix(f"; fix: {check.fix}"),)
+    texts = detail_texts(check)
     indent = " " * len(label)
     for number, text in enumerate(texts):
         yield from page.wrap((indent if number else label) + sentence(text), len(label))
     if check.fix:
         yield f"{indent}fix: {sentence(check.fix)}"
+
+
+def detail_texts(check: CheckResult) -> Sequence[str]:
+    """The failures of a check, or else its detail, without the fix."""
+    return check.failures or (check.detail.removesuffix(f"; fix: {check.fix}"),)
+
+
+def place_of(check: CheckResult, result: VerifyResult) -> tuple[str, int | None]:
+    """The file and the line that failed, if the check of a case has them; else the checkpoint."""
+    evidence = dict(check.evidence)
+    line = evidence.get("line")
+    return str(evidence.get("file") or result.path), line if type(line) is int else None
 
 
 def diff_lines(page: Page, files: Sequence[FixedFile]) -> Iterator[str]:

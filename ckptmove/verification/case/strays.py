@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 #: Environment variable with the mark of a check. Every process that the check starts inherits it.
-MARK: Final = "CKPTMOVE_CHECK"
+MARK: Final = "_CKPTMOVE_CHECK"
 _PROCESSES: Final = Path("/proc")
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def words(title: str, cells: Iterable[str], **more: object) -> Json:
-    """Return a column of texts, most of which occur often: devices, dtypes.
+    """Return a column of texts that repeat: devices, dtypes.
 
     Args:
         title: heading of the column, and its name for the search.

@@ -5,39 +5,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cli.render.html.markup import Markup, element, joined
+from ckptmove.cli.render.html.sections import part
+from ckptmove.cli.render.inspection import counted
 from ckptmove.cli.render.text import clean, sentence
-from ckptmove.text import amount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ckptmove.api.document import Json
 
 _SEVERITIES: Final = ("error", "warning", "info")
-_NOUNS: Final = {"error": "error", "warning": "warning", "info": "note"}
 #: Places that are shown at once, and after a click.
 _FIRST: Final = 3
 _MOST: Final = 200
 
 
-def finding_list(findings: Sequence[Json], rows: frozenset[str] = frozenset()) -> Markup:
-    """Return the findings, the most severe first.
+def finding_part(findings: Sequence[Json], rows: frozenset[str] = frozenset()) -> Markup:
+    """Return the findings below a heading, the most severe first.
 
     Args:
         findings: as ``document`` has them.
         rows: codes that the table of the section can be filtered by.
     """
+    title = f"Findings: {counted(one['severity'] for one in findings)}"
     if not findings:
-        return element("p", "No findings.", class_="none")
+        return part(title, element("p", "No findings.", class_="none"))
     found = sorted(findings, key=lambda one: _SEVERITIES.index(one["severity"]))
-    return element("div", *(_finding(one, has_rows=one["code"] in rows) for one in found), class_="findings")
-
-
-def counted(findings: Iterable[Json]) -> str:
-    """The number of findings of each severity, as text."""
-    severities = [finding["severity"] for finding in findings]
-    counts = ((severities.count(severity), _NOUNS[severity]) for severity in _SEVERITIES)
-    return ", ".join(amount(count, noun) for count, noun in counts if count) or "no findings"
+    articles = (_finding(one, has_rows=one["code"] in rows) for one in found)
+    return part(title, element("div", *articles, class_="findings"))
 
 
 def copyable(text: str) -> Markup:

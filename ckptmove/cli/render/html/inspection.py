@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptmove.cli.render.html import columns
-from ckptmove.cli.render.html.findings import counted, finding_list
+from ckptmove.cli.render.html.findings import finding_part
 from ckptmove.cli.render.html.markup import Markup, element, joined
 from ckptmove.cli.render.html.matrix import matrices
 from ckptmove.cli.render.html.sections import closed_table, facts, part, searchable_table
@@ -42,7 +42,7 @@ def checkpoint_section(
         facts(figures, "figures"),
         _about(checkpoint),
         part("Tensors by role and device", matrices(checkpoint["devices"], conversion, palette)),
-        part(f"Findings: {counted(findings)}", finding_list(findings, in_table)),
+        finding_part(findings, in_table),
         *((_map(tensors, palette), part(amount(len(tensors), "tensor"), table)) if tensors else ()),
         _others(checkpoint, palette),
         id=name,

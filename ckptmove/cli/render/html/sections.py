@@ -88,12 +88,12 @@ def overview(entries: Sequence[tuple[str, str, str]]) -> Markup:
     return element("nav", element("h2", "Overview"), element("ol", *rows), class_="overview")
 
 
-def lines_section(path: str, outcome: str, lines: Iterable[str], name: str) -> Markup:
-    """Return the section of an answer that is text."""
+def lines_section(path: str, outcome: str, lines: Iterable[str], status: str, name: str) -> Markup:
+    """Return the section of an answer that is text; its status is ``passed`` or ``failed``."""
     return element(
         "section",
         element("h2", element("bdi", clean(path))),
-        element("p", outcome, class_="verdict passed"),
+        element("p", outcome, class_=f"verdict {status}"),
         preformatted(lines),
         id=name,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cli.render.html.findings import copyable, counted, finding_list
+from ckptmove.cli.render.html.findings import copyable, finding_part
 from ckptmove.cli.render.html.markup import Markup, element
 from ckptmove.cli.render.html.sections import closed_table, facts, part, preformatted
 from ckptmove.cli.render.text import clean, sentence
+from ckptmove.cli.render.verification import detail_texts
 from ckptmove.text import amount
 from ckptmove.verification.checks import finding_to_json
 
@@ -39,7 +40,7 @@ def result_section(result: VerifyResult, verdict: str, status: str, name: str) -
         element("p", verdict, class_=f"verdict {status}"),
         facts(about),
         part("Checks", element("ol", *map(_check, result.checks), class_="checks")),
-        part(f"Findings: {counted(findings)}", finding_list(findings)),
+        finding_part(findings),
         *map(_edited, result.fixed),
         element("p", f"not fixed: {sentence(result.unfixed)}", class_="note") if result.unfixed else "",
         id=name,
@@ -47,7 +48,6 @@ def result_section(result: VerifyResult, verdict: str, status: str, name: str) -
 
 
 def _check(check: CheckResult) -> Markup:
-    details = check.failures or (check.detail.removesuffix(f"; fix: {check.fix}"),)
     evidence = [(clean(key), sentence(str(value))) for key, value in check.evidence]
     return element(
         "li",
@@ -55,7 +55,7 @@ def _check(check: CheckResult) -> Markup:
         element("h4", check.name),
         element(
             "div",
-            *(element("p", sentence(detail)) for detail in details),
+            *(element("p", sentence(detail)) for detail in detail_texts(check)),
             copyable(sentence(check.fix)) if check.fix else "",
             closed_table("Evidence", ("figure", "value"), evidence),
         ),

@@ -45,6 +45,10 @@ class Page(HTMLParser):
             if found[0] == tag:
                 return
 
+    def classes(self, tag, style):
+        found = (own.get("class", "") for name, own, _ in self.elements if name == tag)
+        return [one for one in found if style in one.split()]
+
     def find(self, tag, style=None):
         return [
             text
@@ -269,11 +273,19 @@ def test_convert_shows_the_plan(report) -> None:
     code, page = report("convert", "dragged.pth", "--to", "cuda:0", "--dry-run")
     assert code == 0
     assert "optimizer.state.3.step" in page.find("pre")[0]
-    assert page.find("p", "verdict") == ["dragged.pth: dry run, nothing was written"]
+    assert page.find("p", "verdict") == ["dragged.pth: nothing was written"]
+    assert page.classes("p", "verdict") == ["verdict passed"]
     report("convert", "dragged.pth", "--to", "cpu")
     _, page = report("convert", "dragged.pth", "--to", "cpu", "--skip-existing")
     assert "skipped" in page.find("p", "verdict")[0]
     assert not page.find("pre")
+
+
+def test_a_conversion_that_strict_stops_is_failed(report) -> None:
+    code, page = report("convert", "run.pth", "--to", "cpu", "--keep", "nothing.*", "--strict")
+    assert code == 1
+    assert page.classes("p", "verdict") == ["verdict failed"]
+    assert "--keep nothing.*" in page.find("pre")[0]
 
 
 def test_an_error_without_a_path_is_named_by_its_kind() -> None:
