@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypedDict
 
+from ckptmove.errors import UsageError
 from ckptmove.model import OneLine
 from ckptmove.text import amount
 
@@ -32,7 +33,7 @@ class RemapOptions(TypedDict, total=False):
     strip_prefix: bool | str | Sequence[str]
     add_prefix: str
     rename: Mapping[str, str] | None
-    only: str | Sequence[str]
+    only: str | Sequence[str] | None
     drop: str | Sequence[str]
     as_root: str
     compact: bool
@@ -80,6 +81,22 @@ class Remap(NamedTuple):
         tuple[tuple[str, str], ...],
         Option("Cast floating tensors of the model, or of a role: bf16, optimizer=fp32. Repeatable.", "[ROLE=]DTYPE"),
     ] = ()
+
+
+def checked_globs(option: str, globs: str | Sequence[str]) -> tuple[str, ...]:
+    """The globs of an option.
+
+    Args:
+        option: the option, with its dashes.
+        globs: one glob or several.
+
+    Raises:
+        UsageError: if one of them is empty, as the value of an unset variable of a shell.
+    """
+    found = (globs,) if isinstance(globs, str) else tuple(globs)
+    if "" in found:
+        raise UsageError(f"{option} takes a glob of names, not an empty text")
+    return found
 
 
 class MoveRequest(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, TypeAlias, TypeVar
 
 from ckptmove.errors import UsageError
 from ckptmove.io.file_object import OpenFile, location_of
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckptmove.moves import MoveRequest, Remap, RemapOptions
+
+
+class NotAccepted(UsageError):
+    """An argument is of a type, or has a value, that a function does not accept.
+
+    Attributes:
+        instead: what to pass instead; may be empty.
+    """
+
+    def __init__(self, message: str, instead: str = "") -> None:
+        super().__init__(message)
+        self.instead = instead
 
 
 class DeviceLike(Protocol):
@@ -34,6 +46,11 @@ class DeviceLike(Protocol):
 
 FilePath: TypeAlias = "str | os.PathLike[str]"
 Device: TypeAlias = "str | DeviceLike"
+#: What to do with other types of paths.
+_OTHER_PATHS: Final[dict[type, str]] = {
+    **dict.fromkeys((bytes, bytearray, memoryview), "pass the bytes of a file as io.BytesIO(data)"),
+    **dict.fromkeys((list, tuple, set), "call the function once for each path"),
+}
 _F = TypeVar("_F", bound=Callable[..., Any])
 #: As in ``torch.load``, except a function, which needs loaded storages and is refused.
 MapLocation: TypeAlias = "Device | Mapping[str, Device]"
@@ -43,8 +60,32 @@ def location(path: FilePath | BinaryIO) -> str:
     """The path as text; a URL as an :class:`~ckptmove.io.remote.address.Address`, whose text has no credentials.
 
     A file object without a path becomes an :class:`~ckptmove.io.file_object.OpenFile`.
+
+    Raises:
+        UsageError: if it is neither a path nor a binary file object.
     """
-    return as_location(path) if isinstance(path, str | os.PathLike) else location_of(path)
+    if isinstance(path, str | os.PathLike):
+        return as_location(path)
+    if not hasattr(path, "read"):
+        kind: type = type(path)
+        message = f"a checkpoint is a str, a Path or a binary file object, not {kind.__name__}"
+        raise NotAccepted(message, _OTHER_PATHS.get(kind, ""))
+    return location_of(path)
+
+
+def written_path(path: FilePath, name: str) -> str:
+    """A path to write to, or of a script, as text.
+
+    Args:
+        path: the path.
+        name: name of the argument.
+
+    Raises:
+        UsageError: if it is not a path.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise NotAccepted(f"{name} takes a str or a Path, not {type(path).__name__}")
+    return os.fspath(path)
 
 
 def local_path(path: FilePath | BinaryIO, what: str) -> str:
@@ -62,7 +103,10 @@ def local_path(path: FilePath | BinaryIO, what: str) -> str:
 def targets(to: Device | None, map_location: MapLocation | None) -> tuple[str | None, Mapping[str, str]]:
     """The one target and the mapping that ``to`` and ``map_location`` define."""
     if callable(map_location):
-        raise UsageError("a function as map_location moves loaded storages; a file takes a device or a dict")
+        raise NotAccepted(
+            "map_location takes a device or a dict, not a function, which would move loaded storages",
+            'pass map_location="cpu" in place of: lambda storage, loc: storage',
+        )
     if isinstance(map_location, Mapping):
         return device_text(to), {str(source): str(device) for source, device in map_location.items()}
     if to is not None and map_location is not None and parse_target(str(to)) != parse_target(str(map_location)):
@@ -80,7 +124,7 @@ def named_remap(function: _F) -> _F:
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=Remap._field_defaults[name],
+            default=None if name == "only" else Remap._field_defaults[name],  # an empty one is refused
             annotation=annotation.__forward_arg__,
         )
         for name, annotation in RemapOptions.__annotations__.items()
@@ -130,14 +174,14 @@ def move_request(
     """The changes of a conversion, with its devices checked.
 
     Raises:
-        UsageError: if a device is unknown.
+        UsageError: if a device is unknown, or a glob is empty.
     """
-    from ckptmove.moves import MoveRequest, Remap
+    from ckptmove.moves import MoveRequest, Remap, checked_globs
 
     return MoveRequest(
         to=parse_target(to) if to is not None else None,
         mapping=tuple(parse_mapping(f"{source}={device}") for source, device in map_location.items()),
-        keep=tuple(keep),
+        keep=checked_globs("--keep", keep),
         cast=cast,
         rewrite_strings=rewrite_strings,
         remap=remap or Remap(),

@@ -5,11 +5,19 @@ A path is a ``str`` or a ``Path``, a device a ``str`` or a ``torch.device``, as 
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from ckptmove.api.arguments import device_text, local_path, location, move_request, named_remap, remap_of, targets
+from ckptmove.api.arguments import (
+    device_text,
+    local_path,
+    location,
+    move_request,
+    named_remap,
+    remap_of,
+    targets,
+    written_path,
+)
 from ckptmove.api.figures import Expectation
 from ckptmove.api.hinting import hinted
 from ckptmove.api.results import ConvertResult, DiffResult, Inspection, VerifyResult
@@ -21,6 +29,7 @@ from ckptmove.io.outputs import do_nothing
 from ckptmove.io.remote.address import Address
 from ckptmove.io.remote.errors import NotLocal
 from ckptmove.limits import Limits
+from ckptmove.moves import checked_globs
 from ckptmove.pickles.collector import collector_paused
 from ckptmove.torch_facts.devices import NO_DEVICE, parse_target
 from ckptmove.verification.measuring import measure_with_torch
@@ -202,10 +211,10 @@ def convert(
 
     to, mapping = targets(to, map_location)
     request = ConvertRequest(
-        path=location(path) if output else local_path(path, "convert without output takes"),
+        path=location(path) if output is not None else local_path(path, "convert without output takes"),
         move=move_request(to, mapping, keep, cast=cast, rewrite_strings=rewrite_strings, remap=remap_of(remap)),
         shard_bytes=parse_size(shard_size) if isinstance(shard_size, str) else shard_size,
-        output=os.fspath(output) if output else None,
+        output=None if output is None else written_path(output, "output"),
         in_place=in_place,
         force=force,
         dry_run=dry_run,
@@ -348,14 +357,14 @@ def verify(
         require_device=require_device,
         seed=seed,
         ignore=tuple(ignore),
-        keep=tuple(keep),
+        keep=checked_globs("--keep", keep),
         devices=devices,
         case=name_of(case) if callable(case) else case,
-        script=None if script is None else os.fspath(script),
+        script=None if script is None else written_path(script, "script"),
         script_args=tuple(script_args),
         device_memory=parse_size(device_memory) if isinstance(device_memory, str) else device_memory,
         timeout=timeout,
-        download=None if download is None else inside(os.fspath(download), location(path)),
+        download=None if download is None else inside(written_path(download, "download"), location(path)),
         sample=sample,
         limits=limits or Limits(),
     )

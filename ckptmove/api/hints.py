@@ -10,6 +10,7 @@ from glob import has_magic
 from typing import TYPE_CHECKING, Final
 
 from ckptmove import errors
+from ckptmove.api.arguments import NotAccepted
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.formats.opening import container_class
 from ckptmove.io import changes
@@ -348,6 +349,11 @@ def _(error: remap_errors.NotPlain) -> str:
 @hint_for.register(NotWeightsOnly)
 def _(error: NotWeightsOnly) -> str:
     return _DISTRUST if error.is_dangerous else "load plain values in place of its objects: plain=True"
+
+
+@hint_for.register(NotAccepted)
+def _(error: NotAccepted) -> str:
+    return error.instead
 
 
 @hint_for.register(MissingDevice)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ckptmove.api.arguments import location, move_request, remap_of, targets
+from ckptmove.api.arguments import NotAccepted, location, move_request, remap_of, targets
 from ckptmove.api.hinting import hinted
 from ckptmove.errors import TorchBroken, TorchMissing
 from ckptmove.limits import Limits
@@ -20,7 +20,8 @@ def load(
     path: FilePath | BinaryIO,
     map_location: MapLocation | None = None,
     *,
-    mmap: bool = True,
+    weights_only: bool | None = True,
+    mmap: bool | None = False,
     only: str | Sequence[str] | None = None,
     plain: bool = False,
     limits: Limits | None = None,
@@ -35,7 +36,9 @@ def load(
             object.
         map_location: as in ``torch.load``: a device, ``"meta"``, or a dict from globs of devices to devices (default:
             the devices of the file).
-        mmap: whether tensors that stay on the CPU are mapped from the file. Writing to them never changes it.
+        weights_only: True, as the pickle is never executed.
+        mmap: whether tensors that stay on the CPU are mapped from the file, instead of read into memory. Writing to
+            them never changes it. The file must not be overwritten while they exist: that kills the process.
         only: parts to load: globs of paths, or roles; the bytes of all others are not read.
         plain: whether objects that only code could build become plain values, instead of an error.
         limits: resource limits for reading it.
@@ -45,11 +48,17 @@ def load(
 
     Raises:
         TorchMissing, TorchBroken: if torch is not installed, or cannot be imported.
-        UsageError: if ``map_location`` is a function, a device is unknown, or this machine lacks it.
+        UsageError: if ``weights_only`` is False, ``map_location`` is a function, ``only`` is empty, a device is
+            unknown, or this machine lacks it.
         UnreadableInput: if it cannot be read, is damaged, or is not a checkpoint.
         Refused: if weights-only mode does not allow its objects, an object has no plain value, or the device lacks a
             dtype.
     """
+    if weights_only is not None and not weights_only:
+        raise NotAccepted(
+            "weights_only=False would execute the pickle, which load never does",
+            "load plain values in place of objects: plain=True",
+        )
     try:
         from ckptmove.verification.loading.load import LoadRequest, load_checkpoint
     except ImportError as error:
@@ -59,7 +68,7 @@ def load(
 
     is_meta = map_location is not None and str(map_location) == "meta"
     to, mapping = targets(None, None if is_meta else map_location)
-    remap = remap_of({"only": only, "plain": plain} if only is not None else {"plain": plain})
+    remap = remap_of({"only": only, "plain": plain})
     move = move_request(to, mapping, (), cast=False, rewrite_strings=False, remap=remap)
-    request = LoadRequest(location(path), move, is_meta=is_meta, is_mapped=mmap, limits=limits or Limits())
+    request = LoadRequest(location(path), move, is_meta=is_meta, is_mapped=bool(mmap), limits=limits or Limits())
     return load_checkpoint(request)

@@ -102,6 +102,10 @@ def inspect(
         )
         for path in found
     ]
+    if match is not None:
+        from ckptmove.moves import checked_globs
+
+        checked_globs("--match", match)
     detail = Detail(tensors=tensors or match is not None, tree=tree, globals=names, verbose=out.verbose)
     is_strict = strict or config.strict
     with reporting(out, "inspect", report, found) as renderer:
@@ -340,6 +344,7 @@ def verify(
     from ckptmove.cli.verify_command import run_verify
     from ckptmove.conversion.remap.options import remap_options
     from ckptmove.conversion.shards import parse_size
+    from ckptmove.moves import checked_globs
     from ckptmove.verification.request import VerifyRequest
 
     config: Config = context.obj
@@ -357,7 +362,7 @@ def verify(
             require_device=require_device,
             seed=seed,
             ignore=reported.ignored,
-            keep=tuple(keep or ()),
+            keep=checked_globs("--keep", keep or ()),
             devices=devices,
             case=case,
             script=script,

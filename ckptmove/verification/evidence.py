@@ -142,4 +142,5 @@ class VerifyResult(OneLine):
         """The verdict as one line."""
         verdict = "failed" if not self.passed else "passed" if self.proven else "passed, but not proven"
         part = f", by a sample: {self.sample}" if self.sample is not None else ""
-        return f"{self.path}: {verdict} on {self.target} ({self.mode}){part}"
+        mode = f" ({self.mode})" if self.mode != self.target else ""
+        return f"{self.path}: {verdict} on {self.target}{mode}{part}"

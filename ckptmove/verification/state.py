@@ -165,8 +165,17 @@ class StoredTensors:
 
     def read(self, part: OpenPart, key: str, span: Span) -> bytearray:
         """Read bytes of a part's storage into memory; errors as of :meth:`tensor`."""
+        buffer = bytearray(span.nbytes)
+        self.read_into(part, key, span, memoryview(buffer))
+        return buffer
+
+    def read_into(self, part: OpenPart, key: str, span: Span, buffer: memoryview) -> None:
+        """Read bytes of a part's storage into a buffer of their size; errors as of :meth:`tensor`."""
         disk = part.disk
-        return _gathered(part, key, span) if disk is None else self._read_file(disk, _on_disk(disk, span))
+        if disk is None:
+            _gather(part, key, span, buffer)
+        else:
+            self._read_file(disk, _on_disk(disk, span), buffer)
 
     def _opened(self, disk: DiskPlace) -> FileIO:
         """Open a file, or return it if it is open; the oldest one is closed if too many are."""
@@ -187,17 +196,15 @@ class StoredTensors:
         pages = mmap.mmap(number, before + span.nbytes, access=mmap.ACCESS_COPY, offset=span.start - before)
         return torch.frombuffer(pages, dtype=torch.uint8, count=span.nbytes, offset=before)
 
-    def _read_file(self, disk: DiskPlace, span: Span) -> bytearray:
+    def _read_file(self, disk: DiskPlace, span: Span, buffer: memoryview) -> None:
         opened = self._opened(disk)
-        buffer = bytearray(span.nbytes)
         opened.seek(span.start)
         done = 0
         while done < span.nbytes:  # the system may return fewer bytes than requested
-            count = opened.readinto(memoryview(buffer)[done:])
+            count = opened.readinto(buffer[done:])
             if not count:
                 raise SourceChanged(disk.path)
             done += count
-        return buffer
 
 
 def _on_disk(disk: DiskPlace, span: Span) -> Span:
@@ -210,13 +217,11 @@ def _swaps(part: OpenPart) -> bool:
     return part.byteorder != sys.byteorder
 
 
-def _gathered(part: OpenPart, key: str, span: Span) -> bytearray:
+def _gather(part: OpenPart, key: str, span: Span, buffer: memoryview) -> None:
     """Read bytes that are compressed, or not contiguous on disk."""
     stored = cast("StoredBytes", part.storage(key))  # a span of it is known
-    buffer = bytearray(span.nbytes)
     for block in _blocks(span.start, span.end):
         buffer[block.start - span.start : block.end - span.start] = stored.source.read(block.start, block.end)
-    return buffer
 
 
 def _blocks(start: int, end: int) -> Iterator[Span]:

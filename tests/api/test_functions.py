@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import os
 import shutil
 import subprocess
@@ -70,6 +71,7 @@ def test_results_print_as_one_line(source: Path) -> None:
             path="a", target="mps", mode="simulated", passed=passed, proven=proven, checks=(), findings=()
         )
         assert str(result) == f"a: {verdict} on mps (simulated)"
+    assert str(replace(result, target="cpu", mode="cpu")) == "a: failed on cpu"
 
 
 def test_verify_stays_a_function_after_it_has_run(source: Path) -> None:
@@ -406,3 +408,44 @@ def test_a_script_that_verifies_with_its_own_case_when_it_is_imported(source: Pa
     ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, env=environment)
     assert "CaseUnusable" in ran.stderr
     assert "__main__" in ran.stderr
+
+
+@pytest.mark.parametrize("path", [b"run.pth", None, ["run.pth"], 3])
+def test_what_is_no_path_is_a_usage_error(source: Path, path) -> None:
+    calls = [
+        ckptmove.inspect, ckptmove.load, ckptmove.undo, lambda one: ckptmove.convert(one, to="cpu"), ckptmove.verify,
+        lambda one: ckptmove.diff(source, one),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(UsageError) as caught:
+            call(path)
+        assert bool(caught.value.hint) == isinstance(path, bytes | list)
+
+
+def test_an_output_is_a_path(source: Path) -> None:
+    with pytest.raises(UsageError):
+        ckptmove.convert(source, to="cpu", output=io.BytesIO())
+    with pytest.raises(UsageError):
+        ckptmove.verify(source, to="cpu", script=b"train.py")
+
+
+def test_a_dtype_of_torch(source: Path) -> None:
+    for dtype in (torch.bfloat16, {"model": torch.bfloat16}):
+        result = ckptmove.convert(source, dtype=dtype, dry_run=True)
+        assert {edit.cast for edit in result.plan.edits} == {("float32", "bfloat16")}
+
+
+@pytest.mark.parametrize("options", [{"only": ""}, {"only": []}, {"only": ["model", ""]}, {"drop": ""}])
+def test_empty_globs_select_nothing(source: Path, options) -> None:
+    with pytest.raises(UsageError):
+        ckptmove.convert(source, **options, dry_run=True)
+    if "only" in options:
+        with pytest.raises(UsageError):
+            ckptmove.load(source, "cpu", **options)
+
+
+def test_keep_is_one_glob_or_several(source: Path) -> None:
+    for call in (ckptmove.convert, ckptmove.verify):
+        with pytest.raises(UsageError):
+            call(source, to="cpu", keep=[""])
+    assert ckptmove.convert(source, to="cpu", keep="model.*", dry_run=True).plan.kept

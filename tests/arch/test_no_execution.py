@@ -54,7 +54,8 @@ HARMLESS_MODULES = {
 #: What could run something, and the one module that may import it.
 GUARDED_MODULES = {
     "subprocess": "verification/child.py",  # starts the child, by a command of its own
-    "ctypes": "verification/pages.py io/cloning.py",  # ask the C library for one function of its own each
+    # ask the C library for one function of its own each; view the memory of a storage, to read a file into it
+    "ctypes": "verification/pages.py io/cloning.py verification/loading/storages.py",
     "resource": "verification/memory.py",  # lowers the limit of its own process
     "importlib": "verification/run.py verification/case/user_code.py verification/imports.py",
     # write bytes of tensors, and what the user's script prints; ask for the folder of generated files

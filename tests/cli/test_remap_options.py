@@ -385,3 +385,14 @@ def test_files_of_a_directory_are_named_by_their_paths(ask, bench) -> None:
     assert hint.endswith(": --only 'model-*'")
     assert ask("convert", "hf", "-o", "y.safetensors", "--only", "model-*")["ok"]
     assert set(safetensors.load_file("y.safetensors")) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("convert", "--only", ""), ("convert", "--drop="), ("convert", "--to", "cpu", "--keep", ""),
+     ("inspect", "--match", ""), ("verify", "--to", "cpu", "--keep", "")],
+)  # fmt: skip
+def test_an_empty_glob_is_a_usage_error(ckptmove, words):
+    command, *options = words
+    code, _, _ = ckptmove(command, "plain.pt", *options)
+    assert code == 2

@@ -637,6 +637,27 @@ def test_a_gradient_scaler_may_skip_a_few_steps(ran, factor, status):
 
 
 @pytest.mark.parametrize(
+    "load",
+    [
+        "ckptmove.load(args.resume, map_location=device)",
+        "ckptmove.load(args.resume)",
+        "ckptmove.load(args.resume, 'cpu', only=['model', 'optimizer'])",
+        "ckptmove.load(io.BytesIO(pathlib.Path(args.resume).read_bytes()), device)",
+    ],
+)
+def test_a_load_of_ckptmove_counts(ran, make, load):
+    lines = (
+        HEAD,
+        BUILT,
+        "import io, pathlib, ckptmove\n",
+        LOADED.replace("torch.load(args.resume, map_location=device)", load),
+    )
+    check = ran(*lines, LOOP, path=make())
+    assert check["status"] == "passed", check["detail"]
+    assert "restored by train.py" in check["detail"]
+
+
+@pytest.mark.parametrize(
     ("load", "status"),
     [
         ("torch.load(args.resume, weights_only=False, map_location=device)", "passed"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.errors import UsageError
 from ckptmove.model import Role
-from ckptmove.moves import Remap
+from ckptmove.moves import Remap, checked_globs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,8 @@ _SHORT: Final = {
 #: Dtypes that floating tensors can be cast to.
 DTYPES: Final = ("bfloat16", "float16", "float32", "float64")
 ROLES: Final = get_args(Role)
+#: Options whose values are globs of paths, or roles.
+_PARTS: Final = frozenset({"only", "drop"})
 
 
 def remap_options(**typed: Any) -> Remap:
@@ -39,6 +41,10 @@ def remap_options(**typed: Any) -> Remap:
 def _parsed(name: str, value: Any) -> Any:
     if isinstance(value, bool | str):
         return value
+    if name in _PARTS:
+        value = checked_globs(f"--{name}", value)
+    if name == "only" and not value:
+        raise UsageError("--only takes a glob of names or a role, not an empty list")
     words = filter(None, value) if name == "strip_prefix" else value
     return tuple(map(_PARSERS.get(name, str), words))
 

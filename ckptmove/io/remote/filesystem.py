@@ -10,6 +10,7 @@ from ckptmove.errors import LimitExceeded, MissingFile, SourceChanged
 from ckptmove.io.contracts import Traffic
 from ckptmove.io.leftovers import is_unfinished
 from ckptmove.io.listing import DEEPEST, ListedFile, ListedFolder, Listing
+from ckptmove.io.locations import leads_out
 from ckptmove.io.remote.address import Address, Place
 from ckptmove.io.remote.errors import ArtifactAddress, RemoteFailed, UnknownScheme
 from ckptmove.io.remote.failures import failures_named
@@ -237,7 +238,7 @@ def _list_directory(address: Address, place: Place, limits: Limits, traffic: Tra
     for name, details in found.items():
         path = name.removeprefix(top).lstrip("/")
         folders, last = path.split("/")[:-1], path.rpartition("/")[2]
-        if not last or is_unfinished(last):
+        if not last or is_unfinished(last) or leads_out(path):
             continue
         addresses[path] = Address(fs.unstrip_protocol(name), Place(fs, name))
         nbytes = details["size"]

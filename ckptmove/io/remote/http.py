@@ -80,7 +80,7 @@ class HttpFile:
         self.head = b""
         if answer.status == _UNSATISFIABLE and answer.total == 0:  # an empty file has no range
             return
-        if answer.body is None or answer.total is None:
+        if answer.body is None or answer.total is None or answer.begin != 0:
             raise NoRanges(self.path, answer.total)
         self.size, self.head = answer.total, answer.body
 

@@ -1,6 +1,6 @@
 """Record the loads and optimizer steps of a training script, and end the script after its step.
 
-Functions of torch and safetensors are replaced while the script runs.
+Functions of torch, safetensors and ckptmove are replaced while the script runs.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-d
 from torch.distributed.checkpoint import filesystem
 from torch.optim import optimizer as optimizers
 
+from ckptmove.io.file_object import OpenFile
 from ckptmove.verification.case.blame import line_evidence
 from ckptmove.verification.case.script_steps import Steps, skipped_by_scaler
 from ckptmove.verification.case.watch import Watch
 from ckptmove.verification.checks import SCRIPT, failed
+from ckptmove.verification.loading import load as loading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.case.script_steps import Explain, Observe
     from ckptmove.verification.case.user_code import Entrance
     from ckptmove.verification.case.watch import Refusal
+    from ckptmove.verification.loading.load import LoadRequest
 
 #: Steps that a gradient scaler may skip because gradients are not finite.
 _SKIPPED_STEPS: Final = 40
@@ -75,6 +78,7 @@ def recorded(
         (safetensors_torch, "load_file", _noted),
         (safetensors_torch, "save_file", _save_file),
         *((safetensors_torch, name, _of_host) for name in ("_is_complete", "_end_ptr")),
+        (loading, "load_checkpoint", _load_checkpoint),
         (reader, "read_metadata", _read_metadata),
         (writer, "prepare_local_plan", _prepare_plan),
         *((pickles, name, _unpickle) for name in ("load", "loads")),
@@ -184,6 +188,12 @@ def _noted(session: Session, original: Any, filename: Any, *args: Any, **kwargs:
     session.raise_if_stopped()
     session.note_load(filename)
     return original(filename, *args, **kwargs)
+
+
+def _load_checkpoint(session: Session, original: Any, request: LoadRequest) -> Any:
+    """Run a request of ``ckptmove.load``, which unpickles nothing."""
+    path = request.path
+    return _noted(session, lambda _file: original(request), path.file if isinstance(path, OpenFile) else path)
 
 
 def _save(session: Session, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:

@@ -47,11 +47,13 @@ class MissingDevice(UsageError, RuntimeError):
 
     Attributes:
         device: the device.
+        is_requested: whether ``map_location`` names it; otherwise the file does.
     """
 
     kind = "missing-device"
     is_of_checkpoint = True
 
-    def __init__(self, path: str, device: str) -> None:
-        super().__init__(f"its tensors are on {device}, which this machine does not have", path=path)
-        self.device = device
+    def __init__(self, path: str, device: str, *, is_requested: bool) -> None:
+        named = "map_location names" if is_requested else "its tensors are on"
+        super().__init__(f"{named} {device}, which this machine does not have", path=path)
+        self.device, self.is_requested = device, is_requested

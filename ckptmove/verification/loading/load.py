@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 #: Characters of torch's message, which can list every backend.
 _LONGEST: Final = 200
+#: Errors of torch's rebuild functions. A device that torch was not compiled for is an AssertionError.
+_REJECTED: Final = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 
 
 class LoadRequest(NamedTuple):
@@ -35,14 +39,14 @@ class LoadRequest(NamedTuple):
         path: a file, a directory or an archive.
         move: its moves and changes.
         is_meta: whether every tensor is on the meta device, without bytes.
-        is_mapped: whether to map files; otherwise bytes are read into memory.
+        is_mapped: whether tensors that stay on the CPU are mapped from the files, instead of read into memory.
         limits: resource limits for reading it.
     """
 
     path: str
     move: MoveRequest
     is_meta: bool = False
-    is_mapped: bool = True
+    is_mapped: bool = False
     limits: Limits = Limits()
 
 
@@ -78,7 +82,7 @@ def load_checkpoint(request: LoadRequest) -> Any:
                 raise _refusal(checkpoint, str(error)) from None
             except CkptMoveError:
                 raise
-            except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            except _REJECTED as error:
                 raise NotRebuilt(f"torch rejects an object: {_first_line(error)}", path=path) from error
 
 

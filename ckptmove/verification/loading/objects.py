@@ -41,6 +41,16 @@ _DENSE: Final = "torch._utils._rebuild_tensor_v2"
 #: Containers that later operations fill, and those that torch fills after a call.
 _EMPTY: Final[dict[type, Callable[[], Any]]] = {List: list, Dict: dict, Set: set}
 _MAPPINGS: Final = (dict, OrderedDict, Counter)
+#: Classes whose arguments have members that are hashed.
+_HASHING: Final = (set, OrderedDict, Counter)
+#: The only encoding in which pickle writes bytes as text. Any other name would be imported as a codec.
+_ENCODE: Final = "_codecs.encode"
+_BYTES: Final = "latin1"
+#: Nesting depth of tuples that are hashed, and their number in one level. Python hashes tuples recursively in C,
+#: without a check of the stack, and shared ones again each time.
+_NESTING: Final = (list, tuple)
+_DEEPEST: Final = 100
+_WIDEST: Final = 1_000_000
 #: Values of the tree that have another type in Python.
 _ATOMS: Final[dict[type, Callable[[Any], Any]]] = {Python2Str: str, ByteArray: bytearray}
 
@@ -60,11 +70,16 @@ def build(root: Value, storage: Callable[[Persistent], Any]) -> Any:
         NotAllowed: if a name or a call is not one that weights-only mode makes.
         Exception: as of torch's rebuild functions, if their arguments are not what torch writes.
     """
+    # The rebuild functions put sparse tensors on this list, and torch.load does not check them by default.
+    unchecked = torch._utils._sparse_tensors_to_validate  # noqa: SLF001
     try:
-        return _Builder(storage).build(root)
+        made = _Builder(storage).build(root)
+        unchecked[:] = [tensor for tensor in unchecked if not tensor.is_meta]
+        with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
+            torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]  # noqa: SLF001
     finally:
-        # The rebuild functions put sparse tensors on a list of torch, as in torch.load.
-        torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]  # noqa: SLF001
+        unchecked.clear()
+    return made
 
 
 class _Builder:
@@ -138,7 +153,7 @@ class _Builder:
         if type(node) is Tuple:
             made = tuple(self._objects(node.items))
         elif isinstance(node, FrozenSet):
-            made = frozenset(self._objects(node.items))
+            made = frozenset(_hashable(self._objects(node.items)))
         elif type(node) is Persistent:
             made = self._storage(node)
         elif type(node) is Call:
@@ -160,6 +175,10 @@ class _Builder:
         if call.kwargs is not None or type(call.args) is not Tuple:
             raise NotAllowed(f"the arguments of {call.name}")
         arguments = self._objects(call.args.items)
+        if call.name == _ENCODE and arguments[1:] != [_BYTES]:
+            raise NotAllowed(f"the encoding of {_ENCODE}")
+        if function in _HASHING:
+            _hashable(arguments)
         is_new = call.opcode == NEWOBJ and function is not torch.nn.Parameter
         return function.__new__(function, *arguments) if is_new else function(*arguments)
 
@@ -171,8 +190,11 @@ class _Builder:
         elif type(node) is Call:
             self._add(node, target)
         else:
-            add = target.update if type(node) is Set else target.extend
-            add(self._objects(node.members()))
+            members = self._objects(node.members())
+            if type(node) is Set:
+                target.update(_hashable(members))
+            else:
+                target.extend(members)
 
     def _add(self, call: Call, target: Any) -> None:
         """Add the items and the state to the result of a call, if torch's weights-only unpickler does."""
@@ -200,14 +222,26 @@ def _filling(call: Any) -> tuple[Value, ...]:
 
 
 def _assign(target: Any, flat: list[Any]) -> None:
-    for key, value in zip(flat[::2], flat[1::2], strict=True):
+    for key, value in zip(_hashable(flat[::2]), flat[1::2], strict=True):
         target[key] = value
+
+
+def _hashable(values: list[Any]) -> list[Any]:
+    """The values, if no tuple among them, or in a list among them, is nested so deeply that its hash fails."""
+    level: list[Any] = values
+    for _ in range(_DEEPEST):
+        level = [item for one in level if isinstance(one, _NESTING) for item in one]
+        if not level:
+            return values
+        if len(level) > _WIDEST:
+            break
+    raise ValueError("a key or a member of a set is nested too deeply")
 
 
 def _dense_arguments(call: Call) -> tuple[Any, ...] | None:
     """The arguments of a dense tensor, without its hooks, if they are written as torch does: a shortcut for most."""
     args = call.args
-    if type(args) is not Tuple or len(args.items) != _DENSE_ARGUMENTS or call.name != _DENSE:
+    if type(args) is not Tuple or len(args.items) != _DENSE_ARGUMENTS or call.name != _DENSE or _filling(call):
         return None
     storage, offset, size, stride, requires_grad, hooks = args.items
     if type(storage) is not Persistent or type(size) is not Tuple or type(stride) is not Tuple:

@@ -1,7 +1,8 @@
-"""Storages of torch over the bytes of a checkpoint: mapped from its files if they stay on the CPU."""
+"""Storages of torch with the bytes of a checkpoint: read into memory, or mapped from its files."""
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import torch
 from torch.serialization import default_restore_location
 
 from ckptmove.checkpoint.parts import FilePart
-from ckptmove.errors import DamagedArchive
+from ckptmove.errors import DamagedArchive, OutOfMemory
 from ckptmove.io.contracts import InflateSegment
 from ckptmove.io.cut import checked_blocks
 from ckptmove.model import Span
@@ -43,7 +44,7 @@ class Storages:
         devices: Mapping[str, str],
         *,
         is_meta: bool = False,
-        is_mapped: bool = True,
+        is_mapped: bool = False,
     ) -> None:
         """Begin with no file open.
 
@@ -51,7 +52,7 @@ class Storages:
             homes: part and description of each storage, by key.
             devices: devices of the storages that are not on the device of their persistent id, by key.
             is_meta: whether all storages are on the meta device, without bytes.
-            is_mapped: whether to map files; otherwise bytes are read into memory.
+            is_mapped: whether storages that stay on the CPU are mapped from the files, instead of read into memory.
         """
         self._homes, self._devices, self._is_meta, self._is_mapped = homes, devices, is_meta, is_mapped
         self._stored = StoredTensors(dict.fromkeys(part for part, _ in homes.values()))
@@ -89,35 +90,43 @@ class Storages:
         found = self._views.get((key, first, numel))
         if found is None:
             item = whole._element_size()  # noqa: SLF001  # `element_size` warns
-            untyped = whole._untyped_storage[first * item : (first + numel) * item]  # noqa: SLF001  # `untyped` copies none
+            if self._is_meta:  # a storage on the meta device has no slices
+                untyped = _empty(numel * item, "meta")
+            else:
+                untyped = whole._untyped_storage[first * item : (first + numel) * item]  # noqa: SLF001  # no copy
             found = self._views[key, first, numel] = _typed(untyped, whole.dtype)
         return found
 
     def _untyped(self, part: OpenPart, stored: StorageRef, device: str) -> Any:
         if self._is_meta:
             return _empty(stored.nbytes, "meta")
-        values = self._on_cpu(part, part.own_name(stored.key), stored) if stored.nbytes else _empty(0, "cpu")
+        if not stored.nbytes:
+            values = _empty(0, "cpu")[:]  # a slice cannot be resized: a tensor that exceeds it is an error
+        else:
+            # A mapping of bytes that are copied to another device ends with the load.
+            is_mapped = self._is_mapped or device != "cpu"
+            values = self._on_cpu(part, part.own_name(stored.key), stored, is_mapped=is_mapped)
         if device == "cpu":
             return values
         try:
             return default_restore_location(values, device)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            raise MissingDevice(part.path, device) from error
+            raise MissingDevice(part.path, device, is_requested=device != stored.device) from error
 
-    def _on_cpu(self, part: OpenPart, key: str, stored: StorageRef) -> Any:
-        """The bytes of a storage, mapped if its elements are in this machine's byte order and aligned."""
+    def _on_cpu(self, part: OpenPart, key: str, stored: StorageRef, *, is_mapped: bool) -> Any:
+        """The bytes of a storage, mapped only if its elements are in this machine's byte order and aligned."""
         disk, span, item = part.disk, part.span(key), ITEM_BYTES[stored.dtype]
         swaps = part.byteorder != sys.byteorder and item > 1
         if span is not None and span.nbytes >= stored.nbytes:
-            if disk is not None and self._is_mapped and not swaps and (disk.start + span.start) % item == 0:
+            if disk is not None and is_mapped and not swaps and (disk.start + span.start) % item == 0:
                 start = disk.start + span.start
                 return self._file(disk)[start : start + stored.nbytes]
-            read = self._stored.read(part, key, Span(span.start, span.start + stored.nbytes))
+            values = _empty(stored.nbytes, "cpu")
+            self._stored.read_into(part, key, Span(span.start, span.start + stored.nbytes), _memory_of(values))
         else:
-            read = _inflated(part, key)
-        if len(read) < stored.nbytes:
+            values = _inflated(part, key)
+        if values.nbytes() < stored.nbytes:
             raise DamagedArchive(part.path, f"bytes of storage '{key:.40}' are missing or encoded")
-        values: Any = torch.frombuffer(read, dtype=torch.uint8).untyped_storage()
         if swaps:
             values.byteswap(dtype_of(stored.dtype))
         return values
@@ -140,14 +149,27 @@ def _typed(untyped: Any, dtype: torch.dtype) -> Any:
 
 def _empty(nbytes: int, device: str) -> Any:
     kind: Any = torch.UntypedStorage
-    return kind(nbytes, device=device)
+    try:
+        return kind(nbytes, device=device)
+    except RuntimeError as error:  # of torch's allocator
+        raise OutOfMemory from error
 
 
-def _inflated(part: OpenPart, key: str) -> bytearray:
+def _memory_of(storage: Any) -> memoryview:
+    """The memory of a storage on the CPU, valid as long as the storage."""
+    return memoryview((ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
+
+
+def _inflated(part: OpenPart, key: str) -> Any:
     """The bytes of a deflated storage; empty for all others."""
     if isinstance(part, FilePart):
         with part.content() as (container, _):
             segment = container.storage_segment(key)
             if isinstance(segment, InflateSegment):
-                return bytearray().join(checked_blocks(container.source, segment))
-    return bytearray()
+                values, done = _empty(segment.nbytes, "cpu"), 0
+                memory = _memory_of(values)
+                for block in checked_blocks(container.source, segment):
+                    memory[done : done + len(block)] = block
+                    done += len(block)
+                return values
+    return _empty(0, "cpu")

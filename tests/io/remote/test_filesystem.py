@@ -168,6 +168,14 @@ def test_a_listing(memory) -> None:
         listing.open("a.pth")
 
 
+def test_names_that_lead_out_of_a_listing(memory, monkeypatch) -> None:
+    memory.pipe("/run/a.pth", b"12345")
+    found = memory.find("/run", detail=True)
+    out = dict.fromkeys(("/run/../b.pth", "/run/a/../../b.pth", "/run/.."), found["/run/a.pth"])
+    monkeypatch.setattr(type(memory), "find", lambda *_, **__: {**found, **out})
+    assert [file.path for file in opened("memory://run/").files] == ["a.pth"]
+
+
 def test_a_file_system_without_versions_is_asked_again(memory) -> None:
     memory.pipe("/a.pth", DATA)
     source = opened("memory://a.pth")

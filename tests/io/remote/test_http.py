@@ -185,6 +185,12 @@ def test_a_range_that_was_not_asked_for(server, url, headers) -> None:
         source.read(3 * WINDOW, 3 * WINDOW + 10)
 
 
+def test_a_first_range_that_was_not_asked_for(server, url) -> None:
+    server.faults.append(always(206, b"12345", {"Content-Range": f"bytes 5-9/{len(DATA)}"}))
+    with pytest.raises(NoRanges):
+        opened(url)
+
+
 def test_more_bytes_than_asked_for(server, url) -> None:
     server.faults.append(always(206, DATA, {"Content-Range": f"bytes 0-{len(DATA) - 1}/{len(DATA)}"}))
     with pytest.raises(NoRanges):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import subprocess
 import sys
 import zipfile
 from collections import Counter, OrderedDict
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from storage_views import viewed
 
 import ckptmove
-from ckptmove.errors import CkptMoveError, DamagedArchive, UnsupportedDtype, UsageError
+from ckptmove.errors import CkptMoveError, DamagedArchive, OutOfMemory, UnsupportedDtype, UsageError
 from ckptmove.verification.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -56,7 +57,7 @@ def test_every_sample_that_torch_loads(name) -> None:
     theirs, ours = both(SAMPLES / name)
     if theirs is not None:
         assert loaded_differences(theirs, ours) == REMAPPED.get(name, [])
-        assert loaded_differences(ours, ckptmove.load(SAMPLES / name, "cpu", mmap=False)) == []
+        assert loaded_differences(ours, ckptmove.load(SAMPLES / name, "cpu", mmap=True)) == []
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -136,6 +137,9 @@ def test_views_of_storages_that_torch_before_0_4_saved(tmp_path) -> None:
     path = viewed(tmp_path / "old.pth")
     ours = ckptmove.load(path, "cpu")
     assert loaded_differences(torch.load(path, map_location="cpu", weights_only=True), ours) == []
+    on_meta = ckptmove.load(path, "meta")["a.weight"]
+    assert on_meta.is_meta
+    assert on_meta.shape == ours["a.weight"].shape
 
 
 def test_containers_that_contain_themselves(tmp_path) -> None:
@@ -217,11 +221,68 @@ def test_an_archive_of_files(tmp_path) -> None:
 def test_tensors_are_mapped_and_the_file_never_changes(tmp_path) -> None:
     path = saved(tmp_path / "run.pth", {"weight": torch.zeros(1000)})
     before = path.read_bytes()
-    ours = ckptmove.load(path)
+    ours = ckptmove.load(path, mmap=True)
     assert str(path) in Path("/proc/self/maps").read_text() if Path("/proc/self/maps").exists() else True
     ours["weight"] += 1
     assert path.read_bytes() == before
-    assert ckptmove.load(path, mmap=False)["weight"].sum() == 0
+    assert ckptmove.load(path)["weight"].sum() == 0
+
+
+def test_tensors_in_memory_are_those_of_torch(tmp_path) -> None:
+    path = saved(tmp_path / "run.pth", {"weight": torch.zeros(1000)})
+    ours = ckptmove.load(path)["weight"]
+    assert str(path) not in Path("/proc/self/maps").read_text() if Path("/proc/self/maps").exists() else True
+    assert ours.untyped_storage().resizable()
+    ours += 1
+    assert ours.sum() == 1000
+
+
+OVERWRITE = """
+import sys
+import torch
+import ckptmove
+
+path = sys.argv[1]
+state = ckptmove.load(path, map_location="cpu")
+model = torch.nn.Linear(300, 300)
+optimizer = torch.optim.AdamW(model.parameters())
+model.load_state_dict(state["model"])
+optimizer.load_state_dict(state["optimizer"])
+torch.save({"model": state["model"], "optimizer": optimizer.state_dict()}, path)
+"""
+
+
+def test_the_file_may_be_saved_again_while_its_tensors_are_in_use(tmp_path) -> None:
+    model = torch.nn.Linear(300, 300)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 300)).sum().backward()
+    optimizer.step()
+    path = saved(tmp_path / "run.pth", {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    before = torch.load(path)
+    child = subprocess.run([sys.executable, "-c", OVERWRITE, path], check=False)
+    assert child.returncode == 0
+    assert loaded_differences(before, torch.load(path)) == []
+
+
+def test_too_little_memory(tmp_path, monkeypatch) -> None:
+    path = saved(tmp_path / "run.pth", {"weight": torch.zeros(1000)})
+
+    def refuse(*_args: object, **_options: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(torch, "UntypedStorage", refuse)
+    with pytest.raises(MemoryError) as caught:
+        ckptmove.load(path)
+    assert isinstance(caught.value, OutOfMemory)
+
+
+def test_weights_only(tmp_path) -> None:
+    path = saved(tmp_path / "run.pth", {"weight": torch.zeros(1)})
+    for accepted in (True, None):
+        assert ckptmove.load(path, map_location="cpu", weights_only=accepted)["weight"].item() == 0
+    with pytest.raises(UsageError) as caught:
+        ckptmove.load(path, weights_only=False)
+    assert "plain=True" in caught.value.hint
 
 
 @pytest.mark.parametrize("mmap", [True, False])
@@ -231,7 +292,7 @@ def test_only_reads_only_those_bytes(tmp_path, monkeypatch, mmap) -> None:
 
     path = saved(tmp_path / "run.pth", {"model": {"weight": torch.ones(9)}, "other": torch.zeros(100)})
     seen: list[int] = []
-    for owner, name in ((Storages, "_file"), (StoredTensors, "read")):
+    for owner, name in ((Storages, "_file"), (StoredTensors, "read_into")):
         real = getattr(owner, name)
 
         def noted(self, *args, real=real):
@@ -300,11 +361,17 @@ def test_a_device_that_is_not_here() -> None:
         ckptmove.load(SAMPLES / "adamw-cuda3.pth")
     assert isinstance(caught.value, RuntimeError)
     assert "map_location" in caught.value.hint
+    assert not caught.value.is_requested
+    for options in ({}, {"only": "model"}):
+        with pytest.raises(MissingDevice) as caught:
+            ckptmove.load(SAMPLES / "float64-cpu.pt", "cuda:3", **options)
+        assert caught.value.is_requested
 
 
 def test_errors(tmp_path) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as refused:
         ckptmove.load(SAMPLES / "adamw-cuda3.pth", lambda storage, _: storage)
+    assert 'map_location="cpu"' in refused.value.hint
     with pytest.raises(UsageError):
         ckptmove.load(SAMPLES / "adamw-cuda3.pth", "cudaa")
     with pytest.raises(FileNotFoundError):
@@ -332,6 +399,49 @@ def test_arguments_that_torch_rejects(tmp_path) -> None:
     with pytest.raises(NotRebuilt) as caught:
         ckptmove.load(rewritten(path, lambda data: data.replace(b"cuda", b"cudb")))
     assert caught.value.hint
+
+
+class Rebuilt:
+    """An object that is saved as a call of one of torch's rebuild functions."""
+
+    def __init__(self, name: str, *arguments: object) -> None:
+        self.call = getattr(torch._utils, name), arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def unchecked(layout: str) -> torch.Tensor:
+    """A sparse tensor with an index outside of it, which crashes the process when it is used."""
+    values = torch.ones(2)
+    if layout == "coo":
+        return torch.sparse_coo_tensor(torch.tensor([[0, 9**9]]), values, (4,), check_invariants=False)
+    indices = torch.tensor([0, 1, 2]), torch.tensor([0, 9**9])
+    return torch.sparse_csr_tensor(*indices, values, (2, 2), check_invariants=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*(Sparse|sparse).*")
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_indices_outside_of_a_sparse_tensor(tmp_path, layout) -> None:
+    path = saved(tmp_path / "run.pth", {"a": unchecked(layout)})
+    with pytest.raises(NotRebuilt):
+        ckptmove.load(path)
+    assert ckptmove.load(path, "meta")["a"].is_meta  # without indices
+    assert not torch.sparse.check_sparse_tensor_invariants.is_enabled()
+
+
+@pytest.mark.parametrize("device", ["cpu", None])
+def test_a_tensor_larger_than_its_empty_storage(tmp_path, device) -> None:
+    whole = torch.empty(0).storage()
+    path = saved(tmp_path / "run.pth", [Rebuilt("_rebuild_tensor_v2", whole, 0, (9,), (1,), False, OrderedDict())])
+    with pytest.raises(NotRebuilt):
+        ckptmove.load(path, device)
+
+
+def test_a_device_that_torch_is_not_compiled_for(tmp_path) -> None:
+    value = Rebuilt("_rebuild_device_tensor_from_cpu_tensor", torch.ones(1), torch.float32, "xpu:0", False)
+    with pytest.raises(NotRebuilt):
+        ckptmove.load(saved(tmp_path / "run.pth", [value]))
 
 
 def test_missing_bytes(tmp_path) -> None:

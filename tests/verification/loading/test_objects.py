@@ -13,11 +13,13 @@ from ckptmove.pickles.tree import (
     ByteArray,
     Call,
     Dict,
+    FrozenSet,
     Global,
     List,
     Opaque,
     Persistent,
     Python2Str,
+    Set,
     Tuple,
 )
 from ckptmove.verification.loading.objects import NotAllowed, build
@@ -104,6 +106,7 @@ def test_state_of_an_ordered_dict() -> None:
         call("torch", "Size", of(1), assigned=Dict([1, 2], [-1, -1])),
         call("collections", "Counter", state=Dict([], [])),
         Persistent(of("module", Global("train", "Net"), "train.py", ""), -1),
+        call("_codecs", "encode", "a", "rot13", opcode=ord("R")),
     ],
 )
 def test_what_weights_only_mode_does_not_do(value) -> None:
@@ -111,5 +114,37 @@ def test_what_weights_only_mode_does_not_do(value) -> None:
         build(value, a_storage)
 
 
+def dense(storage, size: int, **more) -> Call:
+    hooks = call("collections", "OrderedDict", opcode=ord("R"))
+    arguments = (storage, 0, of(size), of(1), False, hooks)
+    return call("torch._utils", "_rebuild_tensor_v2", *arguments, opcode=ord("R"), **more)
+
+
+def test_the_state_of_a_tensor_is_no_shortcut() -> None:
+    assert build(dense(STORAGE, 2, state=of(STORAGE, 1, of(1), of(1))), a_storage).tolist() == [2]
+
+
+def nested(depth: int, width: int = 1) -> Tuple:
+    value = of(1)
+    for _ in range(depth):
+        value = of(*([value] * width))
+    return value
+
+
+@pytest.mark.parametrize("key", [nested(20_000), nested(60, 2)], ids=["deep", "shared"])
+def test_hashes_that_would_not_end(key) -> None:
+    values = [
+        Dict([key, 1], [-1, -1]),
+        Set([key], [-1]),
+        FrozenSet([key], [-1]),
+        call("collections", "Counter", of(key), opcode=ord("R")),
+        call("collections", "OrderedDict", List([List([key, 1], [-1] * 2)], [-1]), opcode=ord("R")),
+    ]
+    for value in values:
+        with pytest.raises(ValueError, match="nested"):
+            build(value, a_storage)
+    assert build(Dict([of(1, of(2)), 1], [-1, -1]), a_storage) == {(1, (2,)): 1}
+
+
 def test_only_files_have_deflated_storages() -> None:
-    assert _inflated(object(), "0") == b""
+    assert _inflated(object(), "0").nbytes() == 0
