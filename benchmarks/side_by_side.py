@@ -58,6 +58,10 @@ OUR_LOAD = """
 import sys, torch, ckptmove
 ckptmove.load(sys.argv[1], map_location="cpu")
 """
+OUR_LOAD_MAPPED = """
+import sys, torch, ckptmove
+ckptmove.load(sys.argv[1], map_location="cpu", mmap=True)
+"""
 LOAD = """
 import sys, torch
 torch.load(sys.argv[1], map_location="cpu", weights_only=True)
@@ -145,6 +149,8 @@ def comparisons(folder: Path, sizes: dict[str, tuple[int, int]]) -> dict[str, li
         ]
         table[f"load, {label}"] = [
             Contender("ckptmove.load script", [python, "-c", OUR_LOAD, str(source)]),
+            Contender("torch.load script", [python, "-c", LOAD, str(source)]),
+            Contender("ckptmove.load(mmap=True) script", [python, "-c", OUR_LOAD_MAPPED, str(source)]),
             Contender("torch.load(mmap=True) script", [python, "-c", LOAD_MAPPED, str(source)]),
         ]
         output = folder / "output.pt"  # of all of them, so that there is one at a time

@@ -21,8 +21,8 @@ def hinted() -> Iterator[None]:
     try:
         yield
     except CkptMoveError as error:
-        from ckptmove.api.hints import hint_for
+        from ckptmove.api.hints import hint_in_python
 
-        error.hint = hint_for(error)
+        error.hint = hint_in_python(error)
         error.__notes__ = [f"hint: {error.hint}"] if error.hint else []
         raise

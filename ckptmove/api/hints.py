@@ -21,7 +21,7 @@ from ckptmove.limits import TREE_MEMORY
 from ckptmove.text import command_line, quoted
 from ckptmove.verification.case.patching import FixNotWritten
 from ckptmove.verification.case.script_file import ScriptUnusable
-from ckptmove.verification.downloading import VERIFY_IS_LOCAL
+from ckptmove.verification.downloading import VERIFY_IS_LOCAL, CopyExists
 from ckptmove.verification.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     errors.CrcMismatch: f"a copy or a disk has changed it, and torch.load does not detect that: {_AGAIN}",
     errors.SourceChanged: "wait until the run that writes it has finished, then try again",
     errors.OutputIsSource: "choose another path with --output",
-    errors.OutputIsNoReport: "choose a file that does not exist yet, for example --report junit=report.xml",
+    errors.OutputIsNoReport: "choose a file that does not exist yet",
     errors.OutputIsStdout: "give a file with --output; use ./- for a file named -",
     errors.InPlaceImpossible: "write a new one: --output NEW instead of --in-place",
     errors.BeingConverted: "wait until it has finished, then try again",
@@ -121,6 +121,13 @@ def hint_for(error: errors.CkptMoveError) -> str:
     """The hint for an error; may be empty."""
     del error
     return ""
+
+
+def hint_in_python(error: errors.CkptMoveError) -> str:
+    """The hint for an error that a function raises: only the command line expands globs."""
+    if isinstance(error, errors.MissingFile) and not is_url(error.path or "") and has_magic(error.path or ""):
+        return "the function takes one path and no glob: call it for each path of glob.glob(pattern)"
+    return hint_for(error)
 
 
 for _kind, _text in _TEXTS.items():
@@ -288,6 +295,11 @@ def _(error: errors.OutputExists) -> str:
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         return "only regular files are replaced: choose another path with --output"
     return "replace it with --force, keep it with --skip-existing, or choose another path with --output"
+
+
+@hint_for.register(CopyExists)
+def _(error: CopyExists) -> str:
+    return f"verify the copy: {command_line(['ckptmove', 'verify', error.path or ''])}; or choose another folder"
 
 
 @hint_for.register(errors.OutputHoldsMore)

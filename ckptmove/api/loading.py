@@ -60,7 +60,7 @@ def load(
             "load plain values in place of objects: plain=True",
         )
     try:
-        from ckptmove.verification.loading.load import LoadRequest, load_checkpoint
+        from ckptmove.verification.loading.load import LoadRequest, load_checkpoint, on_current_device
     except ImportError as error:
         if error.name == "torch":
             raise TorchMissing("load builds tensors and needs torch") from error
@@ -68,6 +68,8 @@ def load(
 
     is_meta = map_location is not None and str(map_location) == "meta"
     to, mapping = targets(None, None if is_meta else map_location)
+    to = None if to is None else on_current_device(to)
+    mapping = {source: on_current_device(device) for source, device in mapping.items()}
     remap = remap_of({"only": only, "plain": plain})
     move = move_request(to, mapping, (), cast=False, rewrite_strings=False, remap=remap)
     request = LoadRequest(location(path), move, is_meta=is_meta, is_mapped=bool(mmap), limits=limits or Limits())

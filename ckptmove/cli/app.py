@@ -69,7 +69,7 @@ def inspect(
         ),
     ] = None,
     devices: options.Devices = None,
-    strict: options.Strict = False,
+    strict: options.StrictInspect = False,
     limit_factor: options.LimitFactor = 1,
     jobs: options.Jobs = None,
     select: options.Select = None,
@@ -177,7 +177,7 @@ def convert(
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Do not compare CRCs; the kernel copies the bytes.")
     ] = False,
-    strict: options.Strict = False,
+    strict: options.StrictConvert = False,
     limit_factor: options.LimitFactor = 1,
     report: options.Report = None,
     out: options.OutputOptions,

@@ -126,7 +126,9 @@ def run_convert(
             if len(chosen) == 1:  # its error ends the command, with a hint that needs the command line
                 summary = Summary("convert", work(chosen[0])[0])
             else:
-                summary = for_each("convert", chosen, work, renderer)._replace(skipped=len(skipped))
+                summary = for_each("convert", chosen, work, renderer)._replace(
+                    skipped=len(skipped), is_planned=chosen[0].dry_run
+                )
         return renderer.finish(summary)
     except StdoutFailed as error:
         raise StdoutFailed(error.reason, output=written[-1] if written else None) from error

@@ -162,6 +162,12 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
     if option in _MEANS_TO and any("--to" in parameter.opts for parameter in error.ctx.command.params):
         message = f"No such option: {option}"
         hint = f"did you mean: {retyped(PROGRAM, words, option, '--to')}"
+    elif (
+        option == "--to"
+        and message.startswith("No such")
+        and any("--expect" in parameter.opts for parameter in error.ctx.command.params)
+    ):
+        hint = f"did you mean: {retyped(PROGRAM, words, option, '--expect')}"
     elif command == PROGRAM and message.startswith("No such"):
         known = {name: {*chain(*(one.opts for one in own.params))} for name, own in error.ctx.command.commands.items()}
         hint = with_command(PROGRAM, words, known)

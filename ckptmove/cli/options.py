@@ -87,8 +87,10 @@ Devices = Annotated[
         show_default="as many as the file and the target name",
     ),
 ]  # fmt: skip
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Exit 1 on warnings too; with verify, also if the resume is not proven.")
+Strict = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings too, and if the resume is not proven.")]
+StrictInspect = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings too.")]
+StrictConvert = Annotated[
+    bool, typer.Option("--strict", help="Exit 1 and write nothing if --keep or --map matches nothing.")
 ]
 Jobs = Annotated[
     int | None,

@@ -61,5 +61,5 @@ def codes_like(word: str) -> tuple[str, ...]:
     if not codes:
         close = difflib.get_close_matches(name[:_LONGEST], [entry.name for entry in CATALOGUE.values()], n=1)
         hint = f"did you mean {close[0]}?" if close else "'ckptmove rules' lists them"
-        raise UsageError(f"'{word}' is no code of a finding; {hint}")
+        raise UsageError(f"no finding is about '{word}'; {hint}")
     return codes

@@ -109,6 +109,7 @@ def _is_moved_or_cast(tensor: TensorRecord) -> bool:
 
 
 def _save_line(inventory: Inventory, context: Context, absent: list[str]) -> str:
+    """The change of the script that writes the file; the Trainer of Lightning calls a hook of the module instead."""
     target = target_device(inventory, context) or "cpu"
     kind = split(target)[0]
     states = f", '{kind}_rng': torch.{kind}.get_rng_state{'_all' * (kind == 'cuda')}()" * is_accelerator(target)
@@ -118,4 +119,7 @@ def _save_line(inventory: Inventory, context: Context, absent: list[str]) -> str
         "epoch or step counter": "'epoch': epoch",
         "GradScaler": "'scaler': scaler.state_dict()",
     }
+    if inventory.layout == "lightning":
+        hook = "def on_save_checkpoint(self, checkpoint): checkpoint.update"
+        return f"in the LightningModule: {hook}({{{lines['RNG states']}}})" if "RNG states" in absent else ""
     return f"in the training script, save with the rest: {', '.join(lines[words] for words in absent)}"

@@ -129,8 +129,7 @@ def child(command: Sequence[str], request: str) -> Iterator[subprocess.Popen[str
 def _end_all(process: subprocess.Popen[str]) -> None:
     """Kill a child and every process that it started, also those that left its group."""
     _end_group(process)
-    if process.pid in _MARKS:
-        end_strays(_MARKS[process.pid])
+    end_strays(_MARKS[process.pid])
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.errors import OutputExists
 from ckptmove.io.remote.address import Address
 from ckptmove.io.remote.errors import NotLocal
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 VERIFY_IS_LOCAL: Final = "verify reads local files"
 
 
+class CopyExists(OutputExists):
+    """The local copy of a checkpoint that ``verify`` would download already exists."""
+
+
 def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callable[[], None]) -> VerifyRequest:
     """The request with a local path in place of a URL, which is downloaded to ``request.download``.
 
@@ -26,6 +31,7 @@ def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callab
         settle: called before the copy gets its name, which cannot be undone.
 
     Raises:
+        CopyExists: if the copy exists.
         NotLocal: if the path is a URL and ``download`` is not set, or the original is a URL.
         CkptMoveError: as of :func:`ckptmove.io.remote.download.download`.
     """
@@ -37,5 +43,8 @@ def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callab
         raise NotLocal(request.path, VERIFY_IS_LOCAL)
     from ckptmove.io.remote.download import download  # noqa: PLC0415  # for a URL only
 
-    download(request.path, request.download, request.limits, progress, settle)
+    try:
+        download(request.path, request.download, request.limits, progress, settle)
+    except OutputExists as error:
+        raise CopyExists(request.download) from error
     return request._replace(path=request.download, download=None)

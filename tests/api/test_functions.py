@@ -392,7 +392,10 @@ def test_load_without_torch_says_how_to_get_it(
         monkeypatch.syspath_prepend(tmp_path)
     else:
         monkeypatch.setitem(sys.modules, "torch", None)
-    for name in [name for name in sys.modules if name.startswith("ckptmove.verification.loading")]:
+    # Not its errors: another class of the same name would stay.
+    for name in [
+        name for name in sys.modules if name.startswith("ckptmove.verification.loading.") and "err" not in name
+    ]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(TorchBroken if is_broken else TorchMissing) as caught:
         ckptmove.load(source)
@@ -449,3 +452,10 @@ def test_keep_is_one_glob_or_several(source: Path) -> None:
         with pytest.raises(UsageError):
             call(source, to="cpu", keep=[""])
     assert ckptmove.convert(source, to="cpu", keep="model.*", dry_run=True).plan.kept
+
+
+def test_a_glob_is_no_path(source: Path) -> None:
+    for call in (ckptmove.inspect, ckptmove.load):
+        with pytest.raises(FileNotFoundError) as caught:
+            call(source.with_name("*.ptx"))
+        assert "one path" in caught.value.hint

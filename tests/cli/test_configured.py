@@ -55,7 +55,7 @@ def test_a_wrong_device_in_the_project_is_named(ask, configure) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [('to = "xla"', "cannot be moved to 'xla'"), ('ignore = ["D101,Z9"]', "'Z9' is no code of a finding")],
+    [('to = "xla"', "cannot be moved to 'xla'"), ('ignore = ["D101,Z9"]', "no finding is about 'Z9'")],
 )
 def test_other_wrong_words_in_the_project_are_found_there(ask, configure, text, message) -> None:
     configure(text)

@@ -12,6 +12,7 @@ import pytest
 
 from ckptmove import errors
 from ckptmove.api import functions as api
+from ckptmove.api.arguments import NotAccepted
 from ckptmove.api.failures import failure_of
 from ckptmove.cli.outcome import retyped
 from ckptmove.conversion.remap import errors as remap_errors
@@ -20,7 +21,7 @@ from ckptmove.io.remote import errors as remote_errors
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.verification.case.patching import FixNotWritten
 from ckptmove.verification.case.script_file import ScriptUnusable
-from ckptmove.verification.downloading import VERIFY_IS_LOCAL
+from ckptmove.verification.downloading import VERIFY_IS_LOCAL, CopyExists
 from ckptmove.verification.loading import errors as loading_errors
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
@@ -71,12 +72,13 @@ BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
         (("run.pth", "--undo"), "No such command 'run.pth'", "did you mean: ckptmove convert run.pth --undo"),
         (("run.pth", "--optimizer", "Adam"), "No such command 'run.pth'", "ckptmove verify run.pth --optimizer Adam"),
         (("run.pth", "--bogus"), "No such command 'run.pth'", "the commands are"),
-        (("inspect", "run.pth", "--select", "Z9"), "'Z9' is no code of a finding", ""),
+        (("inspect", "run.pth", "--to", "cpu"), "No such option: --to", "ckptmove inspect run.pth --expect cpu"),
+        (("inspect", "run.pth", "--select", "Z9"), "no finding is about 'Z9'", ""),
         (("rules", "--format", "xml"), "'xml' is not one of 'human'", "ckptmove rules --help"),
         (("rules", "--format", "junit"), "--report junit=FILE", "ckptmove rules --help"),
-        (("rules", "Z9"), "'Z9' is no code of a finding; 'ckptmove rules' lists them", ""),
-        (("rules", "Mixed-Devise"), "'Mixed-Devise' is no code of a finding; did you mean mixed-devices?", ""),
-        (("verify", "run.pth", "--ignore", "crc-missmatch"), "of a finding; did you mean crc-mismatch?", ""),
+        (("rules", "Z9"), "no finding is about 'Z9'; 'ckptmove rules' lists them", ""),
+        (("rules", "Mixed-Devise"), "no finding is about 'Mixed-Devise'; did you mean mixed-devices?", ""),
+        (("verify", "run.pth", "--ignore", "crc-missmatch"), "'crc-missmatch'; did you mean crc-mismatch?", ""),
         (("verify", "run.pth", "dragged.pth", "--against", "run.pth"), "--against names the original of one", ""),
         (("verify", "run.pth", "--seed", "-1"), "Invalid value for '--seed': ", "ckptmove verify --help"),
         (("verify", "run.pth", "--seed", "9" * 20), "Invalid value for '--seed': ", "ckptmove verify --help"),
@@ -239,11 +241,12 @@ ERRORS = {
     errors.DamagedPickle("a", offset=3): (3, "download it again"),
     errors.SourceChanged("a"): (3, "wait"),
     errors.OutputExists("a"): (4, "--force"),
+    CopyExists("a/b.pth"): (4, "ckptmove verify a/b.pth"),
     errors.OutputIsSource("a"): (4, "--output"),
     errors.OutputHoldsMore("a b", "c"): (4, "rm -r 'a b'"),
     errors.OutputIsFolder("a", "a/b c"): (4, "--output 'a/b c'"),
     errors.OutputSuffix("a.npz", ".npz", "torch-zip", "a b.pth"): (4, "--output 'a b.pth'"),
-    errors.OutputIsNoReport("a", path="b"): (4, "--report junit=report.xml"),
+    errors.OutputIsNoReport("a", path="b"): (4, "choose a file that does not exist yet"),
     errors.OutputIsStdout(): (2, "./-"),
     remap_errors.NotInFormat("safetensors", (("epoch", "an int"), ("a b", "a dict"))): (4, "--drop epoch --drop 'a b'"),
     remap_errors.NotInFormat("safetensors", tuple((key, "a dict") for key in "abcde")): (4, "--drop d ..."),
@@ -314,17 +317,14 @@ ERRORS = {
     remote_errors.RemoteFailed("s3://b/a", "403", "s3", is_denied=True): (3, "aws sts"),
     remote_errors.RemoteFailed("ftp://b/a", "403", "ftp", is_denied=True): (3, "credentials"),
     remote_errors.RemoteFailed("s3://b/a", "500", "s3"): (3, "try again"),
+    NotAccepted("no bytes", "pass it as io.BytesIO(data)"): (2, "io.BytesIO"),
+    NotAccepted("no number"): (2, ""),
     loading_errors.NotLoadable("a", "torchscript"): (4, "torch.jit.load"),
     loading_errors.NotWeightsOnly("a", ("lib.Kind",), is_dangerous=False): (4, "plain=True"),
     loading_errors.NotWeightsOnly("a", ("os.system",), is_dangerous=True): (4, "do not load it"),
     loading_errors.NotRebuilt("no", path="a b"): (3, "ckptmove inspect 'a b'"),
-    loading_errors.MissingDevice("a", "cuda:0"): (2, 'map_location="cpu"'),
+    loading_errors.MissingDevice("a", "cuda:0", is_requested=False): (2, 'map_location="cpu"'),
     remote_errors.NoRanges("https://h/a b", 9): (3, "curl -fLO 'https://h/a b'"),
-    loading_errors.NotWeightsOnly("a", ("x.Y",), is_dangerous=False): (4, "plain=True"),
-    loading_errors.NotWeightsOnly("a", ("os.system",), is_dangerous=True): (4, "source"),
-    loading_errors.NotLoadable("a", "torchscript"): (4, "torch.jit.load"),
-    loading_errors.NotRebuilt("no", path="a b"): (3, "ckptmove inspect 'a b'"),
-    loading_errors.MissingDevice("a", "cuda:3"): (2, 'map_location="cpu"'),
 }
 
 

@@ -52,7 +52,9 @@ def test_what_people_read(say, bench) -> None:
     assert note.endswith(": ckptmove convert run.pth --undo")
     assert said.only_next == ["verify", "run.pth", "--to", "cpu"]
     assert say("convert", "run.pth", "--to", "cpu", "--in-place", "-q").out.startswith("run.pth: unchanged")
-    assert say("convert", "run.pth", "--to", "mps", "--in-place", "--dry-run", "-q").out.startswith("run.pth: dry run")
+    assert say("convert", "run.pth", "--to", "mps", "--in-place", "--dry-run", "-q").out.startswith(
+        "run.pth: nothing was written"
+    )
     assert say("convert", "run.pth", "--undo", "--dry-run").out.startswith("run.pth: dry run, 3.5 KiB ")
     said = say("convert", "run.pth", "--to", "cuda:3", "--in-place", "-q")
     assert TIMING.sub("in TIME", said.out).endswith(" run.pth: 0 B in TIME\n")

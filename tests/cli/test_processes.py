@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pty
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -167,17 +167,15 @@ def test_json_on_a_terminal_is_indented(environment) -> None:
     assert said.startswith('{\n  "schema_version": 1,\n')
 
 
-@pytest.mark.parametrize("name", ["__main__", "imported"])
-def test_the_module_is_the_program(monkeypatch, capsys, name) -> None:
-    monkeypatch.setattr(sys, "argv", ["anything", "--version"])
-    if name == "imported":
-        runpy.run_module("ckptmove.__main__", run_name=name)
-        assert capsys.readouterr().out == ""
-        return
-    with pytest.raises(SystemExit) as left:
-        runpy.run_module("ckptmove", run_name=name)
-    assert left.value.code == 0
-    assert capsys.readouterr().out == "ckptmove 0.1.0\n"
+def test_the_module_is_the_program(environment) -> None:
+    command = [sys.executable, "-m", "ckptmove", "--version"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "ckptmove 0.1.0\n")
+
+
+def test_the_module_may_be_imported(capsys) -> None:
+    importlib.import_module("ckptmove.__main__")
+    assert capsys.readouterr().out == ""
 
 
 def test_completion_is_what_typer_gives(environment) -> None:

@@ -164,6 +164,7 @@ def test_several_checkpoints(say, ask, bench) -> None:
     document = ask(*words, "--dry-run")
     assert [one["path"] for one in document["conversions"]] == ["run.pth", "dragged.pth"]
     assert not (bench / "new").exists()
+    assert say(*words, "-q", "--dry-run").out.splitlines()[-1] == "2 of 2 planned, nothing written"
     assert say(*words, "-q").out.splitlines()[-1] == "2 of 2 converted"
     assert listing(bench / "new") == ["out", "out/dragged.pth", "out/run.pth"]
     (bench / "new/out/run.pth").unlink()

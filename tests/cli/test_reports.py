@@ -91,7 +91,7 @@ def test_an_error_that_ends_the_command_is_reported(ask, bench, words) -> None:
     [
         (("--report", "report.xml"), "KIND=FILE"),
         (("--report", "pdf=report.pdf"), "the kinds are json, "),
-        (("--report", "json="), "standard output"),
+        (("--report", "json="), "names no file"),
         (("--report", "json=-"), "./-"),
     ],
 )

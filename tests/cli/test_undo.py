@@ -23,6 +23,11 @@ def test_what_was_undone_already_is_as_it_was(ask, bench, original) -> None:
     assert (bench / "run.pth").read_bytes() == original
 
 
+def test_an_undo_is_annotated(say, bench) -> None:
+    say("convert", "run.pth", "--to", "cpu", "--in-place")
+    assert say("convert", "run.pth", "--undo", "--format", "github").out.startswith("::notice file=run.pth,")
+
+
 def test_what_another_program_has_added_to_was_converted_all_the_same(ask, bench) -> None:
     ask("convert", "run.pth", "--to", "cpu", "--in-place")
     with zipfile.ZipFile("run.pth", "a") as archive:

@@ -173,6 +173,8 @@ def test_verify_downloads_first(ask, server, simulates) -> None:
     assert Path("here", "adamw-cuda3.pth").read_bytes() == (SAMPLES / "adamw-cuda3.pth").read_bytes()
     again = ask("verify", f"{server.url}/adamw-cuda3.pth", "--download", "here", "--to", "cpu")
     assert again["error"]["kind"] == "output-exists"
+    assert f"ckptmove verify {Path('here', 'adamw-cuda3.pth')}" in again["error"]["hint"]
+    assert "--" not in again["error"]["hint"]
 
 
 def test_verify_downloads_files_of_one_name_into_folders(ask, server, simulates) -> None:

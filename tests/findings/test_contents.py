@@ -63,6 +63,15 @@ class TestResume:
         assert call in finding.fix
         assert "cuda" not in finding.fix
 
+    @pytest.mark.parametrize(("contents", "has_hook"), [({"counter"}, True), ({"rng", "counter"}, False)])
+    def test_a_lightning_module_saves_the_states_in_a_hook(self, make, contents, has_hook) -> None:
+        inventory = make.inventory(optimizers=[make.optimizer()], contents=frozenset(contents))
+
+        [finding] = make.findings(replace(inventory, layout="lightning"))
+
+        assert ("on_save_checkpoint" in finding.fix) == has_hook
+        assert "scheduler" not in finding.fix
+
     @pytest.mark.parametrize(("dtype", "expected"), [("float16", ["R302"]), ("bfloat16", []), ("float32", [])])
     def test_a_grad_scaler_is_missed_in_half_precision_only(self, make, dtype, expected) -> None:
         contents = frozenset({"scheduler", "rng", "counter"})

@@ -46,6 +46,12 @@ def extent(call: Call) -> int:
     return pairs + (len(first.flat) if type(first) is Dict else len(first.items) if isinstance(first, Sequence) else 0)
 
 
+def is_enum(call: Call) -> bool:
+    """Whether a call has the form of a member of an enum: its class, called with a plain value."""
+    has_more = call.state is not None or call.appended is not None or call.assigned is not None
+    return not has_more and len(call.arguments) == 1 and not isinstance(call.arguments[0], Node)
+
+
 def module_attributes(call: Call) -> Dict | None:
     """Return the attributes of a pickled ``nn.Module`` or of a TorchScript module, or None for other calls.
 

@@ -381,7 +381,11 @@ class Walk:
         elif role is not None:  # a pickled scheduler or scaler
             inner.role = role
             self.contents.add(role)
-        self._push(objects.object_members(call), inner, call)
+        self._push_object(call, inner)
+
+    def _push_object(self, call: Call, inner: Place) -> None:
+        if not objects.is_enum(call):  # ``optim`` of transformers' TrainingArguments is no part of an optimizer
+            self._push(objects.object_members(call), inner, call)
 
     def _enter_module(self, key: str, call: Call, pairs: Dict, place: Place) -> None:
         """Enter a pickled ``nn.Module``; its tensors are named as in its ``state_dict()``."""

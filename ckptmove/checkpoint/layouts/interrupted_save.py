@@ -54,8 +54,7 @@ def find_two_saves(part: DistributedPart, newer: Mapping[str, int]) -> Iterator[
     for optimizer in part.inventory.optimizers:
         for entry in optimizer.state:
             record = entry.tensor("step")
-            count = None if record is None else part.number(record)
-            if record is not None and count is not None:
+            if record is not None and (count := part.number(record)) is not None:
                 counts[any(name in newer for name in part.files_of(record))].add(count)
     differ = all(counts.values()) and counts[True].isdisjoint(counts[False])
     for name, nbytes in newer.items():

@@ -122,6 +122,7 @@ class Summary(NamedTuple):
         good: number of checkpoints with the exit code 0.
         unproven: how many of those are not proven to resume.
         skipped: how many of those were left out by ``--skip-existing``.
+        is_planned: whether nothing was written because of ``--dry-run``.
         is_complete: False if an interruption left checkpoints out.
     """
 
@@ -132,4 +133,5 @@ class Summary(NamedTuple):
     good: int = 0
     unproven: int = 0
     skipped: int = 0
+    is_planned: bool = False
     is_complete: bool = True

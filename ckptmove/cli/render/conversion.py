@@ -159,13 +159,14 @@ def _alike(edits: tuple[StorageEdit, ...]) -> list[tuple[StorageEdit, ...]]:
 
 
 def _edits(page: Page, groups: list[tuple[StorageEdit, ...]]) -> Iterator[str]:
+    is_each = all(len(group) == 1 and len(group[0].names) == 1 for group in groups)
     columns = (
         Column("from", style=DEVICE_STYLE),
         Column("to", style=DEVICE_STYLE),
         Column("tensors", right=True),
         Column("bytes", right=True),
         Column("reason"),
-        Column("first of them", gives_way=True),
+        Column("tensor" if is_each else "first of them", gives_way=True),
     )
     return table(page, columns, [_row(group) for group in groups])
 

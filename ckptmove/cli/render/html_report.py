@@ -41,9 +41,10 @@ class HtmlDocument(Document):
     def inspect(self, answer: InspectAnswer) -> None:
         """Add an inventory with its findings, and what ``convert`` would move."""
         checkpoint = answer.entry()
-        status = "failed" if answer.exit_code else "passed"
+        severities = [one["severity"] for one in checkpoint["findings"]]
+        status = "failed" if answer.exit_code else "warning" if "warning" in severities else "passed"
         figures = summary_figures(answer.inspection.summary)
-        name = self._enter(checkpoint["path"], counted(one["severity"] for one in checkpoint["findings"]), status)
+        name = self._enter(checkpoint["path"], counted(severities), status)
         self._sections.append(checkpoint_section(checkpoint, figures, conversion_of(answer), self._palette, name))
 
     def convert(self, answer: ConvertAnswer) -> None:
@@ -77,7 +78,7 @@ class HtmlDocument(Document):
         command = f"ckptmove {summary.command}"
         errors = document.envelope(summary.command, summary.exit_code, summary.failures)["errors"]
         head = element("header", element("h1", command), element("p", f"ckptmove {__version__}", class_="version"))
-        content = [overview(self._entries) if len(self._entries) > 1 else "", failures(errors), *self._sections]
+        content = [overview(self._entries, errors), failures(errors), *self._sections]
         paths = ", ".join(path for path, _, _ in self._entries[:1])
         return whole_page(f"{command} {paths}", [head, element("main", *content)])
 

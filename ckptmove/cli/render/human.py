@@ -153,7 +153,8 @@ class HumanRenderer(Renderer):
         doubt = f", {summary.unproven:,} of them not proven" if summary.unproven else ""
         rest = f", {summary.skipped:,} skipped" if summary.skipped else ""
         done = summary.good - summary.skipped
-        line = f"{done:,} of {summary.checkpoints:,} {_GOOD[summary.command or '']}{doubt}{rest}"
+        good = "planned, nothing written" if summary.is_planned else _GOOD[summary.command or ""]
+        line = f"{done:,} of {summary.checkpoints:,} {good}{doubt}{rest}"
         if self._out.quiet:
             self._out.lines([line])
         else:

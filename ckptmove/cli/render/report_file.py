@@ -26,13 +26,13 @@ class ReportFile:
         others: paths that the command reads or writes, and the files of other reports.
 
     Raises:
-        UsageError: if ``path`` is empty or ``-``.
+        UsageError: if ``path`` is ``-``.
         OutputIsNoReport: if the file is one of the others, or is not an earlier report.
         ReportFailed: if the file cannot be written. It is tried at once, before hours are spent on checks.
     """
 
     def __init__(self, path: str, document: Document, others: Sequence[str]) -> None:
-        if path in {"", "-"}:
+        if path == "-":
             raise UsageError("a report is not written to standard output; use ./- for a file named -")
         if any(_is_same(other, path) for other in others):
             raise OutputIsNoReport("the report would replace a checkpoint or another output of this command", path=path)

@@ -62,9 +62,11 @@ def open_document(word: str) -> tuple[str, Document]:
         The file, and the empty document.
 
     Raises:
-        UsageError: if the word has no known kind.
+        UsageError: if the word has no known kind or no file.
     """
     kind, equals, path = word.partition("=")
     if not equals or kind not in REPORTS:
         raise UsageError(f"--report takes KIND=FILE, not '{word:.200}'; the kinds are {', '.join(REPORTS)}")
+    if not path:
+        raise UsageError(f"--report {word} names no file")
     return path, REPORTS[kind]()

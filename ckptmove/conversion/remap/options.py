@@ -35,7 +35,10 @@ def remap_options(**typed: Any) -> Remap:
     Raises:
         UsageError: if one of them is invalid.
     """
-    return Remap(**{name: _parsed(name, value) for name, value in typed.items() if value is not None})
+    remap = Remap(**{name: _parsed(name, value) for name, value in typed.items() if value is not None})
+    if len({dtype for role, dtype in remap.dtype if not role}) > 1:
+        raise UsageError("--dtype gives the model two dtypes: name a role for the other one, for example ema=float32")
+    return remap
 
 
 def _parsed(name: str, value: Any) -> Any:

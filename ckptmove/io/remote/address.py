@@ -13,8 +13,11 @@ _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:://|::)")
 _ARTIFACT: Final = re.compile(r"(?:wandb|wandb-artifact|mlflow|mlflow-artifacts|runs|models):")
 #: Up to the next URL of a chain.
 _URL_IN_TEXT: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://((?:(?!::[A-Za-z][\w+.-]*://)[^\s'\"<>|\\])*)")
-_USERINFO: Final = re.compile(r"^[^/?#]*@")
-_VALUE: Final = re.compile(r"(?<==)[^&;#]+")
+#: A secret key of AWS may have slashes: then all up to the last ``@``. A port has digits alone.
+_USERINFO: Final = re.compile(r"^(?:[^/?#]*|[^/?#:]*:(?!\d+(?:[/?#]|$))[^?#]*)@")
+#: The value of a pair in a query, or the whole of a word without ``=``.
+_WHOLE_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
+_VALUE: Final = re.compile(r"(?<==)[^&;]+|(?<![^&;])[^&;=]+(?![^&;])")
 _NAMED_QUERY: Final = re.compile(r"\?(?=[\w.~%-]+=)")
 #: Credentials outside of a URL: keys of AWS, tokens of Hugging Face, and parameters that hold a secret.
 _SECRETS: Final = re.compile(
@@ -54,7 +57,9 @@ class Address(str):
 
     def __new__(cls, url: str, place: Place | None = None) -> Address:  # noqa: PYI034  # Self came with Python 3.11
         """Hide the credentials of a URL."""
-        address = super().__new__(cls, redacted(url))
+        # The whole text is a URL here: a password may have spaces and quotes.
+        whole = url if "::" in url else _WHOLE_URL.sub(_without_credentials, url)
+        address = super().__new__(cls, redacted(whole))
         address.url, address.place = url, place
         return address
 

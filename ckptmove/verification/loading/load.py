@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import torch
+
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError
@@ -30,6 +32,12 @@ _LONGEST: Final = 200
 _REJECTED: Final = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
+
+
+def on_current_device(device: str) -> str:
+    """Add the index of the current device to ``cuda`` and ``xpu``, as ``torch.serialization._validate_device`` does."""
+    module = {"cuda": torch.cuda, "xpu": torch.xpu}.get(device)
+    return device if module is None or not module.is_available() else f"{device}:{module.current_device()}"
 
 
 class LoadRequest(NamedTuple):

@@ -126,7 +126,8 @@ class Storages:
         else:
             values = _inflated(part, key)
         if values.nbytes() < stored.nbytes:
-            raise DamagedArchive(part.path, f"bytes of storage '{key:.40}' are missing or encoded")
+            held = values.nbytes() if span is None else span.nbytes
+            raise DamagedArchive(part.path, f"storage '{key:.40}' has {held} of its {stored.nbytes} bytes")
         if swaps:
             values.byteswap(dtype_of(stored.dtype))
         return values

@@ -479,8 +479,8 @@ def _kernel(func: Operation) -> Callable[..., Any]:
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    on_cpu = next((one for one in (source, target) if not isinstance(one, SimulatedTensor)), None)
-    if on_cpu is not None:
-        refuse_copy(on_cpu, non_blocking)
+    for one in (source, target):
+        if not isinstance(one, SimulatedTensor):
+            refuse_copy(one, non_blocking)
     _inner(target).copy_(_inner(source), non_blocking=non_blocking)
     return target

@@ -111,8 +111,8 @@ def test_tensors_are_what_torch_loads(packer, kind):
 
 
 def test_a_few_large_tensors_are_kept(packer, monkeypatch):
-    gathered, original = [], state._gathered
-    monkeypatch.setattr(state, "_gathered", lambda *of: gathered.append(of[1]) or original(*of))
+    gathered, original = [], state._gather
+    monkeypatch.setattr(state, "_gather", lambda *of: gathered.append(of[1]) or original(*of))
     tree = {name: torch.full((40_000,), float(index)) for index, name in enumerate("abcdef")}
     with (
         opened(packer.pack({"a.pth": packer.saved(tree)}, "deflated")) as checkpoint,

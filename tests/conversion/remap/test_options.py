@@ -22,6 +22,7 @@ from ckptmove.moves import Remap, RemapOptions
         ({"rename": ["a.*=b.*", "c=d=e"]}, Remap(rename=(("a.*", "b.*"), ("c", "d=e")))),
         ({"dtype": ["bf16", "ema=torch.half"]}, Remap(dtype=(("", "bfloat16"), ("ema", "float16")))),
         ({"dtype": ["optimizer=double", "float"]}, Remap(dtype=(("optimizer", "float64"), ("", "float32")))),
+        ({"dtype": ["fp16", "half"]}, Remap(dtype=(("", "float16"), ("", "float16")))),
         ({"only": ["model"], "drop": ["*.x"], "as_root": "ema"}, Remap(only=("model",), drop=("*.x",), as_root="ema")),
         ({"add_prefix": "a.", "compact": True, "plain": True}, Remap(add_prefix="a.", compact=True, plain=True)),
     ],
@@ -35,6 +36,7 @@ def test_options_are_parsed(typed, parsed):
     [
         {"rename": ["a"]}, {"rename": ["=b"]}, {"rename": ["a="]}, {"rename": ["a.*=b"]}, {"rename": ["a=b.*"]},
         {"dtype": ["int8"]}, {"dtype": ["bfloat61"]}, {"dtype": ["nothing=bf16"]}, {"dtype": [""]},
+        {"dtype": ["bf16", "fp16"]},
     ],
 )  # fmt: skip
 def test_invalid_options_are_refused(typed):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from enum import Enum
 from fnmatch import fnmatchcase
 
 import pytest
@@ -271,6 +272,20 @@ def test_an_object_has_the_role_of_its_content(tmp_path) -> None:
         tree = SavedTree(tmp_path, content)
         _, dropped = select(tree.root, tree.inventory, Remap(drop=(word,)))
         assert names(dropped) == gone
+
+
+class Choice(Enum):
+    """As ``OptimizerNames`` and ``SchedulerType`` of transformers."""
+
+    FUSED = "adamw_torch_fused"
+
+
+@pytest.mark.parametrize("role", ["optimizer", "scheduler"])
+def test_an_option_of_an_object_is_no_part_with_a_role(role, tmp_path) -> None:
+    content = {**run(), "args": Bag(optim=Choice.FUSED, lr_scheduler_type=Choice.FUSED)}
+    tree = SavedTree(tmp_path, content)
+    _, dropped = select(tree.root, tree.inventory, Remap(drop=(role,)))
+    assert names(dropped) == {"optimizer" if role == "optimizer" else "lr"}
 
 
 def test_a_dict_at_two_paths_is_changed_for_none(selected) -> None:

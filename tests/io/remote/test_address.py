@@ -68,8 +68,12 @@ def test_file_urls_are_paths() -> None:
     [
         ("https://u:p@h:80/a.pth", "https://***@h:80/a.pth"),
         ("https://token@h/a.pth", "https://***@h/a.pth"),
+        ("https://u:p 'w@h/a.pth", "https://***@h/a.pth"),
+        ("https://h:80/a@v1.pth", "https://h:80/a@v1.pth"),
+        ("s3://key:sec/ret@bucket/a.pth", "s3://***@bucket/a.pth"),
         ("https://h/a.pth?X-Amz-Signature=1a2b&x=1", "https://h/a.pth?X-Amz-Signature=***&x=***"),
         ("https://h/a.pth?1a2b", "https://h/a.pth?***"),
+        ("https://h/a.pth?1a2b&Expires=5;3c4d&=5e", "https://h/a.pth?***&Expires=***;***&=***"),
         ("https://h/a.pth?a=b#c=d", "https://h/a.pth?a=***"),
         ("s3://bucket/run?/a.pth", "s3://bucket/run?/a.pth"),
         ("s3://key:secret@bucket/a.pth?versionId=5", "s3://***@bucket/a.pth?versionId=***"),

@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -118,7 +119,8 @@ def test_every_kind_of_value(tmp_path, legacy) -> None:
 
 
 def test_nested_tensors(tmp_path) -> None:
-    with pytest.warns(UserWarning, match="nested"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns once in a process
         nested = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)])
     path = saved(tmp_path / "nested.pth", [nested])
     assert loaded_differences(torch.load(path, weights_only=True), ckptmove.load(path)) == []
@@ -479,3 +481,13 @@ def test_a_real_device(tmp_path) -> None:
     assert torch.equal(ours["model"]["weight"].cpu(), model.weight)
     on_gpu = saved(tmp_path / "gpu.pth", {name: tensor.cuda() for name, tensor in model.state_dict().items()})
     assert loaded_differences(torch.load(on_gpu, weights_only=True), ckptmove.load(on_gpu)) == []
+
+
+@pytest.mark.parametrize("map_location", ["cuda", torch.device("cuda"), {"cpu": "cuda"}], ids=str)
+def test_a_device_without_an_index_is_the_current_one(tmp_path, monkeypatch, map_location) -> None:
+    path = saved(tmp_path / "w.pth", {"w": torch.ones(2)})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    with pytest.raises(MissingDevice) as caught:
+        ckptmove.load(path, map_location)
+    assert caught.value.device == "cuda:3"

@@ -27,9 +27,9 @@ def finding_part(findings: Sequence[Json], rows: frozenset[str] = frozenset()) -
         findings: as ``document`` has them.
         rows: codes that the table of the section can be filtered by.
     """
-    title = f"Findings: {counted(one['severity'] for one in findings)}"
     if not findings:
-        return part(title, element("p", "No findings.", class_="none"))
+        return part("Findings", element("p", "No findings.", class_="none"))
+    title = f"Findings: {counted(one['severity'] for one in findings)}"
     found = sorted(findings, key=lambda one: _SEVERITIES.index(one["severity"]))
     articles = (_finding(one, has_rows=one["code"] in rows) for one in found)
     return part(title, element("div", *articles, class_="findings"))

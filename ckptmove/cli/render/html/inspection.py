@@ -61,8 +61,8 @@ def tensor_table(checkpoint: Json, codes: Mapping[str, Sequence[str]], palette: 
     devices = columns.words("device", (clean(tensor["device"]) for tensor in tensors))
     devices["slots"] = [*map(palette.slot, devices["words"])]
     found = columns.words("findings", (" ".join(codes.get(tensor["name"], ())) for tensor in tensors))
-    grave = {finding["code"] for finding in checkpoint["findings"] if finding["severity"] != "info"}
-    found["grave"] = [not grave.isdisjoint(word.split()) for word in found["words"]]
+    severities = {finding["code"]: finding["severity"] for finding in checkpoint["findings"]}
+    found["grave"] = [_gravest({severities[code] for code in word.split()}) for word in found["words"]]
     return {
         "rows": len(tensors),
         "columns": [
@@ -77,6 +77,11 @@ def tensor_table(checkpoint: Json, codes: Mapping[str, Sequence[str]], palette: 
         "tied": _tied(tensors),
         "owners": _owners(tensors),
     }
+
+
+def _gravest(severities: set[str]) -> str:
+    """``error`` or ``warning``; empty without them."""
+    return next((one for one in ("error", "warning") if one in severities), "")
 
 
 def _tied(tensors: Sequence[Json]) -> list[int]:

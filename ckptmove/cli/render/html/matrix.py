@@ -40,7 +40,7 @@ def matrices(devices: Sequence[Json], conversion: Conversion | None, palette: Pa
     shown = [_matrix(element("caption", "Now"), now, now, columns, palette)]
     note = Markup()
     if conversion is not None and after == now:
-        note = element("p", "No tensor would move: ", element("code", conversion.command), class_="none")
+        note = element("p", element("code", conversion.command), " would move no tensor.", class_="none")
     elif conversion is not None:
         caption = element("caption", "After ", copyable(conversion.command))
         shown.append(_matrix(caption, after, now, columns, palette))

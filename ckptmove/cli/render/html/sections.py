@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Rows of a table that the scripts do not draw.
 _MOST: Final = 1000
+#: Fewer checkpoints need no overview.
+_SEVERAL: Final = 2
 
 
 def part(title: str, *content: str) -> Markup:
@@ -70,20 +72,34 @@ def failures(errors: Sequence[Json]) -> Markup:
             element("p", element("span", "error", class_="badge"), f" {sentence(error['message'])}"),
             element("p", sentence(error["hint"]), class_="hint") if error["hint"] else "",
             class_="failure",
+            id=f"error-{number}",
         )
-        for error in errors
+        for number, error in enumerate(errors, start=1)
     )
 
 
-def overview(entries: Sequence[tuple[str, str, str]]) -> Markup:
-    """Return a list of all sections: path, outcome, and ``passed``, ``failed`` or ``unproven``, in their order."""
+def overview(entries: Sequence[tuple[str, str, str]], errors: Sequence[Json]) -> Markup:
+    """Return a list of the checkpoints without an answer, then of all sections; nothing for a single one.
+
+    Args:
+        entries: path, outcome, and ``passed``, ``failed``, ``warning`` or ``unproven``, in the order of the sections.
+        errors: errors of the command.
+    """
+    links = [
+        (f"error-{number}", error["path"], error["message"], "failed")
+        for number, error in enumerate(errors, start=1)
+        if error["path"]
+    ]
+    links += ((f"section-{number}", *entry) for number, entry in enumerate(entries, start=1))
+    if len(links) < _SEVERAL:
+        return Markup()
     rows = (
         element(
             "li",
-            element("a", element("bdi", clean(path)), href=f"#section-{number}"),
-            element("span", outcome, class_=f"outcome {status}"),
+            element("a", element("bdi", clean(path)), href=f"#{name}"),
+            element("span", sentence(outcome), class_=f"outcome {status}"),
         )
-        for number, (path, outcome, status) in enumerate(entries, start=1)
+        for name, path, outcome, status in links
     )
     return element("nav", element("h2", "Overview"), element("ol", *rows), class_="overview")
 

@@ -142,7 +142,8 @@ class Table {
       const text = column.text(row);
       const cell = make("td", { role: "cell", class: `column column-${column.title.replace(" ", "-")}` });
       if (column.slots) cell.append(make("span", { class: `swatch ${column.slots[column.at[row]]}` }));
-      if (column.grave?.[column.at[row]]) cell.classList.add("grave");
+      const severity = column.grave?.[column.at[row]];
+      if (severity) cell.classList.add("grave", severity);
       cell.append(make("bdi", {}, text));
       if (text.length > 12) cell.title = text;
       if (column.kind === "names") cell.append(make("small", {}, this.owner(row)));

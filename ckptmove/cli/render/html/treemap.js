@@ -38,7 +38,7 @@ function moduleTree(data) {
   for (let row = 0; row < data.rows; row++) {
     const owner = data.owners[row];
     const tail = name.tails.words[name.tails.at[row]];
-    const leaf = { label: tail, row, bytes: tied.has(row) ? 0 : bytes.values[row], grave: Number(grave[found[row]]), tensors: 1 };
+    const leaf = { label: tail, row, bytes: tied.has(row) ? 0 : bytes.values[row], grave: Number(grave[found[row]] !== ""), tensors: 1 };
     leaf.device = device.at[row];
     leaf.home = at(name.text(owner < 0 ? row : owner));
     leaf.home.children.push(leaf);

@@ -40,7 +40,10 @@ def test_what_several_ranks_saved_is_taken_from_the_first(tmp_path):
     folder = Distributed.save_ranks(tmp_path / "run", {"w": (whole, [(0, (0,), (2,)), (1, (2,), (2,))])})
     Distributed.share_out(folder)
     for rank in (0, 1):
-        other = Distributed.save_ranks(tmp_path / f"{rank}", {"step": (torch.tensor(rank + 3.0), [(rank, (), ())])})
+        note = io.BytesIO()
+        torch.save(f"of rank {rank}", note)
+        step = {"step": (torch.tensor(rank + 3.0), [(rank, (), ())])}
+        other = Distributed.save_ranks(tmp_path / f"{rank}", step, {"note": (rank, note.getvalue())})
         shutil.copy(other / f"__{rank}_0.distcp", folder / f"__{rank}_1.distcp")
         own = Distributed.metadata_of(other)
         (folder / f"__{rank}.metadata").rename(folder / ".metadata")
@@ -56,7 +59,7 @@ def test_what_several_ranks_saved_is_taken_from_the_first(tmp_path):
     output = ckptmove.convert(folder, output=tmp_path / "out.pth").output
     loaded = torch.load(output)
     assert torch.equal(loaded["w"], whole)
-    assert loaded["step"] == 3
+    assert (loaded["step"], loaded["note"]) == (3, "of rank 0")
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,7 @@ def run(tmp_path):
             tensors[f"optim.state.{name}.exp_avg"] = (torch.ones(2), box)
             tensors[f"optim.state.{name}.exp_avg_sq"] = (torch.ones(2), box)
             tensors[f"optim.state.{name}.step"] = (torch.tensor(steps[name]), [(rank, (), ())])
+        tensors["optim.state.c.exp_avg"] = (torch.ones(2), [(0, (0,), (2,))])  # frozen before its first step
         groups = io.BytesIO()
         torch.save([{"lr": 0.1, "params": ["a", "b"]}], groups)
         objects = {"optim.param_groups": (0, groups.getvalue())}

@@ -308,8 +308,8 @@ def test_what_two_processes_have_saved(tmp_path, answers, monkeypatch):
 def test_a_large_tensor_is_put_together_once_for_all_its_windows(distributed, tmp_path, answers, monkeypatch):
     folder = distributed.save(tmp_path / "run", tree_of(NAMED, shapes=((1100, 1000),)))
     gathered = []
-    original = state._gathered
-    monkeypatch.setattr(state, "_gathered", lambda *of: gathered.append(of[1]) or original(*of))
+    original = state._gather
+    monkeypatch.setattr(state, "_gather", lambda *of: gathered.append(of[1]) or original(*of))
     found = answers(folder, "cuda:0")
     assert statuses(found) == ["passed"] * 5
     # What comes again, for each window, are the small ones alone.

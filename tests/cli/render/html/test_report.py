@@ -107,7 +107,7 @@ def test_the_matrix_counts_tensors_now_and_after_the_conversion(report) -> None:
 def test_a_conversion_that_moves_nothing_has_no_matrix(report) -> None:
     _, page = report("inspect", "run.pth", "--expect", "cuda:3")
     assert len(page.find("table", "matrix")) == 1
-    assert "No tensor would move: ckptmove convert run.pth --to cuda:3" in page.find("p", "none")
+    assert "ckptmove convert run.pth --to cuda:3 would move no tensor." in page.find("p", "none")
 
 
 def test_match_limits_the_table_and_not_the_matrix(report) -> None:
@@ -122,12 +122,31 @@ def test_match_limits_the_table_and_not_the_matrix(report) -> None:
 def test_several_checkpoints_have_an_overview(report) -> None:
     code, page = report("inspect", "run.pth", "dragged.pth", "none.pth")
     assert code == 3
-    assert page.find("a") == ["run.pth", "dragged.pth"]
+    assert page.find("a") == ["none.pth", "run.pth", "dragged.pth"]
     assert page.find("h2") == ["Overview", "none.pth", "run.pth", "dragged.pth"]
     [overview] = [own["class"] for tag, own, text in page.elements if tag == "span" and text == "1 error, 1 warning"]
     assert overview == "outcome failed"
+    assert [own["class"] for tag, own, text in page.elements if tag == "span" and text == "no such file"] == [
+        "outcome failed"
+    ]
     ids = [own["id"] for tag, own, _ in page.elements if tag == "section" and "id" in own]
+    assert len(ids) == 3
     assert [own["href"] for tag, own, _ in page.elements if tag == "a"] == [f"#{one}" for one in ids]
+
+
+def test_a_checkpoint_with_an_answer_and_one_without_have_an_overview(report) -> None:
+    _, page = report("inspect", "run.pth", "none.pth")
+    assert page.find("a") == ["none.pth", "run.pth"]
+
+
+def test_a_single_error_needs_no_overview(report) -> None:
+    _, page = report("inspect", "none.pth")
+    assert page.find("h2") == ["none.pth"]
+
+
+def test_a_warning_has_its_color(entry, page_of, finding) -> None:
+    page = Page(page_of(entry(["a"], findings=[finding("O201", "warning", ["a"])])))
+    assert page.data[0]["columns"][-1]["grave"] == ["warning"]
 
 
 def test_a_directory_has_its_files(report, bench) -> None:
@@ -173,7 +192,7 @@ def test_findings_are_in_order_with_their_first_places(entry, page_of, finding) 
     assert "(root)" in page.find("ul", "where")[1]
     found = page.data[0]["columns"][-1]
     assert [found["words"][number] for number in found["at"]] == ["O201 D102"]
-    assert found["grave"] == [True]
+    assert found["grave"] == ["error"]
 
 
 def test_tied_weights_have_one_area(entry, page_of) -> None:
