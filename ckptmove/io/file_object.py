@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final
 
 from ckptmove.errors import AccessFailed, SourceChanged, UsageError, reason_of
 from ckptmove.io.part import check_within
+from ckptmove.io.source import read_exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,18 +84,10 @@ class FileObjectSource:
             AccessFailed: if it fails to read.
         """
         check_within(self, start, end)
-        pieces: list[bytes] = []
         try:
-            self._file.seek(start)
-            while start < end:
-                piece = self._file.read(end - start)
-                if not piece:
-                    raise SourceChanged(self.path)
-                pieces.append(piece)
-                start += len(piece)
+            return read_exactly(self._file, self.path, start, end)
         except (OSError, ValueError) as error:
             raise AccessFailed(self.path, reason_of(error)) from error
-        return b"".join(pieces)
 
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
         """Yield the bytes of a span in blocks of at most ``block_bytes``; all of them stay valid."""

@@ -15,6 +15,7 @@ from ckptmove.errors import AccessFailed, DamagedArchive, MissingFile, NotACheck
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import FileIO
+    from typing import BinaryIO
 
     from ckptmove.model import Span
 
@@ -104,18 +105,10 @@ class FileSource:
             AccessFailed: if the system fails to read.
         """
         self._within(start, end)
-        pieces: list[bytes] = []
         try:
-            self._file.seek(start)
-            while start < end:
-                piece = self._file.read(end - start)
-                if not piece:
-                    raise SourceChanged(self.path)
-                pieces.append(piece)
-                start += len(piece)
+            return read_exactly(self._file, self.path, start, end)
         except OSError as error:
             raise AccessFailed(self.path, reason_of(error)) from error
-        return b"".join(pieces)
 
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
         """Yield the bytes of a span in blocks of at most ``block_bytes``.
@@ -161,6 +154,24 @@ class FileSource:
                 done += count
         except OSError as error:
             raise AccessFailed(self.path, reason_of(error)) from error
+
+
+def read_exactly(file: BinaryIO | FileIO, path: str, start: int, end: int) -> bytes:
+    """Read the bytes from ``start`` to ``end`` (exclusive); one ``read`` may return fewer than requested.
+
+    Raises:
+        SourceChanged: if the file ends before ``end``. The error names ``path``.
+        OSError, ValueError: as the file.
+    """
+    pieces: list[bytes] = []
+    file.seek(start)
+    while start < end:
+        piece = file.read(end - start)
+        if not piece:
+            raise SourceChanged(path)
+        pieces.append(piece)
+        start += len(piece)
+    return b"".join(pieces)
 
 
 def stamp_of(found: os.stat_result) -> Stamp:

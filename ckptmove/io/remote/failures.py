@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 DENIED: Final = frozenset({401, 403})
 MISSING: Final = frozenset({404, 410})
 _CHANGED: Final = 412
+#: No library nests its errors deeper.
+_MOST_CAUSES: Final = 10
 #: Packages of the extra ``remote``, by protocol.
 _PACKAGES: Final = {
     "http": "fsspec and aiohttp",
@@ -111,7 +113,7 @@ def _status(error: Exception) -> int | None:
 def _caused_by_name(error: BaseException | None) -> bool:
     """Whether the name of a host could not be resolved: the first cause tells."""
     seen = 0
-    while error is not None and seen < 10:  # noqa: PLR2004  # deeper than any library nests them
+    while error is not None and seen < _MOST_CAUSES:
         if isinstance(error, socket.gaierror):
             return True
         error, seen = error.__cause__ or error.__context__, seen + 1
