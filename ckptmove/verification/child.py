@@ -122,14 +122,14 @@ def child(command: Sequence[str], request: str) -> Iterator[subprocess.Popen[str
         try:
             yield process
         finally:
-            _end_all(process)
+            _end_all(process, mark)
             del _MARKS[process.pid]
 
 
-def _end_all(process: subprocess.Popen[str]) -> None:
+def _end_all(process: subprocess.Popen[str], mark: str) -> None:
     """Kill a child and every process that it started, also those that left its group."""
     _end_group(process)
-    end_strays(_MARKS[process.pid])
+    end_strays(mark)
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
@@ -160,9 +160,11 @@ def collect(
     """
     errors: list[str] = []
     late: list[bool] = []
+    # Looked up here: if this process is interrupted, the waiting thread outlives the context of `child`.
+    mark = _MARKS[process.pid]
     # Read in a thread: a child whose standard error pipe is full would block forever.
     drain = Thread(target=lambda: errors.append(_end_of(cast("IO[str]", process.stderr))), daemon=True)
-    guard = Thread(target=lambda: late.append(_outlast(process, timeout)), daemon=True)
+    guard = Thread(target=lambda: late.append(_outlast(process, mark, timeout)), daemon=True)
     for thread in (drain, guard):
         thread.start()
     answers = Answers()
@@ -203,14 +205,14 @@ def _end_of(stream: IO[str]) -> str:
     return tail
 
 
-def _outlast(process: subprocess.Popen[str], timeout: float | None) -> bool:
+def _outlast(process: subprocess.Popen[str], mark: str, timeout: float | None) -> bool:
     """Wait until a child ends, and kill its group, which may keep its pipes open. Return whether it timed out."""
     try:
         process.wait(timeout)
     except subprocess.TimeoutExpired:
         return True
     finally:
-        _end_all(process)
+        _end_all(process, mark)
     return False
 
 

@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from ckptmove.verification import child as module
 from ckptmove.verification import worker
 from ckptmove.verification.checks import check_to_json, failed, passed, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
@@ -208,6 +210,38 @@ def test_the_child_is_killed_with_all_that_it_started_when_the_parent_is_interru
         interrupted()
     assert len(started) == 2
     wait_until(lambda: not any(map(is_running, started)))
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def test_an_interrupted_parent_may_be_done_before_the_thread_that_waits_for_its_child(monkeypatch):
+    raised = []
+    waiting = []
+    outlast = module._outlast
+
+    def hear_late(process, *rest):
+        waiting.append(threading.current_thread())
+        process.wait()
+        time.sleep(0.5)
+        return outlast(process, *rest)
+
+    def interrupt(*_):
+        raise Interrupted
+
+    monkeypatch.setattr(module, "_outlast", hear_late)
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(Interrupted):
+            answers_of("import time; time.sleep(600)")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    wait_until(lambda: waiting)
+    waiting[0].join()
+    assert raised == []
 
 
 def test_a_child_that_takes_too_long_is_a_failed_check(with_a_worker):
