@@ -38,6 +38,7 @@ class FileRecord(NamedTuple):
         expression: Python that opens it, if it is a member of an archive; else None.
         weights_only_since: first version of torch, 2.4 or later, whose ``torch.load(weights_only=True)`` accepts its
             pickle without further options; None if no version does.
+        refused: the globals in it that no version accepts; empty if no version accepts its opcodes.
     """
 
     path: str
@@ -49,6 +50,7 @@ class FileRecord(NamedTuple):
     devices: tuple[str, ...]
     expression: str | None = None
     weights_only_since: str | None = OLDEST_TORCH
+    refused: tuple[str, ...] = ()
 
     @property
     def is_distributed(self) -> bool:

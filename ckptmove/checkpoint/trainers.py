@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ckptmove.checkpoint.roles import role_of_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ckptmove.model import Role, TensorRecord
 
@@ -31,6 +31,8 @@ class Trainer(NamedTuple):
         is_spread: whether model and optimizer are in different files.
         is_sharded: whether no file holds a whole parameter of the model.
         is_pointed: whether a file ``last_checkpoint`` names the checkpoint to resume from.
+        allows: names of files in which the library itself allows ``NUMPY_STATE`` when it resumes.
+        skips: names of files that the library writes, but does not read when it resumes.
     """
 
     layout: str
@@ -43,8 +45,13 @@ class Trainer(NamedTuple):
     is_spread: bool = False
     is_sharded: bool = False
     is_pointed: bool = False
+    allows: re.Pattern[str] | None = None
+    skips: re.Pattern[str] | None = None
 
 
+#: Globals of NumPy's generator state that transformers (``trainer_pt_utils.safe_globals``) and accelerate
+#: (``utils/other.py``, ``TORCH_SAFE_GLOBALS``) allow with NumPy 2. With it, they refuse the names of NumPy 1.
+NUMPY_STATE: Final = frozenset({"numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"})
 #: What a rank of ZeRO saves of its optimizer.
 ZERO_FILE: Final = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+\w*_optim_states\.pt")
 #: What a rank of model parallelism saves: a file of DeepSpeed, or a folder of Megatron.
@@ -96,6 +103,8 @@ TRAINERS: Final[tuple[Trainer, ...]] = (
         ),
         counters="trainer_state.json",
         is_spread=True,
+        allows=re.compile(r"rng_state(_\d+)?\.pth"),
+        skips=re.compile(r"training_args\.bin"),
     ),
     Trainer(
         "accelerate",
@@ -108,6 +117,7 @@ TRAINERS: Final[tuple[Trainer, ...]] = (
             ("model", re.compile(r"pytorch_model_fsdp_\d+")),
         ),
         is_spread=True,
+        allows=re.compile(r"random_states_\d+\.pkl"),
     ),
     Trainer(
         "megatron",
@@ -179,6 +189,21 @@ def trainer_by_classes(names: Iterable[str]) -> Trainer | None:
     """The trainer that one of these classes belongs to."""
     listed = tuple(names)
     return next((one for one in TRAINERS if any(name.startswith(one.classes) for name in listed)), None)
+
+
+def resumes_despite(layout: str, path: str, refused: Collection[str]) -> bool:
+    """Whether a trainer resumes although weights-only mode refuses one of its files.
+
+    Args:
+        layout: of the file alone.
+        path: of the file.
+        refused: the globals in it that weights-only mode refuses; empty if it refuses an opcode.
+    """
+    trainer, name = trainer_of(layout), re.split(r"[\\/]", path)[-1]
+    if trainer.skips is not None and trainer.skips.fullmatch(name):
+        return True
+    is_allowed = trainer.allows is not None and trainer.allows.fullmatch(name) is not None
+    return is_allowed and bool(refused) and NUMPY_STATE.issuperset(refused)
 
 
 class Counters(NamedTuple):

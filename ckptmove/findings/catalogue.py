@@ -272,7 +272,8 @@ _ENTRIES: Final = (
         when="the pickle uses names, or opcodes, that torch.load(weights_only=True) refuses; or the file is a tar of "
         "torch 0.1, which it always refuses",
         why="weights_only=True is the default since torch 2.6: 'Weights only load failed'. With weights_only=False "
-        "the file may run any code it holds.",
+        "the file may run any code it holds. A note where transformers or accelerate resume anyway: they allow the "
+        "state of NumPy's generator, and do not read training_args.bin.",
         mend="'ckptmove convert PATH --plain' replaces the objects by plain values, without running the file. Or, if "
         "you trust its origin, allow those names with torch.serialization.add_safe_globals before loading.",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.state_dicts import model_tensors
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import census, convert_command, load_expression, load_whole, target_device
@@ -20,6 +21,20 @@ if TYPE_CHECKING:
 _STATE_SIZES: Final = frozenset({5056, 16, 44, 824016})
 #: Key of the inner schedulers of a SequentialLR or a ChainedScheduler.
 _PARTS_OF_SCHEDULER: Final = "._schedulers."
+#: The files of a part that transformers/trainer.py (``_save_checkpoint``) writes with each checkpoint.
+_OF_TRAINER: Final = {
+    "scheduler": "scheduler.pt",
+    "RNG states": "rng_state.pth",
+    "epoch or step counter": "trainer_state.json",
+    "GradScaler": "scaler.pt",
+}
+#: What makes accelerate/checkpointing.py (``save_accelerator_state``) write a part, and its file.
+_OF_ACCELERATE: Final = {
+    "scheduler": "accelerator.prepare(scheduler) adds scheduler.bin",
+    "RNG states": "accelerator.save_state() writes random_states_0.pkl",
+    "epoch or step counter": "accelerator.register_for_checkpointing(counters) adds custom_checkpoint_0.pkl",
+    "GradScaler": "Accelerator(mixed_precision='fp16') adds scaler.pt",
+}
 _PARTS: Final = (("scheduler", "scheduler"), ("rng", "RNG states"), ("counter", "epoch or step counter"))
 
 
@@ -51,7 +66,8 @@ def resume_incomplete(inventory: Inventory, context: Context) -> Iterator[Findin
     if "scaler" not in inventory.contents and any(tensor.dtype == "float16" for tensor in model):
         absent.append("GradScaler")
     if absent:
-        message = f"not in the file: {', '.join(absent)}; needed for an exact resume"
+        place = "directory" if isinstance(inventory, DirectoryInventory) else "file"
+        message = f"not in the {place}: {', '.join(absent)}; needed for an exact resume"
         yield found("R302", message, (), _save_line(inventory, context, absent))
 
 
@@ -110,6 +126,10 @@ def _is_moved_or_cast(tensor: TensorRecord) -> bool:
 
 def _save_line(inventory: Inventory, context: Context, absent: list[str]) -> str:
     """The change of the script that writes the file; the Trainer of Lightning calls a hook of the module instead."""
+    if inventory.layout == "hf-trainer":
+        return f"copy what its Trainer wrote with it: {', '.join(_OF_TRAINER[words] for words in absent)}"
+    if inventory.layout == "accelerate":
+        return f"in the training script, with accelerate: {'; '.join(_OF_ACCELERATE[words] for words in absent)}"
     target = target_device(inventory, context) or "cpu"
     kind = split(target)[0]
     states = f", '{kind}_rng': torch.{kind}.get_rng_state{'_all' * (kind == 'cuda')}()" * is_accelerator(target)

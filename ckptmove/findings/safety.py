@@ -11,20 +11,24 @@ from keyword import iskeyword
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.trainers import resumes_despite
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import open_load, remap_command
 from ckptmove.formats.opening import container_class
-from ckptmove.model import OLDEST_TORCH
+from ckptmove.model import OLDEST_TORCH, Severity
 from ckptmove.text import amount, quoted, some
 from ckptmove.torch_facts.weights_only import WEIGHTS_ONLY_UNTIL, newest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+    from ckptmove.checkpoint.directories import FileRecord
     from ckptmove.findings.context import Context
     from ckptmove.model import Finding, GlobalUse, Inventory
 
 _SHOWN: Final = 4
+#: Most characters of a fix that allows names, without the call that loads the file.
+_SHORT: Final = 150
 #: Modules whose objects have moved: torch compares names, so add_safe_globals needs the name in the file as well.
 _MOVED: Final = ("numpy.core.", "numpy._core.", "pathlib.")
 #: The first torch whose add_safe_globals accepts pairs of object and name (``_get_user_allowed_globals``).
@@ -50,7 +54,7 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     container = container_class(inventory.container)
     if not container.is_editable:
         return
-    refused = [use for use in inventory.globals if not use.weights_only]
+    refused, files = _refused(inventory)
     opcodes, filled = inventory.foreign_opcodes, inventory.filled_classes
     is_tar = container.weights_only is False
     if not refused and not opcodes and not is_tar:
@@ -65,22 +69,29 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     message = f"torch.load(weights_only=True) refuses {' and '.join(parts)}"
     later = _newer_names(inventory)
     message += f"; before torch {' also '.join(_older_refusals(later))}" if later else ""
-    where, files = [use.name for use in refused], _refused_files(inventory)
-    load = open_load(inventory, files[0] if files else "")
+    where = [file.path for file in files] or [use.name for use in refused]
+    load = open_load(inventory, files[0].path if files else "")
     is_hostile = any(use.verdict == "dangerous" or not _PATH.fullmatch(use.name) for use in refused)
+    plain = remap_command(inventory, "--plain")
     if is_hostile:
-        fix = _do_not_load(inventory)
-    elif container.weights_only is None:
+        yield found("S701", message, where, _do_not_load(inventory))
+        return
+    if _resumes(inventory, files):
+        message += "; its trainer allows them when it resumes, or does not read the file"
+        fix = f"needed only to load it yourself: {_list_names(inventory)}"
+        yield found("S701", message, where, fix)._replace(severity=Severity.INFO)
+        return
+    if container.weights_only is None:
         runs = "the code in it" if container.has_code else "code from the file"
         fix = f"{_imports(load)}{load})  # runs {runs}: {_CAUTION}"
-    elif opcodes or is_tar or filled or not all(map(_is_valid_name, refused)):
+    elif not (fix := allowing_line(inventory)):
         fix = f"{_imports(load)}{load}, weights_only=False)  # runs code from the file: {_CAUTION}"
-    else:
-        fix = _allow(inventory, load)
-    plain = remap_command(inventory, "--plain")
-    if plain and not is_hostile:
+    elif len(fix) - len(load) > _SHORT:
+        yield found("S701", message, where, f"{plain}  # or allow the names: {_list_names(inventory)}")
+        return
+    if plain:
         fix += f"{';' if '  # ' in fix else '  #'} or without the classes: {plain}"
-    yield found("S701", message, files or where, fix)
+    yield found("S701", message, where, fix)
 
 
 def _exported(inventory: Inventory, refused: Sequence[GlobalUse], parts: Sequence[str]) -> Finding:
@@ -124,10 +135,28 @@ def cautioned(finding: Finding, inventory: Inventory) -> Finding:
     return finding._replace(fix=f"{finding.fix}{comment}runs code from the file: {_CAUTION}")
 
 
-def _refused_files(inventory: Inventory) -> list[str]:
-    """Return the files of a directory or an archive that ``weights_only=True`` refuses."""
-    files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
-    return [file.path for file in files if file.weights_only_since is None]
+def _refused(inventory: Inventory) -> tuple[list[GlobalUse], list[FileRecord]]:
+    """Return the names that ``weights_only=True`` refuses, and the files of a directory or an archive with them.
+
+    Files whose trainer resumes despite them count only if there are no others.
+    """
+    names = [use for use in inventory.globals if not use.weights_only]
+    if not isinstance(inventory, DirectoryInventory):
+        return names, []
+    files = [file for file in inventory.files if file.weights_only_since is None]
+    others = [file for file in files if not resumes_despite(file.layout, file.path, file.refused)]
+    if not others or len(others) == len(files):
+        return names, files
+    own = {name for file in others for name in file.refused}
+    return [use for use in names if use.name in own], others
+
+
+def _resumes(inventory: Inventory, files: Sequence[FileRecord]) -> bool:
+    """Whether the trainer that has written the refused files resumes from them."""
+    if isinstance(inventory, DirectoryInventory):
+        return all(resumes_despite(file.layout, file.path, file.refused) for file in files)
+    refused = [] if inventory.foreign_opcodes else [use.name for use in inventory.globals if not use.weights_only]
+    return resumes_despite(inventory.layout, inventory.path, refused)
 
 
 def _refusal(use: GlobalUse) -> str:
@@ -137,12 +166,32 @@ def _refusal(use: GlobalUse) -> str:
 
 
 def _do_not_load(inventory: Inventory) -> str:
-    return f"do not load it; see what it would import: ckptmove inspect --globals {quoted(inventory.path)}"
+    return f"do not load it; see what it would import: {_list_names(inventory)}"
+
+
+def _list_names(inventory: Inventory) -> str:
+    return f"ckptmove inspect --globals {quoted(inventory.path)}"
+
+
+def allowing_line(inventory: Inventory) -> str:
+    """Return the line that allows the names that weights-only mode refuses, and loads the first file with them.
+
+    Returns:
+        Python, with its imports; empty if weights-only mode accepts the file, or if no line can allow what it refuses.
+    """
+    container = container_class(inventory.container)
+    refused, files = _refused(inventory)
+    is_torch = container.is_editable and container.weights_only
+    if not refused or not is_torch or inventory.foreign_opcodes or inventory.filled_classes:
+        return ""
+    if any(use.verdict == "dangerous" for use in inventory.globals) or not all(map(_is_valid_name, refused)):
+        return ""
+    return _allow(inventory, open_load(inventory, files[0].path if files else ""))
 
 
 def _allow(inventory: Inventory, load: str) -> str:
     """Return the line that allows the names of a file, with the oldest torch that can run it if not all can."""
-    names = [use.name for use in inventory.globals if not use.weights_only]
+    names = [use.name for use in _refused(inventory)[0]]
     later = _newer_names(inventory)
     pairs = [_PAIRS_SINCE for name in names if name.startswith(_MOVED)]
     oldest = newest([*pairs, *(use.weights_only_since for use in later if not _is_allowable(use))])

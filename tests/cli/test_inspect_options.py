@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 from pathlib import Path
@@ -57,7 +58,14 @@ def test_tree_and_globals(say) -> None:
     assert "\ntorch._utils._rebuild_tensor_v2  since 2.4     safe\n" in out
     assert "\nmodel.0.weight " in out
     assert "\nsafe       " in out
+    assert "add_safe_globals" not in out
     assert "\nimports nothing\n" in say("inspect", str(WEIGHTS), "--globals").out
+
+
+def test_globals_come_with_the_line_that_allows_them(say, tmp_path) -> None:
+    torch.save({"args": argparse.Namespace(lr=1)}, tmp_path / "args.pt")
+
+    assert "torch.serialization.add_safe_globals([argparse.Namespace])" in say("inspect", "args.pt", "--globals").out
 
 
 def test_match_filters_the_document_too(ask) -> None:

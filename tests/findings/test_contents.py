@@ -9,7 +9,10 @@ import pytest
 from allow_list import restored_allow_list
 from figures import figures
 
+from ckptmove.checkpoint.trainers import NUMPY_STATE
+from ckptmove.findings.safety import allowing_line
 from ckptmove.model import OPAQUE, GlobalUse, Mention
+from ckptmove.torch_facts.weights_only import classify
 
 #: The comment that names the command without classes.
 PLAIN = "or without the classes: ckptmove convert 'runs/my run.pth' --plain"
@@ -62,6 +65,21 @@ class TestResume:
 
         assert call in finding.fix
         assert "cuda" not in finding.fix
+
+    @pytest.mark.parametrize(
+        ("layout", "files"),
+        [
+            ("hf-trainer", ["scheduler.pt", "rng_state.pth", "trainer_state.json"]),
+            ("accelerate", ["scheduler.bin", "random_states_0.pkl", "custom_checkpoint_0.pkl"]),
+        ],
+    )
+    def test_the_files_of_a_trainer_are_named(self, make, layout, files) -> None:
+        inventory = make.inventory(optimizers=[make.optimizer()], contents=frozenset(), layout=layout)
+
+        [finding] = make.findings(inventory)
+
+        assert [name for name in files if name in finding.fix] == files
+        assert "torch.get_rng_state" not in finding.fix
 
     @pytest.mark.parametrize(("contents", "has_hook"), [({"counter"}, True), ({"rng", "counter"}, False)])
     def test_a_lightning_module_saves_the_states_in_a_hook(self, make, contents, has_hook) -> None:
@@ -252,27 +270,61 @@ class TestSafety:
         names = ["numpy.core.multiarray._reconstruct", "numpy.dtype", "numpy.ndarray", "__main__.Config", "Bare"]
         uses = tuple(GlobalUse(name, None, "unknown") for name in names)
 
-        [finding] = make.findings(make.inventory(globals=uses))
+        inventory = make.inventory(globals=uses)
+        [finding] = make.findings(inventory)
 
         assert "refuses 5 names: numpy.core.multiarray._reconstruct, numpy.dtype, numpy.ndarray" in finding.message
         assert finding.message.endswith("and 1 more")
-        assert finding.fix.startswith("import __main__, builtins, numpy, numpy._core.multiarray, torch; ")
-        assert "(numpy._core.multiarray._reconstruct, 'numpy.core.multiarray._reconstruct')" in finding.fix
-        assert "numpy.typecodes" in finding.fix
+        shown = "or allow the names: ckptmove inspect --globals 'runs/my run.pth'"
+        assert finding.fix == f"ckptmove convert 'runs/my run.pth' --plain  # {shown}"
+        line = allowing_line(inventory)
+        assert line.startswith("import __main__, builtins, numpy, numpy._core.multiarray, torch; ")
+        assert "(numpy._core.multiarray._reconstruct, 'numpy.core.multiarray._reconstruct')" in line
+        assert "numpy.typecodes" in line
+
+    @pytest.mark.parametrize(
+        ("layout", "name", "globals_", "severity"),
+        [
+            ("hf-trainer", "rng_state.pth", NUMPY_STATE, "info"),
+            ("hf-trainer", "rng_state_1.pth", ["numpy.core.multiarray._reconstruct"], "warning"),
+            ("hf-trainer", "rng_state.pth", [*NUMPY_STATE, "a.B"], "warning"),
+            ("hf-trainer", "training_args.bin", ["transformers.training_args.TrainingArguments", "a.B"], "info"),
+            ("hf-trainer", "training_args.bin", ["os.system"], "warning"),
+            ("hf-trainer", "optimizer.pt", NUMPY_STATE, "warning"),
+            ("accelerate", "random_states_0.pkl", NUMPY_STATE, "info"),
+            ("plain", "rng_state.pth", NUMPY_STATE, "warning"),
+        ],
+    )
+    def test_a_trainer_resumes_despite_its_own_files(self, make, layout, name, globals_, severity) -> None:
+        uses = tuple(classify(one) for one in sorted(globals_))
+
+        finding = make.findings(make.inventory(path=f"runs/{name}", layout=layout, globals=uses), "S701")[0]
+
+        assert finding.severity == severity
+        assert not finding.fix.startswith("ckptmove convert") or severity == "warning"
+        assert len(finding.fix) <= 250
+
+    def test_a_trainer_allows_no_opcodes(self, make) -> None:
+        uses = tuple(map(classify, NUMPY_STATE))
+        facts = {"path": "rng_state.pth", "layout": "hf-trainer", "globals": uses}
+
+        [finding] = make.findings(make.inventory(**facts, foreign_opcodes=("POP",)))
+
+        assert finding.severity == "warning"
+
+    def test_no_line_allows_a_file_that_needs_none(self, make) -> None:
+        assert allowing_line(make.inventory()) == ""
+        assert allowing_line(make.inventory(globals=(classify("os.system"),))) == ""
 
     def test_the_line_works(self, make, tmp_path) -> None:
         torch = pytest.importorskip("torch")
         numpy = pytest.importorskip("numpy")
         path = str(tmp_path / "it's.pt")
         torch.save({"state": numpy.random.get_state(), "best": numpy.float64(1)}, path)
-        from ckptmove.findings.context import Context
-        from ckptmove.findings.safety import weights_only
-
         found = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         inventory = make.inventory(path=path, globals=tuple(GlobalUse(name, None, "safe") for name in found))
-        [finding] = weights_only(inventory, Context())
         with restored_allow_list():
-            exec(finding.fix, {})
+            exec(allowing_line(inventory), {})
 
     def test_opcodes_have_no_allow_list(self, make) -> None:
         [finding] = make.findings(make.inventory(foreign_opcodes=("POP",)))

@@ -83,6 +83,9 @@ def file_record(path: str, inventory: Inventory, expression: str | None) -> File
         devices=tuple(dict.fromkeys(tensor.device for tensor in inventory.tensors)),
         expression=expression,
         weights_only_since=_since(inventory),
+        refused=()
+        if inventory.foreign_opcodes
+        else tuple(use.name for use in inventory.globals if not use.weights_only),
     )
 
 

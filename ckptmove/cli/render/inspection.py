@@ -9,6 +9,7 @@ from ckptmove.api.figures import shares
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
 from ckptmove.cli.render.text import clean, sentence
+from ckptmove.findings.safety import allowing_line
 from ckptmove.model import Severity
 from ckptmove.text import amount, size, some
 from ckptmove.torch_facts.devices import NO_DEVICE
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.summary import CheckpointSummary
     from ckptmove.cli.render.answers import InspectAnswer
     from ckptmove.cli.render.page import Page
-    from ckptmove.model import Finding, GlobalUse, Inventory, OptimizerRecord, TensorRecord
+    from ckptmove.model import Finding, Inventory, OptimizerRecord, TensorRecord
 
 STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 _NOUNS: Final = {"error": "error", "warning": "warning", "info": "note"}
@@ -96,7 +97,7 @@ def optional_lines(page: Page, answer: InspectAnswer) -> Iterator[str]:
         yield from _tree(page, answer.inspection.outline)
     if detail.globals:
         yield ""
-        yield from _globals(page, answer.inspection.inventory.globals)
+        yield from _globals(page, answer.inspection.inventory)
 
 
 def brief_line(answer: InspectAnswer) -> str:
@@ -364,7 +365,8 @@ def _tree(page: Page, outline: Sequence[OutlineLine]) -> Iterator[str]:
         yield page.cut(f"{'  ' * line.depth}{name}{clean(line.description)}")
 
 
-def _globals(page: Page, names: Sequence[GlobalUse]) -> Iterator[str]:
+def _globals(page: Page, inventory: Inventory) -> Iterator[str]:
+    names = inventory.globals
     if not names:
         yield "imports nothing"
         return
@@ -378,3 +380,7 @@ def _globals(page: Page, names: Sequence[GlobalUse]) -> Iterator[str]:
     for verdict, meaning in _VERDICTS.items():
         for line in page.wrap(f"{verdict:<9}  {meaning}", 11) if verdict in used else ():
             yield page.paint(line, "dim")
+    line = allowing_line(inventory)
+    if line:
+        yield ""
+        yield f"to allow them, if you trust the file: {sentence(line)}"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import pickle
+import random
 import shutil
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from allow_list import restored_allow_list
@@ -393,6 +395,18 @@ def test_the_file_that_torch_load_refuses_is_named_and_loaded(build, tmp_path):
     with restored_allow_list():
         torch.serialization.add_safe_globals([argparse.Namespace])
         assert eval(expression, {"torch": torch}).lr == 0.1
+
+
+def test_a_trainer_resumes_from_its_own_files(build):
+    folder = build.hf_trainer("my run")
+    state = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.get_rng_state()}  # noqa: NPY002  # as transformers saves it
+    build.save(folder / "rng_state.pth", state)
+    (finding,) = [one for one in ckptmove.inspect(folder).findings if one.code == "S701"]
+    assert (finding.severity, finding.where) == ("info", ("rng_state.pth",))
+    build.save(folder / "extra.pt", argparse.Namespace(lr=0.1))
+    (finding,) = [one for one in ckptmove.inspect(folder).findings if one.code == "S701"]
+    assert (finding.severity, finding.where) == ("warning", ("extra.pt",))
+    assert finding.message.endswith("refuses 1 name: argparse.Namespace; before torch 2.5 also 1 name: _codecs.encode")
 
 
 def test_the_file_that_an_older_torch_refuses_is_named(build):
