@@ -532,7 +532,7 @@ class MustBeUnpacked(UnreadableInput):
 
 
 class MissingShard(UnreadableInput):
-    """The index of a sharded model, or a ``.metadata``, names a file that does not exist.
+    """A file of a sharded checkpoint does not exist: its index, its ``.metadata`` or the number of its ranks shows it.
 
     Attributes:
         name: the first missing file.
@@ -540,9 +540,11 @@ class MissingShard(UnreadableInput):
 
     kind = "missing-shard"
 
-    def __init__(self, path: str, name: str, others: int = 0) -> None:
+    def __init__(
+        self, path: str, name: str, others: int = 0, what: str = "a file listed in its index is missing"
+    ) -> None:
         more = f", and {others:,} more" if others else ""
-        super().__init__(f"a file listed in its index is missing: '{name:.200}'{more}", path=path)
+        super().__init__(f"{what}: '{name:.200}'{more}", path=path)
         self.name = name
 
 

@@ -39,6 +39,7 @@ class FileRecord(NamedTuple):
         weights_only_since: first version of torch, 2.4 or later, whose ``torch.load(weights_only=True)`` accepts its
             pickle without further options; None if no version does.
         refused: the globals in it that no version accepts; empty if no version accepts its opcodes.
+        is_piece: whether its tensors belong to its folder, and not to the file alone.
     """
 
     path: str
@@ -51,11 +52,7 @@ class FileRecord(NamedTuple):
     expression: str | None = None
     weights_only_since: str | None = OLDEST_TORCH
     refused: tuple[str, ...] = ()
-
-    @property
-    def is_distributed(self) -> bool:
-        """Whether it belongs to a distributed checkpoint."""
-        return container_class(self.container).is_distributed
+    is_piece: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +122,7 @@ class DirectoryInventory(Inventory):
         ranks: dict[str, set[str]] = {}
         for file in self.files:
             match = _SHARD.fullmatch(file.path)
-            if match is not None and file.is_distributed and "model" in file.roles:
+            if match is not None and file.is_piece and "model" in file.roles:
                 ranks.setdefault(match[1], set()).add(match[2])
         if any(len(own) > 1 for own in ranks.values()):
             return "several ranks have saved a share of the model's tensors each"
@@ -162,7 +159,7 @@ class DirectoryInventory(Inventory):
 
     def file_at(self, where: str) -> FileRecord | None:
         """The file that contains a name; None in a distributed checkpoint."""
-        homes = {file.path: file.path for file in self.files if not file.is_distributed}
+        homes = {file.path: file.path for file in self.files if not file.is_piece}
         return next((file for file in self.files if file.path == _home(where, homes)), None)
 
     def below(self, path: str) -> tuple[TensorRecord, ...]:
@@ -199,7 +196,7 @@ class DirectoryInventory(Inventory):
     def _homes(self) -> dict[str, str]:
         """Folder of each checkpoint, by the prefix of its names: its path, or the folder if it is distributed."""
         folders = ((file, file.path.rpartition("/")[0]) for file in self.files)
-        return {folder if file.is_distributed else file.path: folder for file, folder in folders}
+        return {folder if file.is_piece else file.path: folder for file, folder in folders}
 
 
 def _by_number(folder: str) -> list[tuple[int, str]]:

@@ -86,7 +86,11 @@ class OpenCheckpoint:
     @property
     def without_checksums(self) -> tuple[str, ...]:
         """Paths of the checkpoint files without CRCs, of their own or of their archive."""
-        return tuple(part.name or part.path for part in self.parts if not (part.is_distributed or part.has_checksums))
+        return tuple(
+            part.name or part.path
+            for part in self.parts
+            if not (container_class(part.inventory.container).is_distributed or part.has_checksums)
+        )
 
     @property
     def no_devices(self) -> str:

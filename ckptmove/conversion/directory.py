@@ -7,8 +7,8 @@ from contextlib import closing
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
 from ckptmove.checkpoint.layouts.merge import split_plan
+from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.folder import RemappedFolder
@@ -82,7 +82,7 @@ class _Writer:
         for part, plan in zip(checkpoint.parts, split_plan(moves, checkpoint.parts), strict=True):
             if isinstance(part, FilePart):
                 self._plans[part.name] = part, plan
-            elif isinstance(part, DistributedPart) and self._request.check:  # no device is stored in its files
+            elif isinstance(part, PiecedPart) and self._request.check:  # no device is stored in its files
                 self._pieces |= part.pieces_of_files()
         self._removed = frozenset[str]() if new is None else new.removed
         files = [file for file in listing.files if file.path not in self._removed]

@@ -18,7 +18,7 @@ from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-d
 from torch.storage import TypedStorage, UntypedStorage
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
+from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
 from ckptmove.formats.opening import container_class
 from ckptmove.verification.byte_source_file import as_file
 from ckptmove.verification.digests import StorageDigests
@@ -164,15 +164,15 @@ class LoadedFiles:
         """Digests of the released storages of a file; None if nothing was released."""
         return self.at(file).digests
 
-    def pieces(self, file: str) -> DistributedPart | None:
+    def pieces(self, file: str) -> PiecedPart | None:
         """The distributed checkpoint with this name; None for a file."""
         part = self._parts[file]
-        return part if isinstance(part, DistributedPart) else None
+        return part if isinstance(part, PiecedPart) else None
 
     @property
-    def distributed(self) -> tuple[DistributedPart, ...]:
+    def distributed(self) -> tuple[PiecedPart, ...]:
         """Distributed checkpoints; these are loaded piece by piece."""
-        return tuple(part for part in self._used.values() if isinstance(part, DistributedPart))
+        return tuple(part for part in self._used.values() if isinstance(part, PiecedPart))
 
     @property
     def mapped(self) -> frozenset[str]:
@@ -225,7 +225,7 @@ class LoadedFiles:
 
 
 def _load_one(part: OpenPart, stored: StoredTensors) -> Loaded:
-    if isinstance(part, DistributedPart):
+    if isinstance(part, PiecedPart):
         return Loaded()
     kind = container_class(part.inventory.container)
     if part.name and kind.name == "pickle":

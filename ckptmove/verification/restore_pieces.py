@@ -18,7 +18,7 @@ from ckptmove.verification.loaded import load
 from ckptmove.verification.state import bits, dtype_of
 
 if TYPE_CHECKING:
-    from ckptmove.checkpoint.layouts.distributed_part import DistributedPart, StoredPiece
+    from ckptmove.checkpoint.layouts.pieced_part import PiecedPart, StoredPiece
     from ckptmove.model import TensorRecord
     from ckptmove.verification.loaded import Loaded
 
@@ -29,6 +29,7 @@ class PiecesTally:
 
     Attributes:
         chunks: loaded pieces of tensors.
+        shards: loaded pieces of tensors that are in files of safetensors.
         objects: loaded pieces of other objects.
         differing: pieces that differ from their part of the tensor, and how.
         errors: pieces that could not be loaded, and why.
@@ -36,6 +37,7 @@ class PiecesTally:
     """
 
     chunks: int = 0
+    shards: int = 0
     objects: int = 0
     differing: Offenders = field(default_factory=Offenders)
     errors: Offenders = field(default_factory=Offenders)
@@ -44,17 +46,18 @@ class PiecesTally:
     @property
     def summary(self) -> str:
         """The loaded pieces, and how they were loaded, as text."""
+        shards = f"; they are assembled from {amount(self.shards, 'piece')} in shards" if self.shards else ""
         if not self.chunks and not self.objects:
-            return ""
+            return shards
         found = [amount(self.chunks, "piece")] + [amount(self.objects, "object")] * bool(self.objects)
         refused = f"; not loaded, because weights_only=True refuses it: {self.refused}" if self.refused else ""
         return (
-            f"; {' and '.join(found)} of *.distcp were loaded one at a time by torch.load(weights_only=True); "
+            f"{shards}; {' and '.join(found)} of *.distcp were loaded one at a time by torch.load(weights_only=True); "
             f"torch.distributed.checkpoint.load was not run, because it unpickles .metadata{refused}"
         )
 
 
-def compare_pieces(record: TensorRecord, values: torch.Tensor, part: DistributedPart, tally: PiecesTally) -> None:
+def compare_pieces(record: TensorRecord, values: torch.Tensor, part: PiecedPart, tally: PiecesTally) -> None:
     """Compare each loaded piece of a tensor with the assembled tensor.
 
     Args:
@@ -69,13 +72,16 @@ def compare_pieces(record: TensorRecord, values: torch.Tensor, part: Distributed
         if loaded.refusal or loaded.error:
             tally.errors.add(f"{name}: {loaded.refusal or loaded.error}")
             continue
-        tally.chunks += 1
+        if piece.name:
+            tally.shards += 1
+        else:
+            tally.chunks += 1
         fault = _fault(record, values, piece, loaded)
         if fault:
             tally.differing.add(f"{name}: {fault}")
 
 
-def compare_objects(part: DistributedPart, tally: PiecesTally) -> None:
+def compare_objects(part: PiecedPart, tally: PiecesTally) -> None:
     """Load the objects that are not tensors."""
     for name, piece in part.objects():
         loaded = _load(piece)
@@ -88,13 +94,15 @@ def compare_objects(part: DistributedPart, tally: PiecesTally) -> None:
 
 
 def _load(piece: StoredPiece) -> Loaded:
+    if piece.name and not piece.source.is_remote:
+        return load(container_class(piece.kind), piece.source.path)  # safetensors maps it
     with as_file(piece.source) as file:
         return load(container_class(piece.kind), file)
 
 
 def _fault(record: TensorRecord, values: torch.Tensor, piece: StoredPiece, loaded: Loaded) -> str:
     """How a piece differs from its part of the tensor; empty if it does not."""
-    tensors = loaded.tensors.get("", [])
+    tensors = loaded.tensors.get(piece.name, [])
     if not tensors:
         return "no tensor"
     theirs, sizes = tensors[0], piece.chunk.sizes

@@ -224,6 +224,7 @@ def file_records(
             size_bytes=part.files[name],
             tensors=len(tensors),
             devices=tuple(dict.fromkeys(tensor.device for tensor in tensors.values())),
+            is_piece=True,
         )
         for name, tensors in sorted(held.items())
     )

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.directories import FileFact
 from ckptmove.checkpoint.elements import StoredBytes, extent_span, overlaps
@@ -27,8 +27,8 @@ from ckptmove.checkpoint.layouts.distributed_pieces import (
     open_chunk,
 )
 from ckptmove.checkpoint.layouts.merge import moved_inventory
+from ckptmove.checkpoint.layouts.pieced_part import PiecedPart, StoredPiece
 from ckptmove.checkpoint.naming import naming
-from ckptmove.checkpoint.parts import OpenPart
 from ckptmove.errors import CrcMismatch
 from ckptmove.formats.chunks import Chunk
 from ckptmove.formats.dcp.metadata import StoredObject
@@ -51,26 +51,9 @@ if TYPE_CHECKING:
 _BLOCK: Final = 1 << 20
 
 
-class StoredPiece(NamedTuple):
-    """The ``torch.save`` of a chunk, or of an object.
-
-    Attributes:
-        source: its bytes.
-        place: its file and offset, in words.
-        kind: its container.
-        chunk: its part of the tensor; for an object, a chunk without axes.
-    """
-
-    source: ByteSource
-    place: str
-    kind: str
-    chunk: Chunk
-
-
-class DistributedPart(OpenPart):
+class DistributedPart(PiecedPart):
     """A ``.metadata`` and the files next to it."""
 
-    is_distributed = True
     byteorder = sys.byteorder
 
     def __init__(self, read: ReadFolder, files: OpenFiles, limits: Limits, base: int = 0) -> None:

@@ -17,6 +17,7 @@ from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
 from ckptmove.checkpoint.layouts.interrupted_save import find_two_saves, newer_files
 from ckptmove.checkpoint.layouts.merge import file_record, merge_inventories, moved_inventory
 from ckptmove.checkpoint.layouts.open_files import OpenFiles
+from ckptmove.checkpoint.layouts.shards import ShardsPart, find_shards, is_consolidated
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint, shifted_progress
 from ckptmove.checkpoint.parts import FilePart, read_file
@@ -24,12 +25,14 @@ from ckptmove.checkpoint.trainers import is_spoiled, trainer_of
 from ckptmove.errors import EmptyDirectory, LimitExceeded, NotACheckpoint, UnreadableInput
 from ckptmove.io.listing import list_directory
 from ckptmove.io.recovery import recover_listed
+from ckptmove.text import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ckptmove.checkpoint.directories import DirectoryInventory
     from ckptmove.checkpoint.layouts.distributed import DistributedFolder
+    from ckptmove.checkpoint.layouts.shards import ShardsFolder
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.io.contracts import Progress
     from ckptmove.io.listing import ListedFile, Listing
@@ -101,11 +104,16 @@ class Reader:
             if folder.folder not in joined:
                 with self._tolerating():
                     joined |= self._read_distributed(folder)
+        shards = find_shards(listing)
         pieces = {file.path for file in listing.files if _is_piece(file.path, homes)}
+        pieces |= {file.path for folder in shards for file in folder.files}
         for file in listing.files:
             if not file.is_hidden and file.path not in pieces:
                 with self._tolerating():
                     self._read_file(file)
+        for one in shards:
+            with self._tolerating():
+                pieces -= self._read_shards(one)
         self._require_something()
         files = {part.name for part in self._parts if not part.is_distributed}
         links = {link.path: link.target for link in listing.links}
@@ -152,6 +160,19 @@ class Reader:
         self._parts.append(part)
         self._done += part.inventory.size_bytes
         return {folder.folder} if read.folder.is_joined else set()
+
+    def _read_shards(self, folder: ShardsFolder) -> set[str]:
+        """Read shards as one part; return their paths if they only repeat the consolidated files next to them."""
+        part = ShardsPart(folder, self._files, self._limits, self._base)
+        self._done += part.inventory.size_bytes
+        if is_consolidated(part, folder, self._parts):
+            found = f"{amount(len(folder.files), 'shard')} of the tensors in {folder.parent or 'this folder'}"
+            self._lines.append(OutlineLine(1, folder.path, found))
+            return {file.path for file in folder.files}
+        self._has_something = self._has_something or bool(part.tensors)
+        self._look_into(part, part.name or "shards")
+        self._parts.append(part)
+        return set()
 
     def _read_file(self, file: ListedFile) -> None:
         self._looked_at += 1
@@ -221,7 +242,7 @@ class Reader:
         listing, parts = self._listing, self._parts
         inventory = merge_inventories(listing.path, listing.container, parts, listing.size_bytes)
         contents = inventory.contents
-        if len(parts) == 1 and not parts[0].name:
+        if len(parts) == 1 and not parts[0].name and isinstance(parts[0], DistributedPart):
             inventory = replace(inventory, container=parts[0].inventory.container, globals=parts[0].inventory.globals)
         layout = layout_of(listing, inventory.files)
         counters = trainer_counters(listing, layout)

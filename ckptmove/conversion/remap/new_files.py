@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from ckptmove.checkpoint.elements import StoredBytes
-    from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
+    from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.conversion.conversion import Conversion
@@ -162,11 +162,12 @@ class NewFiles:
         """Compare files without CRCs with the CRCs of their archive, and collect those that have neither."""
         request = self._conversion.request
         for part in parts if request.check and not request.dry_run else ():
-            if isinstance(part, FilePart) and not part.has_own_checksums:
-                if not part.has_checksums:
-                    self._conversion.unchecked.append(part.name)
-                elif part.flaws():
-                    raise CrcMismatch(part.path, part.name)
+            if isinstance(part, FilePart) and part.has_own_checksums:
+                continue
+            if not part.has_checksums:
+                self._conversion.unchecked.append(part.path if part.is_distributed else part.name)
+            elif isinstance(part, FilePart) and part.flaws():
+                raise CrcMismatch(part.path, part.name)
 
     def _bytes_of(self, key: str) -> tuple[Segment, str]:
         return self.storage(key)[0], self._remapped.homes[key][0].byteorder
@@ -202,7 +203,7 @@ class NewFiles:
         else:
             stored = part.storage(key)
             if stored is not None:
-                pieces = cast("DistributedPart", part)
+                pieces = cast("PiecedPart", part)
                 check = partial(pieces.require_sound, key) if self._conversion.request.check else do_nothing
                 return StreamSegment(stored.span.nbytes, partial(_blocks, stored, check)), None
         raise DamagedArchive(part.path, f"bytes of storage '{key:.40}' are missing")
@@ -210,7 +211,7 @@ class NewFiles:
 
 def merged_metadata(parts: Collection[OpenPart]) -> dict[str, str]:
     """Metadata of a safetensors file with the tensors of some files; as :meth:`NewFiles.metadata`."""
-    if not all(container_class(part.inventory.container).is_table for part in parts):
+    if any(part.is_distributed or not container_class(part.inventory.container).is_table for part in parts):
         return {"format": "pt"}
     found: dict[str, str] = {}
     for part in parts:

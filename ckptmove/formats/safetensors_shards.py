@@ -1,0 +1,242 @@
+"""Assemble the table of tensors from safetensors files that each contain one chunk of a tensor.
+
+``torch.distributed.checkpoint.HuggingFaceStorageWriter`` writes these files, one or more for each rank. Their metadata
+has the offsets of each chunk, but not the shapes of whole tensors: as in torch, a tensor ends where its chunks end.
+
+From torch/distributed/checkpoint/_hf_utils.py and hf_storage.py (``HuggingFaceStorageReader.read_metadata``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from math import prod
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+from ckptmove.errors import DamagedArchive, MissingShard
+from ckptmove.formats.chunks import Chunk, flaw_of
+from ckptmove.formats.rebuild_calls import rebuild_call
+from ckptmove.formats.safetensors_file import SafetensorsFile
+from ckptmove.io.part import MemorySource
+from ckptmove.pickles.rebuild_arguments import NotATensor, bytes_of
+from ckptmove.pickles.state import Machine
+from ckptmove.pickles.tree import Call, Dict, Global, Tuple
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact, StorageRef
+    from ckptmove.pickles.tree import Value
+
+#: ``SHARDED_FILE_NAME``: the rank from 1, the index of the file from 1, and the number of files.
+_FILE: Final = re.compile(r"shard-(\d{5,9})-model-(\d{5,9})-of-(\d{5,9})\.safetensors")
+#: ``DCP_SHARDING_INFO_KEY`` and ``SAVED_OFFSETS_KEY``.
+_CHUNKS: Final = "DCP_SHARDING_INFO"
+_OFFSETS: Final = "saved_offsets"
+_SHOWN: Final = 80
+_LOST: Final = "a shard is missing"
+
+
+class ShardName(NamedTuple):
+    """The parts of the name of a shard.
+
+    Attributes:
+        rank: the rank that wrote it, from 1.
+        number: its number among the files of the rank, from 1.
+        files: number of files over which the tensors are distributed.
+    """
+
+    rank: int
+    number: int
+    files: int
+
+    @property
+    def text(self) -> str:
+        """The name of the file."""
+        return f"shard-{self.rank:05}-model-{self.number:05}-of-{self.files:05}.safetensors"
+
+
+def shard_name(name: str) -> ShardName | None:
+    """The parts of the name of a file; None if it is not a shard."""
+    match = _FILE.fullmatch(name)
+    return None if match is None else ShardName(*map(int, match.groups()))
+
+
+class ShardPiece(NamedTuple):
+    """A chunk of a tensor in a shard.
+
+    Attributes:
+        file: name of the file.
+        dtype: torch's name of its dtype.
+        chunk: its part of the tensor.
+    """
+
+    file: str
+    dtype: str
+    chunk: Chunk
+
+
+class ShardedTensor(NamedTuple):
+    """A tensor in chunks.
+
+    Attributes:
+        dtype: torch's name.
+        shape: shape of the whole tensor.
+        pieces: its chunks, which do not overlap; those without elements are left out.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[ShardPiece, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes of its elements."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    @property
+    def uncovered(self) -> int:
+        """Number of elements in no chunk."""
+        return prod(self.shape) - sum(piece.chunk.volume for piece in self.pieces)
+
+    def is_cut(self, parts: int) -> bool:
+        """Whether it would have more chunks if ``torch.chunk`` had split it into as many parts along its first axis."""
+        if not self.shape or len(self.pieces) >= parts:
+            return False
+        return any(piece.chunk.sizes[0] > -(-self.shape[0] // parts) for piece in self.pieces)
+
+
+def chunk_offsets(notes: Mapping[str, str], path: str) -> Mapping[str, object]:
+    """The metadata of each tensor's chunk in a shard, by name; empty if the file has none.
+
+    Raises:
+        DamagedArchive: if it is not a JSON object.
+    """
+    try:
+        found = json.loads(notes.get(_CHUNKS, "{}"))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise DamagedArchive(path, f"its {_CHUNKS} is not a JSON object")
+    return found
+
+
+def chunk_at(name: str, shape: tuple[int, ...], offsets: Mapping[str, object], path: str) -> Chunk:
+    """The chunk of a tensor in a shard; without metadata it begins at the first element.
+
+    Args:
+        name: name of the tensor.
+        shape: its shape in the shard.
+        offsets: as of :func:`chunk_offsets`.
+        path: path of the shard, for errors.
+
+    Raises:
+        DamagedArchive: if the offsets are missing, or do not fit the shape.
+    """
+    if not offsets:
+        return Chunk((0,) * len(shape), shape)
+    match offsets.get(name):
+        case {"saved_offsets": [*start]} if len(start) == len(shape):
+            if all(type(one) is int and one >= 0 for one in start):
+                return Chunk(tuple(start), shape)
+    raise DamagedArchive(path, f"its {_CHUNKS} has no valid {_OFFSETS} for tensor {name[:_SHOWN]!r}")
+
+
+class SafetensorsShards(SafetensorsFile):
+    """The shards of one folder as one table of tensors.
+
+    Attributes:
+        tensors: the tensors by name.
+    """
+
+    def __init__(
+        self, path: str, files: Iterable[str], pieces: Mapping[str, Sequence[ShardPiece]], limits: Limits
+    ) -> None:
+        """Assemble the table.
+
+        Args:
+            path: path of the folder.
+            files: names of its shards.
+            pieces: chunks of each tensor, by name.
+            limits: resource limits for reading it.
+
+        Raises:
+            MissingShard: if a chunk or a file is missing.
+            DamagedArchive: if the chunks of a tensor do not fit together.
+            LimitExceeded: if the search for overlaps takes too many comparisons.
+        """
+        self.source, self.limits = MemorySource(path, b""), limits
+        self.tensors = {name: _assembled(name, own, path) for name, own in pieces.items()}
+        _require_all(self.tensors, files, path)
+
+    def read(self) -> Machine:
+        """The tree of a state_dict of whole tensors, without a place in any pickle."""
+        flat: list[Value] = []
+        for name, tensor in self.tensors.items():
+            flat += name, rebuild_call(name, tensor.dtype, tensor.shape)
+        machine = Machine(b"", self.limits)
+        machine.end = sum(map(len, self.tensors))
+        root = Call(Global("collections", "OrderedDict"), Tuple((), ()), -1)
+        root.assigned = Dict(flat, [-1] * len(flat))
+        machine.root = root
+        return machine
+
+    def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
+        """Return no facts: all chunks are there."""
+        return ()
+
+
+def _assembled(name: str, pieces: Sequence[ShardPiece], path: str) -> ShardedTensor:
+    first = pieces[0]
+    if any(piece.dtype != first.dtype or len(piece.chunk.sizes) != len(first.chunk.sizes) for piece in pieces):
+        raise DamagedArchive(path, f"the shards have different dtypes or numbers of axes for tensor {name[:_SHOWN]!r}")
+    shape = tuple(max(piece.chunk.end(axis) for piece in pieces) for axis in range(len(first.chunk.sizes)))
+    try:
+        bytes_of(shape, first.dtype)
+    except NotATensor as error:
+        raise DamagedArchive(path, f"the offsets of tensor {name[:_SHOWN]!r} are too large") from error
+    # Each rank may save a tensor without axes.
+    own = tuple({piece.chunk.offsets: piece for piece in pieces if piece.chunk.volume}.values())
+    flaw = flaw_of(shape, [piece.chunk for piece in own])
+    if flaw:
+        raise DamagedArchive(path, f"{flaw} tensor {name[:_SHOWN]!r}")
+    return ShardedTensor(first.dtype, shape, own)
+
+
+def _require_all(tensors: Mapping[str, ShardedTensor], files: Iterable[str], path: str) -> None:
+    """Raise an error if shards are missing: of all ranks, in the middle of a tensor, or at the end of most tensors.
+
+    A rank without a chunk of the tensors of a file does not write the file, so an absent one may be complete. At the
+    end of a tensor its chunks show no gap, so those of most tensors must be larger than ``torch.chunk`` makes them.
+    """
+    names = {file: cast("ShardName", shard_name(file)) for file in files}
+    ranks: dict[tuple[int, int], set[int]] = {}
+    held: dict[tuple[int, int], list[ShardedTensor]] = {}
+    for name in names.values():
+        ranks.setdefault(name[1:], set()).add(name.rank)
+    for tensor in tensors.values():
+        for place in {names[piece.file][1:] for piece in tensor.pieces}:
+            held.setdefault(place, []).append(tensor)
+    for count in {count for _, count in ranks}:
+        lost = count - sum(other == count for _, other in ranks)
+        if lost > 0:
+            first = next(number for number in range(1, count + 1) if (number, count) not in ranks)
+            raise MissingShard(path, ShardName(1, first, count).text, lost - 1, _LOST)
+    last = max(name.rank for name in names.values())
+    parts = max((len(tensor.pieces) for tensor in tensors.values()), default=0)
+    for (number, count), own in held.items():
+        there = ranks[number, count]
+        if len(there) < last and _is_short(own, parts):
+            first = next(rank for rank in range(1, last + 1) if rank not in there)
+            raise MissingShard(path, ShardName(first, number, count).text, last - len(there) - 1, _LOST)
+    for key, tensor in tensors.items():
+        if tensor.uncovered:
+            raise DamagedArchive(path, f"no shard has some elements of tensor {key[:_SHOWN]!r}")
+
+
+def _is_short(tensors: Sequence[ShardedTensor], parts: int) -> bool:
+    """Whether a chunk is missing in the middle of a tensor, or at the end of tensors with most of the bytes."""
+    cut = sum(tensor.nbytes for tensor in tensors if tensor.is_cut(parts))
+    return any(tensor.uncovered for tensor in tensors) or 2 * cut > sum(tensor.nbytes for tensor in tensors)
