@@ -18,6 +18,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.inventory.partitions import is_partitioned, partitions
 from ckptmove.checkpoint.state_dicts import Scope, model_scopes, strip_wrappers
 from ckptmove.torch_facts.optimizers import TABLE
 
@@ -33,7 +34,7 @@ Known: TypeAlias = "tuple[Shape, str] | None"
 _NUMBER: Final = re.compile(r"([0-9]+)")
 #: Names of parameters that torch's modules register first, in this order, as they are sorted.
 _LEAVES: Final = {"weight": " weight", "bias": " weights bias"}
-How: TypeAlias = Literal["names", "order", "sorted", "shapes", "position", "ambiguous", "permuted", "none"]
+How: TypeAlias = Literal["names", "order", "sorted", "shapes", "position", "ambiguous", "permuted", "flat", "none"]
 
 #: State keys of tensors that are 0-d for a parameter of any shape.
 BOOKKEEPING: Final = frozenset().union(*(row.scalars for row in TABLE))
@@ -60,6 +61,7 @@ class Pairing(NamedTuple):
             ``position``: as many parameters as model tensors, but a few shapes differ.
             ``ambiguous``: one of several matches.
             ``permuted``: a single group whose moments have the shapes of the model's tensors in an unusual order.
+            ``flat``: each parameter is a flat partition of ZeRO.
             ``none``: no match.
         reason: why the match is incomplete or not certain, else empty.
     """
@@ -71,7 +73,7 @@ class Pairing(NamedTuple):
     @property
     def is_certain(self) -> bool:
         """Whether a finding may depend on it."""
-        return self.how in {"names", "order", "sorted", "shapes", "position"}
+        return self.how in {"names", "order", "sorted", "shapes", "position", "flat"}
 
     def by_key(self) -> dict[str, TensorRecord | None]:
         """Return the tensors by the keys of their parameters."""
@@ -89,10 +91,18 @@ def pair_all(inventory: Inventory, source: Inventory | None = None) -> tuple[Pai
             the order in a single new file was chosen by the conversion, and proves nothing.
     """
     if isinstance(inventory, DirectoryInventory):
-        return _pair_in_directory(inventory)
-    lost = source.order_lost if isinstance(source, DirectoryInventory) else ""
-    scopes = _Scopes(inventory)
-    return tuple(scopes.pair(optimizer, lost) for optimizer in inventory.optimizers)
+        found = _pair_in_directory(inventory)
+    else:
+        lost = source.order_lost if isinstance(source, DirectoryInventory) else ""
+        scopes = _Scopes(inventory)
+        found = tuple(scopes.pair(optimizer, lost) for optimizer in inventory.optimizers)
+    if not any(map(is_partitioned, inventory.optimizers)):
+        return found
+    named = {one.name: one for one in inventory.tensors if one.role == "optimizer"}
+    return tuple(
+        _result(optimizer, own, "flat") if is_partitioned(optimizer) and (own := partitions(optimizer, named)) else one
+        for optimizer, one in zip(inventory.optimizers, found, strict=True)
+    )
 
 
 def parameter_names(optimizers: Sequence[OptimizerRecord], pairings: Sequence[Pairing]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.conversion.conversion import Conversion
-from ckptmove.conversion.target_format import names_format
+from ckptmove.conversion.target_format import names_format, target_format
 from ckptmove.errors import ArchiveOfFiles, DamagedArchive, InPlaceImpossible
 from ckptmove.io.locations import is_folder
 from ckptmove.io.new_output import require_new_file
@@ -42,6 +42,8 @@ def convert(request: ConvertRequest) -> ConvertResult:
                 path, request.limits, files=not in_place, objects=needs_trees, keep_trees=needs_trees
             ) as checkpoint,
         ):
+            if needs_trees:
+                checkpoint = _gathered(request, checkpoint)  # noqa: PLW2901  # the same files
             conversion = Conversion(request, checkpoint)
             with conversion.resources:
                 written = _carry_out(conversion, checkpoint)
@@ -50,6 +52,17 @@ def convert(request: ConvertRequest) -> ConvertResult:
             return conversion.result(written)
     except ArchiveOfFiles as error:
         raise InPlaceImpossible(path, "it is an archive of files, which cannot be converted in place") from error
+
+
+def _gathered(request: ConvertRequest, checkpoint: OpenCheckpoint) -> OpenCheckpoint:
+    """The checkpoint with whole parameters, if its files become others and have partitions of ZeRO."""
+    is_sharded = request.shard_bytes is not None
+    kind = target_format(request.output, request.default_output, checkpoint.inventory, is_sharded=is_sharded)
+    if kind == "same":
+        return checkpoint
+    from ckptmove.conversion.remap.zero import gather_partitions
+
+    return gather_partitions(checkpoint, request.limits) or checkpoint
 
 
 def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:

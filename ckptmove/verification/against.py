@@ -10,7 +10,7 @@ from ckptmove.comparison.differences import Criteria
 from ckptmove.text import amount
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.restore import NOT_COMPARED
-from ckptmove.verification.state import dtype_of
+from ckptmove.verification.state import dtype_of, without_padding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ class OriginalTensors:
         theirs = self._records.get(_key(record))
         if theirs is None:
             raise LookupError(f"the original has no {record.name}")
-        values = self._source.tensor(theirs)
+        values = without_padding(self._source.tensor(theirs), record)
         return values if record.kind == "wrapper-subclass" else values.to(dtype_of(record.dtype))
 
     def groups(self, optimizer: OptimizerRecord) -> tuple[ParamGroup, ...]:

@@ -15,7 +15,7 @@ from ckptmove.text import amount, quoted
 from ckptmove.verification.checks import Offenders, failed, passed, skipped
 from ckptmove.verification.pages import PagesOfFiles
 from ckptmove.verification.restore_pieces import PiecesTally, compare_objects, compare_pieces
-from ckptmove.verification.state import dtype_of
+from ckptmove.verification.state import dtype_of, without_padding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,7 +165,7 @@ class LoadedTensors:
         alike = self._loaded.alike(place.file, record.name)
         tensor = alike[self._places[record.name, record.storage, record.storage_offset]]
         self._pages.seen(place.file, tensor.data_ptr(), place.span.start, place.span.nbytes)
-        return tensor
+        return without_padding(tensor, record)
 
 
 def _compare(

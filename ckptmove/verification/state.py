@@ -251,6 +251,12 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
+def without_padding(tensor: torch.Tensor, record: TensorRecord) -> torch.Tensor:
+    """A loaded tensor in the length of its record: the state of a ZeRO partition is saved with padding."""
+    is_padded = len(record.shape) == tensor.dim() == 1 and record.shape[0] < tensor.numel()
+    return tensor[: record.shape[0]] if is_padded else tensor
+
+
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """View elements as integers, to compare bits: NaN equals itself, -0.0 differs from 0.0."""
     flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -8,6 +8,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.inventory.mentions import code_mentions
+from ckptmove.checkpoint.inventory.partitions import of_partitions
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, string_keys
 from ckptmove.checkpoint.inventory.walk import Walk
 from ckptmove.checkpoint.roles import role_of_key
@@ -69,7 +70,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         globals=tuple(map(partial(_judged, opened=container.opened), names)),
         foreign_opcodes=tuple(_opcode_name(code) for code in machine.foreign),
         filled_classes=tuple(sorted(map(modern_name, machine.filled - {""}))),
-        optimizers=tuple(draft.freeze() for draft in walk.optimizers),
+        optimizers=of_partitions([draft.freeze() for draft in walk.optimizers], walk.tensors, machine.root),
         facts=(
             *located,
             *(ArchiveFact("short-storage", name, missing) for name, missing in walk.reader.overruns),
@@ -114,7 +115,7 @@ def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickl
         storages=walk.reader.storages(),
         mentions=tuple(walk.mentions),
         globals=tuple(map(classify, names)),
-        optimizers=tuple(draft.freeze() for draft in walk.optimizers),
+        optimizers=of_partitions([draft.freeze() for draft in walk.optimizers], walk.tensors, root),
         contents=frozenset(walk.contents),
         rng_devices=tuple(walk.rng_devices),
         last_rates=tuple(walk.last_rates),

@@ -18,6 +18,7 @@ from ckptmove.checkpoint.layouts.interrupted_save import find_two_saves, newer_f
 from ckptmove.checkpoint.layouts.merge import file_record, merge_inventories, moved_inventory
 from ckptmove.checkpoint.layouts.open_files import OpenFiles
 from ckptmove.checkpoint.layouts.shards import ShardsPart, find_shards, is_consolidated
+from ckptmove.checkpoint.layouts.zero_files import require_ranks, zero_file
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint, shifted_progress
 from ckptmove.checkpoint.parts import FilePart, read_file
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.directories import DirectoryInventory
     from ckptmove.checkpoint.layouts.distributed import DistributedFolder
     from ckptmove.checkpoint.layouts.shards import ShardsFolder
+    from ckptmove.checkpoint.layouts.zero_files import ZeroFile
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.io.contracts import Progress
     from ckptmove.io.listing import ListedFile, Listing
@@ -84,6 +86,7 @@ class Reader:
         self._flaws: list[ArchiveFact] = []
         self._inner: list[ArchiveFact] = []
         self._unreadable: list[UnreadableInput | LimitExceeded] = []
+        self._zero_files: list[ZeroFile] = []
         self._looked_at = 0
         self._has_something = False
 
@@ -114,6 +117,8 @@ class Reader:
         for one in shards:
             with self._tolerating():
                 pieces -= self._read_shards(one)
+        with self._tolerating():
+            require_ranks(listing, self._zero_files)
         self._require_something()
         files = {part.name for part in self._parts if not part.is_distributed}
         links = {link.path: link.target for link in listing.links}
@@ -184,7 +189,10 @@ class Reader:
                 is_kept = self._keep_trees or listing.is_remote
                 source = self._files.source(path) if is_kept else listing.open(path)
                 with closing(source):  # a kept one is opened again when it is read
-                    part = FilePart(read_file(source, limits), limits, listing.disk(file))
+                    content = read_file(source, limits)
+                    stated = zero_file(path, content.machine.root)
+                    self._zero_files += () if stated is None else (stated,)
+                    part = FilePart(content, limits, listing.disk(file))
                     inventory = moved_inventory(path, part.inventory, self._base)
                     row = file_record(path, inventory, listing.expression(path))
                     part.put_into(self._files, inventory, self._base, row)

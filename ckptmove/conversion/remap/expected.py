@@ -10,6 +10,7 @@ from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.elements import StoredBytes
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.build import tree_inventory
+from ckptmove.checkpoint.inventory.partitions import is_partitioned
 from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.layouts.merge import merge_inventories, moved_inventory
 from ckptmove.checkpoint.parts import FilePart, OpenPart
@@ -18,6 +19,7 @@ from ckptmove.conversion.remap.gather import gathered_names
 from ckptmove.conversion.remap.new_files import merged_metadata
 from ckptmove.conversion.remap.other_files import replaced_by_shards
 from ckptmove.conversion.remap.remapping import remap
+from ckptmove.conversion.remap.zero import gather_partitions
 from ckptmove.conversion.shards import INDEX_NAME, shard_names
 from ckptmove.conversion.to_safetensors import dense_records, tied_names
 from ckptmove.formats.opening import container_class
@@ -64,13 +66,16 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
         UsageError, Refused: as of :func:`ckptmove.conversion.remap.remapping.remap`.
     """
     one_file = converted.listing is None
+    is_rank = any(map(is_partitioned, converted.inventory.optimizers))
+    whole = gather_partitions(original, limits) if one_file and not is_rank else None
+    original = whole or original
     is_table = all(container_class(part.inventory.container).is_table for part in converted.parts)
     was_table = all(container_class(part.inventory.container).is_table for part in original.parts)
     is_gathered = one_file and _may_be_gathered(original, converted)
     is_resharded = not one_file and is_table and _is_resharded(original, converted, options)
     as_file = one_file or is_resharded or bool(options.as_root)
     is_deflated = any(fact.kind == "compressed-storage" for fact in original.inventory.facts)
-    is_new = is_gathered or is_resharded or is_deflated or is_table != was_table
+    is_new = whole is not None or is_gathered or is_resharded or is_deflated or is_table != was_table
     if options == Remap() and not is_new:
         return original
     plan = MovePlan(MoveRequest(to=None, remap=options))

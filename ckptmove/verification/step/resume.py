@@ -19,7 +19,7 @@ from ckptmove.model import OPAQUE
 from ckptmove.moves import MoveRequest
 from ckptmove.text import amount, quoted
 from ckptmove.torch_facts.devices import supports_capturable
-from ckptmove.torch_facts.optimizers import BY_NAME, keeps_state_on_first
+from ckptmove.torch_facts.optimizers import BY_NAME, is_elementwise, keeps_state_on_first
 from ckptmove.verification.checks import NOTHING_TO_RESUME
 from ckptmove.verification.pieces import WINDOW_ELEMENTS, is_dense, select
 from ckptmove.verification.place import TorchDevice
@@ -113,6 +113,8 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
         has_model=any(record.role == "model" for record in inventory.tensors),
     )
     sharding = inventory.sharding if isinstance(inventory, DirectoryInventory) else ""
+    if any(pairing.how == "flat" for _, pairing in bench.pairings):
+        sharding = ""  # a partition of ZeRO is a parameter with its state
     nothing = sharding or ("" if bench.pairings else NOTHING_TO_RESUME)
     # A case steps its model even if the file has nothing to resume.
     if bench.site.reason and (not nothing or bench.request.runs_training):
@@ -198,6 +200,11 @@ def _try(
 ) -> None:
     named = f"{optimizer.where or 'the optimizer'} was not stepped: "
     choice = choose_optimizer(optimizer, _override(bench, optimizer))
+    if pairing.how == "flat" and choice.name and not is_elementwise(choice.name):
+        report.left_out.append(
+            f"{named}a step of {choice.name} is not elementwise, and a partition of ZeRO joins parts of parameters"
+        )
+        return
     recipe = _recipe(bench, optimizer, choice, named, report, tally)
     if recipe is None:
         return
@@ -224,7 +231,9 @@ def _try(
     report.classes.append(choice.name)
     report.notes += [note for note in (choice.note, recipe.cut) if note]
     report.leave_out(selection.left_out)
-    report.assumed += _doubts(bench.checkpoint.inventory, optimizer, pairing, recipe, extra_tensors.of(optimizer))
+    own = {record.name for _, record in pairing.matches if record is not None}
+    extra = [name for name in extra_tensors.of(optimizer) if name not in own]
+    report.assumed += _doubts(bench.checkpoint.inventory, optimizer, pairing, recipe, extra)
     reference = recipe if bench.site.mode == "cpu" else _for_cpu(recipe)
     # A sum over a whole tensor depends on its memory address, and classes of other libraries may compute one.
     exact = bench.site.mode != "real" and reference.groups == recipe.groups and not recipe.is_foreign

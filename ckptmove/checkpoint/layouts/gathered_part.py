@@ -1,0 +1,123 @@
+"""A file that is not written yet, whose storages are gathered from runs of elements in the files of a checkpoint."""
+
+from __future__ import annotations
+
+import sys
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckptmove.checkpoint.elements import StoredBytes
+from ckptmove.checkpoint.inventory.budget import Budget
+from ckptmove.checkpoint.inventory.build import tree_inventory
+from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
+from ckptmove.checkpoint.parts import FilePart, OpenPart
+from ckptmove.errors import CrcMismatch
+from ckptmove.formats.chunks import Chunk
+from ckptmove.model import Span
+from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.write import write_pickle
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ckptmove.io.contracts import Progress
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact, TensorRecord
+    from ckptmove.pickles.tree import Value
+
+
+class Run(NamedTuple):
+    """A run of elements in a file.
+
+    Attributes:
+        part: the file.
+        record: the elements as a tensor with one axis.
+    """
+
+    part: FilePart
+    record: TensorRecord
+
+    @classmethod
+    def of(cls, part: FilePart, record: TensorRecord, start: int, end: int) -> Run:
+        """The elements from ``start`` to ``end`` (exclusive) of a contiguous tensor."""
+        place, nbytes = record.storage_offset + start, (end - start) * ITEM_BYTES[record.dtype]
+        return cls(part, record._replace(shape=(end - start,), stride=(1,), storage_offset=place, nbytes=nbytes))
+
+
+class GatheredPart(OpenPart):
+    """A new tree whose storages are concatenations of runs."""
+
+    is_distributed = False
+    has_checksums = True
+    byteorder = sys.byteorder
+
+    def __init__(self, path: str, root: Value, storages: Mapping[str, Sequence[Run]], limits: Limits) -> None:
+        """Hold a new tree.
+
+        Args:
+            path: path of the checkpoint.
+            root: the tree.
+            storages: runs of each of its storages, by key.
+            limits: resource limits for reading it.
+        """
+        self.name, self.path, self.rows, self.base = "", path, (), 0
+        # Read back, so that each value has a place of its own: those of the tree are in several pickles.
+        data = write_pickle(root)
+        self._machine = interpret(data, limits)
+        self.pickle_bytes = len(data)
+        self._storages, self._limits = storages, limits
+        self._sound: set[str] = set()
+        self.inventory = tree_inventory(self._machine.root, path, "torch-zip", limits, len(data))
+
+    def close(self) -> None:
+        """Do nothing: the files belong to the checkpoint."""
+
+    def span(self, key: str) -> Span | None:
+        stored = self.storage(key)
+        return None if stored is None else stored.span
+
+    def storage(self, key: str) -> StoredBytes | None:
+        runs = [run for run in self._storages[key] if run.record.nbytes]
+        places = [(found, run) for run in runs if (found := run.part.bytes_of(run.record)) is not None]
+        if len(places) < len(runs):
+            return None
+        ends = list(accumulate((run.record.shape[0] for run in runs), initial=0))
+        chunks = [Chunk((start,), run.record.shape) for start, run in zip(ends, runs, strict=False)]
+        dtype = runs[0].record.dtype if runs else "uint8"
+
+        def load(place: int) -> ChunkElements:
+            (stored, span), run = places[place]
+            return ChunkElements(stored, run.record, span)
+
+        whole = AssembledTensor((ends[-1],), dtype, chunks, load)
+        return StoredBytes(whole, Span(0, ends[-1] * ITEM_BYTES[dtype]), self.byteorder)
+
+    def require_sound(self, key: str) -> None:
+        """Compare the files of a storage with their CRCs, each once.
+
+        Raises:
+            CrcMismatch: if a file is damaged.
+            UnreadableInput, LimitExceeded: if one cannot be read.
+        """
+        for part in {run.part.name: run.part for run in self._storages[key]}.values():
+            if part.name not in self._sound:
+                for fact in (*part.check(), *part.flaws()):
+                    if fact.kind == "crc-mismatch":
+                        raise CrcMismatch(part.path, fact.record)
+                self._sound.add(part.name)
+
+    def tree(self) -> Value:
+        return self._machine.root
+
+    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+        """Return no facts: the files are checked."""
+        del progress
+        return ()
+
+    def budget(self) -> Budget:
+        return Budget(self._limits, self.pickle_bytes)
+
+    def extras(self) -> Mapping[str, bytes]:
+        """Return nothing: all content is in the tree and the storages."""
+        return {}

@@ -1,0 +1,119 @@
+"""The files of a DeepSpeed ZeRO checkpoint: which ranks have written one, and which are missing.
+
+Names from deepspeed/runtime/engine.py, ``_get_zero_ckpt_name`` and ``_get_ckpt_name``.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import count, islice
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.checkpoint.inventory.shapes import as_dict
+from ckptmove.errors import MissingShard
+from ckptmove.pickles.tree import items_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ckptmove.io.listing import Listing
+    from ckptmove.pickles.tree import Value
+
+#: Prefix, data-parallel rank and model-parallel rank; every rank writes its partition of the optimizer.
+OPTIMIZER_FILE: Final = re.compile(r"((?:bf16_|fp16_)?)zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+#: Data-parallel rank, which only stage 3 has, and model-parallel rank.
+MODEL_FILE: Final = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
+#: Missing files that an error names.
+_NAMED: Final = 3
+
+
+class ZeroFile(NamedTuple):
+    """What one file states about the ranks of its run.
+
+    Attributes:
+        folder: its folder in the directory.
+        name: its name.
+        ranks: number of data-parallel ranks; 0 if the file does not state it.
+        model_ranks: number of model-parallel ranks; 0 if the file does not state it.
+    """
+
+    folder: str
+    name: str
+    ranks: int
+    model_ranks: int
+
+
+def zero_file(path: str, root: Value) -> ZeroFile | None:
+    """What a file states about its ranks; None if it does not have the name of a DeepSpeed file.
+
+    Args:
+        path: its path in the directory.
+        root: its tree.
+    """
+    folder, _, name = path.rpartition("/")
+    pairs = as_dict(root)
+    if pairs is None or not (OPTIMIZER_FILE.fullmatch(name) or MODEL_FILE.fullmatch(name)):
+        return None
+    state = as_dict(pairs.get("optimizer_state_dict"))
+    counted = None if state is None else state.get("partition_count")
+    # Stages 1 and 2 count the partitions of each group: experts have fewer.
+    counts = [one for one in (counted, *items_of(counted)) if type(one) is int]
+    world, model_ranks = pairs.get("dp_world_size"), pairs.get("mp_world_size")
+    ranks = max(counts, default=world if type(world) is int else 0)
+    return ZeroFile(folder, name, ranks, model_ranks if type(model_ranks) is int else 0)
+
+
+def require_ranks(listing: Listing, files: Iterable[ZeroFile]) -> None:
+    """Check that no file of a rank is missing in a folder with ZeRO partitions.
+
+    Args:
+        listing: the directory.
+        files: its DeepSpeed files that could be read.
+
+    Raises:
+        MissingShard: if files are missing.
+    """
+    folders: dict[str, list[ZeroFile]] = {}
+    for file in files:
+        folders.setdefault(file.folder, []).append(file)
+    for path in sorted(listing.names) if folders else ():
+        folder, _, name = path.rpartition("/")
+        if folder in folders:  # a file that could not be read is not missing
+            folders[folder].append(ZeroFile(folder, name, 0, 0))
+    for folder, own in folders.items():
+        absent = list(_absent(own))
+        missing = sum(number for number, _ in absent)
+        if missing:
+            named = [name for _, names in absent for name in names][:_NAMED]
+            path = listing.full(f"{folder}/{own[0].name}".lstrip("/"))
+            raise MissingShard(path, "', '".join(named), missing - len(named), "files of other ranks are missing")
+
+
+def _absent(files: Sequence[ZeroFile]) -> Iterator[tuple[int, list[str]]]:
+    """The number of missing files of each kind in one folder, and the first of their names."""
+    optimizers = [(match, file.ranks) for file in files if (match := OPTIMIZER_FILE.fullmatch(file.name))]
+    models = [match for file in files if (match := MODEL_FILE.fullmatch(file.name))]
+    if not optimizers:
+        return  # trained without ZeRO, or kept without its optimizer
+    ranks = max(ranks for _, ranks in optimizers) or max(file.ranks for file in files)
+    ranks = max(ranks, *(int(match[2]) + 1 for match, _ in optimizers))
+    model_ranks = {int(match[3]) for match, _ in optimizers}
+    stated = max(file.model_ranks for file in files)
+    model_ranks.update(range(min(stated, len(files) + _NAMED)))
+    is_sharded = any(match[1] for match in models)
+    prefix = optimizers[0][0][1]
+    for model_rank in sorted(model_ranks):
+        end = f"mp_rank_{model_rank:02}"
+        own = {int(match[2]) for match, _ in optimizers if int(match[3]) == model_rank}
+        missing, absent = _absent_ranks(own, ranks)
+        yield missing, [f"{prefix}zero_pp_rank_{rank}_{end}_optim_states.pt" for rank in absent]
+        own = {int(match[1] or 0) for match in models if int(match[2]) == model_rank}
+        missing, absent = _absent_ranks(own, ranks if is_sharded else 1)
+        starts = [f"zero_pp_rank_{rank}_" if is_sharded else "" for rank in absent]
+        yield missing, [f"{start}{end}_model_states.pt" for start in starts]
+
+
+def _absent_ranks(there: set[int], ranks: int) -> tuple[int, list[int]]:
+    """How many ranks have no file, and the first of them."""
+    missing = ranks - len(there)
+    return missing, list(islice((rank for rank in count() if rank not in there), min(missing, _NAMED)))

@@ -1,0 +1,89 @@
+"""Files of ranks that are missing in a DeepSpeed directory."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+import zero_runs
+
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.errors import DamagedArchive, MissingShard
+
+
+def missing(folder):
+    with pytest.raises(MissingShard) as caught, open_checkpoint(str(folder)):
+        pass
+    return caught.value
+
+
+@pytest.fixture(params=["stage2-frozen", "stage3-frozen", "bf16-optimizer"])
+def run(request, tmp_path):
+    return zero_runs.real(request.param, tmp_path / "run")[0]
+
+
+def test_each_missing_file_is_named(run, tmp_path):
+    for path in sorted(run.glob("*/*.pt")):
+        copy = shutil.copytree(run, tmp_path / "copy", dirs_exist_ok=True)
+        (copy / path.relative_to(run)).unlink()
+        error = missing(copy)
+        assert error.name == path.name
+        assert error.path.startswith(str(copy / "global_step3"))
+        shutil.rmtree(copy)
+    with open_checkpoint(str(run)) as found:
+        assert len(found.parts) == len(list(run.glob("*/*.pt")))
+
+
+def test_several_missing_files_are_counted(tmp_path):
+    folder = zero_runs.made(tmp_path / "run", stage=3, ranks=6)
+    for rank in range(1, 6):
+        (folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").unlink()
+    assert "zero_pp_rank_3_mp_rank_00_optim_states.pt', and 2 more" in str(missing(folder))
+
+
+@pytest.mark.parametrize("counted", [None, 10**18])
+def test_the_number_of_ranks_may_only_be_in_the_names_or_absurd(tmp_path, counted):
+    def change(name, tree):
+        if "optimizer_state_dict" in tree:
+            tree["optimizer_state_dict"]["partition_count"] = counted
+        tree.pop("dp_world_size", None)
+
+    folder = zero_runs.made(tmp_path / "run", ranks=3, change=change)
+    if counted is None:
+        with open_checkpoint(str(folder)):
+            pass
+        (folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+        assert missing(folder).name == "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    else:
+        assert missing(folder).name.startswith("zero_pp_rank_3_mp_rank_00_optim_states.pt")
+
+
+def test_a_missing_rank_of_model_parallelism(tmp_path):
+    folder = zero_runs.made(tmp_path / "run", change=lambda _, tree: tree.update(mp_world_size=2))
+    assert "mp_rank_01" in missing(folder).name
+    for rank in (0, 1):
+        name = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        shutil.copy(folder / name, folder / name.replace("mp_rank_00", "mp_rank_01"))
+    assert missing(folder).name == "mp_rank_01_model_states.pt"
+
+
+def test_a_model_without_its_optimizer_is_whole(tmp_path):
+    folder = zero_runs.made(tmp_path / "run", stage=3)
+    for path in folder.glob("*optim*"):
+        path.unlink()
+    with open_checkpoint(str(folder)) as found:
+        assert len(found.parts) == 2
+
+
+def test_a_file_that_is_damaged_is_not_missing(tmp_path):
+    folder = zero_runs.made(tmp_path / "run")
+    (folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt").write_bytes(b"PK\3\4" + bytes(100))
+    with open_checkpoint(str(folder), keep_going=True) as found:
+        assert [type(error) for error in found.unreadable] == [DamagedArchive]
+
+
+def test_other_files_of_that_name(tmp_path):
+    torch.save([torch.ones(2)], tmp_path / "mp_rank_00_model_states.pt")
+    with open_checkpoint(str(tmp_path)) as found:
+        assert len(found.inventory.tensors) == 1

@@ -1,0 +1,151 @@
+"""Steps of the fp32 partitions of DeepSpeed ZeRO, each with the state next to it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import zero_runs
+
+import ckptmove
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.checkpoint.pairing import pair_all
+from ckptmove.findings.context import Context
+from ckptmove.findings.registry import find_all
+
+STEPS = ("step", "parity", "fresh")
+
+
+def statuses(found):
+    return [found[name]["status"] for name in STEPS]
+
+
+@pytest.mark.parametrize("name", zero_runs.REAL)
+def test_real_partitions_are_stepped(name, tmp_path, answers):
+    folder, reference = zero_runs.real(name, tmp_path / "run")
+    found = answers(folder, "cpu")
+    assert statuses(found) == ["passed"] * 3
+    assert found["step"]["evidence"]["proven"]
+    assert found["step"]["evidence"]["moved"] == found["step"]["evidence"]["parameters"]
+    if reference is not None:  # padding is stepped where it is saved
+        numel = {name: value.numel() for name, value in reference["exp_avg"].items() if name != "head.weight"}
+        assert found["step"]["evidence"]["elements"] >= sum(numel.values())
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_each_partition_is_paired_with_its_own_state(tmp_path, stage):
+    folder = zero_runs.made(tmp_path / "run", stage=stage, ranks=3)
+    with open_checkpoint(str(folder)) as found:
+        inventory = found.inventory
+        pairings = pair_all(inventory)
+    assert [pairing.how for pairing in pairings] == ["flat"] * 3
+    for optimizer, pairing in zip(inventory.optimizers, pairings, strict=True):
+        for entry in optimizer.state:
+            partition = pairing.by_key()[entry.key]
+            assert partition.name.rpartition(".")[0].endswith(("fp32_groups", "fp32_flat_groups"))
+            assert partition.name.rpartition(".")[2] == entry.key
+            assert entry.tensor("exp_avg").shape == partition.shape
+    names = {finding.code for finding in find_all(inventory, Context())}
+    assert not names & {"O204", "O206"}
+
+
+def test_a_file_of_one_rank_is_stepped(tmp_path, answers):
+    folder = zero_runs.made(tmp_path / "run", ranks=3)
+    assert statuses(answers(folder / "zero_pp_rank_2_mp_rank_00_optim_states.pt", "cpu")) == ["passed"] * 3
+
+
+def test_a_converted_run_makes_the_same_step(tmp_path, answers):
+    folder = zero_runs.made(tmp_path / "run", ranks=3)
+    ckptmove.convert(folder, to="cuda:0", output=tmp_path / "out")
+    found = answers(tmp_path / "out", "cuda:0", against=str(folder))
+    assert statuses(found) == ["passed"] * 3
+
+
+def test_a_simulated_target(tmp_path, answers):
+    folder = zero_runs.made(tmp_path / "run")
+    assert statuses(answers(folder, "cuda:0")) == ["passed"] * 3
+
+
+def changed(key, value):
+    """Change a value of the optimizer in each file of a rank; ``value`` is called with the old value."""
+
+    def change(name, tree):
+        state = tree.get("optimizer_state_dict", {})
+        if "base_optimizer_state" in state:
+            for entry in state["base_optimizer_state"]["state"].values():
+                entry[key] = value(entry[key])
+
+    return change
+
+
+def test_state_of_another_length_fails(tmp_path, answers):
+    folder = zero_runs.made(tmp_path / "run", change=changed("exp_avg", lambda old: old[:-1]))
+    assert statuses(answers(folder, "cpu"))[0] == "failed"
+
+
+def test_lost_state_fails(tmp_path, answers):
+    folder = zero_runs.made(tmp_path / "run", change=changed("exp_avg_sq", torch.zeros_like))
+    assert "failed" in statuses(answers(folder, "cpu"))
+
+
+def options(**new):
+    def change(name, tree):
+        state = tree.get("optimizer_state_dict", {})
+        for group in state.get("base_optimizer_state", {}).get("param_groups", ()):
+            kept = {key: group[key] for key in ("params", "lr", "betas", "eps", "weight_decay")}
+            group.clear()
+            group |= {**kept, **new}
+
+    return change
+
+
+def test_classes_of_deepspeed_are_those_of_torch(tmp_path, answers):
+    folder = zero_runs.made(tmp_path / "run", change=options(bias_correction=True, amsgrad=False))
+    found = answers(folder, "cpu")
+    assert statuses(found) == ["passed"] * 3
+    assert found["step"]["evidence"]["optimizer"] == "AdamW"
+    folder = zero_runs.made(tmp_path / "other", change=options(bias_correction=False))
+    assert statuses(answers(folder, "cpu")) == ["skipped"] * 3
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "LBFGS"])
+def test_an_optimizer_that_is_not_elementwise_is_named(tmp_path, answers, name):
+    def change(_, tree):
+        state = tree.get("optimizer_state_dict")
+        if state is not None:
+            own = state["base_optimizer_state"]
+            values = [torch.nn.Parameter(one.clone()) for one in state["single_partition_of_fp32_groups"]]
+            optimizer = getattr(torch.optim, name)(values)
+            optimizer.step(lambda: sum((one**2).sum() for one in values))
+            own.update(optimizer.state_dict())
+
+    found = answers(zero_runs.made(tmp_path / "run", ranks=1, shapes=zero_runs.SHAPES[:1], change=change), "cpu")
+    assert statuses(found) == ["skipped"] * 3
+    assert name in found["step"]["detail"]
+    assert "elementwise" in found["step"]["detail"]
+
+
+def test_state_without_partitions_is_not_stepped(tmp_path, answers):
+    def change(_, tree):
+        tree.get("optimizer_state_dict", {}).pop("single_partition_of_fp32_groups", None)
+
+    found = answers(zero_runs.made(tmp_path / "run", change=change), "cpu")
+    assert statuses(found) == ["skipped"] * 3
+    assert "ZeRO" in found["step"]["detail"]
+
+
+def test_partitions_that_are_no_vectors_are_not_paired(tmp_path):
+    def change(_, tree):
+        state = tree.get("optimizer_state_dict", {})
+        state["single_partition_of_fp32_groups"] = [torch.ones(2, 2), torch.ones(2, 2)]
+
+    with open_checkpoint(str(zero_runs.made(tmp_path / "run", change=change))) as found:
+        assert {pairing.how for pairing in pair_all(found.inventory)} == {"none"}
+
+
+def test_paddings_that_are_no_numbers_cut_nothing(tmp_path):
+    def change(_, tree):
+        tree.get("optimizer_state_dict", {})["group_paddings"] = ["1", None]
+
+    with open_checkpoint(str(zero_runs.made(tmp_path / "run", change=change))) as found:
+        lengths = [entry.tensor("exp_avg").shape for one in found.inventory.optimizers for entry in one.state]
+    assert len(set(lengths[::2])) == 1
