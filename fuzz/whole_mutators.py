@@ -288,12 +288,11 @@ def _with_other_piece(entries: list[Entry], at: int, random: Random, plain: Plai
     table = next((one for one in entries if one.name == folder + slash + b".metadata"), None)
     try:
         sizes = {one.name.rpartition(b"/")[2].decode(): len(one.body) for one in entries}
-        pieces = DistributedCheckpoint(
-            MemorySource("input", table.body if table else b""), sizes, Limits()
-        ).whole_pieces()
+        table_source = MemorySource("input", table.body if table else b"")
+        pieces = DistributedCheckpoint(table_source, sizes, Limits()).metadata.pieces
+        mine = [piece.span for piece in pieces if piece.file.encode() == own and piece.span.end <= sizes[piece.file]]
     except (CkptMoveError, UnicodeDecodeError):
-        pieces = ()
-    mine = [piece.span for piece in pieces if piece.file.encode() == own]
+        mine = []
     if not mine or table is None:
         return [*entries[:at], Entry(kind, name, content_mutator(body, random, plain)), *entries[at + 1 :]]
     span = random.choice(mine)

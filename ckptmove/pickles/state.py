@@ -87,7 +87,7 @@ class Machine:
         self.marks: list[tuple[list[Value], list[int]]] = []
         # Lists, not dicts: a pickler numbers memo entries from 0.
         self.memo: list[Value] = []
-        self.memo_starts: list[int] = []
+        self.memo_starts: array[int] = array("q")
         self.memo_gaps = 0
         self.persistents: list[Persistent] = []
         self.globals: dict[str, int] = {}

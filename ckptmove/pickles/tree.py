@@ -250,6 +250,45 @@ class Opaque(Node):
         self.description = description
 
 
+#: Marks a value in the memo that is part of a :class:`PlainObject`, and is not kept.
+WITHIN: Final = Opaque("part of a plain object")
+
+
+class PlainKind:
+    """A class, and the names of the fields of an object of it.
+
+    Attributes:
+        name: full name of the class.
+        fields: names of the fields, in order.
+    """
+
+    __slots__ = ("fields", "name")
+
+    def __init__(self, name: str, fields: tuple[str, ...]) -> None:
+        self.name = name
+        self.fields = fields
+
+
+class PlainObject(Node):
+    """An object that is built as Python pickles a dataclass, with plain values: it replaces a call and a dict.
+
+    Attributes:
+        kind: its class and the names of its fields.
+        values: a string, an int, None, or a tuple of ints for each field; also for a ``torch.Size``.
+    """
+
+    __slots__ = ("kind", "values")
+
+    def __init__(self, kind: PlainKind, values: tuple[Value, ...]) -> None:
+        self.kind = kind
+        self.values = values
+
+    def get(self, field: str) -> Value:
+        """Return the value of a field, or None if it is absent."""
+        fields = self.kind.fields
+        return self.values[fields.index(field)] if field in fields else None
+
+
 #: Nodes whose value is not known without executing the pickle.
 MADE: Final = (Call, Persistent, Opaque)
 

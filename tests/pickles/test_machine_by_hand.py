@@ -59,7 +59,7 @@ def test_a_duplicate_is_a_read_of_what_pushed_the_top():
 
 def test_a_machine_at_rest_has_forgotten_its_memo():
     machine = interpret(b"\x80\x04(\x8c\x02os\x94\x8c\x01a\x94\x93\x94cos\nsystem\n\x94h\x02t.", LIMITS)
-    assert (machine.memo, machine.memo_starts) == ([], [])
+    assert (machine.memo, [*machine.memo_starts]) == ([], [])
     first, _, _ = machine.root.items
     assert machine.stacked == {12: first}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import FileRecord
@@ -20,9 +21,9 @@ from ckptmove.formats.opening import recognise
 from ckptmove.model import ArchiveFact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ckptmove.formats.dcp.metadata import Piece
+    from ckptmove.formats.dcp.pieces import Piece
     from ckptmove.io.contracts import ByteSource, CheckedRange, Progress
     from ckptmove.io.listing import Listing
     from ckptmove.limits import Limits
@@ -201,7 +202,8 @@ class PiecesOfFile(NamedTuple):
 
 def pieces_of_files(part: DistributedFolder, container: DistributedCheckpoint) -> Mapping[str, PiecesOfFile]:
     """The pieces in each file of a distributed checkpoint, by the path of the file in the directory."""
-    return {part.full(file): PiecesOfFile(container, own) for file, own in _by_file(container.whole_pieces()).items()}
+    found = ((part.full(file), tuple(own)) for file, own in container.whole_pieces())
+    return {path: PiecesOfFile(container, own) for path, own in found if own}
 
 
 def file_records(
@@ -210,23 +212,23 @@ def file_records(
     """A row of the table of files for each file, with the tensors that have pieces in it."""
     by_storage = {one.storage: one for one in inventory.tensors}
     prefix = f"{part.path}/" if part.path else ""
-    held: dict[str, dict[str, TensorRecord]] = {name: {} for name in (*container.sizes, *part.spare)}
-    for piece in container.metadata.pieces:
-        tensor = by_storage.get(prefix + piece.name)
-        if tensor is not None:
-            held[piece.file][piece.name] = tensor
+    names = dict.fromkeys((*container.sizes, *part.spare), ()) | container.metadata.pieces.names_by_file()
     return tuple(
-        FileRecord(
-            path=part.full(name),
-            roles=tuple(dict.fromkeys(tensor.role for tensor in tensors.values())) or ("other",),
-            container="dcp",
-            layout="dcp",
-            size_bytes=part.files[name],
-            tensors=len(tensors),
-            devices=tuple(dict.fromkeys(tensor.device for tensor in tensors.values())),
-            is_piece=True,
-        )
-        for name, tensors in sorted(held.items())
+        _file_record(part, file, [by_storage[prefix + name] for name in names[file] if prefix + name in by_storage])
+        for file in sorted(names)
+    )
+
+
+def _file_record(part: DistributedFolder, file: str, tensors: Sequence[TensorRecord]) -> FileRecord:
+    return FileRecord(
+        path=part.full(file),
+        roles=tuple(dict.fromkeys(tensor.role for tensor in tensors)) or ("other",),
+        container="dcp",
+        layout="dcp",
+        size_bytes=part.files[file],
+        tensors=len(tensors),
+        devices=tuple(dict.fromkeys(tensor.device for tensor in tensors)),
+        is_piece=True,
     )
 
 
@@ -243,13 +245,13 @@ def _require_streams(listing: Listing, part: DistributedFolder, container: Distr
 
     Their ``.metadata`` looks the same, but the offsets in it are meaningless.
     """
-    seen: set[str] = set()
-    for piece in container.whole_pieces():
-        if piece.offsets is None or piece.file in seen or piece.span.start + _HEAD_BYTES > container.sizes[piece.file]:
+    for file, pieces in container.whole_pieces():
+        starts = (piece.span.start for piece in pieces if piece.offsets is not None)
+        first = next((start for start in starts if start + _HEAD_BYTES <= container.sizes[file]), None)
+        if first is None:
             continue
-        seen.add(piece.file)
-        with _opened(listing, part.full(piece.file)) as source:
-            heads = [source.read(start, start + _HEAD_BYTES) for start in {0, piece.span.start}]
+        with _opened(listing, part.full(file)) as source:
+            heads = [source.read(start, start + _HEAD_BYTES) for start in {0, first}]
         if any(head.endswith(b"{") for head in heads):
             raise UnsupportedContainer(source.path, "safetensors", "a safetensors file in a distributed checkpoint")
 
@@ -261,20 +263,14 @@ def _unnamed(part: DistributedFolder, container: DistributedCheckpoint) -> Itera
             yield ArchiveFact("unnamed-file", name, part.files[name])
 
 
-def _by_file(pieces: Iterable[Piece]) -> Mapping[str, list[Piece]]:
-    found: dict[str, list[Piece]] = {}
-    for piece in pieces:
-        found.setdefault(piece.file, []).append(piece)
-    return found
-
-
 def _read_objects(
     listing: Listing, part: DistributedFolder, container: DistributedCheckpoint, limits: Limits
 ) -> Iterator[ArchiveFact]:
     """Read objects that are not tensors into the container; yield facts about damaged ones."""
     # If an object has two places, torch uses the last.
-    last = {piece.name: piece for piece in container.metadata.pieces if piece.offsets is None}
-    for file, own in _by_file(piece for piece in container.whole_pieces() if last.get(piece.name) is piece).items():
+    last = {piece.name: piece for piece in container.metadata.pieces.of_objects()}
+    whole = filter(container.is_whole, last.values())
+    for file, own in groupby(sorted(whole, key=lambda piece: (piece.file, piece.span.start)), lambda piece: piece.file):
         with _opened(listing, part.full(file)) as source:
             for piece in own:
                 yield from _read_object(source, piece, container, limits_of(piece, limits, container))
@@ -304,7 +300,7 @@ def check_pieces(
         UnreadableInput, LimitExceeded: if a file is no longer readable.
     """
     done, total = 0, sum(container.sizes.values())
-    for file, own in _by_file(container.whole_pieces()).items():
+    for file, own in container.whole_pieces():
         with _opened(listing, part.full(file)) as source:
             for piece in own:
                 yield from check_piece(source, piece, container, limits_of(piece, limits, container))

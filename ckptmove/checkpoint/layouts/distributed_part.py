@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import sys
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.checkpoint.directories import FileFact
 from ckptmove.checkpoint.elements import StoredBytes, extent_span, overlaps
@@ -42,13 +42,32 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.layouts.distributed import PiecesOfFile, ReadFolder
     from ckptmove.checkpoint.layouts.open_files import OpenFiles
-    from ckptmove.formats.dcp.metadata import Piece, StoredTensor
+    from ckptmove.formats.dcp.metadata import StoredTensor
+    from ckptmove.formats.dcp.pieces import Piece
     from ckptmove.io.contracts import ByteSource, Progress
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, TensorRecord
     from ckptmove.pickles.tree import Value
 
 _BLOCK: Final = 1 << 20
+#: Pieces of a tensor that are kept open: those of a few hundred ranks.
+_MOST_OPEN: Final = 1024
+
+
+class _OpenPiece(NamedTuple):
+    """The piece of a chunk.
+
+    Attributes:
+        kind: its container.
+        stored: bytes of its storage.
+        record: its tensor.
+        span: bytes of the tensor in the storage.
+    """
+
+    kind: str
+    stored: StoredBytes
+    record: TensorRecord
+    span: Span
 
 
 class DistributedPart(PiecedPart):
@@ -77,23 +96,25 @@ class DistributedPart(PiecedPart):
         self._tensors = {tensor.name: tensor for tensor in container.metadata.tensors}
         names = (one.name for one in container.metadata.entries if isinstance(one, StoredObject))
         self._names = dict.fromkeys(names)
-        # If a chunk has two places, the last one counts, as in the dict that torch builds.
-        self._pieces = {(piece.name, piece.offsets): piece for piece in container.metadata.pieces}
         #: Container of each piece that was opened; None if it is damaged, for the reason in ``_damage``.
         self._kinds_of: dict[tuple[str, int], str | None] = {}
         self._damage: dict[str, str] = {}
+        # Each piece is read several times: for its kind, its checksums and its elements.
+        self._open = lru_cache(_MOST_OPEN)(self._read_piece)
 
     @cached_property
     def has_checksums(self) -> bool:
         """Whether the first whole piece in each of its files has CRCs; one process writes a whole file."""
-        first: dict[str, Piece] = {}
-        for piece in self._container.whole_pieces():
-            if piece.offsets is not None and piece.file not in first and self._kind_of(piece) is not None:
-                first[piece.file] = piece
-        return all(open_chunk(self._source(one), one, self._limits).has_checksums() for one in first.values())
+        for _, pieces in self._container.whole_pieces():
+            chunks = (piece for piece in pieces if piece.offsets is not None and self._kind_of(piece) is not None)
+            first = next(chunks, None)
+            if first is not None and not open_chunk(self._source(first), first, self._limits).has_checksums():
+                return False
+        return True
 
     def close(self) -> None:
         self._container.objects.clear()
+        self._open.cache_clear()
 
     def note(self, facts: Iterable[ArchiveFact]) -> None:
         """Add facts about its files."""
@@ -104,8 +125,8 @@ class DistributedPart(PiecedPart):
     def files_of(self, record: TensorRecord) -> frozenset[str]:
         """The names of the files with pieces of a tensor."""
         tensor = self._tensors[self.own_key(record) or ""]
-        found = (self._pieces.get((tensor.name, chunk.offsets)) for chunk in tensor.chunks)
-        return frozenset(piece.file for piece in found if piece is not None)
+        placed, chunks = self._container.metadata.pieces.of(tensor.name), {chunk.offsets for chunk in tensor.chunks}
+        return frozenset(piece.file for offsets, piece in placed.items() if offsets in chunks)
 
     def span(self, key: str) -> Span | None:
         """Bytes of a tensor by its name, as if they were contiguous; None if some are missing."""
@@ -142,7 +163,7 @@ class DistributedPart(PiecedPart):
     def objects(self) -> Iterator[tuple[str, StoredPiece]]:
         """Pieces of objects that are not tensors, by name, except missing ones and those that wrote their own bytes."""
         for name, found in self._container.objects.items():
-            piece = self._piece(name, None)
+            piece = self._container.object_piece(name)
             if piece is not None and found.kind is not None:
                 place = PartSource(self._source(piece), piece.span), _place(piece)
                 yield name, StoredPiece(*place, found.kind, Chunk((), ()))
@@ -172,7 +193,11 @@ class DistributedPart(PiecedPart):
 
     def lost(self) -> tuple[str, ...]:
         """Names of objects whose bytes are missing or damaged."""
-        return tuple(name for name in self._names if self._piece(name, None) is None or name in self._container.damaged)
+        return tuple(
+            name
+            for name in self._names
+            if self._container.object_piece(name) is None or name in self._container.damaged
+        )
 
     def why_not(self, record: TensorRecord) -> str:
         return self._damage.get(self.own_key(record) or "") or super().why_not(record)
@@ -181,7 +206,7 @@ class DistributedPart(PiecedPart):
     def _digests(self) -> dict[str, bytes]:
         found = {}
         for name, one in self._container.objects.items():
-            piece = self._piece(name, None)
+            piece = self._container.object_piece(name)
             if piece is not None and one.machine is None:
                 digest = hashlib.sha256()
                 for block in self._source(piece).blocks(piece.span, _BLOCK):
@@ -192,7 +217,8 @@ class DistributedPart(PiecedPart):
     def _found(self, tensor: StoredTensor) -> list[tuple[Chunk, Piece]] | None:
         """The chunks of a tensor that have elements, with their pieces; None if some are missing or damaged."""
         chunks = {chunk.offsets: chunk for chunk in tensor.chunks if chunk.volume}.values()
-        found = [(chunk, piece) for chunk in chunks if (piece := self._piece(tensor.name, chunk.offsets)) is not None]
+        placed = self._container.pieces_of(tensor.name)
+        found = [(chunk, placed[chunk.offsets]) for chunk in chunks if chunk.offsets in placed]
         if len(found) < len(chunks) or tensor.uncovered > 0:
             return None
         return None if any(self._kind_of(piece) is None for _, piece in found) else found
@@ -204,22 +230,17 @@ class DistributedPart(PiecedPart):
             source, self._kinds_of[place] = self._source(piece), None
             try:
                 with naming(source.path):
-                    self._kinds_of[place] = self._open(piece)[0]
+                    self._kinds_of[place] = self._open(piece).kind
             except DAMAGE as error:
                 self._damage.setdefault(piece.name, str(error))
         return self._kinds_of[place]
-
-    def _piece(self, name: str, offsets: tuple[int, ...] | None) -> Piece | None:
-        """The piece of a chunk or an object; None if it is incomplete."""
-        piece = self._pieces.get((name, offsets))
-        return None if piece is None or piece.span.end > self._container.sizes[piece.file] else piece
 
     def _chunk(self, piece: Piece) -> ChunkElements:
         with naming(self._source(piece).path):
             return ChunkElements(*self._open(piece)[1:])
 
-    def _open(self, piece: Piece) -> tuple[str, StoredBytes, TensorRecord, Span]:
-        """Container of the piece of a chunk, and the place of its elements."""
+    def _read_piece(self, piece: Piece) -> _OpenPiece:
+        """Open the piece of a chunk."""
         source = self._source(piece)
         limits = limits_of(piece, self._limits, self._container)
         stream = open_chunk(source, piece, limits)
@@ -230,7 +251,7 @@ class DistributedPart(PiecedPart):
         # One stored element may have many places in an expanded tensor.
         if stored is None or place is None or overlaps(record):
             raise damaged_piece(source, piece, "is compressed, incomplete, or has overlapping elements")
-        return stream.name, stored, record, place
+        return _OpenPiece(stream.name, stored, record, place)
 
     def _source(self, piece: Piece) -> ByteSource:
         return self._files.source(self._folder.full(piece.file))

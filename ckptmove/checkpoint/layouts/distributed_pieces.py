@@ -23,7 +23,7 @@ from ckptmove.model import LACKING, ArchiveFact
 if TYPE_CHECKING:
     from ckptmove.formats.contract import Container
     from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
-    from ckptmove.formats.dcp.metadata import Piece
+    from ckptmove.formats.dcp.pieces import Piece
     from ckptmove.io.contracts import ByteSource, CheckedRange
     from ckptmove.limits import Limits
     from ckptmove.model import TensorRecord

@@ -5,17 +5,17 @@ This class does not open those files: its facts come from ``.metadata`` and from
 
 from __future__ import annotations
 
-from itertools import chain, pairwise
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.errors import DamagedArchive, DistributedFile, MissingShard
 from ckptmove.formats.contract import Container
-from ckptmove.formats.dcp.metadata import StoredObject, StoredTensor, parse_metadata, union
+from ckptmove.formats.dcp.metadata import REPEATED, StoredObject, StoredTensor, parse_metadata, union
 from ckptmove.formats.rebuild_calls import rebuild_call
 from ckptmove.io.contracts import CopySegment
 from ckptmove.model import ArchiveFact, Span
-from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.machine import interpret_objects
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.stream import read_pickle
 from ckptmove.pickles.tree import Dict, List, Opaque
@@ -24,7 +24,9 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ckptmove.formats.dcp.metadata import Path, Piece
+    from ckptmove.formats.chunks import Chunk
+    from ckptmove.formats.dcp.metadata import Path
+    from ckptmove.formats.dcp.pieces import Piece
     from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
@@ -97,34 +99,29 @@ class DistributedCheckpoint(Container):
         self.source, self.limits = source, limits
         self.objects: dict[str, ReadObject] = {}
         self.damaged: set[str] = set()
-        machines = [interpret(read_pickle(one, 0, limits), limits) for one in (source, *others)]
+        machines = [interpret_objects(read_pickle(one, 0, limits), limits, REPEATED) for one in (source, *others)]
         self.metadata_bytes = sum(one.size for one in (source, *others))
         self.globals = dict(chain.from_iterable(machine.globals.items() for machine in machines))
         tables = [parse_metadata(machine, one.path) for machine, one in zip(machines, (source, *others), strict=True)]
         self.metadata = union(tables, source.path) if others else tables[0]
-        named = dict.fromkeys(piece.file for piece in self.metadata.pieces)
+        named = self.metadata.pieces.files
         lost = [file for file in named if file not in sizes]
         if lost:
             raise MissingShard(source.path, lost[0], len(lost) - 1)
         self.sizes = {file: sizes[file] for file in named}
-        self._chunks = {
-            (tensor.name, chunk.offsets): (tensor, chunk)
-            for tensor in self.metadata.tensors
-            # An empty chunk may have the offsets of another one, which comes later and replaces it.
-            for chunk in sorted(tensor.chunks, key=lambda chunk: chunk.volume > 0)
-        }
+        self._tensors = {tensor.name: tensor for tensor in self.metadata.tensors}
+        #: Chunks by offsets, by the ``id`` of their tuple: tensors of one shape share it.
+        self._grids: dict[int, dict[tuple[int, ...], Chunk]] = {}
 
     def require_apart(self) -> None:
         """Raise DamagedArchive if two pieces share bytes: torch writes one after the other.
 
         Call it only for files of ``torch.save``: in files of safetensors the places are not byte ranges.
         """
-        nonempty = [piece for piece in self.metadata.pieces if piece.span.nbytes]
-        nonempty.sort(key=lambda piece: (piece.file, piece.span.start))
-        for one, other in pairwise(nonempty):
-            if one.file == other.file and other.span.start < one.span.end:
-                names = f"'{one.name:.80}' and '{other.name:.80}'"
-                raise DamagedArchive(self.source.path, f"the pieces of {names} share bytes of '{one.file:.80}'")
+        found = self.metadata.pieces.overlap()
+        if found is not None:
+            names = " and ".join(f"'{piece.name:.80}'" for piece in found)
+            raise DamagedArchive(self.source.path, f"the pieces of {names} share bytes of '{found[0].file:.80}'")
 
     def read(self) -> Machine:
         """The tree of the saved object, nested by its keys, without a place in any pickle.
@@ -186,15 +183,35 @@ class DistributedCheckpoint(Container):
         """``.metadata`` unchanged: it stores no device."""
         return (CopySegment(Span(0, self.source.size)),)
 
-    def whole_pieces(self) -> tuple[Piece, ...]:
-        """The pieces that end within their file, in the order of the files."""
-        whole = [piece for piece in self.metadata.pieces if piece.span.end <= self.sizes[piece.file]]
-        return tuple(sorted(whole, key=lambda piece: (piece.file, piece.span.start)))
+    def is_whole(self, piece: Piece) -> bool:
+        """Whether a piece ends within its file."""
+        return piece.span.end <= self.sizes[piece.file]
+
+    def whole_pieces(self) -> Iterator[tuple[str, Iterator[Piece]]]:
+        """Iterate over the files and, by start, the pieces that end within each; these are valid until the next."""
+        return ((file, filter(self.is_whole, own)) for file, own in self.metadata.pieces.by_file())
+
+    def pieces_of(self, name: str) -> Mapping[tuple[int, ...] | None, Piece]:
+        """The pieces of a tensor or an object that end within their file, by offsets."""
+        found = self.metadata.pieces.of(name)
+        return {offsets: piece for offsets, piece in found.items() if self.is_whole(piece)}
+
+    def object_piece(self, name: str) -> Piece | None:
+        """The piece of an object; None if it is absent or ends past its file."""
+        return self.pieces_of(name).get(None)
 
     def chunk_at(self, piece: Piece) -> tuple[str, tuple[int, ...]] | None:
         """The dtype and the shape of a piece's chunk; None if the piece is not a chunk."""
-        found = None if piece.offsets is None else self._chunks.get((piece.name, piece.offsets))
-        return None if found is None else (found[0].dtype, found[1].sizes)
+        tensor = None if piece.offsets is None else self._tensors.get(piece.name)
+        if tensor is None or piece.offsets is None:
+            return None
+        grid = self._grids.get(id(tensor.chunks))
+        if grid is None:
+            # An empty chunk may have the offsets of another one, which comes later and replaces it.
+            chunks = sorted(tensor.chunks, key=lambda chunk: chunk.volume > 0)
+            grid = self._grids[id(tensor.chunks)] = {chunk.offsets: chunk for chunk in chunks}
+        chunk = grid.get(piece.offsets)
+        return None if chunk is None else (tensor.dtype, chunk.sizes)
 
     def _file_problems(self) -> Iterator[ArchiveFact]:
         for piece in self.metadata.pieces:
@@ -208,14 +225,13 @@ class DistributedCheckpoint(Container):
                 yield ArchiveFact("short-storage", record, short)
 
     def _entry_problems(self) -> Iterator[ArchiveFact]:
-        there = {(piece.name, piece.offsets) for piece in self.metadata.pieces}
         for entry in self.metadata.entries:
+            there = self.metadata.pieces.offsets_of(entry.name)
             if isinstance(entry, StoredObject):
-                if (entry.name, None) not in there:
+                if None not in there:
                     yield ArchiveFact("missing-storage", entry.name, 0)
                 continue
-            nonempty = [chunk for chunk in entry.chunks if chunk.volume]
-            unsaved = [chunk for chunk in nonempty if (entry.name, chunk.offsets) not in there]
+            unsaved = [chunk for chunk in entry.chunks if chunk.offsets not in there and chunk.volume]
             if unsaved:
                 yield ArchiveFact("missing-storage", entry.name, sum(map(entry.nbytes, unsaved)))
             uncovered = entry.uncovered

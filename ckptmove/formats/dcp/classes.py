@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedPickle
 from ckptmove.pickles.rebuild_arguments import SPARSE_PARTS
-from ckptmove.pickles.tree import Call, Dict, Global, List, Opaque, Persistent, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Dict, Global, List, Node, Opaque, Persistent, PlainObject, Sequence, Tuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Sequence as AnySequence
+
     from ckptmove.pickles.state import Machine
     from ckptmove.pickles.tree import Value
 
@@ -75,12 +78,18 @@ def require_loadable(machine: Machine) -> None:
             continue
         seen.add(id(value))
         if isinstance(value, Sequence):
-            waiting += zip(value.items, value.starts, strict=True)
+            waiting += _complex(value.items, value.starts)
         elif isinstance(value, Dict):
             _require_keys(value)
-            waiting += zip(value.flat, value.starts, strict=True)
+            waiting += _complex(value.flat, value.starts)
         else:
             waiting += _parts(value)
+
+
+def _complex(values: AnySequence[Value], starts: AnySequence[int]) -> Iterator[tuple[Value, int]]:
+    """Those of some values that can hold others, each with its start."""
+    both = zip(values, starts, strict=True)
+    return ((value, start) for value, start in both if type(value) is not PlainObject and isinstance(value, Node))
 
 
 def _parts(call: Call) -> list[tuple[Value, int]]:

@@ -7,16 +7,17 @@ From torch/distributed/checkpoint/metadata.py, filesystem.py (``_StorageInfo``) 
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, starmap
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias, cast
 
 from ckptmove.errors import DamagedArchive, LimitExceeded, UnsupportedContainer
 from ckptmove.formats.chunks import Chunk, flaw_of
 from ckptmove.formats.dcp.classes import METADATA, differs_by_one, is_plain, properties_of, require_loadable
+from ckptmove.formats.dcp.pieces import Piece, Pieces
 from ckptmove.model import Span
 from ckptmove.pickles.rebuild_arguments import LARGEST, NotATensor, bytes_of, items, sizes
-from ckptmove.pickles.tree import Call, Dict, tuple_items
+from ckptmove.pickles.tree import Call, Dict, PlainObject, tuple_items
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 Path: TypeAlias = tuple[str | int, ...]
+#: Shape of a tensor, and its chunks.
+_Grid: TypeAlias = "tuple[tuple[int, ...], tuple[Chunk, ...]]"
 
 _TENSOR: Final = f"{METADATA}.TensorStorageMetadata"
 _OBJECT: Final = f"{METADATA}.BytesStorageMetadata"
@@ -44,6 +47,8 @@ _DEEPEST_PATH: Final = 64
 _LETTERS: Final = 1 << 20
 _LETTERS_PER_BYTE: Final = 8
 _SHOWN: Final = 80
+#: Classes of which there are several objects for each piece.
+REPEATED: Final = frozenset({_CHUNK, _INDEX, _PLACE})
 
 
 class StoredTensor(NamedTuple):
@@ -87,22 +92,6 @@ class StoredObject(NamedTuple):
     path: Path
 
 
-class Piece(NamedTuple):
-    """A run of bytes in one of the files: one ``torch.save`` of a chunk or of an object.
-
-    Attributes:
-        name: name of the tensor or object.
-        offsets: start of its chunk in the tensor; None for an object.
-        file: name of the file, relative to the folder.
-        span: its bytes in the file.
-    """
-
-    name: str
-    offsets: tuple[int, ...] | None
-    file: str
-    span: Span
-
-
 class DistributedMetadata(NamedTuple):
     """Contents of ``.metadata``.
 
@@ -112,7 +101,7 @@ class DistributedMetadata(NamedTuple):
     """
 
     entries: tuple[StoredTensor | StoredObject, ...]
-    pieces: tuple[Piece, ...]
+    pieces: Pieces
 
     @property
     def tensors(self) -> tuple[StoredTensor, ...]:
@@ -153,7 +142,7 @@ def union(tables: Sequence[DistributedMetadata], path: str) -> DistributedMetada
             raise DamagedArchive(path, f"{flaw} tensor {name[:_SHOWN]!r}")
         merged[name] = tensor._replace(chunks=tuple(own))
     # Of two pieces with one name, the last counts.
-    pieces = tuple(piece for table in reversed(tables) for piece in table.pieces)
+    pieces = Pieces(piece for table in reversed(tables) for piece in table.pieces)
     return DistributedMetadata(tuple(merged.values()), pieces)
 
 
@@ -179,6 +168,9 @@ class _Parser:
         self._root = machine.root
         self._path = path
         self._chunks = 0
+        # By the ``id`` of a node: tensors share the nodes of equal chunks, and their grids of chunks are often equal.
+        self._known_chunks: dict[int, Chunk] = {}
+        self._known_grids: dict[_Grid, tuple[_Grid, str]] = {}
         # Each chunk takes more than a byte, unless tensors share a list of chunks, which torch never writes.
         self._most_chunks = machine.limits.factor * (machine.end - machine.begin)
         self._letters = 0
@@ -196,8 +188,7 @@ class _Parser:
         if self._misnamed and self._has_joined:
             name, joined = self._misnamed
             self._damage(f"the name {name[:_SHOWN]!r} does not match its keys, {joined[:_SHOWN]!r}")
-        pieces = tuple(self._piece(index, info) for index, info in self._pairs(root, "storage_data"))
-        return DistributedMetadata(read, pieces)
+        return DistributedMetadata(read, Pieces(starmap(self._piece, self._pairs(root, "storage_data"))))
 
     def _entry(self, name: str, value: Value, path: Path) -> StoredTensor | StoredObject:
         kind = value.name if type(value) is Call and is_plain(value) else ""
@@ -210,12 +201,15 @@ class _Parser:
         try:
             shape = sizes(fields.get("size"))
             bytes_of(shape[:_MOST_AXES], dtype)
-            chunks = tuple(self._chunk(one) for one in self._counted(items(fields.get("chunks"))))
+            chunks = tuple([self._chunk(one) for one in self._counted(items(fields.get("chunks")))])
         except (NotATensor, IndexError):
             self._damage(f"the sizes of tensor {name[:_SHOWN]!r} are not as torch writes them")
         if len(shape) > _MOST_AXES:
             self._damage(f"tensor {name[:_SHOWN]!r} has {len(shape)} axes")
-        flaw = flaw_of(shape, chunks)
+        grid = shape, chunks
+        if grid not in self._known_grids:
+            self._known_grids[grid] = grid, flaw_of(*grid)
+        (shape, chunks), flaw = self._known_grids[grid]
         if flaw:
             self._damage(f"{flaw} tensor {name[:_SHOWN]!r}")
         return StoredTensor(name, path, dtype, shape, requires_grad, chunks)
@@ -239,7 +233,9 @@ class _Parser:
 
     def _chunk(self, value: Value) -> Chunk:
         fields = self._fields(value, "a chunk", _CHUNK)
-        return Chunk(sizes(fields.get("offsets")), sizes(fields.get("sizes")))
+        if id(fields) not in self._known_chunks:
+            self._known_chunks[id(fields)] = Chunk(sizes(fields.get("offsets")), sizes(fields.get("sizes")))
+        return self._known_chunks[id(fields)]
 
     def _piece(self, index: Value, info: Value) -> Piece:
         key = self._fields(index, "an index", _INDEX)
@@ -277,21 +273,23 @@ class _Parser:
                 self._misnamed = self._misnamed or (name, joined)
         return (name,)
 
-    def _fields(self, value: Value, what: str, name: str) -> Dict:
+    def _fields(self, value: Value, what: str, name: str) -> Dict | PlainObject:
         """The fields of an object of a class of torch, or of a class of another package in its place."""
+        if type(value) is PlainObject and value.kind.name == name:
+            return value
         is_one = type(value) is Call and is_plain(value) and (value.name == name or not value.name.startswith("torch."))
         state = value.state if type(value) is Call and is_one else None
         if type(state) is not Dict or len(state.flat) > _MOST_FIELDS:
             self._damage(f"{what[:_SHOWN]!r} in it is not as torch writes it")
         return state
 
-    def _pairs(self, root: Dict, field: str) -> Iterator[tuple[Value, Value]]:
+    def _pairs(self, root: Dict | PlainObject, field: str) -> Iterator[tuple[Value, Value]]:
         table = root.get(field)
         if type(table) is not Dict:
             self._damage(f"it has no {field}")
         return ((key, value) for key, value, _ in table.pairs())
 
-    def _table(self, root: Dict, field: str) -> list[tuple[str, Value]]:
+    def _table(self, root: Dict | PlainObject, field: str) -> list[tuple[str, Value]]:
         found: dict[str, Value] = {}
         for key, value in self._pairs(root, field):
             if type(key) is not str:

@@ -48,8 +48,8 @@ def test_convert_reads_none(trained, tmp_path, reads):
 @pytest.mark.parametrize("command", ["inspect", "convert", "diff"])
 def test_metadata_is_walked_once(trained, tmp_path, monkeypatch, command):
     walked = []
-    walk = containers.interpret
-    monkeypatch.setattr(containers, "interpret", lambda data, *more: walked.append(data) or walk(data, *more))
+    walk = containers.interpret_objects
+    monkeypatch.setattr(containers, "interpret_objects", lambda data, *more: walked.append(data) or walk(data, *more))
     options = {"to": "cpu", "output": tmp_path / "out"} if command == "convert" else {}
     getattr(ckptmove, command)(str(trained), *[str(trained)] * (command == "diff"), **options)
     assert len(walked) == (2 if command == "diff" else 1)

@@ -1,0 +1,179 @@
+"""Read an object whose fields are plain values in one step, as one small node.
+
+The ``.metadata`` of a large distributed checkpoint has millions of these objects. Python writes each with about
+twenty-five operations (``object.__reduce_ex__`` in protocol 4): the class, an empty tuple, NEWOBJ, a dict, and BUILD.
+A pattern matches all of them at once. Objects that it does not match are read operation by operation.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.pickles import structure
+from ckptmove.pickles.tree import WITHIN, Global, PlainKind, PlainObject, Tuple
+
+if TYPE_CHECKING:
+    from ckptmove.pickles.state import Handler, Machine
+    from ckptmove.pickles.tree import Value
+
+_GET: Final = rb"(?:h.|j.{4})"
+_INT: Final = rb"(?:K.|M..|J.{4}|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
+#: A new string, up to the first byte that is not ASCII; `_text` compares this with its length.
+_TEXT: Final = rb"\x8c.[\x00-\x7f]{0,255}\x94"
+#: A call of ``torch.Size`` with a tuple of up to three numbers.
+_SIZE: Final = _GET + rb"(?:\)|(?:%b\x85|%b\x86|%b\x87)\x94)\x85\x94R\x94" % (_INT, _INT * 2, _INT * 3)
+_FIELD: Final = rb"(%b)(N|%b|%b|%b|%b)" % (_GET, _INT, _TEXT, _SIZE, _GET)
+#: All operations after the one that pushes the class; two to four fields.
+_OBJECT: Final = re.compile(rb"(?s)\)\x81\x94\}\x94\(%b(?:%b)?(?:%b)?ub" % (_FIELD * 2, _FIELD, _FIELD))
+_NUMBERS: Final = re.compile(rb"(?s)" + _INT)
+
+_EMPTY_TUPLE, _NONE, _NEW_TEXT, _GETS, _LONG_GET, _NEW_MEMO = ord(")"), ord("N"), 0x8C, frozenset(b"hj"), ord("j"), 0x94
+#: Length of a GET by its opcode, and of the operations of a ``torch.Size`` after those of its numbers.
+_GET_BYTES, _LONG_GET_BYTES, _SIZE_END = 2, 5, 4
+_SIZE_CLASS: Final = "torch.Size"
+#: Nodes that are kept to be used again: most sizes and offsets are those of many tensors.
+_MOST_KNOWN: Final = 1 << 14
+
+
+class NotPlain(Exception):
+    """A value of an object is not plain."""
+
+
+class NeedsEveryOperation(Exception):
+    """The pickle numbers its memo itself, or reads a part of an object that is not kept."""
+
+
+class PlainObjects:
+    """Reader of plain objects for one pickle."""
+
+    def __init__(self, classes: frozenset[str]) -> None:
+        """Read the objects of some classes, by their full names."""
+        self._classes = classes
+        # By their bytes in the pickle: no index of the memo changes its value, see `_handle_put`.
+        self._kinds: dict[tuple[str, tuple[bytes | None, ...]], PlainKind] = {}
+        self._values: dict[bytes, tuple[Value, tuple[Value, ...]]] = {}
+        self._known: dict[tuple[PlainKind, tuple[Value, ...]], PlainObject] = {}
+
+    def handlers(self) -> dict[int, Handler]:
+        """Handlers that replace those of the machine: its memo has no starts, and nothing is recorded for edits."""
+        return {
+            _EMPTY_TUPLE: self._handle,
+            _NEW_MEMO: _handle_memoize,
+            ord("h"): _handle_get(_GET_BYTES),
+            ord("j"): _handle_get(_LONG_GET_BYTES),
+        } | dict.fromkeys(b"gpqr", _handle_put)
+
+    def _handle(self, machine: Machine, position: int) -> int:
+        """Handle EMPTY_TUPLE: it follows a class if an object begins."""
+        end = self._read(machine, position)
+        return structure.HANDLERS[_EMPTY_TUPLE](machine, position) if end == position else end
+
+    def _read(self, machine: Machine, position: int) -> int:
+        """Replace the class on top of the stack with its object; return its end, or ``position`` if it is not plain."""
+        function = machine.stack[-1] if machine.stack else None
+        if type(function) is not Global or function.full_name not in self._classes:
+            return position
+        match = _OBJECT.match(machine.data, position)
+        if match is None:
+            return position
+        found = match.groups()
+        memo: list[Value] = [WITHIN, WITHIN]  # the object and the dict of its fields
+        values: list[Value] = []
+        try:
+            names = function.full_name, found[::2]
+            kind = self._kinds.get(names) or self._new_kind(machine, *names)
+            for raw in found[1 : 2 * len(kind.fields) : 2]:
+                value, memoized = self._values.get(raw) or self._new_value(machine, raw)
+                values.append(value)
+                memo += memoized
+        except (NotPlain, IndexError):  # IndexError: an index that the memo does not have
+            return position
+        machine.memo += memo
+        machine.containers += 1
+        machine.stack[-1], machine.starts[-1] = self._object(kind, tuple(values)), -1
+        return match.end()
+
+    def _object(self, kind: PlainKind, values: tuple[Value, ...]) -> PlainObject:
+        known = self._known.get((kind, values))
+        if known is None:
+            if len(self._known) > _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[kind, values] = PlainObject(kind, values)
+        return known
+
+    def _new_kind(self, machine: Machine, name: str, found: tuple[bytes | None, ...]) -> PlainKind:
+        fields = [_recalled(machine, raw) for raw in found if raw is not None]
+        names = tuple([field for field in fields if type(field) is str])
+        if len(set(names)) < len(fields):
+            raise NotPlain
+        kind = self._kinds[name, found] = PlainKind(name, names)
+        return kind
+
+    def _new_value(self, machine: Machine, raw: bytes) -> tuple[Value, tuple[Value, ...]]:
+        """A value, and what its operations put into the memo."""
+        if len(self._values) > _MOST_KNOWN:
+            self._values.clear()
+        found = self._values[raw] = _read_value(machine, raw)
+        return found
+
+
+def _read_value(machine: Machine, raw: bytes) -> tuple[Value, tuple[Value, ...]]:
+    code = raw[0]
+    if code == _NEW_TEXT:
+        text = _text(raw)
+        return text, (text,)
+    if code not in _GETS:
+        return None if code == _NONE else _number(raw), ()
+    begin = _LONG_GET_BYTES if code == _LONG_GET else _GET_BYTES
+    value = _recalled(machine, raw[:begin])
+    if len(raw) > begin:
+        if type(value) is not Global or value.full_name != _SIZE_CLASS:
+            raise NotPlain
+        numbers = tuple(map(_number, _NUMBERS.findall(raw, begin, len(raw) - _SIZE_END)))
+        size = Tuple(numbers, (-1,) * len(numbers))
+        # The tuple of numbers, unless it is empty; the tuple of arguments, which nothing else reads; the size.
+        return size, ((size, WITHIN, size) if numbers else (WITHIN, size))
+    if type(value) is not str and not (type(value) is Tuple and all(type(one) is int for one in value.items)):
+        raise NotPlain
+    return value, ()
+
+
+def _recalled(machine: Machine, raw: bytes) -> Value:
+    """The value that a GET reads from the memo."""
+    return machine.memo[raw[1] if len(raw) == _GET_BYTES else int.from_bytes(raw[1:], "little")]
+
+
+def _number(raw: bytes) -> int:
+    """The argument of BININT1, BININT2, BININT or LONG1."""
+    if raw[0] in b"KM":
+        return int.from_bytes(raw[1:], "little")
+    return int.from_bytes(raw[1:] if raw[0] == ord("J") else raw[2:], "little", signed=True)
+
+
+def _text(raw: bytes) -> str:
+    """The argument of SHORT_BINUNICODE, if it ends where the pattern ends."""
+    if raw[1] != len(raw) - 3:
+        raise NotPlain
+    return raw[2:-1].decode()
+
+
+def _handle_memoize(machine: Machine, position: int) -> int:
+    machine.memo.append(machine.stack[-1])
+    return position + 1
+
+
+def _handle_put(_: Machine, position: int) -> int:
+    raise NeedsEveryOperation(position)
+
+
+def _handle_get(length: int) -> Handler:
+    def handle(machine: Machine, position: int) -> int:
+        value = _recalled(machine, machine.data[position : position + length])
+        if value is WITHIN:
+            raise NeedsEveryOperation(position)
+        machine.stack.append(value)
+        machine.starts.append(position)
+        return position + length
+
+    return handle
