@@ -298,6 +298,7 @@ def verify(
     timeout: float | None = None,
     download: FilePath | None = None,
     sample: int | None = None,
+    jobs: int | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
     stage: Callable[[str], None] | None = None,
@@ -328,6 +329,8 @@ def verify(
         download: folder that a checkpoint at a URL is downloaded to.
         sample: number of parameters of each optimizer, with their state, and of other tensors, to check (default:
             all); ``seed`` selects them.
+        jobs: largest number of processes (default: the number of available cores); a small checkpoint is checked by
+            one.
         limits: resource limits for reading each file.
         progress: called with the bytes checked so far and the total.
         stage: called with the name of each check with torch, when it starts.
@@ -366,6 +369,7 @@ def verify(
         timeout=timeout,
         download=None if download is None else inside(written_path(download, "download"), location(path)),
         sample=sample,
+        jobs=jobs,
         limits=limits or Limits(),
     )
     request = downloaded(request, progress, do_nothing)

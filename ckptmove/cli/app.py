@@ -324,6 +324,7 @@ def verify(
             show_default="all",
         ),
     ] = None,
+    jobs: options.Jobs = None,
     download: options.Download = None,
     strict: options.Strict = False,
     limit_factor: options.LimitFactor = 1,
@@ -371,6 +372,7 @@ def verify(
             timeout=timeout,
             download=copies.get(path.url) if isinstance(path, Address) else None,
             sample=sample,
+            jobs=jobs,
             limits=Limits().times(limit_factor),
         )
         for path in found

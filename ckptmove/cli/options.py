@@ -95,8 +95,8 @@ StrictConvert = Annotated[
 Jobs = Annotated[
     int | None,
     typer.Option(
-        "--jobs", metavar="N", min=1, max=256, help="Number of checkpoints to read at once.",
-        show_default="8 for URLs, otherwise 1",
+        "--jobs", metavar="N", min=1, max=256, help="Most checkpoints, files or processes at once.",
+        show_default="the cores; 8 for URLs",
     ),
 ]  # fmt: skip
 Download = Annotated[

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory, OptimizerRecord, ParamGroup, TensorRecord
     from ckptmove.verification.pieces import TensorSource
-    from ckptmove.verification.sampling import Sample
 
 
 class OriginalTensors:
@@ -85,7 +84,7 @@ def differences(
     original: OpenCheckpoint,
     found: Counterparts,
     limits: Limits,
-    sample: Sample | None = None,
+    names: frozenset[str] | None = None,
     *,
     compact: bool = False,
 ) -> Comparison:
@@ -96,13 +95,13 @@ def differences(
         original: its original; both sides as :func:`ckptmove.checkpoint.layouts.stored.side_by_side` returns them.
         found: matched tensors and files of the two.
         limits: resource limits for reading each of them.
-        sample: tensors whose values are compared; None for all.
+        names: names of the tensors whose values are compared; None for all.
         compact: whether storages of the checkpoint that are larger than expected are differences.
 
     Raises:
         UnreadableInput, LimitExceeded: as :func:`ckptmove.comparison.compare.compare`.
     """
-    criteria = Criteria(devices=False, values_of=None if sample is None else sample.names)
+    criteria = Criteria(devices=False, values_of=names)
     result = compare_stored(checkpoint, original, found, criteria, limits, _without_figures)
     lost = Offenders()
     for name in result.added:

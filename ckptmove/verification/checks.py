@@ -29,16 +29,30 @@ class Offenders:
     Attributes:
         count: number of faults.
         first: texts of the first few.
+        place: index of the tensor that is being checked, by which the faults of several processes are sorted.
     """
 
     count: int = 0
     first: list[str] = field(default_factory=list)
+    place: int = 0
+    _places: list[int] = field(default_factory=list)
 
     def add(self, text: str) -> None:
         """Add a fault."""
         self.count += 1
         if len(self.first) < _NAMED:
             self.first.append(text)
+            self._places.append(self.place)
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON, for another process."""
+        return {"count": self.count, "first": list(zip(self._places, self.first, strict=True))}
+
+    def join(self, other: Mapping[str, Any]) -> None:
+        """Add the faults of another process, from the result of :meth:`to_json`."""
+        both = sorted([*zip(self._places, self.first, strict=True), *other["first"]], key=lambda one: one[0])[:_NAMED]
+        self.count += other["count"]
+        self._places, self.first = [place for place, _ in both], [text for _, text in both]
 
     def __bool__(self) -> bool:
         return self.count > 0

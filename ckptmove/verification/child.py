@@ -14,7 +14,7 @@ import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from ckptmove.verification.case.strays import MARK, end_strays
 from ckptmove.verification.checks import CASE, SCRIPT, check_from_json, failed, finding_from_json, skipped
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding
     from ckptmove.verification.evidence import CheckResult
 
+    #: A child process.
+    Process: TypeAlias = subprocess.Popen[str]
+
 #: Checks that the child makes, in the order of its answers.
 CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
 #: The Windows counterpart of `start_new_session`: Ctrl-C in the console does not reach the child.
@@ -33,6 +36,8 @@ _LONGEST_LINE: Final = 300
 #: Marks of the running children, by process id.
 _MARKS: Final[dict[int, str]] = {}
 _LONGEST_END: Final = 2**16
+#: Beginning of a line with results for the first child.
+GATHERED: Final = '{"gathered": '
 #: The user's code that a check runs.
 _OWN_CODE: Final = {CASE: "your case", SCRIPT: "your script"}
 #: Message of the C++ runtime when a user's hook raises in backward on a simulated device.
@@ -98,7 +103,7 @@ def worker_command() -> list[str]:
 
 
 @contextmanager
-def child(command: Sequence[str], request: str) -> Iterator[subprocess.Popen[str]]:
+def child(command: Sequence[str], request: str) -> Iterator[Process]:
     """Start a child with the request as its last argument, and kill it when the context exits.
 
     The child leads its own process group, which also contains the workers of a user's data loader. The whole group is
@@ -126,13 +131,13 @@ def child(command: Sequence[str], request: str) -> Iterator[subprocess.Popen[str
             del _MARKS[process.pid]
 
 
-def _end_all(process: subprocess.Popen[str], mark: str) -> None:
+def _end_all(process: Process, mark: str) -> None:
     """Kill a child and every process that it started, also those that left its group."""
     _end_group(process)
     end_strays(mark)
 
 
-def _end_group(process: subprocess.Popen[str]) -> None:
+def _end_group(process: Process) -> None:
     """Kill a child and the processes of its group."""
     if not hasattr(os, "killpg"):  # Windows has no process groups
         process.kill()
@@ -142,10 +147,11 @@ def _end_group(process: subprocess.Popen[str]) -> None:
 
 
 def collect(
-    process: subprocess.Popen[str],
+    process: Process,
     stage: Callable[[str], None] | None = None,
     wanted: Sequence[str] = CHILD_CHECKS,
     timeout: float | None = None,
+    others: Sequence[Process] = (),
 ) -> Answers:
     """Wait for a child and collect its answers. A missing answer becomes a failed check.
 
@@ -157,6 +163,8 @@ def collect(
         stage: called after each message with the name of the child's next stage.
         wanted: the expected checks, in order.
         timeout: seconds after which the child is killed; None for no limit.
+        others: children with a part of the work, whose results the first child adds to its own. If one of them fails,
+            the first child is killed, and the missing answers are that failure.
     """
     errors: list[str] = []
     late: list[bool] = []
@@ -165,7 +173,8 @@ def collect(
     # Read in a thread: a child whose standard error pipe is full would block forever.
     drain = Thread(target=lambda: errors.append(_end_of(cast("IO[str]", process.stderr))), daemon=True)
     guard = Thread(target=lambda: late.append(_outlast(process, mark, timeout)), daemon=True)
-    for thread in (drain, guard):
+    relays = [_Relay(other, process) for other in others]
+    for thread in (drain, guard, *relays):
         thread.start()
     answers = Answers()
     output = ""
@@ -174,11 +183,70 @@ def collect(
             output = (output + line)[:_LONGEST_LINE]
         if stage is not None:
             stage(_next_stage(answers, wanted))
+    failures = [relay.failure for relay in relays if relay.failure is not None]
+    for relay in relays:
+        relay.end()
     for thread in (drain, guard):
         thread.join()
     ending = _Ending(process.wait(), output, "".join(errors), timeout if any(late) else None)
+    if failures and ending.timeout is None:
+        theirs, ending = failures[0]
+        answers.torch, answers.imports, answers.refusal = (
+            theirs.torch,
+            theirs.imports,
+            theirs.refusal or answers.refusal,
+        )
     _fill_missing(answers, ending, wanted)
     return answers
+
+
+class _Relay(Thread):
+    """Sends the results of one child to the first one.
+
+    Attributes:
+        failure: answers and ending of the child if it failed while the first one was running; else None.
+    """
+
+    def __init__(self, process: Process, first: Process) -> None:
+        super().__init__(daemon=True)
+        self.failure: tuple[Answers, _Ending] | None = None
+        self._process, self._mark = process, _MARKS[process.pid]
+        self._first, self._first_mark = first, _MARKS[first.pid]
+        # A descriptor of its own: that of the file object may be closed, and its number used again, before a write.
+        self._pipe = os.dup(cast("IO[str]", first.stdin).fileno())
+
+    def run(self) -> None:
+        """Read the child's output to its end; kill the first child, which waits for it, if it failed."""
+        errors: list[str] = []
+        drain = Thread(target=lambda: errors.append(_end_of(cast("IO[str]", self._process.stderr))), daemon=True)
+        drain.start()
+        answers, output = Answers(), ""
+        for line in self._process.stdout or ():
+            if line.startswith(GATHERED):
+                self._send(line.encode())
+            elif not _take(line, answers):
+                output = (output + line)[:_LONGEST_LINE]
+        os.close(self._pipe)
+        code = self._process.wait()
+        self.end_process()
+        drain.join()
+        if code or answers.refusal:
+            self.failure = answers, _Ending(code, output, "".join(errors), None)
+            _end_all(self._first, self._first_mark)
+
+    def end(self) -> None:
+        """Kill the child, and wait for this thread."""
+        self.end_process()
+        self.join()
+
+    def end_process(self) -> None:
+        """Kill the child and every process that it started, which may keep its pipes open."""
+        _end_all(self._process, self._mark)
+
+    def _send(self, data: bytes) -> None:
+        with suppress(OSError):  # the first child has ended
+            while data:
+                data = data[os.write(self._pipe, data) :]
 
 
 class _Ending(NamedTuple):
@@ -205,7 +273,7 @@ def _end_of(stream: IO[str]) -> str:
     return tail
 
 
-def _outlast(process: subprocess.Popen[str], mark: str, timeout: float | None) -> bool:
+def _outlast(process: Process, mark: str, timeout: float | None) -> bool:
     """Wait until a child ends, and kill its group, which may keep its pipes open. Return whether it timed out."""
     try:
         process.wait(timeout)

@@ -26,12 +26,13 @@ from ckptmove.verification.pages import is_mapping
 from ckptmove.verification.program import program_pickles, program_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.checkpoint.parts import FilePart, OpenPart
     from ckptmove.formats.contract import Container
     from ckptmove.model import TensorRecord
     from ckptmove.verification.sampling import Sample
+    from ckptmove.verification.shares import Share
     from ckptmove.verification.state import StoredTensors
 
 _COMPRESSED: Final[dict[torch.layout, tuple[str, ...]]] = {
@@ -92,6 +93,7 @@ class LoadedFiles:
         stored: StoredTensors,
         known: Mapping[str, Loaded] | None = None,
         sample: Sample | None = None,
+        share: Share | None = None,
     ) -> None:
         """Begin with nothing loaded.
 
@@ -100,6 +102,8 @@ class LoadedFiles:
             stored: their tensors as stored.
             known: files that are loaded already, by name.
             sample: tensors to check; files without any of them are not loaded. None for all.
+            share: the part of the checkpoint that this process checks; None for all of it. Other processes load files
+                without any of its tensors.
         """
         self._parts = {part.name: part for part in parts}
         self._stored = stored
@@ -111,6 +115,15 @@ class LoadedFiles:
             for name, part in self._parts.items()
             if chosen is None or any(record.name in chosen for record in part.inventory.tensors)
         }
+        #: Files that this process loads, and results of other processes for the others.
+        self._own = {
+            name
+            for name, part in self._used.items()
+            if share is None
+            or (share.is_first and not part.inventory.tensors)
+            or any(record.name in share.names for record in part.inventory.tensors)
+        }
+        self._others: dict[str, Loaded] = {}
         #: File of each wrapper subclass, which has no storage that names its file.
         self._wrappers = {
             record.name: name
@@ -177,7 +190,7 @@ class LoadedFiles:
     @property
     def mapped(self) -> frozenset[str]:
         """Names of the files that torch mapped."""
-        return frozenset(name for name, part in self._used.items() if part.is_file and self.at(name).is_mapped)
+        return frozenset(name for name in self._own if self._parts[name].is_file and self.at(name).is_mapped)
 
     @property
     def refused(self) -> dict[str, str]:
@@ -191,7 +204,7 @@ class LoadedFiles:
     @property
     def missing(self) -> frozenset[str]:
         """Names of the files that could not be loaded, for any reason."""
-        return frozenset(name for name in self._used if not self.has(name))
+        return frozenset(name for name, loaded in self._all() if loaded.refusal or loaded.error)
 
     @property
     def left_out(self) -> frozenset[str]:
@@ -220,8 +233,19 @@ class LoadedFiles:
             return "torch.load returns"
         return "safetensors returns" if len(loaders) == 1 else "torch.load and safetensors return"
 
+    def results(self) -> dict[str, tuple[str, str]]:
+        """Reasons and errors of the files that this process loaded, by name, as JSON for another process."""
+        return {name: (loaded.refusal, loaded.error) for name, loaded in self._all()}
+
+    def join(self, results: Mapping[str, Sequence[str]]) -> None:
+        """Add results of another process, from the result of :meth:`results`."""
+        for name, (refusal, error) in results.items():
+            self._others[name] = Loaded(refusal=refusal, error=error)
+
     def _all(self) -> Iterable[tuple[str, Loaded]]:
-        return ((name, self.at(name)) for name in self._used)
+        """The results of this process and of others, in the order of the files."""
+        own = ((name, self.at(name) if name in self._own else self._others.get(name)) for name in self._used)
+        return ((name, loaded) for name, loaded in own if loaded is not None)
 
 
 def _load_one(part: OpenPart, stored: StoredTensors) -> Loaded:

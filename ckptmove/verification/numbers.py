@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -16,7 +16,7 @@ from ckptmove.verification.checks import Offenders, failed, passed, skipped
 from ckptmove.verification.state import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from ckptmove.model import Finding, Inventory, TensorRecord
     from ckptmove.verification.evidence import CheckResult
@@ -50,7 +50,8 @@ class NumbersTally:
     _infinite_buffers: int = 0
     _not_finite: Offenders = field(default_factory=Offenders)
     _negative: Offenders = field(default_factory=Offenders)
-    _where: dict[str, list[str]] = field(default_factory=lambda: {"N501": [], "N502": []})
+    _where: dict[str, list[tuple[int, str]]] = field(default_factory=lambda: {"N501": [], "N502": []})
+    _place: int = 0
 
     @classmethod
     def of(cls, inventory: Inventory, trained: frozenset[str], counters: Counters) -> NumbersTally:
@@ -65,9 +66,35 @@ class NumbersTally:
             trained,
             counters,
         )
+        tally.set_place(-1)  # before the first tensor
         for path, count in counters.negative:
             tally.note_negative(path, count)
         return tally
+
+    def set_place(self, place: int) -> None:
+        """Set the index of the tensor that is being checked."""
+        self._place = self._not_finite.place = self._negative.place = place
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert figures and faults to JSON, for another process."""
+        return {
+            "tensors": self._tensors,
+            "elements": self._elements,
+            "infinite_buffers": self._infinite_buffers,
+            "not_finite": self._not_finite.to_json(),
+            "negative": self._negative.to_json(),
+            "where": self._where,
+        }
+
+    def join(self, other: Mapping[str, Any]) -> None:
+        """Add figures and faults of another process, from the result of :meth:`to_json`."""
+        self._tensors += other["tensors"]
+        self._elements += other["elements"]
+        self._infinite_buffers += other["infinite_buffers"]
+        self._not_finite.join(other["not_finite"])
+        self._negative.join(other["negative"])
+        for code, named in self._where.items():
+            self._where[code] = sorted([*named, *other["where"][code]], key=lambda one: one[0])
 
     def look(self, record: TensorRecord, values: torch.Tensor) -> None:
         """Check the values of one dense tensor of the checkpoint."""
@@ -89,7 +116,7 @@ class NumbersTally:
     def note_negative(self, name: str, value: float) -> None:
         """Add a second moment, a variance or a step count that is below zero."""
         self._negative.add(f"{name} holds {value:.6g}")
-        self._where["N502"].append(name)
+        self._where["N502"].append((self._place, name))
 
     def check(self, ignored: Collection[str]) -> CheckResult:
         """The result of the check. Faults whose finding code is ignored do not fail it."""
@@ -121,7 +148,7 @@ class NumbersTally:
 
     def findings(self) -> tuple[Finding, ...]:
         """Findings O209, N501 and N502."""
-        spoiled, negative = self._where["N501"], self._where["N502"]
+        spoiled, negative = ([name for _, name in self._where[code]] for code in ("N501", "N502"))
         findings = [_uneven(group) for group in self.counters.uneven]
         if spoiled:
             message = f"NaN or Inf in {amount(self._not_finite.count, 'tensor')}: {self._not_finite}"
@@ -162,7 +189,7 @@ class NumbersTally:
             return
         parts = [amount(nans, "NaN")] * bool(nans) + [f"{infinities:,} Inf"] * bool(infinities)
         self._not_finite.add(f"{record.name} holds {' and '.join(parts)} in {amount(values.numel(), 'value')}")
-        self._where["N501"].append(record.name)
+        self._where["N501"].append((self._place, record.name))
 
 
 def _uneven(group: Uneven) -> Finding:

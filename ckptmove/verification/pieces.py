@@ -103,6 +103,7 @@ def select(
     algorithm: str,
     chosen: Container[str] | None = None,
     obstacle: Callable[[TensorRecord], str] = lambda record: f"it keeps a {record.kind} tensor ({record.name})",
+    own: Container[str] | None = None,
 ) -> SelectedParameters:
     """Select the parameters that can be stepped.
 
@@ -115,6 +116,7 @@ def select(
         algorithm: class name in ``torch.optim``, or the name of another class.
         chosen: keys of the parameters to step; None for all. An optimizer that steps all as one vector ignores it.
         obstacle: returns why state that is not dense cannot be restored, or an empty string if it can.
+        own: keys of the parameters whose pieces are returned; None for all.
     """
     entries = {entry.key: entry.without_inner() for entry in optimizer.state}
     found = SelectedParameters([], {})
@@ -138,6 +140,8 @@ def select(
                 reason = next(filter(None, map(obstacle, others)), "")
             if known is None or reason:
                 found.left_out.setdefault(reason, []).append(name)
+                continue
+            if own is not None and key not in own:
                 continue
             whole = ParameterPiece(name, index, known, parameter is not None, entry, None, prod(known.shape), 0)
             found.pieces.extend(_cut(whole) if is_elementwise(algorithm) else (whole,))

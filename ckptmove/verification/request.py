@@ -33,6 +33,8 @@ class VerifyRequest(NamedTuple):
         timeout: longest time of the child process in seconds, or None.
         download: local path of the copy, if ``path`` is a URL, or None.
         sample: number of parameters of each optimizer, and of other tensors, to check; None for all.
+        jobs: largest number of child processes, or None for as many as there are cores; for a child, their number.
+        rank: index of a child among them.
         limits: resource limits for reading each file.
         nbytes: size of all files of the checkpoint and of ``against``; it bounds the memory of the child process.
         deadline: when the script has to end, in seconds since the epoch; None for no limit.
@@ -56,6 +58,8 @@ class VerifyRequest(NamedTuple):
     timeout: float | None = None
     download: str | None = None
     sample: int | None = None
+    jobs: int | None = None
+    rank: int = 0
     limits: Limits = Limits()
     nbytes: int = 0
     deadline: float | None = None

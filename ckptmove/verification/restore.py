@@ -6,7 +6,7 @@ Only bits, sizes, strides and dtypes are compared, not values.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -15,10 +15,11 @@ from ckptmove.text import amount, quoted
 from ckptmove.verification.checks import Offenders, failed, passed, skipped
 from ckptmove.verification.pages import PagesOfFiles
 from ckptmove.verification.restore_pieces import PiecesTally, compare_objects, compare_pieces
+from ckptmove.verification.shares import ONE_PROCESS
 from ckptmove.verification.state import dtype_of, without_padding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator, Mapping
 
     from ckptmove.model import Inventory, TensorRecord
     from ckptmove.verification.evidence import CheckResult
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.numbers import NumbersTally
     from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.sampling import Sample
+    from ckptmove.verification.shares import ProcessGroup, Share
     from ckptmove.verification.state import StoredExtent, StoredTensors
 
 #: Kinds without bytes of their own in a storage, or whose parts torch does not return.
@@ -58,6 +60,32 @@ class RestoreTally:
     known: set[tuple[StoredExtent, int]] = field(default_factory=set)
     pieces: PiecesTally = field(default_factory=PiecesTally)
 
+    def set_place(self, place: int) -> None:
+        """Set the index of the tensor that is being compared."""
+        self.differing.place = self.unreadable.place = place
+        self.pieces.set_place(place)
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert figures and faults to JSON, for another process."""
+        return {
+            "compared": self.compared,
+            "nbytes": self.nbytes,
+            "apart": self.apart,
+            "differing": self.differing.to_json(),
+            "unreadable": self.unreadable.to_json(),
+            "pieces": self.pieces.to_json(),
+        }
+
+    def join(self, other: Mapping[str, Any]) -> None:
+        """Add figures and faults of another process, from the result of :meth:`to_json`."""
+        self.compared += other["compared"]
+        self.nbytes += other["nbytes"]
+        for kind, count in other["apart"].items():
+            self.apart[kind] = self.apart.get(kind, 0) + count
+        self.differing.join(other["differing"])
+        self.unreadable.join(other["unreadable"])
+        self.pieces.join(other["pieces"])
+
 
 def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
     """Index of every dense tensor, by name, storage and offset, among the tensors with the same name.
@@ -66,17 +94,22 @@ def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
     """
     counts: dict[str, int] = {}
     found: dict[tuple[str, str | None, int], int] = {}
-    for record in dense_records(inventory):
+    for _, record in dense_records(inventory):
         found.setdefault((record.name, record.storage, record.storage_offset), counts.get(record.name, 0))
         counts[record.name] = counts.get(record.name, 0) + 1
     return found
 
 
-def dense_records(inventory: Inventory, sample: Sample | None = None) -> Iterator[TensorRecord]:
-    """Dense tensors with bytes of a checkpoint or a sample; a sparse tensor is replaced by its parts."""
-    for record in inventory.tensors:
-        if record.kind not in NOT_COMPARED and (sample is None or record.name in sample.names):
-            yield from record.dense()
+def dense_records(inventory: Inventory, names: Container[str] | None = None) -> Iterator[tuple[int, TensorRecord]]:
+    """Dense tensors with bytes, with the index of the tensor; a sparse tensor is replaced by its parts.
+
+    Args:
+        inventory: the checkpoint.
+        names: names of the tensors; None for all.
+    """
+    for place, record in enumerate(inventory.tensors):
+        if record.kind not in NOT_COMPARED and (names is None or record.name in names):
+            yield from ((place, dense) for dense in record.dense())
 
 
 def survey(
@@ -85,6 +118,8 @@ def survey(
     loaded: LoadedFiles,
     numbers: NumbersTally,
     sample: Sample | None = None,
+    share: Share | None = None,
+    group: ProcessGroup = ONE_PROCESS,
 ) -> CheckResult:
     """Compare every tensor with the result of ``torch.load``, and check its numbers in the same pass.
 
@@ -96,18 +131,24 @@ def survey(
         loaded: its tensors as loaded.
         numbers: receives each tensor.
         sample: tensors to check; None for all.
+        share: the part of the checkpoint that this process checks; None for all of it.
+        group: the processes that check the other parts.
 
     Returns:
-        The ``restore`` check.
+        The ``restore`` check: in the process of rank 0 of the checkpoint, in others of a share.
     """
     tally = RestoreTally()
+    is_first = share is None or share.is_first
     for record in inventory.tensors:
-        if record.kind in NOT_COMPARED:
+        if is_first and record.kind in NOT_COMPARED:
             tally.apart[record.kind] = tally.apart.get(record.kind, 0) + 1
     pages = PagesOfFiles(loaded.mapped & stored.native)
     seen: set[tuple[StoredExtent, str]] = set()
     encoded = {fact.storage_key for fact in inventory.facts if fact.kind == "encoded-storage"}
-    for record in dense_records(inventory, sample):
+    chosen = sample or share
+    for index, record in dense_records(inventory, None if chosen is None else chosen.names):
+        tally.set_place(index)
+        numbers.set_place(index)
         place = stored.place(record)
         if place is None:
             if record.storage in encoded:
@@ -127,11 +168,21 @@ def survey(
         elif loaded.has(place.file):
             _compare(record, place, values, loaded, tally, pages)
         seen.add((place, record.dtype))
-    for part in loaded.distributed:
+    for part in loaded.distributed if is_first else ():
         compare_objects(part, tally.pieces)
     loaded.release()
+    _gather(tally, numbers, loaded, group)
     total = len(inventory.tensors)
     return _outcome(inventory.path, tally, loaded, total, total if sample is None else sample.size.tensors)
+
+
+def _gather(tally: RestoreTally, numbers: NumbersTally, loaded: LoadedFiles, group: ProcessGroup) -> None:
+    """Add the results of the other processes, in that of rank 0."""
+    own = {"restore": tally.to_json(), "numbers": numbers.to_json(), "files": loaded.results()}
+    for other in group.gather(own):
+        tally.join(other["restore"])
+        numbers.join(other["numbers"])
+        loaded.join(other["files"])
 
 
 class LoadedTensors:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,8 @@ from ckptmove.verification.loaded import load
 from ckptmove.verification.state import bits, dtype_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ckptmove.checkpoint.layouts.pieced_part import PiecedPart, StoredPiece
     from ckptmove.model import TensorRecord
     from ckptmove.verification.loaded import Loaded
@@ -42,6 +44,27 @@ class PiecesTally:
     differing: Offenders = field(default_factory=Offenders)
     errors: Offenders = field(default_factory=Offenders)
     refused: Offenders = field(default_factory=Offenders)
+
+    @property
+    def _faults(self) -> dict[str, Offenders]:
+        return {"differing": self.differing, "errors": self.errors, "refused": self.refused}
+
+    def set_place(self, place: int) -> None:
+        """Set the index of the tensor that is being compared."""
+        self.differing.place = self.errors.place = place
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON, for another process."""
+        faults = {name: one.to_json() for name, one in self._faults.items()}
+        return {"chunks": self.chunks, "shards": self.shards, "objects": self.objects, **faults}
+
+    def join(self, other: Mapping[str, Any]) -> None:
+        """Add the results of another process, from the result of :meth:`to_json`."""
+        self.chunks += other["chunks"]
+        self.shards += other["shards"]
+        self.objects += other["objects"]
+        for name, one in self._faults.items():
+            one.join(other[name])
 
     @property
     def summary(self) -> str:

@@ -18,6 +18,7 @@ from ckptmove.errors import CaseUnusable, TorchBroken, TorchMissing, UsageError
 from ckptmove.findings.context import Context, devices_needed, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.formats.opening import container_class
+from ckptmove.io.cores import cores
 from ckptmove.moves import MoveRequest, Remap
 from ckptmove.text import amount
 from ckptmove.torch_facts.devices import parse_target
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import Progress
     from ckptmove.io.source import DiskPlace
     from ckptmove.model import ArchiveFact, Finding, Inventory
-    from ckptmove.verification.child import Answers
+    from ckptmove.verification.child import Answers, Process
     from ckptmove.verification.evidence import CheckResult, SampleSize
     from ckptmove.verification.request import VerifyRequest
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 #: Default of ``--timeout`` for a script, which may never make a step.
 _SCRIPT_SECONDS: Final = 300.0
+#: Bytes of a checkpoint for each child process: its start takes as long as the checks of about this many.
+_JOB_BYTES: Final = 2**28
 #: Part of the timeout after which the child reports the line that the script has reached.
 _SHARE: Final = 0.95
 
@@ -98,14 +101,16 @@ def verify_checkpoint(
         nbytes += checkpoint.nbytes
         timeout = _SCRIPT_SECONDS if request.timeout is None and request.script is not None else request.timeout
         deadline = None if timeout is None else time.time() + timeout * _SHARE
-        asked = _settled(request, checkpoint.inventory)._replace(nbytes=nbytes, deadline=deadline)
+        asked = _settled(request, checkpoint.inventory)
+        asked = asked._replace(nbytes=nbytes, deadline=deadline, jobs=_jobs(request, nbytes))
         if asked.device_memory is not None and asked.to == "cpu":
             raise UsageError("--device-memory is the memory of an accelerator: name one with --to")
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
-        with child(command or worker_command(), asked.to_json()) as process:
+        with ExitStack() as running:
+            process, *others = _start(running, command or worker_command(), asked)
             facts = None if asked.sample else checkpoint.check(progress)
             findings, here, sample = checks_without_torch(checkpoint, facts, request, source)
-            answers = collect(process, stage, (*CHILD_CHECKS, *cases), timeout)
+            answers = collect(process, stage, (*CHILD_CHECKS, *cases), timeout, others)
         # The child's answers are worthless if files changed: it may have read parts of both versions.
         for place in (*read_from, *checkpoint.read_from):
             place.require_unchanged()
@@ -122,14 +127,31 @@ def verify_checkpoint(
     return _verdict(asked, answers, checks, findings, sample)
 
 
+def _jobs(request: VerifyRequest, nbytes: int) -> int:
+    """Number of child processes. The user's own training runs in one, which also makes the other checks."""
+    if request.runs_training or request.sample is not None:
+        return 1
+    return max(1, min(request.jobs or cores(), nbytes // _JOB_BYTES))
+
+
+def _start(running: ExitStack, command: Sequence[str], asked: VerifyRequest) -> list[Process]:
+    """Start the child processes; only one if the system has no room for all."""
+    ranks = range(cast("int", asked.jobs))
+    try:
+        return [running.enter_context(child(command, asked._replace(rank=rank).to_json())) for rank in ranks]
+    except OSError:
+        running.close()
+        return [running.enter_context(child(command, asked._replace(jobs=1).to_json()))]
+
+
 def _refuse_request(request: VerifyRequest) -> None:
     """Raise for options that no checkpoint could fulfil."""
     if importlib.util.find_spec("torch") is None:
         raise TorchMissing
     if request.timeout is not None and not request.timeout > 0:
         raise UsageError(f"--timeout takes a number of seconds greater than 0, not {request.timeout:g}")
-    if request.sample is not None and request.sample < 1:
-        raise UsageError(f"--sample takes a number of parameters, at least 1, not {request.sample}")
+    _refuse_number("sample", request.sample, "parameters")
+    _refuse_number("jobs", request.jobs, "processes")
     check_override(request.optimizer)
     if request.device_memory is not None and not request.runs_training:
         raise UsageError(
@@ -145,6 +167,11 @@ def _refuse_request(request: VerifyRequest) -> None:
         raise UsageError("--case and --script both make a step of your training: choose one")
     if request.remap != Remap() and request.against is None:
         raise UsageError("options of convert describe the change from an original: add --against ORIGINAL")
+
+
+def _refuse_number(option: str, number: int | None, what: str) -> None:
+    if number is not None and number < 1:
+        raise UsageError(f"--{option} takes a number of {what}, at least 1, not {number}")
 
 
 def _refuse_stranger(checkpoint: OpenCheckpoint, original: OpenCheckpoint, converted: OpenCheckpoint) -> None:

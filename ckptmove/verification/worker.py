@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 from contextlib import ExitStack
+from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
@@ -34,9 +35,10 @@ from ckptmove.verification.place import find_site
 from ckptmove.verification.plain_numbers import broken_numbers
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.restore import survey
-from ckptmove.verification.sampling import choose_sample
+from ckptmove.verification.sampling import Sample, choose_sample
+from ckptmove.verification.shares import ONE_PROCESS, share
 from ckptmove.verification.state import StoredTensors
-from ckptmove.verification.step.counters import check_counters
+from ckptmove.verification.step.counters import Counters, check_counters
 from ckptmove.verification.step.resume import Bench, resume
 from ckptmove.verification.uncompiled import leave_out_dynamo
 from ckptmove.verification.wrappers import WithWrappers
@@ -45,26 +47,28 @@ from ckptmove.verification.wrappers import WithWrappers
 _SAME_OPTIONS: Final = "if the conversion changed names or parts, repeat its options here, for example --strip-prefix"
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.verification.evidence import CheckResult
-    from ckptmove.verification.sampling import Sample
+    from ckptmove.verification.shares import ProcessGroup, Share
 
     Emit = Callable[[dict[str, object]], None]
 
 
 def main() -> None:
     """Answer the request in the last command-line argument."""
-    if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():  # false if it was not started by ``child``
-        _end_with_parent()
+    messages: SimpleQueue[str] = SimpleQueue()
+    _follow_parent(messages)
     # Output of libraries goes to standard error: standard output is for answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     # A case is stepped once: torch.compile would take minutes, and does not know a simulated device.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     request = VerifyRequest.from_json(sys.argv[-1])
+    if request.rank and find_site(request.to or "cpu").mode == "real":
+        return  # the device is used by the first process only
     is_limited = limit_memory(request)
     # The user's model or optimizer may need the real torch._dynamo.
     if not request.runs_training and (request.optimizer is None or request.optimizer in BY_NAME):
@@ -80,7 +84,7 @@ def main() -> None:
             answers.flush()
 
         try:
-            run(request, emit)
+            run(request, emit, _group(request, emit, messages))
         except UsageError as error:
             emit({"refusal": str(error)})
         except (MemoryError, OutOfMemory) as error:
@@ -88,34 +92,64 @@ def main() -> None:
             raise MemoryError(HINT if is_limited else error) from error
 
 
-def _end_with_parent() -> None:
-    """Watch standard input, which closes when the parent ends, and replace it with an empty one for the user's code."""
-    alive = os.dup(0)
+def _group(request: VerifyRequest, emit: Emit, messages: SimpleQueue[str]) -> ProcessGroup:
+    """The processes that share the work; on a real accelerator, the first one does all of it."""
+    is_shared = (request.jobs or 1) > 1 and find_site(request.to or "cpu").mode != "real"
+    return _Children(request, emit, messages) if is_shared else ONE_PROCESS
+
+
+class _Children:
+    """The child processes of one verification. Their parent sends the results of the others to the first one."""
+
+    def __init__(self, request: VerifyRequest, emit: Emit, messages: SimpleQueue[str]) -> None:
+        self.rank, self.size = request.rank, cast("int", request.jobs)
+        self._emit, self._messages = emit, messages
+        self._waiting: list[list[Mapping[str, Any]]] = [[] for _ in range(1, self.size)]
+
+    def gather(self, value: dict[str, Any]) -> list[Mapping[str, Any]]:
+        if self.rank:
+            self._emit({"gathered": value, "rank": self.rank})
+            return []
+        while not all(self._waiting):
+            message = json.loads(self._messages.get())
+            self._waiting[message["rank"] - 1].append(message["gathered"])
+        return [found.pop(0) for found in self._waiting]
+
+
+def _follow_parent(messages: SimpleQueue[str]) -> None:
+    """Read standard input, which closes when the parent ends, and replace it with an empty one for the user's code."""
+    parent = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    Thread(target=_follow, args=(alive,), daemon=True).start()
+    Thread(target=_follow, args=(parent, messages), daemon=True).start()
 
 
-def _follow(alive: int) -> None:
-    """Kill this process group when the other end of a pipe closes."""
-    os.read(alive, 1)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+def _follow(parent: int, messages: SimpleQueue[str]) -> None:
+    """Pass on each line from a pipe, and kill this process group when its other end closes."""
+    with os.fdopen(parent, encoding="utf-8") as lines:
+        for line in lines:
+            messages.put(line)
+    if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():  # false if it was not started by ``child``
+        os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def run(request: VerifyRequest, emit: Emit) -> None:
+def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS) -> None:
     """Make every check that needs torch.
 
     Args:
         request: the options, with their target.
         emit: called with the device mode, and with each finding and check in order.
+        group: the processes that call this function together. Each checks one share of the checkpoint, and that of rank
+            0 emits the results of all.
 
     Raises:
         UsageError: if the requested optimizer is missing.
         UnreadableInput: if a file has changed since it was opened.
     """
     site = find_site(request.to or "cpu")
-    emit({"mode": site.mode})
+    if group.rank == 0:
+        emit({"mode": site.mode})
     if request.optimizer is not None and request.optimizer not in BY_NAME:
         emit({"imports": request.optimizer})
         optimizer_class(request.optimizer)
@@ -128,29 +162,39 @@ def run(request: VerifyRequest, emit: Emit) -> None:
         paired = pair_all(inventory, None if source is None else source.inventory)
         pairings = list(zip(inventory.optimizers, paired, strict=True))
         sample = choose_sample(inventory, pairings, request.sample, request.seed) if request.sample else None
-        loaded = LoadedFiles(checkpoint.parts, stored, sample=sample)
-        counters = check_counters(inventory, stored)
-        for part in checkpoint.parts:
-            for fault in broken_numbers(part.tree()):
-                counters.faults.add(part.full_name(fault))
+        own = share(checkpoint, pairings, group.rank, group.size) if group.size > 1 else None
+        loaded = LoadedFiles(checkpoint.parts, stored, sample=sample, share=own)
+        counters = _counters(checkpoint, stored) if group.rank == 0 else Counters()
         numbers = NumbersTally.of(inventory, _trained(paired), counters)
-        restore = survey(inventory, stored, loaded, numbers, sample)
+        restore = survey(inventory, stored, loaded, numbers, sample, own, group)
         refused = refused_states(inventory, stored)
         if refused and restore.status != "failed":
             restore = failed("restore", refused.failures("refused by torch's generators: "), **dict(restore.evidence))
         original: OriginalTensors | None = None
         if source is not None:
-            original, restore = _with_original(restore, stack, checkpoint, source, request, sample)
+            original, restore = _with_original(restore, stack, checkpoint, source, request, sample or own, group)
         checkpoint.require_unchanged()  # a file may have been replaced by another one of its name
+        bench = Bench(request, site, checkpoint, stored, loaded, original, pairings, sample, own)
+        if group.rank > 0:
+            resume(bench, group)
+            return
         for check in (restore, numbers.check(request.ignore)):
             emit({"check": check_to_json(_of_sample(check, sample))})
         for finding in numbers.findings():
             emit({"finding": finding_to_json(finding)})
-        bench = Bench(request, site, checkpoint, stored, loaded, original, pairings, sample)
-        for check in resume(bench):
+        for check in resume(bench, group):
             emit({"check": check_to_json(_of_sample(check, sample))})
         if request.runs_training:
             _emit_training(bench, emit)
+
+
+def _counters(checkpoint: OpenCheckpoint, stored: StoredTensors) -> Counters:
+    """Step counts, and the plain numbers of schedulers and scalers."""
+    counters = check_counters(checkpoint.inventory, stored)
+    for part in checkpoint.parts:
+        for fault in broken_numbers(part.tree()):
+            counters.faults.add(part.full_name(fault))
+    return counters
 
 
 def _original(stack: ExitStack, request: VerifyRequest) -> OpenCheckpoint | None:
@@ -200,14 +244,21 @@ def _with_original(
     checkpoint: OpenCheckpoint,
     source: OpenCheckpoint,
     request: VerifyRequest,
-    sample: Sample | None,
+    part: Sample | Share | None,
+    group: ProcessGroup,
 ) -> tuple[OriginalTensors, CheckResult]:
-    """Compare a checkpoint with its original, and add the result to the ``restore`` check."""
+    """Compare a checkpoint with its original, and add the result to the ``restore`` check.
+
+    If a process finds a difference, the first one compares everything again, in the order of the checkpoint.
+    """
     other = expected(source, checkpoint, request.remap, request.limits)
     stored = stack.enter_context(StoredTensors(other.parts))
     sides = side_by_side(checkpoint, other)
     found = find_counterparts(*sides)
-    compared = differences(*sides, found, request.limits, sample, compact=request.remap.compact)
+    names, is_compact = None if part is None else part.names, request.remap.compact
+    compared = differences(*sides, found, request.limits, names, compact=is_compact)
+    if any(one["differ"] for one in group.gather({"differ": bool(compared.lost)})):
+        compared = differences(*sides, found, request.limits, compact=is_compact)
     other.require_unchanged()
     original = OriginalTensors(found, other.inventory, WithWrappers(stored, LoadedFiles(other.parts, stored)))
     lost, against = compared.lost, source.path
@@ -218,7 +269,9 @@ def _with_original(
         fix = _SAME_OPTIONS if request.remap == Remap() and (found.added or found.removed) else ""
         return original, failed("restore", lost.failures(f"differs from {against}: "), fix, **dict(evidence))
     what = "every tensor equals" if compared.notes else "all equal"
-    unseen = "" if sample is None or sample.size.is_all else " except the bits of tensors outside the sample"
+    unseen = (
+        "" if not isinstance(part, Sample) or part.size.is_all else " except the bits of tensors outside the sample"
+    )
     cast = casts(found)
     ignored = f" and {cast}" if cast else ""
     ignored += "".join(f"; {note}" for note in compared.notes)

@@ -61,7 +61,7 @@ PATH_MODULES = {"pathlib", "glob", "stat", "shutil", "tempfile"}
 #: Names in ``os`` that take no path.
 OS_WITHOUT_PATHS = {
     "PathLike", "altsep", "close", "devnull", "dup", "dup2", "environ", "fdopen", "fspath", "fstat", "getpgrp",
-    "getpid", "killpg", "linesep", "name", "O_RDONLY", "open", "pathsep", "read", "sep", "strerror",
+    "getpid", "killpg", "linesep", "name", "O_RDONLY", "open", "pathsep", "read", "sep", "strerror", "write",
 }  # fmt: skip
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))

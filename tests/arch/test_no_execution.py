@@ -46,9 +46,9 @@ EXECUTING_DOTTED = {
 HARMLESS_MODULES = {
     "__future__", "_compat_pickle", "abc", "array", "ast", "base64", "bisect", "collections", "concurrent",
     "contextlib", "dataclasses", "difflib", "enum", "errno", "fcntl", "filecmp", "fnmatch", "functools", "gc", "glob",
-    "hashlib", "html", "io", "itertools", "json", "keyword", "linecache", "math", "mmap", "os", "pathlib",
-    "pickletools", "platform", "posixpath", "random", "re", "shlex", "shutil", "signal", "stat", "struct", "sys",
-    "sysconfig", "tarfile", "textwrap", "threading", "time", "tokenize", "traceback", "types", "typing", "uuid",
+    "hashlib", "heapq", "html", "io", "itertools", "json", "keyword", "linecache", "math", "mmap", "os", "pathlib",
+    "pickletools", "platform", "posixpath", "queue", "random", "re", "shlex", "shutil", "signal", "stat", "struct",
+    "sys", "sysconfig", "tarfile", "textwrap", "threading", "time", "tokenize", "traceback", "types", "typing", "uuid",
     "warnings", "weakref", "zlib",
 }  # fmt: skip
 #: What could run something, and the one module that may import it.
@@ -77,7 +77,7 @@ HARMLESS_OS = {
     "fdatasync", "fdopen", "fsdecode", "fsencode", "fspath", "fstat", "fsync", "ftruncate", "getcwd",
     "geteuid", "getpgrp", "getpid", "isatty", "link", "listdir", "lseek", "open", "path", "pathsep", "posix_fadvise",
     "posix_fallocate", "read", "readlink", "readv", "rename", "replace",
-    "scandir", "sep", "stat", "stat_result", "strerror", "uname", "unlink", "urandom",
+    "scandir", "sched_getaffinity", "sep", "stat", "stat_result", "strerror", "uname", "unlink", "urandom",
     "utime", "walk", "write", "writev",
 }  # fmt: skip
 #: What could harm somebody, and where it may be used.

@@ -32,7 +32,7 @@ _HEADER = 8
 
 
 class Servers:
-    """The servers of one process of tests: one for children that run code of the user, one for others."""
+    """The servers of one process of tests: for children that run code of the user, and for others, by their rank."""
 
     def __init__(self):
         self._found = _find_packages(sys.path)
@@ -49,7 +49,12 @@ class Servers:
         request = json.loads(command[5])
         is_users = request["optimizer"] not in {None, *BY_NAME}
         with_case = is_users or request["case"] is not None or request["script"] is not None
-        kind = with_case, *((name, value) for name, value in os.environ.items() if name.startswith(_READ_ON_IMPORT))
+        # A server waits for its child: those that run at the same time have a server each.
+        kind = (
+            with_case,
+            request["rank"],
+            *((name, value) for name, value in os.environ.items() if name.startswith(_READ_ON_IMPORT)),
+        )
         if kind not in self._servers:
             self._servers[kind] = _Server((*_MODULES, *_CASE_MODULES) if with_case else _MODULES)
         return _Forked(self._servers[kind], command, options["errors"])

@@ -19,11 +19,13 @@ from ckptmove.model import OPAQUE
 from ckptmove.moves import MoveRequest
 from ckptmove.text import amount, quoted
 from ckptmove.torch_facts.devices import supports_capturable
-from ckptmove.torch_facts.optimizers import BY_NAME, is_elementwise, keeps_state_on_first
+from ckptmove.torch_facts.optimizers import BY_NAME, is_elementwise, keeps_state_on_first, steps_together
 from ckptmove.verification.checks import NOTHING_TO_RESUME
+from ckptmove.verification.loaded import LoadedFiles
 from ckptmove.verification.pieces import WINDOW_ELEMENTS, is_dense, select
 from ckptmove.verification.place import TorchDevice
 from ckptmove.verification.restore import LoadedTensors
+from ckptmove.verification.shares import ONE_PROCESS
 from ckptmove.verification.state import StoredTensors
 from ckptmove.verification.step.entries import tensors_of
 from ckptmove.verification.step.optimizers import choose_optimizer
@@ -47,11 +49,11 @@ if TYPE_CHECKING:
     from ckptmove.model import Inventory, OptimizerRecord, ParamGroup, TensorRecord
     from ckptmove.verification.against import OriginalTensors
     from ckptmove.verification.evidence import CheckResult
-    from ckptmove.verification.loaded import LoadedFiles
     from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.place import Site, StepDevice
     from ckptmove.verification.request import VerifyRequest
     from ckptmove.verification.sampling import Sample
+    from ckptmove.verification.shares import ProcessGroup, Share
     from ckptmove.verification.step.optimizers import Choice
     from ckptmove.verification.step.recipe import Recipe
 
@@ -68,6 +70,7 @@ class Bench(NamedTuple):
         original: tensors of the original, or None.
         pairings: its optimizers, each with its parameters.
         sample: parameters to step; None for all.
+        share: the part of the checkpoint that this process steps; None for all of it.
     """
 
     request: VerifyRequest
@@ -78,6 +81,7 @@ class Bench(NamedTuple):
     original: OriginalTensors | None
     pairings: list[tuple[OptimizerRecord, Pairing]]
     sample: Sample | None = None
+    share: Share | None = None
 
 
 class _ExtraTensors:
@@ -102,8 +106,15 @@ class _ExtraTensors:
         return unlisted + [name for name in self._tensors if name.startswith(prefix)]
 
 
-def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
-    """The ``step``, ``parity`` and ``fresh`` checks."""
+def resume(bench: Bench, group: ProcessGroup = ONE_PROCESS) -> tuple[CheckResult, CheckResult, CheckResult]:
+    """The ``step``, ``parity`` and ``fresh`` checks.
+
+    Steps with a fault are made again by one process, whose report does not depend on the number of processes.
+
+    Args:
+        bench: inputs of the steps.
+        group: the processes that step the other parts of the checkpoint; only that of rank 0 returns all results.
+    """
     inventory = bench.checkpoint.inventory
     report = StepReport(
         site=bench.site,
@@ -136,6 +147,12 @@ def resume(bench: Bench) -> tuple[CheckResult, CheckResult, CheckResult]:
             if not tally.error:
                 chosen = None if bench.sample is None else bench.sample.keys[index]
                 _try(bench, optimizer, pairing, chosen, second, place, extra_tensors, report, tally)
+    others = group.gather(tally.to_json())
+    if others and not (tally.is_clean and all(other["is_clean"] for other in others)):
+        loaded = LoadedFiles(bench.checkpoint.parts, bench.stored)
+        return resume(bench._replace(loaded=loaded, share=None))
+    for other in others:
+        tally.join(other)
     return conclude(tally, report)
 
 
@@ -216,7 +233,8 @@ def _try(
     def obstacle(record: TensorRecord) -> str:
         return _obstacle(record, choice.name, source)
 
-    selection = select(optimizer, pairing.by_key(), choice.name, chosen, obstacle)
+    shared = _shared(bench, optimizer, choice.name)
+    selection = select(optimizer, pairing.by_key(), choice.name, chosen, obstacle, shared)
     listed = sum(len(group.params) for group in optimizer.groups)
     if keeps_state_on_first(choice.name) and selection.left_out:
         lost = f"{sum(map(len, selection.left_out.values()))} of {amount(listed, 'parameter')} not found in the file"
@@ -256,6 +274,17 @@ def _try(
     if tally.limit:
         report.left_out.append(f"{named}not proven, because {tally.limit}")
         tally.limit = ""
+
+
+def _shared(bench: Bench, optimizer: OptimizerRecord, algorithm: str) -> frozenset[str] | None:
+    """Keys of the parameters that this process steps; None for all. One process steps those that step together."""
+    if bench.share is None:
+        return None
+    keys = [key for group in optimizer.groups for key in group.params]
+    own = next(keys for keys, (one, _) in zip(bench.share.keys, bench.pairings, strict=True) if one is optimizer)
+    if steps_together(algorithm):
+        return frozenset(keys if keys and keys[0] in own else ())
+    return own
 
 
 def _obstacle(record: TensorRecord, algorithm: str, source: TensorSource) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.step.entries import tensors_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ckptmove.model import OptimizerRecord
     from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.place import StepDevice
@@ -111,6 +113,53 @@ class TrialTally:
     bare: dict[str, set[Member]] = field(default_factory=dict)
     with_state: set[Member] = field(default_factory=set)
     changed: set[Member] = field(default_factory=set)
+
+    @property
+    def _sets(self) -> dict[str, set[Member]]:
+        return {
+            "parameters": self.parameters,
+            "standins": self.standins,
+            "moved": self.moved,
+            "state_moved": self.state_moved,
+            "untouched": self.untouched,
+            "idle": self.idle,
+            "not_finite_before": self.not_finite_before,
+            "with_state": self.with_state,
+            "changed": self.changed,
+        }
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing in the steps so far ends them or fails a check."""
+        return not (self.error or self.limit or self.incomparable or self.fresh_failure or self.faults or self.apart)
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert the figures to JSON, for another process."""
+        return {
+            "is_clean": self.is_clean,
+            "elements": self.elements,
+            "counted": self.counted,
+            "counts": self.counts,
+            "furthest": self.furthest,
+            "casts": [[*cast, count] for cast, count in self.casts.items()],
+            "bare": {reason: sorted(members) for reason, members in self.bare.items()},
+            **{name: sorted(members) for name, members in self._sets.items()},
+        }
+
+    def join(self, other: Mapping[str, Any]) -> None:
+        """Add the figures of another process, from the result of :meth:`to_json`."""
+        self.elements += other["elements"]
+        self.counted += other["counted"]
+        ranges = [one for one in (self.counts, other["counts"]) if one is not None]
+        self.counts = (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
+        self.furthest = max(self.furthest, other["furthest"])
+        for *cast, count in other["casts"]:
+            key, before, after = cast
+            self.casts[key, before, after] = self.casts.get((key, before, after), 0) + count
+        for reason, members in other["bare"].items():
+            self.bare.setdefault(reason, set()).update(Member(*one) for one in members)
+        for name, members in self._sets.items():
+            members.update(Member(*one) for one in other[name])
 
     def member(self, name: str) -> Member:
         """A parameter of the optimizer that is being stepped."""

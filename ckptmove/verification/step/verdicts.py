@@ -158,7 +158,7 @@ def _each(tally: TrialTally) -> list[OptimizerTally]:
 
 def _bare(own: OptimizerTally) -> list[str]:
     """Number of parameters without state that could show in a step, by reason, as text."""
-    rests = ((reason, members - own.changed) for reason, members in own.bare.items())
+    rests = ((reason, members - own.changed) for reason, members in sorted(own.bare.items()))
     return [f"{amount(len(rest), 'parameter')} {reason}" for reason, rest in rests if rest]
 
 
@@ -198,7 +198,7 @@ def _step_parts(tally: TrialTally, report: StepReport) -> list[str]:
         parts.append(f"{amount(len(tally.idle), 'parameter')} with a learning rate of 0")
     if tally.standins and not report.has_model:
         parts.append(_stood_in(tally))
-    for (key, before, after), count_of in tally.casts.items():
+    for (key, before, after), count_of in sorted(tally.casts.items()):
         loss = ": that loses precision" if _loses_precision(before, after) else ""
         parts.append(f"load_state_dict casts {count_of:,} {key} from {before} to {after}{loss}")
     return parts

@@ -1,0 +1,321 @@
+"""``verify --jobs``: the report of several processes is that of one, and no failure of one leaves others behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+
+import pytest
+import torch
+from distributed_checkpoints import Distributed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptmove.api.functions import verify
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.checkpoint.pairing import pair_all
+from ckptmove.errors import TorchBroken, UsageError
+from ckptmove.io.cores import cores
+from ckptmove.limits import Limits
+from ckptmove.verification import child as children
+from ckptmove.verification import run as module
+from ckptmove.verification.child import CHILD_CHECKS, child, collect
+from ckptmove.verification.request import VerifyRequest
+from ckptmove.verification.shares import share
+from ckptmove.verification.worker import run
+
+
+class Ranks:
+    """A group whose processes run one after the other, that of rank 0 last."""
+
+    def __init__(self, rank, size, gathered):
+        self.rank, self.size, self.gathered = rank, size, gathered
+
+    def gather(self, value):
+        if self.rank:
+            self.gathered[self.rank].append(json.loads(json.dumps(value)))
+            return ()
+        return [self.gathered[rank].pop(0) for rank in range(1, self.size)]
+
+
+def told(request, size):
+    """The messages of a group of this size."""
+    messages, gathered = [], {rank: [] for rank in range(size)}
+    for rank in reversed(range(size)):
+        run(request, messages.append, Ranks(rank, size, gathered))
+        assert messages == [] or rank == 0
+    return messages
+
+
+@pytest.fixture
+def same(request):
+    """Check that groups of two and of three report what one process does, and return the checks by name."""
+
+    def compare(path, to="cpu", **options):
+        asked = VerifyRequest(path=str(path), to=to, devices=1, **options)
+        alone = told(asked, 1)
+        assert [told(asked, size) for size in (2, 3)] == [alone, alone]
+        return {message["check"]["name"]: message["check"] for message in alone if "check" in message}
+
+    return compare
+
+
+def statuses(checks):
+    return {name for name, check in checks.items() if check["status"] == "failed"}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        ("AdamW", {"amsgrad": True}),
+        ("SGD", {"momentum": 0.9}),
+        ("Adafactor", {}),
+        ("Adam", {"dtype": torch.bfloat16}),
+        ("Adagrad", {"lr": 0.0}),
+    ],
+)
+def test_healthy_files(make, same, optimizer, options):
+    assert not statuses(same(make(optimizer, device="cpu", **options)))
+
+
+def test_a_simulated_device(make, same):
+    checks = same(make(), "cuda:0")
+    assert checks["step"]["evidence"]["simulated"]
+
+
+def test_casts_and_parameters_without_state(make, same):
+    tree = make.tree()
+    moments = tree["optimizer"]["state"]
+    del moments[3]
+    for entry in moments.values():
+        entry["exp_avg"] = entry["exp_avg"].double()
+    moments[1] = {name: torch.zeros_like(value) for name, value in moments[1].items()}
+    checks = same(make.save(tree, device="cpu"))
+    assert "casts 3 exp_avg" in checks["step"]["detail"]
+
+
+def test_two_optimizers_that_train_one_model_and_weights_that_are_tied(make, same):
+    tree = make.tree()
+    tree["model"]["tied"] = tree["model"]["0.weight"]
+    tree["model"]["part"] = tree["model"]["0.weight"][1:]
+    tree["other"] = make.tree("SGD", momentum=0.5)["optimizer"]
+    assert not statuses(same(make.save(tree, device="cpu")))
+
+
+def test_weights_alone(make, same):
+    path = make.folder / "w.pt"
+    torch.save({"0.weight": torch.ones(3, 2), "0.bias": torch.ones(3)}, path)
+    assert same(path)["step"]["status"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "failed"),
+    [
+        (lambda tree: tree["model"]["0.bias"].fill_(math.nan), {"numbers"}),
+        (lambda tree: [one.fill_(math.inf) for one in tree["model"].values()], {"numbers"}),
+        (lambda tree: tree["optimizer"]["state"][2]["exp_avg_sq"].fill_(-1), {"numbers", "step"}),
+        (lambda tree: [one["step"].fill_(-3) for one in tree["optimizer"]["state"].values()], {"numbers"}),
+        (lambda tree: tree["optimizer"]["state"][0]["step"].fill_(0), {"numbers"}),
+        (lambda tree: tree["optimizer"]["state"][1].update(exp_avg=torch.ones(7)), {"step"}),
+        (lambda tree: [one["exp_avg"].fill_(9) for one in tree["optimizer"]["state"].values()], {"step"}),
+        (lambda tree: [one["exp_avg"].zero_() for one in tree["optimizer"]["state"].values()], set()),
+        (lambda tree: tree.update(rng=torch.zeros(5000, dtype=torch.uint8)), set()),
+    ],
+)
+def test_faults_in_the_order_of_the_file(make, same, spoil, failed):
+    tree = make.tree()
+    spoil(tree)
+    checks = same(make.save(tree, device="cpu"))
+    assert failed <= statuses(checks)
+
+
+def test_bits_that_torch_loads_otherwise(make, same, monkeypatch):
+    loaded = torch.load
+
+    def load(*args, **options):
+        tree = loaded(*args, **options)
+        for tensor in tree["model"].values():
+            tensor.add_(1)
+        return tree
+
+    monkeypatch.setattr(torch, "load", load)
+    checks = same(make(device="cpu"))
+    assert checks["restore"]["evidence"]["differing"] == 4
+    assert checks["restore"]["failures"][0].endswith("model.0.weight: other bits")
+
+
+@pytest.mark.parametrize("spoil", [None, "__0_0.distcp"])
+def test_distributed_checkpoints(tmp_path, same, spoil):
+    halves = [(rank, (2 * rank, 0), (2, 3)) for rank in (0, 1)]
+    tensors = {f"model.{name}": (torch.rand(4, 3), halves) for name in "abc"}
+    folder = Distributed.save_ranks(tmp_path / "ranks", tensors)
+    if spoil is not None:
+        whole = (folder / spoil).read_bytes()
+        (folder / spoil).write_bytes(whole.replace(b"FloatStorage", b"FloatStorags"))
+    assert bool(statuses(same(folder))) == bool(spoil)
+
+
+def test_a_trained_distributed_checkpoint_and_an_archive_of_files(tmp_path, make, same):
+    assert not statuses(same(Distributed.save(tmp_path / "dcp", Distributed.trained_tree())))
+    archive = tmp_path / "both.tar"
+    import tarfile
+
+    with tarfile.open(archive, "w") as tar:
+        for name in ("a.pt", "b.pt"):
+            tar.add(make(device="cpu", name=name), arcname=name)
+    assert same(archive)["restore"]["evidence"]["compared"] == 32
+
+
+def test_an_original(make, same):
+    original = make(device="cpu")
+    assert not statuses(same(make(name="c2.pt", device="cpu"), against=original))
+    tree = make.tree()
+    tree["model"]["1.bias"] += 1
+    tree["optimizer"]["state"][0]["exp_avg"] += 1
+    checks = same(make.save(tree, "other.pt", "cpu"), against=original)
+    assert dict(checks["restore"]["evidence"])["changed"] == 2
+
+
+@given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=12), count=st.integers(1, 4))
+@settings(max_examples=15, deadline=None)
+def test_shares_are_a_partition_of_about_equal_size(tmp_path_factory, sizes, count):
+    path = tmp_path_factory.mktemp("shares") / "c.pt"
+    parameters = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
+    optimizer = torch.optim.AdamW(parameters)
+    sum(parameter.sum() for parameter in parameters).backward()
+    optimizer.step()
+    model = {f"p{index}": parameter.detach() for index, parameter in enumerate(parameters)}
+    torch.save({"model": model, "optimizer": optimizer.state_dict()}, path)
+    with open_checkpoint(str(path), Limits()) as checkpoint:
+        inventory = checkpoint.inventory
+        pairings = list(zip(inventory.optimizers, pair_all(inventory), strict=True))
+        shares = [share(checkpoint, pairings, index, count) for index in range(count)]
+    nbytes = {record.name: record.nbytes for record in inventory.tensors}
+    assert sorted(name for one in shares for name in one.names) == sorted(nbytes)
+    assert sorted(key for one in shares for key in one.keys[0]) == sorted(map(str, range(len(sizes))))
+    for one in shares:
+        own = {name.split(".")[2] for name in one.names if ".state." in name}
+        assert own == one.keys[0]
+    loads = [sum(nbytes[name] for name in one.names) for one in shares]
+    assert max(loads) - min(loads) <= max(sizes) * 12 + 4
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """Small checkpoints have two children, too."""
+    monkeypatch.setattr(module, "_JOB_BYTES", 1)
+
+
+def result_of(path, **options):
+    found = verify(path, to="cpu", **options).to_dict()
+    return json.loads(json.dumps(found))
+
+
+def test_children_report_what_one_reports(two, make):
+    tree = make.tree()
+    tree["model"]["1.bias"][0] = math.nan
+    for path in (make(device="cpu"), make.save(tree, "nan.pt", "cpu")):
+        assert result_of(path, jobs=1) == result_of(path, jobs=2)
+
+
+def test_a_small_checkpoint_has_one_child_and_a_large_one_as_many_as_cores(make, monkeypatch):
+    request = VerifyRequest(path="c.pt")
+    assert module._jobs(request, 2**20) == 1
+    assert module._jobs(request, 2**40) == cores()
+    assert module._jobs(request._replace(jobs=3), 2**40) == 3
+    assert module._jobs(request._replace(jobs=3), 2**29) == 2
+    assert module._jobs(request._replace(jobs=3, sample=9), 2**40) == 1
+    assert module._jobs(request._replace(jobs=3, case="a.py:f"), 2**40) == 1
+    with pytest.raises(UsageError):
+        verify(make(), jobs=0)
+
+
+@pytest.mark.parametrize("has_affinity", [True, False])
+def test_the_cores_are_those_that_this_process_may_use(monkeypatch, has_affinity):
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    if has_affinity:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 5, 7}, raising=False)
+    else:
+        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert cores() == (3 if has_affinity else 1)
+
+
+def test_one_child_starts_if_the_system_has_no_room_for_two(two, make, monkeypatch):
+    begin, started = children.subprocess.Popen, []
+
+    def start(command, **options):
+        started.append(json.loads(command[-1])["rank"])
+        if started == [0, 1]:
+            raise OSError(12, "Cannot allocate memory")
+        return begin(command, **options)
+
+    monkeypatch.setattr(children.subprocess, "Popen", start)
+    assert verify(make(device="cpu"), to="cpu", jobs=2).passed
+    assert started == [0, 1, 0]
+
+
+WAITS = 'import sys\nprint(\'{"torch": "imported"}\', flush=True)\nsys.stdin.read()'
+
+
+def collected(first, other, **options):
+    with child([sys.executable, "-c", first], "{}") as one, child([sys.executable, "-c", other], "{}") as two:
+        answers = collect(one, others=[two], **options)
+        assert two.poll() is not None
+        return answers
+
+
+def test_the_failure_of_another_child_is_the_answer_to_the_first_missing_check():
+    answers = collected(WAITS, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert [answers.checks[name].status for name in CHILD_CHECKS] == ["failed", *["skipped"] * 4]
+    assert answers.checks["restore"].evidence == (("exit_code", -signal.SIGKILL),)
+
+
+def test_errors_of_another_child_are_reported_by_their_last_line():
+    answers = collected(WAITS, "print('what')\nraise MemoryError('no room')")
+    assert answers.checks["restore"].detail.endswith("MemoryError: no room")
+
+
+def test_another_child_is_killed_after_a_timeout_of_the_first():
+    answers = collected(WAITS, "import time; time.sleep(600)", timeout=0.5)
+    assert answers.checks["restore"].evidence == (("timeout", 0.5),)
+
+
+def test_another_child_is_killed_after_the_first_has_ended():
+    gathered = 'import time\nfor _ in range(9): print(\'{"gathered": {}, "rank": 1}\', flush=True)\ntime.sleep(600)'
+    answers = collected("raise ValueError('oh')", gathered)
+    assert answers.checks["restore"].detail.endswith("ValueError: oh")
+
+
+def test_a_refusal_of_another_child_is_one_of_the_request():
+    answers = collected(WAITS, 'print(\'{"imports": "a:B"}\'); print(\'{"refusal": "no such class"}\')')
+    assert answers.refusal == "no such class"
+
+
+def test_a_torch_that_another_child_cannot_import(two, make, monkeypatch):
+    monkeypatch.setattr(module, "worker_command", lambda: [sys.executable, "-c", BROKEN_IN_SECOND])
+    with pytest.raises(TorchBroken):
+        verify(make(), to="cpu", jobs=2)
+
+
+BROKEN_IN_SECOND = """\
+import json, sys
+print('{"torch": "importing"}', flush=True)
+if json.loads(sys.argv[-1])["rank"]:
+    raise ImportError("libtorch.so")
+print('{"torch": "imported"}', flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_accelerator_is_used_by_one_process(make, monkeypatch, rank):
+    """The other one ends without an answer."""
+    from ckptmove.verification import worker
+
+    request = VerifyRequest(path=make(), to="cuda:0", jobs=2, rank=rank)
+    site = worker.find_site("cuda:0")._replace(mode="real")
+    monkeypatch.setattr(worker, "find_site", lambda _: site)
+    assert worker._group(request, print, None).size == 1
