@@ -6,7 +6,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from ckptmove.text import some
+from ckptmove.text import Argument, Phrase, some
 
 if TYPE_CHECKING:
     from ckptmove.model import ArchiveForm
@@ -372,14 +372,14 @@ class UneditableGraph(Refused):
         self.detail = detail
 
 
-class WriteFailed(CkptMoveError):
+class WriteFailed(CkptMoveError, OSError):
     """The output could not be written and was removed. ``reason`` is the message of the system."""
 
     kind = "write-failed"
 
     def __init__(self, path: str, reason: str, figures: str = "") -> None:
         super().__init__(f"could not write: {reason}{figures}", path=path)
-        self.reason = reason
+        self.reason, self.filename = reason, path
 
 
 class StdoutFailed(CkptMoveError):
@@ -413,7 +413,7 @@ class CaseUnusable(UsageError):
     kind = "case-unusable"
 
     def __init__(self, message: str, *, path: str | None = None, known: tuple[str, ...] = ()) -> None:
-        super().__init__(f"--case: {message}", path=path)
+        super().__init__(Phrase(Argument("case"), f": {message}"), path=path)
         self.known = known
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypedDict
 
 from ckptmove.errors import UsageError
 from ckptmove.model import OneLine
-from ckptmove.text import amount
+from ckptmove.text import Argument, Phrase, amount
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -95,7 +95,7 @@ def checked_globs(option: str, globs: str | Sequence[str]) -> tuple[str, ...]:
     """
     found = (globs,) if isinstance(globs, str) else tuple(globs)
     if "" in found:
-        raise UsageError(f"{option} takes a glob of names, not an empty text")
+        raise UsageError(Phrase(Argument.typed(option), " takes a glob of names, not an empty text"))
     return found
 
 

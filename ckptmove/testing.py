@@ -10,26 +10,26 @@ from ckptmove.errors import CkptMoveError
 from ckptmove.model import Severity
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Sequence
 
+    from ckptmove.api.arguments import Device, FilePath
     from ckptmove.case import Case
     from ckptmove.verification.evidence import VerifyResult
 
 
 def assert_resumes(  # the options of verify that change its verdict, each by name
-    path: str | os.PathLike[str],
+    path: FilePath,
     *,
-    to: str | None = None,
-    against: str | os.PathLike[str] | None = None,
+    to: Device | None = None,
+    against: FilePath | None = None,
     optimizer: str | None = None,
     devices: int | None = None,
     case: str | Callable[..., Case] | None = None,
-    script: str | os.PathLike[str] | None = None,
-    script_args: Sequence[str] = (),
+    script: FilePath | None = None,
+    script_args: str | Sequence[str] = (),
     device_memory: int | str | None = None,
-    keep: Sequence[str] = (),
-    ignore: Sequence[str] = (),
+    keep: str | Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
     require_device: bool = False,
     require_proof: bool = True,
     strict: bool = False,

@@ -1,4 +1,4 @@
-"""Format counts and sizes, and quote words for a shell."""
+"""Format counts and sizes, quote words for a shell, and spell options for a shell or for Python."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import os
 import re
 import shlex
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,6 +40,69 @@ class Command(str):
     """A text that is or contains a command line. It is never wrapped, so that it can be copied."""
 
     __slots__ = ()
+
+
+class Argument(NamedTuple):
+    """An option of a command, which is an argument of a function, as a part of a :class:`Phrase`.
+
+    Attributes:
+        name: of the argument: ``as_root``.
+        value: its value; True for a flag. None for the name alone.
+    """
+
+    name: str
+    value: str | bool | None = None
+
+    @classmethod
+    def typed(cls, word: str) -> Argument:
+        """The option of a word of the command line: ``--as-root``."""
+        return cls(word[2:].replace("-", "_"))
+
+    @property
+    def in_shell(self) -> str:
+        """``--as-root ema``."""
+        option = f"--{self.name.replace('_', '-')}"
+        return f"{option} {quoted(self.value)}" if isinstance(self.value, str) else option
+
+    @property
+    def in_python(self) -> str:
+        """``as_root='ema'``."""
+        if self.name == "no_check":
+            return "check=False"
+        if self.name == "limit_factor":
+            return f"limits=ckptmove.limits.Limits().times({self.value})"
+        return self.name if self.value is None else f"{self.name}={self.value!r}"
+
+
+class ShellOnly(str):
+    """A part of a :class:`Phrase` about an option that no function has."""
+
+    __slots__ = ()
+
+
+class Phrase(str):
+    """A message or a hint with options, as it is spelled for a shell.
+
+    Attributes:
+        in_python: the same for a caller of a function.
+    """
+
+    __slots__ = ("in_python",)
+
+    in_python: str
+
+    def __new__(cls, *parts: str | Argument) -> Phrase:  # noqa: PYI034  # Self came with Python 3.11
+        """Spell the options among some texts."""
+        phrase = super().__new__(cls, "".join(one.in_shell if isinstance(one, Argument) else one for one in parts))
+        phrase.in_python = "".join(map(spelled_in_python, parts))
+        return phrase
+
+
+def spelled_in_python(text: str | Argument) -> str:
+    """A text for a caller of a function: with arguments in place of options."""
+    if isinstance(text, ShellOnly):
+        return ""
+    return text.in_python if isinstance(text, Argument | Phrase) else text
 
 
 def quoted(word: str, separator: str = os.sep) -> str:

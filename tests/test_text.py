@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from ckptmove.cli.render.text import sentence
-from ckptmove.text import amount, command_line, quoted, size
+from ckptmove.text import Argument, Phrase, ShellOnly, amount, command_line, quoted, size, spelled_in_python
 
 WORDS = ["a b", "x\ny.pt", "it's\t\\n\n", "\x1b[0m", "é\u202ex", "\udcff\udc80", "$HOME\n`id`", "-x", "", "\x1b0"]
 
@@ -25,6 +25,16 @@ def test_a_word_is_what_a_shell_makes_of_it(word):
 
 def test_a_surrogate_that_is_no_byte_is_written_somehow():
     assert quoted("\ud800") == r"$'\xed\xa0\x80'"
+
+
+def test_options_are_spelled_for_a_shell_or_for_python():
+    drop, plain = Argument("drop", "a b"), Argument("plain", True)
+    phrase = Phrase("use ", drop, ", ", plain, ShellOnly(", or -q"), "; leave out ", Argument.typed("--as-root"))
+    assert phrase == "use --drop 'a b', --plain, or -q; leave out --as-root"
+    assert phrase.in_python == "use drop='a b', plain=True; leave out as_root"
+    assert spelled_in_python(Phrase(phrase, "!")) == f"{phrase.in_python}!"
+    assert spelled_in_python("--drop") == "--drop"
+    assert Argument("limit_factor", "10").in_python.endswith(".times(10)")
 
 
 def test_words_become_a_line():

@@ -73,6 +73,11 @@ def location(path: FilePath | BinaryIO) -> str:
     return location_of(path)
 
 
+def words(value: str | Iterable[str]) -> tuple[str, ...]:
+    """One word or several; a string is one word, although it is a sequence."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
 def written_path(path: FilePath, name: str) -> str:
     """A path to write to, or of a script, as text.
 
@@ -165,7 +170,7 @@ def device_text(device: Device | None) -> str | None:
 def move_request(
     to: str | None,
     map_location: Mapping[str, str],
-    keep: Sequence[str],
+    keep: str | Sequence[str],
     *,
     cast: bool,
     rewrite_strings: bool,

@@ -6,7 +6,7 @@ A path is a ``str`` or a ``Path``, a device a ``str`` or a ``torch.device``, as 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
 from ckptmove.api.arguments import (
     device_text,
@@ -16,6 +16,7 @@ from ckptmove.api.arguments import (
     named_remap,
     remap_of,
     targets,
+    words,
     written_path,
 )
 from ckptmove.api.figures import Expectation
@@ -31,6 +32,7 @@ from ckptmove.io.remote.errors import NotLocal
 from ckptmove.limits import Limits
 from ckptmove.moves import checked_globs
 from ckptmove.pickles.collector import collector_paused
+from ckptmove.text import Argument, Phrase
 from ckptmove.torch_facts.devices import NO_DEVICE, parse_target
 from ckptmove.verification.measuring import measure_with_torch
 
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
     from ckptmove.io.changes import UndoResult
     from ckptmove.io.contracts import Progress
     from ckptmove.moves import MovePlan, RemapOptions
+
+#: The option, as a subject of messages.
+_IN_PLACE: Final = Argument("in_place")
 
 
 class InspectRequest(NamedTuple):
@@ -157,7 +162,7 @@ def convert(
     *,
     to: Device | None = None,
     map_location: MapLocation | None = None,
-    keep: Sequence[str] = (),
+    keep: str | Sequence[str] = (),
     output: FilePath | None = None,
     shard_size: int | str | None = None,
     in_place: bool = False,
@@ -230,11 +235,13 @@ def convert(
 def convert_checkpoint(request: ConvertRequest) -> moves.ConvertResult:
     """Run a request of :func:`convert`."""
     if request.in_place and request.output:
-        raise UsageError("--in-place changes the file itself and takes no --output")
+        raise UsageError(Phrase(_IN_PLACE, " changes the file itself and takes no ", Argument("output")))
     if request.in_place and request.shard_bytes is not None:
-        raise UsageError("--shard-size writes a new directory, and --in-place changes the file itself: leave one out")
+        new = Phrase(Argument("shard_size"), " writes a new directory, and ")
+        raise UsageError(Phrase(new, _IN_PLACE, " changes the file itself: leave one out"))
     if request.in_place and (request.force or not request.check):
-        raise UsageError("--in-place replaces no other file and reads no tensor: leave out --force and --no-check")
+        alone = Phrase(_IN_PLACE, " replaces no other file and reads no tensor: leave out ")
+        raise UsageError(Phrase(alone, Argument("force"), " and ", Argument("no_check")))
     output = location(request.output or "")
     if isinstance(output, Address):
         raise NotLocal(output, "convert writes local files")
@@ -288,12 +295,12 @@ def verify(
     optimizer: str | None = None,
     require_device: bool = False,
     seed: int = 0,
-    ignore: Sequence[str] = (),
-    keep: Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
+    keep: str | Sequence[str] = (),
     devices: int | None = None,
     case: str | Callable[..., Case] | None = None,
     script: FilePath | None = None,
-    script_args: Sequence[str] = (),
+    script_args: str | Sequence[str] = (),
     device_memory: int | str | None = None,
     timeout: float | None = None,
     download: FilePath | None = None,
@@ -359,12 +366,12 @@ def verify(
         optimizer=optimizer,
         require_device=require_device,
         seed=seed,
-        ignore=tuple(ignore),
+        ignore=words(ignore),
         keep=checked_globs("--keep", keep),
         devices=devices,
         case=name_of(case) if callable(case) else case,
         script=None if script is None else written_path(script, "script"),
-        script_args=tuple(script_args),
+        script_args=words(script_args),
         device_memory=parse_size(device_memory) if isinstance(device_memory, str) else device_memory,
         timeout=timeout,
         download=None if download is None else inside(written_path(download, "download"), location(path)),

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ckptmove.errors import CkptMoveError
+from ckptmove.text import spelled_in_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def hinted() -> Iterator[None]:
-    """Set ``hint`` of an error that is raised inside; Python 3.11 and later show it below the message too.
+    """Set ``hint`` of an error raised inside, and name arguments; Python 3.11 and later show it below the message.
 
     Raises:
         CkptMoveError: as raised inside.
@@ -23,6 +24,8 @@ def hinted() -> Iterator[None]:
     except CkptMoveError as error:
         from ckptmove.api.hints import hint_in_python
 
+        error.message = spelled_in_python(error.message)
+        error.args = (error.message,)
         error.hint = hint_in_python(error)
         error.__notes__ = [f"hint: {error.hint}"] if error.hint else []
         raise

@@ -18,20 +18,22 @@ from ckptmove.io.locations import read_link, similar_path
 from ckptmove.io.remote import errors as remote_errors
 from ckptmove.io.remote.address import is_url
 from ckptmove.limits import TREE_MEMORY
-from ckptmove.text import command_line, quoted
+from ckptmove.text import Argument, Phrase, ShellOnly, command_line, quoted, spelled_in_python
 from ckptmove.verification.case.patching import FixNotWritten
 from ckptmove.verification.case.script_file import ScriptUnusable
 from ckptmove.verification.downloading import VERIFY_IS_LOCAL, CopyExists
 from ckptmove.verification.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ckptmove.model import ArchiveForm
 
 _NO_SPACE: Final = frozenset({os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)})
 _NO_ACCESS: Final = frozenset({os.strerror(errno.EACCES), os.strerror(errno.EPERM), os.strerror(errno.EROFS)})
 _AGAIN: Final = "compare its size with the original's, and copy or download it again"
-_ONE_FILE: Final = "--output X.pth"
-_SAME_FILES: Final = "keep its files: choose a directory as --output"
+_ONE_FILE: Final = Argument("output", "X.pth")
+_SAME_FILES: Final = Phrase("keep its files: choose a directory as ", Argument("output"))
 _DISTRUST: Final = "do not load it, and do not trust its source"
 #: Maximum number of ``--drop`` options in one hint.
 _SHOWN_DROPS: Final = 4
@@ -85,10 +87,12 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     errors.NothingConfigured: "correct it there, or pass the PATH of a checkpoint",
     errors.CrcMismatch: f"a copy or a disk has changed it, and torch.load does not detect that: {_AGAIN}",
     errors.SourceChanged: "wait until the run that writes it has finished, then try again",
-    errors.OutputIsSource: "choose another path with --output",
+    errors.OutputIsSource: Phrase("choose another path with ", Argument("output")),
     errors.OutputIsNoReport: "choose a file that does not exist yet",
-    errors.OutputIsStdout: "give a file with --output; use ./- for a file named -",
-    errors.InPlaceImpossible: "write a new one: --output NEW instead of --in-place",
+    errors.OutputIsStdout: Phrase("give a file with ", Argument("output"), "; use ./- for a file named -"),
+    errors.InPlaceImpossible: Phrase(
+        "write a new one: ", Argument("output", "NEW"), " instead of ", Argument("in_place", True)
+    ),
     errors.BeingConverted: "wait until it has finished, then try again",
     errors.OutOfMemory: "use a machine with more memory, or raise the limit of this process: ulimit -v",
     errors.UneditableGraph: (
@@ -99,9 +103,11 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     ),
     remap_errors.MixedByteOrders: _SAME_FILES,
     NotLoadable: "load it with the library that wrote it: torch.jit.load, or torch.export.load",
-    remap_errors.InsideObject: "replace objects by plain values, whose parts can be removed: --plain",
-    remap_errors.NeededByOptimizer: "remove the optimizer too: --drop optimizer",
-    remap_errors.NothingLeft: "name the parts to keep: --only GLOB",
+    remap_errors.InsideObject: Phrase(
+        "replace objects by plain values, whose parts can be removed: ", Argument("plain", True)
+    ),
+    remap_errors.NeededByOptimizer: Phrase("remove the optimizer too: ", Argument("drop", "optimizer")),
+    remap_errors.NothingLeft: Phrase("name the parts to keep: ", Argument("only", "GLOB")),
 }
 
 
@@ -127,7 +133,7 @@ def hint_in_python(error: errors.CkptMoveError) -> str:
     """The hint for an error that a function raises: only the command line expands globs."""
     if isinstance(error, errors.MissingFile) and not is_url(error.path or "") and has_magic(error.path or ""):
         return "the function takes one path and no glob: call it for each path of glob.glob(pattern)"
-    return hint_for(error)
+    return spelled_in_python(hint_for(error))
 
 
 for _kind, _text in _TEXTS.items():
@@ -144,17 +150,27 @@ def _(error: errors.UnknownDevice) -> str:
 @hint_for.register(errors.CaseUnusable)
 def _(error: errors.CaseUnusable) -> str:
     if error.known:
-        return f"its functions are {', '.join(error.known)}: --case {quoted(f'{error.path}:{error.known[-1]}')}"
-    return (
-        "point it at a function that returns ckptmove.Case(model, optimizer, criterion, batch): --case FILE.py:FUNC "
-        "or --case pkg.mod:FUNC"
+        return Phrase(
+            f"its functions are {', '.join(error.known)}: ", Argument("case", f"{error.path}:{error.known[-1]}")
+        )
+    return Phrase(
+        "point it at a function that returns ckptmove.Case(model, optimizer, criterion, batch): ",
+        Argument("case", "FILE.py:FUNC"),
+        " or ",
+        Argument("case", "pkg.mod:FUNC"),
     )
 
 
 @hint_for.register(ScriptUnusable)
 def _(error: ScriptUnusable) -> str:
     del error
-    return "name a Python file, and its own arguments after --: --script train.py -- --resume run.pth"
+    return Phrase(
+        "name a Python file",
+        ShellOnly(", and its own arguments after --"),
+        ": ",
+        Argument("script", "train.py"),
+        ShellOnly(" -- --resume run.pth"),
+    )
 
 
 @hint_for.register(errors.MissingFile)
@@ -196,7 +212,7 @@ def _(error: remote_errors.ArtifactAddress) -> str:
 @hint_for.register(remote_errors.NotLocal)
 def _(error: remote_errors.NotLocal) -> str:
     if error.operation == VERIFY_IS_LOCAL:
-        return "add --download DIR, which downloads it first"
+        return Phrase("add ", Argument("download", "DIR"), ", which downloads it first")
     return "use a local path"
 
 
@@ -293,8 +309,9 @@ def _(error: errors.DamagedPickle) -> str:
 def _(error: errors.OutputExists) -> str:
     path = error.path or ""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-        return "only regular files are replaced: choose another path with --output"
-    return "replace it with --force, keep it with --skip-existing, or choose another path with --output"
+        return Phrase("only regular files are replaced: choose another path with ", Argument("output"))
+    force, keep = Argument("force", True), ShellOnly(", keep it with --skip-existing,")
+    return Phrase("replace it with ", force, keep, " or choose another path with ", Argument("output"))
 
 
 @hint_for.register(CopyExists)
@@ -304,17 +321,18 @@ def _(error: CopyExists) -> str:
 
 @hint_for.register(errors.OutputHoldsMore)
 def _(error: errors.OutputHoldsMore) -> str:
-    return f"check its content, then remove it: rm -r {quoted(error.path or '')}; or choose another path with --output"
+    remove = f"check its content, then remove it: rm -r {quoted(error.path or '')}; or choose another path with "
+    return Phrase(remove, Argument("output"))
 
 
 @hint_for.register(errors.OutputSuffix)
 def _(error: errors.OutputSuffix) -> str:
-    return f"use the suffix of its format: {command_line(['--output', error.instead])}"
+    return Phrase("use the suffix of its format: ", Argument("output", error.instead))
 
 
 @hint_for.register(errors.OutputIsFolder)
 def _(error: errors.OutputIsFolder) -> str:
-    return f"give a file in it: --output {quoted(error.inside)}"
+    return Phrase("give a file in it: ", Argument("output", error.inside))
 
 
 @hint_for.register(errors.NothingToUndo)
@@ -331,22 +349,25 @@ def _(error: errors.NothingToUndo) -> str:
 def _(error: errors.LimitExceeded) -> str:
     factor = next((one for one in _FACTORS if one * error.limit >= error.actual), None)
     # A count of operations stops at the limit, so the real number is unknown.
-    typed = f"if you trust the file: --limit-factor {factor} (times the one given), or more"
+    raised = Argument("limit_factor", str(factor))
+    typed = Phrase("if you trust the file: ", raised, ShellOnly(" (times the one given)"), ", or more")
     if error.is_fixed or factor is None:
-        typed = "--limit-factor cannot raise it far enough"
+        typed = Phrase(ShellOnly("--limit-factor cannot raise it far enough"))
     if error.resource == TREE_MEMORY:
-        return f"lists and dicts of millions of plain values exceed it: save them as tensors; {typed}"
-    return f"no real checkpoint needs that much; {typed}"
+        return Phrase("lists and dicts of millions of plain values exceed it: save them as tensors; ", typed)
+    return Phrase("no real checkpoint needs that much; ", typed)
 
 
 @hint_for.register(errors.UnsupportedDtype)
 def _(error: errors.UnsupportedDtype) -> str:
-    return f"cast dtypes that {error.target} lacks to the next smaller one with --cast"
+    return Phrase(f"cast dtypes that {error.target} lacks to the next smaller one with ", Argument("cast", True))
 
 
 @hint_for.register(errors.UncastableDtype)
 def _(error: errors.UncastableDtype) -> str:
-    return f"keep its device with --keep {quoted(error.tensors[0][0])}, or cast it in torch and save it again"
+    return Phrase(
+        "keep its device with ", Argument("keep", error.tensors[0][0]), ", or cast it in torch and save it again"
+    )
 
 
 @hint_for.register(remap_errors.NotPlain)
@@ -354,8 +375,7 @@ def _(error: remap_errors.NotPlain) -> str:
     if error.is_dangerous:
         return _DISTRUST
     paths = [where for where, _, _ in error.objects if where]
-    drops = " ".join(f"--drop {quoted(where)}" for where in paths[:_SHOWN_DROPS])
-    return f"leave {'it' if len(paths) == 1 else 'them'} out: {drops}" if paths else ""
+    return Phrase(f"leave {'it' if len(paths) == 1 else 'them'} out: ", _drops(paths)) if paths else ""
 
 
 @hint_for.register(NotWeightsOnly)
@@ -382,23 +402,23 @@ def _(error: NotRebuilt) -> str:
 @hint_for.register(remap_errors.NotInFormat)
 def _(error: remap_errors.NotInFormat) -> str:
     if error.root:
-        option = "--only" if "*" in error.root else "--as-root"
-        return f"write only this state_dict: {command_line([option, error.root])}"
+        return Phrase("write only this state_dict: ", Argument("only" if "*" in error.root else "as_root", error.root))
     keys = [key for key, _ in error.entries if key]
     if not keys:
-        return "turn a pickled model into a state_dict with --plain, or write a .pth file instead"
-    drops = command_line([word for key in keys[:_SHOWN_DROPS] for word in ("--drop", key)])
-    return f"leave them out: {drops}{' ...' if len(keys) > _SHOWN_DROPS else ''}"
+        return Phrase(
+            "turn a pickled model into a state_dict with ", Argument("plain", True), ", or write a .pth file instead"
+        )
+    return Phrase("leave them out: ", _drops(keys))
 
 
 @hint_for.register(remap_errors.SharedStorage)
 def _(error: remap_errors.SharedStorage) -> str:
-    return f"cast both: add --dtype {error.role}=DTYPE"
+    return Phrase("cast both: add ", Argument("dtype", f"{error.role}=DTYPE"))
 
 
 @hint_for.register(remap_errors.NotCastable)
 def _(error: remap_errors.NotCastable) -> str:
-    return f"leave it out: {command_line(['--drop', error.name])}"
+    return Phrase("leave it out: ", Argument("drop", error.name))
 
 
 @hint_for.register(errors.ChangeFailed)
@@ -448,19 +468,19 @@ def _(error: errors.NotDurable) -> str:
 @hint_for.register(errors.WriteFailed)
 def _(error: errors.WriteFailed) -> str:
     if error.reason == os.strerror(errno.ENOENT) and not _has_folder(error):
-        return f"{_make_folder(error)}; or choose another path with --output"
+        return Phrase(_make_folder(error), "; or choose another path with ", Argument("output"))
     if error.reason in _NO_SPACE:
-        return "the partial file was removed: free some space, or choose another path with --output"
-    return "the partial file was removed: choose a writable path with --output"
+        return Phrase("the partial file was removed: free some space, or choose another path with ", Argument("output"))
+    return Phrase("the partial file was removed: choose a writable path with ", Argument("output"))
 
 
 @hint_for.register(remap_errors.NotRemappable)
 def _(error: remap_errors.NotRemappable) -> str:
     if error.container == "archive":
-        return f"unpack it first, or write one file: {_ONE_FILE}"
+        return Phrase("unpack it first, or write one file: ", _ONE_FILE)
     if container_class(error.container).has_code:
         return "change its module, and save it again"
-    return f"write one file instead: {_ONE_FILE}"
+    return Phrase("write one file instead: ", _ONE_FILE)
 
 
 @hint_for.register(remap_errors.NotGathered)
@@ -473,34 +493,43 @@ def _(error: remap_errors.NotGathered) -> str:
 
 @hint_for.register(remap_errors.NoMatch)
 def _(error: remap_errors.NoMatch) -> str:
+    every = f"ckptmove inspect --tree {quoted(error.path or 'PATH')}"
     if error.known:
-        begin = "its keys begin with" if error.option == "--strip-prefix" else "names in the checkpoint:"
-        return f"{begin} {', '.join(map(quoted, error.known))}"
+        begin = "its keys begin with" if error.option == "--strip-prefix" else "some names in the checkpoint:"
+        return f"{begin} {', '.join(map(quoted, error.known))}; list all: {every}"
     if error.option in {"--strip-prefix", "--add-prefix", "--rename"}:
-        return "it holds no state_dict; turn a pickled model into one with --plain"
-    return f"list the names of its parts and tensors: ckptmove inspect --tree {quoted(error.path or 'PATH')}"
+        return Phrase("it holds no state_dict; turn a pickled model into one with ", Argument("plain", True))
+    return f"list the names of its parts and tensors: {every}"
 
 
 @hint_for.register(remap_errors.ListItems)
 def _(error: remap_errors.ListItems) -> str:
     if not error.where:
-        return "choose the item to keep with --as-root"
-    return f"remove the whole list: --drop {quoted(error.where)}"
+        return Phrase("choose the item to keep with ", Argument("as_root"))
+    return Phrase("remove the whole list: ", Argument("drop", error.where))
 
 
 @hint_for.register(remap_errors.SharedPart)
 def _(error: remap_errors.SharedPart) -> str:
-    return f"remove one of them first: --drop {quoted(error.names[1])}"
+    return Phrase("remove one of them first: ", Argument("drop", error.names[1]))
 
 
 @hint_for.register(remap_errors.PartialPrefix)
 def _(error: remap_errors.PartialPrefix) -> str:
-    return f"remove it from the keys that have it: --rename {quoted(f'{error.prefix}*=*')}"
+    return Phrase("remove it from the keys that have it: ", Argument("rename", f"{error.prefix}*=*"))
 
 
 @hint_for.register(remap_errors.KeysCollide)
 def _(error: remap_errors.KeysCollide) -> str:
     prefix = f"{error.where}." if error.where else ""
-    return (
-        f"remove one of them: --drop {quoted(prefix + error.sources[0])}; or choose another name for it with --rename"
-    )
+    drop = Argument("drop", prefix + error.sources[0])
+    return Phrase("remove one of them: ", drop, "; or choose another name for it with ", Argument("rename"))
+
+
+def _drops(paths: Sequence[str]) -> Phrase:
+    """The option that leaves parts out; several of them are a list in Python."""
+    options = command_line([word for path in paths[:_SHOWN_DROPS] for word in ("--drop", path)])
+    rest = " ..." if len(paths) > _SHOWN_DROPS else ""
+    drops = Phrase(options, rest)
+    drops.in_python = f"drop={paths[0] if len(paths) == 1 else [*paths[:_SHOWN_DROPS]]!r}{rest}"
+    return drops

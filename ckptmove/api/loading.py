@@ -8,6 +8,7 @@ from ckptmove.api.arguments import NotAccepted, location, move_request, remap_of
 from ckptmove.api.hinting import hinted
 from ckptmove.errors import TorchBroken, TorchMissing
 from ckptmove.limits import Limits
+from ckptmove.torch_facts.devices import parse_pair
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +35,8 @@ def load(
     Args:
         path: a file, or a directory or an archive of files, which becomes one dict; or a binary file
             object.
-        map_location: as in ``torch.load``: a device, ``"meta"``, or a dict from globs of devices to devices (default:
-            the devices of the file).
+        map_location: as in ``torch.load``: a device, ``"meta"``, or a dict from globs of devices to them (default: the
+            devices of the file).
         weights_only: True, as the pickle is never executed.
         mmap: whether tensors that stay on the CPU are mapped from the file, instead of read into memory. Writing to
             them never changes it. The file must not be overwritten while they exist: that kills the process.
@@ -69,8 +70,12 @@ def load(
     is_meta = map_location is not None and str(map_location) == "meta"
     to, mapping = targets(None, None if is_meta else map_location)
     to = None if to is None else on_current_device(to)
-    mapping = {source: on_current_device(device) for source, device in mapping.items()}
+    pairs = [(source, on_current_device(device)) for source, device in mapping.items()]
+    # A tensor on the meta device has no bytes: load can move it there, and convert cannot.
+    parsed = [(parse_pair(source, "cpu" if device == "meta" else device), device) for source, device in pairs]
     remap = remap_of({"only": only, "plain": plain})
-    move = move_request(to, mapping, (), cast=False, rewrite_strings=False, remap=remap)
+    move = move_request(to, {}, (), cast=False, rewrite_strings=False, remap=remap)._replace(
+        mapping=tuple((glob, device if device == "meta" else target) for (glob, target), device in parsed)
+    )
     request = LoadRequest(location(path), move, is_meta=is_meta, is_mapped=bool(mmap), limits=limits or Limits())
     return load_checkpoint(request)

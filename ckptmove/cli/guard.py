@@ -21,6 +21,7 @@ from ckptmove.cli.outcome import interruption, retyped
 from ckptmove.cli.render.answers import Summary
 from ckptmove.cli.render.registry import open_default_report, open_error_report
 from ckptmove.cli.render.text import clean, sentence
+from ckptmove.cli.reporting import replace_earlier
 from ckptmove.cli.signals import Terminated, settle
 from ckptmove.cli.streams import open_closed_streams, say
 from ckptmove.errors import (
@@ -118,22 +119,27 @@ def _show(message: Warning | str, *_where: object, **_more: object) -> None:
 
 def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
     failure: Failure | None
+    ended: BaseException | None = None
     try:
         code = run()
     except CkptMoveError as error:
-        failure = failure_of(error)
+        failure, ended = failure_of(error), error
         failure = failure._replace(hint=_retyped_hint(error, failure.hint, words))
     except _TyperUsageError as error:
-        failure = _usage(error, words)
+        failure, ended = _usage(error, words), error
     except (typer.Abort, KeyboardInterrupt, Terminated) as error:
-        failure = interruption(error)
+        failure, ended = interruption(error), error
     except MemoryError:  # the exception's traceback holds the memory: the message is built after it is released
         failure = None
     except Exception as error:  # noqa: BLE001  # the one place that catches bugs, for their exit code
         failure = _bug(error)
     else:
         return code if isinstance(code, int) else 0
-    return _report(failure or failure_of(OutOfMemory()), words)
+    failure = failure or failure_of(OutOfMemory())
+    code = _report(failure, words)
+    if ended is not None:
+        replace_earlier(_own(words), Summary(_command(words), code, (failure,)), ended)
+    return code
 
 
 def _retyped_hint(error: CkptMoveError, hint: str, words: Sequence[str]) -> str:
@@ -186,10 +192,14 @@ def _bug(error: Exception) -> Failure:
     )
 
 
+def _command(words: Sequence[str]) -> str | None:
+    return next((word for word in words if word in _COMMANDS), None)
+
+
 def _report(failure: Failure, words: Sequence[str]) -> int:
     """Write an error that ended the command, in the format of the command line, and return its exit code."""
     failure = failure._replace(message=redacted(failure.message), hint=redacted(failure.hint))  # they quote the words
-    command = next((word for word in words if word in _COMMANDS), None)
+    command = _command(words)
     if failure.kind == StdoutFailed.kind:  # an error in another format cannot be written there either
         renderer = open_default_report()
     else:

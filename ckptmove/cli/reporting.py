@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import os
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 from ckptmove.api.failures import failure_of
 from ckptmove.cli.render.answers import Summary
@@ -20,6 +23,11 @@ if TYPE_CHECKING:
     from ckptmove.cli.render.report_file import ReportFile
     from ckptmove.comparison.differences import DiffResult
     from ckptmove.verification.evidence import FixedFile
+
+#: Options that name a file of a report.
+_OPTIONS: Final = frozenset({"--report", "--junit"})
+#: Errors that the files of the reports contain.
+_WRITTEN: Final[WeakSet[BaseException]] = WeakSet()
 
 
 @contextmanager
@@ -49,7 +57,31 @@ def reporting(
     except CkptMoveError as error:
         failure = failure_of(error)
         renderer.write(Summary(command, failure.exit_code, (failure,)))
+        _WRITTEN.add(error)
         raise
+
+
+def replace_earlier(words: Sequence[str], summary: Summary, error: BaseException) -> None:
+    """Write an error that ended a command before its reports were opened to their files, if these exist.
+
+    The reports of an earlier run would look like those of this one.
+
+    Args:
+        words: the words of the command line.
+        summary: the end of the command, with the error.
+        error: the error; nothing is written if :func:`reporting` has done it.
+    """
+    if error in _WRITTEN:
+        return
+    from ckptmove.cli.render.report_file import ReportFile
+    from ckptmove.cli.render.reports import open_document
+
+    pairs = [*(word.partition("=")[::2] for word in words if "=" in word), *pairwise(words)]
+    values = [value if option == "--report" else f"junit={value}" for option, value in pairs if option in _OPTIONS]
+    with suppress(CkptMoveError):  # the error of the command counts
+        for path, document in [open_document(value) for value in values]:
+            if os.path.exists(path):
+                ReportFile(path, document, ()).write(summary)
 
 
 def _open_files(reports: Sequence[str], paths: Sequence[str]) -> list[ReportFile]:

@@ -20,6 +20,7 @@ from ckptmove.limits import Limits
 from ckptmove.model import LACKING
 from ckptmove.moves import ConvertResult, MovePlan, Remap
 from ckptmove.pickles.edits import apply_plan
+from ckptmove.text import Argument, Phrase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +119,14 @@ class Conversion:
         self.format = target_format(request.output, request.default_output, inventory, is_sharded=is_sharded)
         self.request = request
         if not is_move and move.remap == Remap() and self.format == "same":
-            raise UsageError("convert needs a target, --to DEVICE, or another change, for example --strip-prefix")
+            raise UsageError(
+                Phrase(
+                    "convert needs a target, ",
+                    Argument("to", "DEVICE"),
+                    ", or another change, for example ",
+                    Argument("strip_prefix", True),
+                )
+            )
         is_remap = move.remap != Remap() or self.format != "same"
         plan = plan_before_remap if is_remap else plan_move
         moves = plan(inventory, move) if is_move else MovePlan(move)

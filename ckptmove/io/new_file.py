@@ -107,11 +107,13 @@ class NewFile:
 
 def require_room(path: str, nbytes: int, folder: Path) -> None:
     """Raise WriteFailed if an output is larger than the free space."""
-    with suppress(OSError, AttributeError):  # not every system has disk_usage
+    try:
         total, _, free = shutil.disk_usage(folder)
-        if total and nbytes > free:  # total 0: a file system in memory, without a bound
-            needed = f": {nbytes:,} bytes are needed, and {free:,} are free"
-            raise WriteFailed(path, os.strerror(errno.ENOSPC), needed)
+    except (OSError, AttributeError):  # not every system has disk_usage
+        return
+    if total and nbytes > free:  # total 0: a file system in memory, without a bound
+        needed = f": {nbytes:,} bytes are needed, and {free:,} are free"
+        raise WriteFailed(path, os.strerror(errno.ENOSPC), needed)
 
 
 def write_failed(path: str, error: OSError | ValueError) -> WriteFailed:

@@ -16,7 +16,15 @@ import zlib
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.errors import BeingConverted, ChangeFailed, JournalInTheWay, RollbackFailed, SourceChanged, reason_of
+from ckptmove.errors import (
+    BeingConverted,
+    ChangeFailed,
+    JournalInTheWay,
+    RollbackFailed,
+    SourceChanged,
+    WriteFailed,
+    reason_of,
+)
 from ckptmove.io.journal import ANCHOR_BYTES, Journal, Run, decode, home_of, journal_path
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.portable import UNTRUSTED, open_file, own_user, sync_folder
@@ -73,6 +81,8 @@ def apply_patch(path: str, patch: Patch, before: Stamp, settle: Callable[[], Non
                 _restore(path, fd, journal, journal_file)
                 raise
             _remove(journal_file)
+    except WriteFailed:
+        raise
     except OSError as error:
         raise ChangeFailed(path, reason_of(error)) from error
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.errors import OutputExists
 from ckptmove.io.remote.address import Address
 from ckptmove.io.remote.errors import NotLocal
+from ckptmove.text import Argument, Phrase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,7 @@ def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callab
         CkptMoveError: as of :func:`ckptmove.io.remote.download.download`.
     """
     if isinstance(request.against, Address):
-        raise NotLocal(request.against, "--against reads local files")
+        raise NotLocal(request.against, Phrase(Argument("against"), " reads local files"))
     if not isinstance(request.path, Address):
         return request
     if request.download is None:

@@ -20,7 +20,7 @@ from ckptmove.findings.registry import find_all
 from ckptmove.formats.opening import container_class
 from ckptmove.io.cores import cores
 from ckptmove.moves import MoveRequest, Remap
-from ckptmove.text import amount
+from ckptmove.text import Argument, Phrase, amount
 from ckptmove.torch_facts.devices import parse_target
 from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.case.script_file import require_script
@@ -104,7 +104,9 @@ def verify_checkpoint(
         asked = _settled(request, checkpoint.inventory)
         asked = asked._replace(nbytes=nbytes, deadline=deadline, jobs=_jobs(request, nbytes))
         if asked.device_memory is not None and asked.to == "cpu":
-            raise UsageError("--device-memory is the memory of an accelerator: name one with --to")
+            raise UsageError(
+                Phrase(Argument("device_memory"), " is the memory of an accelerator: name one with ", Argument("to"))
+            )
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with ExitStack() as running:
             process, *others = _start(running, command or worker_command(), asked)
@@ -149,29 +151,43 @@ def _refuse_request(request: VerifyRequest) -> None:
     if importlib.util.find_spec("torch") is None:
         raise TorchMissing
     if request.timeout is not None and not request.timeout > 0:
-        raise UsageError(f"--timeout takes a number of seconds greater than 0, not {request.timeout:g}")
+        raise UsageError(
+            Phrase(Argument("timeout"), f" takes a number of seconds greater than 0, not {request.timeout:g}")
+        )
     _refuse_number("sample", request.sample, "parameters")
     _refuse_number("jobs", request.jobs, "processes")
     check_override(request.optimizer)
     if request.device_memory is not None and not request.runs_training:
         raise UsageError(
-            "--device-memory limits the step of your own model: add --case FILE.py:FUNC or --script FILE.py"
+            Phrase(
+                Argument("device_memory"),
+                " limits the step of your own model: add ",
+                Argument("case", "FILE.py:FUNC"),
+                " or ",
+                Argument("script", "FILE.py"),
+            )
         )
     if request.device_memory is not None and request.device_memory < 1:
-        raise UsageError(f"device_memory takes a number of bytes, at least 1, not {request.device_memory}")
+        raise UsageError(
+            Phrase(Argument("device_memory"), f" takes a number of bytes, at least 1, not {request.device_memory}")
+        )
     if request.case is not None:
         parse_case(request.case)
     if request.script is not None:
         require_script(request.script)
     if request.case is not None and request.script is not None:
-        raise UsageError("--case and --script both make a step of your training: choose one")
+        raise UsageError(
+            Phrase(Argument("case"), " and ", Argument("script"), " both make a step of your training: choose one")
+        )
     if request.remap != Remap() and request.against is None:
-        raise UsageError("options of convert describe the change from an original: add --against ORIGINAL")
+        raise UsageError(
+            Phrase("options of convert describe the change from an original: add ", Argument("against", "ORIGINAL"))
+        )
 
 
 def _refuse_number(option: str, number: int | None, what: str) -> None:
     if number is not None and number < 1:
-        raise UsageError(f"--{option} takes a number of {what}, at least 1, not {number}")
+        raise UsageError(Phrase(Argument(option), f" takes a number of {what}, at least 1, not {number}"))
 
 
 def _refuse_stranger(checkpoint: OpenCheckpoint, original: OpenCheckpoint, converted: OpenCheckpoint) -> None:

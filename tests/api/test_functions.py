@@ -18,8 +18,10 @@ import pytest
 import torch
 
 import ckptmove
+from ckptmove.api.arguments import words
 from ckptmove.errors import (
     CaseUnusable,
+    CkptMoveError,
     OutputExists,
     OutputIsSource,
     TorchBroken,
@@ -347,6 +349,48 @@ def test_errors_are_also_builtin_and_carry_their_hint(source: Path) -> None:
     with pytest.raises(UsageError) as bare:
         ckptmove.convert(source)
     assert (bare.value.hint, bare.value.__notes__) == ("", [])
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"only": "nope"}, "only 'nope' matches nothing", "ckptmove inspect --tree"),
+        ({"only": ()}, "only takes", ""),
+        ({"dtype": "int"}, "dtype casts to", ""),
+        (
+            {"to": "cpu", "in_place": True, "output": "x.pth"},
+            "in_place changes the file itself and takes no output",
+            "",
+        ),
+        ({"to": "cpu", "in_place": True, "check": False}, "leave out force and check=False", ""),
+        ({"to": "cpu", "keep": ""}, "keep takes", ""),
+        ({}, "to='DEVICE'", ""),
+        ({"output": "x.safetensors"}, "cannot hold", "as_root='model'"),
+        ({"to": "cpu", "output": "old.pth"}, "", "replace it with force=True or choose another path with output"),
+        ({"to": "cpu", "output": "none/x.pth"}, "", "or choose another path with output"),
+    ],
+)
+def test_errors_name_arguments(source: Path, monkeypatch, options, message, hint) -> None:
+    monkeypatch.chdir(source.parent)
+    Path("old.pth").touch()
+    with pytest.raises(CkptMoveError) as caught:
+        ckptmove.convert(source, **options)
+    assert message in str(caught.value)
+    assert caught.value.args == (caught.value.message,)
+    assert hint in caught.value.hint
+    assert "--" not in f"{caught.value} {caught.value.hint}".replace("inspect --tree", "")
+
+
+def test_an_output_that_cannot_be_written_is_an_os_error(source: Path) -> None:
+    with pytest.raises(OSError, match="could not write") as caught:
+        ckptmove.convert(source, to="cpu", output=source / "x.pth")
+    assert caught.value.filename == str(source / "x.pth")
+
+
+def test_a_string_is_one_word(source: Path) -> None:
+    plain, text = (ckptmove.verify(source, to="cpu", ignore=ignore) for ignore in (["R302"], "R302"))
+    assert text.findings == plain.findings
+    assert words("D103") == words(["D103"]) == ("D103",)
 
 
 def test_dtypes_may_be_those_of_torch(source: Path) -> None:

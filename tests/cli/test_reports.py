@@ -192,3 +192,39 @@ def test_a_checkpoint_without_an_answer_has_its_line(say) -> None:
 def test_undo_writes_no_report(ask, bench) -> None:
     assert ask("convert", "run.pth", "--undo", "--report", "json=report.json")["error"]["kind"] == "usage"
     assert not (bench / "report.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("inspect", "run.pth", "--bogus", "--report", "junit=old"), "usage"),
+        (("inspect", "run.pth", "--report=junit=old", "--limit-factor", "0"), "usage"),
+        (("verify", "run.pth", "--to", "cudaa", "--junit", "old"), "unknown-device"),
+        (("convert", "none.pth", "--to", "cpu", "--report", "junit=old"), "missing-file"),
+    ],
+)
+def test_an_error_replaces_an_earlier_report(say, bench, words, kind) -> None:
+    say("inspect", "run.pth", "--report", "junit=old")
+    earlier = (bench / "old").read_text()
+    assert say(*words, "--report", "json=new").code in {2, 3}
+    assert (bench / "old").read_text() != earlier
+    assert f'type="{kind}"' in (bench / "old").read_text()
+    assert (bench / "new").exists() is (kind in {"unknown-device", "missing-file"})
+
+
+def test_an_error_replaces_no_other_file(say, bench) -> None:
+    before = (bench / "run.pth").read_bytes()
+    for word in ("junit=run.pth", "nothing=run.pth"):
+        assert say("inspect", "run.pth", "--bogus", "--report", word).code == 2
+    assert (bench / "run.pth").read_bytes() == before
+
+
+def test_a_report_is_written_to_the_target_of_a_link(say, bench) -> None:
+    (bench / "artifacts").mkdir()
+    (bench / "link").symlink_to("artifacts/report.json")
+    for _ in range(2):
+        say("inspect", "run.pth", "--report", "json=link")
+        assert (bench / "link").is_symlink()
+        assert json.loads((bench / "artifacts" / "report.json").read_text())["command"] == "inspect"
+    (bench / "null").symlink_to("/dev/null")
+    assert say("inspect", "run.pth", "--report", "json=null").code == 5

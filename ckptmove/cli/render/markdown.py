@@ -24,6 +24,8 @@ _ICONS: Final = {"error": "❌", "warning": "⚠️", "info": "💡", "failed": 
 _SHOWN: Final = 50
 #: Names in one cell.
 _FIRST: Final = 3
+#: Splits a text, so that no part of it becomes a link: GitHub makes links of addresses after it reads entities.
+_NOTHING: Final = "<!-- -->"
 #: Characters that mean something in Markdown inside a line.
 _SPECIAL: Final = frozenset("\\`*_[]#|~<>&$")
 #: Heads of the table of checkpoints, by command.
@@ -132,7 +134,7 @@ class MarkdownDocument(Document):
 
 def code(text: str) -> str:
     """A text of a checkpoint, a path or a command, shown as it is. GitHub links no mention in it."""
-    return f"<code>{_escaped(clean(text))}</code>"
+    return f"<code>{_escaped(clean(text)).replace('@', f'@{_NOTHING}')}</code>"
 
 
 def prose(text: str) -> str:
@@ -143,7 +145,7 @@ def prose(text: str) -> str:
 def _escaped(text: str) -> str:
     """A text inside a line, with entities in place of characters that would be Markdown, HTML or a link."""
     plain = "".join(f"&#{ord(one)};" if one in _SPECIAL else one for one in text)
-    return plain.replace("://", "&#58;//").replace("www.", "www&#46;")
+    return plain.replace("://", f":{_NOTHING}//").replace("www.", f"www{_NOTHING}.")
 
 
 def _icon(exit_code: int) -> str:

@@ -34,6 +34,7 @@ class ReportFile:
     def __init__(self, path: str, document: Document, others: Sequence[str]) -> None:
         if path == "-":
             raise UsageError("a report is not written to standard output; use ./- for a file named -")
+        path = os.path.realpath(path) if os.path.islink(path) else path  # the link stays
         if any(_is_same(other, path) for other in others):
             raise OutputIsNoReport("the report would replace a checkpoint or another output of this command", path=path)
         if not _is_replaceable(path, document.head):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ckptmove.errors import Refused, UsageError
-from ckptmove.text import amount
+from ckptmove.text import Argument, Phrase, amount
 
 #: Number of values that a message names.
 _SHOWN: Final = 3
@@ -24,7 +24,7 @@ class NoMatch(UsageError):
     is_of_checkpoint = True
 
     def __init__(self, option: str, word: str, known: tuple[str, ...]) -> None:
-        super().__init__(f"{option} '{word:.200}' matches nothing" if word else f"{option} matches nothing")
+        super().__init__(Phrase(Argument.typed(option), f" '{word:.200}'" if word else "", " matches nothing"))
         self.option = option
         self.word = word
         self.known = known
@@ -37,7 +37,9 @@ class InsideObject(Refused):
 
     def __init__(self, option: str, word: str, where: str) -> None:
         place = f"the object at '{where:.200}'" if where else "a pickled object"
-        super().__init__(f"{option} '{word:.200}' names a part of {place}, which is stored as a whole")
+        super().__init__(
+            Phrase(Argument.typed(option), f" '{word:.200}' names a part of {place}, which is stored as a whole")
+        )
         self.where = where
 
 
@@ -179,7 +181,7 @@ class NotCastable(Refused):
     kind = "not-castable"
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"--dtype cannot cast '{name:.200}': {reason}")
+        super().__init__(Phrase(Argument("dtype"), f" cannot cast '{name:.200}': {reason}"))
         self.name = name
         self.reason = reason
 

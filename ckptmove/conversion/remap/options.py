@@ -9,6 +9,7 @@ from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.errors import UsageError
 from ckptmove.model import Role
 from ckptmove.moves import Remap, checked_globs
+from ckptmove.text import Argument, Phrase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,11 @@ def remap_options(**typed: Any) -> Remap:
     """
     remap = Remap(**{name: _parsed(name, value) for name, value in typed.items() if value is not None})
     if len({dtype for role, dtype in remap.dtype if not role}) > 1:
-        raise UsageError("--dtype gives the model two dtypes: name a role for the other one, for example ema=float32")
+        raise UsageError(
+            Phrase(
+                Argument("dtype"), " gives the model two dtypes: name a role for the other one, for example ema=float32"
+            )
+        )
     return remap
 
 
@@ -47,7 +52,7 @@ def _parsed(name: str, value: Any) -> Any:
     if name in _PARTS:
         value = checked_globs(f"--{name}", value)
     if name == "only" and not value:
-        raise UsageError("--only takes a glob of names or a role, not an empty list")
+        raise UsageError(Phrase(Argument("only"), " takes a glob of names or a role, not an empty list"))
     words = filter(None, value) if name == "strip_prefix" else value
     return tuple(map(_PARSERS.get(name, str), words))
 
@@ -60,9 +65,11 @@ def _with_dot(prefix: str) -> str:
 def _pair(text: str) -> tuple[str, str]:
     old, equals, new = text.partition("=")
     if not (old and equals and new):
-        raise UsageError(f"--rename takes OLD=NEW, for example 'backbone.*=encoder.*', not {text!r}")
+        raise UsageError(
+            Phrase(Argument("rename"), f" takes OLD=NEW, for example 'backbone.*=encoder.*', not {text!r}")
+        )
     if old.count("*") != new.count("*"):
-        raise UsageError(f"--rename needs as many * in the new name as in the old one: {text!r}")
+        raise UsageError(Phrase(Argument("rename"), f" needs as many * in the new name as in the old one: {text!r}"))
     return old, new
 
 
@@ -70,11 +77,13 @@ def _role_and_dtype(text: str) -> tuple[str, str]:
     role, equals, name = text.rpartition("=")
     dtype = _SHORT.get(name.removeprefix("torch."), name.removeprefix("torch."))
     if equals and role not in ROLES:
-        raise UsageError(f"--dtype takes a role before '=', one of {', '.join(ROLES)}, not {role!r}")
+        raise UsageError(
+            Phrase(Argument("dtype"), f" takes a role before '=', one of {', '.join(ROLES)}, not {role!r}")
+        )
     if dtype not in DTYPES:
         near = get_close_matches(dtype, (*DTYPES, *_SHORT), 1)
         suggestion = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"--dtype casts to {', '.join(DTYPES)}, not {name!r}{suggestion}")
+        raise UsageError(Phrase(Argument("dtype"), f" casts to {', '.join(DTYPES)}, not {name!r}{suggestion}"))
     return role, dtype
 
 

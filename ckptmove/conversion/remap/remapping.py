@@ -17,6 +17,7 @@ from ckptmove.conversion.remap.select import select
 from ckptmove.conversion.remap.storages import is_floating, resize
 from ckptmove.errors import UsageError
 from ckptmove.moves import Dropped
+from ckptmove.text import Argument, Phrase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -73,7 +74,13 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
     """
     options, inventory, listing = plan.request.remap, checkpoint.inventory, checkpoint.listing
     if options.as_root and not (as_file or checkpoint.is_whole):
-        raise UsageError("--as-root writes one file: name it with a suffix, for example -o model.pth")
+        raise UsageError(
+            Phrase(
+                Argument("as_root"),
+                " writes one file: name it with a suffix, for example ",
+                Argument("output", "model.pth"),
+            )
+        )
     if as_file and isinstance(inventory, DirectoryInventory) and not checkpoint.is_whole:
         require_gatherable(inventory)
     pickle_bytes = sum(part.inventory.size_bytes for part in checkpoint.parts)

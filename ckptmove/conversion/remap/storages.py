@@ -21,6 +21,7 @@ from ckptmove.model import Role, Span
 from ckptmove.moves import StorageEdit, Trimmed
 from ckptmove.pickles.rebuild_arguments import LARGEST, NotATensor, count, dtype_name, geometry
 from ckptmove.pickles.tree import Call, Global, Node, Persistent, Tuple, nodes
+from ckptmove.text import Argument, Phrase
 from ckptmove.torch_facts.dtypes import CASTABLE_FLOATS, DTYPE_STORAGE, ITEM_BYTES, PACKED
 
 if TYPE_CHECKING:
@@ -314,9 +315,13 @@ def _targets(request: Sequence[tuple[str, str]]) -> dict[str, str]:
     targets: dict[str, str] = {}
     for role, dtype in request:
         if role and role not in _ROLES:
-            raise UsageError(f"--dtype: '{role[:40]}' is not one of the roles {', '.join(sorted(_ROLES))}")
+            raise UsageError(
+                Phrase(Argument("dtype"), f": '{role[:40]}' is not one of the roles {', '.join(sorted(_ROLES))}")
+            )
         if dtype not in CASTABLE_FLOATS:
-            raise UsageError(f"--dtype: '{dtype[:40]}' is not one of {', '.join(sorted(CASTABLE_FLOATS))}")
+            raise UsageError(
+                Phrase(Argument("dtype"), f": '{dtype[:40]}' is not one of {', '.join(sorted(CASTABLE_FLOATS))}")
+            )
         targets[role or "model"] = dtype
     return targets
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptmove.errors import AccessFailed, UnreadableInput, UsageError
-from ckptmove.text import size
+from ckptmove.text import Phrase, size
 
 
 class RemoteMissing(UsageError):
@@ -64,7 +64,7 @@ class NotLocal(UsageError):
     is_of_checkpoint = True
 
     def __init__(self, path: str, operation: str) -> None:
-        super().__init__(f"{operation}, and this is a URL", path=path)
+        super().__init__(Phrase(operation, ", and this is a URL"), path=path)
         self.operation = operation
 
 

@@ -236,6 +236,8 @@ def _list_directory(address: Address, place: Place, limits: Limits, traffic: Tra
     addresses: dict[str, Address] = {}
     heads: dict[str, HttpFile] = {}
     for name, details in found.items():
+        if address.is_http and not name.startswith(f"{top}/"):  # fsspec follows links from https to http
+            continue
         path = name.removeprefix(top).lstrip("/")
         folders, last = path.split("/")[:-1], path.rpartition("/")[2]
         if not last or is_unfinished(last) or leads_out(path):

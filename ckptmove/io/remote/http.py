@@ -38,6 +38,7 @@ class _Answer(NamedTuple):
         status: status code.
         reason: its meaning in words.
         begin: offset of the first byte of the body.
+        end: offset of the byte after the body, as the server tells it.
         total: size of the file; None if the server does not tell it.
         version: ETag or time of the last change; empty if the server tells neither.
         body: the bytes; None if they are more than asked for.
@@ -46,6 +47,7 @@ class _Answer(NamedTuple):
     status: int
     reason: str
     begin: int
+    end: int
     total: int | None
     version: str
     body: bytes | None
@@ -82,6 +84,9 @@ class HttpFile:
             return
         if answer.body is None or answer.total is None or answer.begin != 0:
             raise NoRanges(self.path, answer.total)
+        if len(answer.body) != answer.end:
+            reason = f"the server sent {len(answer.body):,} of {answer.end:,} bytes"
+            raise RemoteFailed(self.path, reason, address.scheme)
         self.size, self.head = answer.total, answer.body
 
     def fetch(self, start: int, end: int) -> bytes:
@@ -148,17 +153,18 @@ class HttpFile:
             headers = response.headers
             told = _CONTENT_RANGE.match(headers.get("Content-Range", ""))
             begin, total, most = 0, response.content_length, MOST_WHOLE
+            until = 0
             if told is not None:
-                begin, total = int(told[1] or 0), int(told[3])
+                begin, until, total = int(told[1] or 0), int(told[2] or -1) + 1, int(told[3])
             if response.status == _PARTIAL:
                 total, most = (total, end - start) if told is not None else (None, 0)
             is_wanted = response.status in {_OK, _PARTIAL} and (response.content_length or 0) <= most
             body = await _at_most(response.content, most) if is_wanted else None
             self._traffic.add(nbytes=len(body or b""))
             if body is not None and response.status == _OK:
-                total = len(body)
+                total = until = len(body)
             version = headers.get("ETag") or headers.get("Last-Modified") or ""
-            return _Answer(response.status, response.reason or "", begin, total, version, body)
+            return _Answer(response.status, response.reason or "", begin, until, total, version, body)
 
 
 async def _at_most(stream: Any, most: int) -> bytes | None:

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 from ckptmove.errors import UsageError, reason_of
+from ckptmove.text import Argument, Phrase
 
 
 class ScriptUnusable(UsageError):
@@ -14,7 +15,7 @@ class ScriptUnusable(UsageError):
     kind = "script-unusable"
 
     def __init__(self, message: str, *, path: str) -> None:
-        super().__init__(f"--script: {message}", path=path)
+        super().__init__(Phrase(Argument("script"), f": {message}"), path=path)
 
 
 def require_script(path: str) -> None:

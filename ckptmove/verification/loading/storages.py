@@ -90,7 +90,7 @@ class Storages:
         found = self._views.get((key, first, numel))
         if found is None:
             item = whole._element_size()  # noqa: SLF001  # `element_size` warns
-            if self._is_meta:  # a storage on the meta device has no slices
+            if whole.device.type == "meta":  # a storage on the meta device has no slices
                 untyped = _empty(numel * item, "meta")
             else:
                 untyped = whole._untyped_storage[first * item : (first + numel) * item]  # noqa: SLF001  # no copy
@@ -98,7 +98,7 @@ class Storages:
         return found
 
     def _untyped(self, part: OpenPart, stored: StorageRef, device: str) -> Any:
-        if self._is_meta:
+        if self._is_meta or device == "meta":
             return _empty(stored.nbytes, "meta")
         if not stored.nbytes:
             values = _empty(0, "cpu")[:]  # a slice cannot be resized: a tensor that exceeds it is an error

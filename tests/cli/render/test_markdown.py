@@ -52,7 +52,8 @@ def page(say, bench):
         text = (bench / "report.md").read_text()
         page = Page(text)
         assert set(page.tags) <= ELEMENTS
-        assert page.comments == [" ckptmove "]
+        assert page.comments[0] == " ckptmove "
+        assert {*page.comments[1:]} <= {" "}  # what splits a text that looks like a link
         assert f"exit code {said.code}" in "".join(page.texts) if said.code else "passed" in "".join(page.texts)
         return page
 
@@ -63,7 +64,8 @@ def page(say, bench):
 def test_text_stays_text(kind) -> None:
     (cell,) = Page(f"| head |\n| --- |\n| {kind(HOSTILE)} |\n").cells
     assert cell.replace("\u200b", "").strip() == HOSTILE
-    assert not re.search(r"(?<!;)www\.|://", kind(HOSTILE))  # GitHub makes links of these
+    texts = Page(kind(f"{HOSTILE} me@example.org https://example.org www.example.org")).texts
+    assert not re.search(r"www\.|://|@\w", "\n".join(texts))  # GitHub makes links of these
 
 
 def test_prose_mentions_nobody() -> None:

@@ -258,6 +258,26 @@ def test_an_index_of_a_web_server(server) -> None:
     assert expand(Address(f"{server.url}/run/*.pth")) == [f"{server.url}/run/model.pth"]
 
 
+def test_links_to_other_servers_are_not_followed(server) -> None:
+    run = server.root / "linked"
+    run.mkdir()
+    shutil.copy(RUN, run / "model.pth")
+    secure = server.url.replace("http", "https")
+    links = ["model.pth", "http://127.0.0.1:9/linked/a.pth", "//127.0.0.1:9/b.pth", f"{secure}/linked/c.pth", "/d.pth"]
+    page = "".join(f'<a href="{link}">x</a>' for link in links).encode()
+
+    def index(handler):
+        is_index = handler.path == "/linked/"
+        if is_index:
+            server.send(handler, 200, page, {"Content-Type": "text/html"})
+        return is_index
+
+    server.faults.append(index)
+    listing = open_remote(Address(f"{server.url}/linked/"), Limits())
+    assert [file.path for file in listing.files] == ["model.pth"]
+    assert {path for _, path, _ in server.log} == {"/linked/", "/linked/model.pth"}
+
+
 @pytest.mark.parametrize(
     ("address", "command"),
     [

@@ -191,6 +191,12 @@ def test_a_first_range_that_was_not_asked_for(server, url) -> None:
         opened(url)
 
 
+def test_fewer_bytes_than_announced(server, url) -> None:
+    server.faults.append(always(206, b"x" * 50, {"Content-Range": f"bytes 0-99/{len(DATA)}"}))
+    with pytest.raises(RemoteFailed, match="50 of 100 bytes"):
+        opened(url)
+
+
 def test_more_bytes_than_asked_for(server, url) -> None:
     server.faults.append(always(206, DATA, {"Content-Range": f"bytes 0-{len(DATA) - 1}/{len(DATA)}"}))
     with pytest.raises(NoRanges):

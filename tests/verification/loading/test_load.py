@@ -342,6 +342,17 @@ def test_plain_replaces_a_module(tmp_path) -> None:
     assert loaded_differences(dict(model.state_dict()), {k: v.detach() for k, v in ours.items()}) == []
 
 
+def test_some_devices_become_meta() -> None:
+    path = SAMPLES / "adamw-cuda3.pth"
+    mapping = {"cuda:3": "meta", "*": "cpu"}
+    ours, theirs = ckptmove.load(path, mapping), torch.load(path, map_location={"cuda:3": "meta"})
+    flat = [(key, value.device) for key, value in ours["model"].items()]
+    assert flat == [(key, value.device) for key, value in theirs["model"].items()]
+    assert {device.type for _, device in flat} == {"meta"}
+    assert ours["optimizer"]["state"][0]["step"].device.type == "cpu"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_meta(tmp_path) -> None:
     value = zoo()
     for name in ("layout", "quantized", "channels"):  # torch has no quantized meta tensors
