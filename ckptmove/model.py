@@ -250,6 +250,7 @@ class OptimizerRecord(NamedTuple):
         candidates: every class in ``torch.optim`` that writes these keys; several for Adam and AdamW of old torch.
         mistyped: keys that are text in the state and numbers in the groups, or the reverse.
         is_flat: whether the file stores options for each parameter instead of groups; here each becomes its own group.
+        obstacle: why it cannot be stepped, if the checkpoint does not record enough; else empty.
     """
 
     where: str
@@ -259,6 +260,7 @@ class OptimizerRecord(NamedTuple):
     candidates: tuple[str, ...] = ()
     mistyped: tuple[str, ...] = ()
     is_flat: bool = False
+    obstacle: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,13 @@ from math import prod
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.inventory.megatron import copies
 from ckptmove.checkpoint.inventory.partitions import is_partitioned, partitions
 from ckptmove.checkpoint.state_dicts import Scope, model_scopes, strip_wrappers
 from ckptmove.torch_facts.optimizers import TABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ckptmove.checkpoint.state_dicts import Index, Shape
     from ckptmove.model import Inventory, OptimizerRecord, StateEntry, TensorRecord
@@ -96,13 +97,22 @@ def pair_all(inventory: Inventory, source: Inventory | None = None) -> tuple[Pai
         lost = source.order_lost if isinstance(source, DirectoryInventory) else ""
         scopes = _Scopes(inventory)
         found = tuple(scopes.pair(optimizer, lost) for optimizer in inventory.optimizers)
-    if not any(map(is_partitioned, inventory.optimizers)):
+    is_megatron = inventory.layout == "megatron"
+    if not (is_megatron or any(map(is_partitioned, inventory.optimizers))):
         return found
     named = {one.name: one for one in inventory.tensors if one.role == "optimizer"}
+    if is_megatron:
+        pairs = zip(inventory.optimizers, found, strict=True)
+        return tuple(_with_copies(pairing, copies(optimizer, named)) for optimizer, pairing in pairs)
     return tuple(
         _result(optimizer, own, "flat") if is_partitioned(optimizer) and (own := partitions(optimizer, named)) else one
         for optimizer, one in zip(inventory.optimizers, found, strict=True)
     )
+
+
+def _with_copies(pairing: Pairing, found: Mapping[str, TensorRecord]) -> Pairing:
+    """Replace parameters by the copies that an optimizer of Megatron steps."""
+    return pairing._replace(matches=tuple((key, found.get(key, record)) for key, record in pairing.matches))
 
 
 def parameter_names(optimizers: Sequence[OptimizerRecord], pairings: Sequence[Pairing]) -> dict[str, str]:

@@ -55,7 +55,10 @@ class ObjectsBeside:
         for twin in self._twins:
             where = twin.one.where or "the optimizer"
             how = "compared parameter by parameter" if twin.keys else "its parameters could not be matched"
-            yield f"{where} has different keys on the other side: {how}"
+            if twin.is_reordered:
+                yield f"{where} lists its parameters in another order on the other side: compared by name"
+            else:
+                yield f"{where} has different keys on the other side: {how}"
         if self.uncompared:
             more = f" and {len(self.uncompared) - 1:,} more" * (len(self.uncompared) > 1)
             yield f"{self.uncompared[0]}{more} not compared: stored differently in a distributed checkpoint"

@@ -1,4 +1,4 @@
-"""Match an optimizer across checkpoints that key its parameters differently: by number, by name, or flat.
+"""Match an optimizer across checkpoints that key its parameters differently: by number, by name, flat, or reordered.
 
 Parameters are matched only if the match is unambiguous.
 """
@@ -32,7 +32,7 @@ ABSENT: Final = _Absent()
 
 
 class Twins(NamedTuple):
-    """An optimizer whose keys or form differ between two checkpoints.
+    """An optimizer whose keys, form or order of names differ between two checkpoints.
 
     Attributes:
         one: the optimizer in the first.
@@ -43,6 +43,11 @@ class Twins(NamedTuple):
     one: OptimizerRecord
     other: OptimizerRecord
     keys: Mapping[str, str]
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether only the order of its named parameters differs."""
+        return _listed(self.one) != _listed(self.other) and _form(self.one) == _form(self.other)
 
     def tensors(self) -> Iterator[tuple[TensorRecord, TensorRecord]]:
         """Pairs of state tensors, parameter by parameter."""
@@ -103,9 +108,10 @@ def _side_by_side(
 
 
 def find_twins(one: OpenCheckpoint, other: OpenCheckpoint) -> tuple[Twins, ...]:
-    """Optimizers with the same path in two checkpoints, whose keys or form differ.
+    """Optimizers with the same path in two checkpoints, whose keys, form or order of names differ.
 
     If both use the same keys, parameters are matched by key; otherwise by the name of their tensor in the model.
+    The order of numbers counts: ``load_state_dict`` of an optimizer matches by position.
     """
     # Computed for all optimizers of a side at once, and only if needed.
     ours_paired, theirs_paired = (cache(partial(pair_all, side.inventory)) for side in (one, other))
@@ -114,7 +120,7 @@ def find_twins(one: OpenCheckpoint, other: OpenCheckpoint) -> tuple[Twins, ...]:
     for at, record in enumerate(one.inventory.optimizers):
         place = theirs.get(record.where.removeprefix(one.top))
         twin = None if place is None else other.inventory.optimizers[place]
-        if twin is None or place is None or (_keys(record), record.is_flat) == (_keys(twin), twin.is_flat):
+        if twin is None or place is None or (_form(record) == _form(twin) and not _differ_in_order(record, twin)):
             continue
         keys = {key: key for key in _keys(record)}
         if _keys(record) != _keys(twin):
@@ -122,6 +128,20 @@ def find_twins(one: OpenCheckpoint, other: OpenCheckpoint) -> tuple[Twins, ...]:
             keys = {key: others[name] for name, key in ours.items()} if ours.keys() == others.keys() else {}
         found.append(Twins(record, twin, keys))
     return tuple(found)
+
+
+def _form(optimizer: OptimizerRecord) -> tuple[frozenset[str], bool]:
+    return _keys(optimizer), optimizer.is_flat
+
+
+def _differ_in_order(one: OptimizerRecord, other: OptimizerRecord) -> bool:
+    """Whether optimizers with the same keys list names in another order; the flat form has no lists."""
+    is_named = not any(key.isdigit() for key in _keys(one))
+    return is_named and not one.is_flat and _listed(one) != _listed(other)
+
+
+def _listed(optimizer: OptimizerRecord) -> list[tuple[str, ...]]:
+    return [group.params for group in optimizer.groups]
 
 
 def _keys(optimizer: OptimizerRecord) -> frozenset[str]:

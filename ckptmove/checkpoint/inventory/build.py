@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ckptmove.checkpoint.inventory.megatron import is_state
 from ckptmove.checkpoint.inventory.mentions import code_mentions
 from ckptmove.checkpoint.inventory.partitions import of_partitions
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, string_keys
@@ -168,7 +169,7 @@ def _complete(inventory: Inventory) -> Inventory:
 def _is_in_optimizer(name: str) -> bool:
     """Whether a name begins with the key of an optimizer, as in Megatron, which saves its state with the model."""
     first, dot, _ = name.partition(".")
-    return bool(dot) and role_of_key(first) == "optimizer"
+    return bool(dot) and (role_of_key(first) == "optimizer" or is_state(name))
 
 
 class _DetectedLayout(NamedTuple):

@@ -27,6 +27,7 @@ class Place:
         entry_length: length of the prefix that names in ``entry`` omit.
         repeats: whether this is a plain attribute of a module, which may contain registered tensors again.
         is_mesh: whether the container is a ``DeviceMesh``.
+        is_bare: whether the container is the root and a state_dict: torchtitan puts the other parts of a run into it.
     """
 
     prefix: str = ""
@@ -37,6 +38,7 @@ class Place:
     entry_length: int = 0
     repeats: bool = False
     is_mesh: bool = False
+    is_bare: bool = False
 
     @property
     def path(self) -> str:

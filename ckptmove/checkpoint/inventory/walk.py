@@ -20,7 +20,7 @@ from ckptmove.checkpoint.trainers import COUNTER_KEYS
 from ckptmove.errors import LimitExceeded
 from ckptmove.model import Mention
 from ckptmove.pickles.tensors import TensorReader
-from ckptmove.pickles.tree import Call, Dict, Node, Persistent, Sequence
+from ckptmove.pickles.tree import Call, Dict, Node, Opaque, Persistent, Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,6 +125,8 @@ class Walk:
                 self._add_tensor(record, place)
         elif not isinstance(value, Node):
             self._atom(key, value, start, place)
+        elif type(value) is Opaque and role_of_key(key) == "rng":
+            self.contents.add("rng")
 
     def _name(self, key: str, place: Place) -> str:
         """Return the path of a member and count its letters: a deep tree with long keys has long paths."""
@@ -147,6 +149,8 @@ class Walk:
         settled = settled_role(record, key, place)
         if settled != role:
             record = record._replace(role=settled)
+        if key in COUNTER_KEYS and not record.shape and place.entry is None and self._may_count(place):
+            self.contents.add("counter")
         self._add_tensor(record, place)
         if self.modules:
             self._registered.add(id(call))
@@ -217,12 +221,16 @@ class Walk:
         """Record a step counter."""
         if key not in COUNTER_KEYS or place.depth > _COUNTER_DEPTH:
             return
-        if place.role in {None, "other"}:
+        if self._may_count(place):
             self.contents.add("counter")
         elif key != _UPDATES:
             return
         self._budget.spend(_SCALAR)
         self.counters.append((self._name(key, place), value))
+
+    def _may_count(self, place: Place) -> bool:
+        """Whether a container may hold step counters of the training."""
+        return place.role in {None, "other"} and place.depth <= _COUNTER_DEPTH
 
     def _device_ids(self, key: str, value: Value, place: Place) -> None:
         ids = mentions.device_ids(key, value)
@@ -255,7 +263,7 @@ class Walk:
     def _inner(self, key: str, place: Place) -> Place:
         """Return the place for the members of a container, with the role of its key."""
         role = place.role
-        if role is None:
+        if role is None or (place.is_bare and "." not in key):
             role = role_of_key(key)
         elif role == "model":
             role = role_of_leaf(key) or role
@@ -287,7 +295,7 @@ class Walk:
             if inner.role in _BY_KEYS:
                 inner.role = shapes.role_of_keys(keys) or inner.role
             if inner.role is None and self._looks_like_state_dict(pairs, keys, node):
-                inner.role = "model"
+                inner.role, inner.is_bare = "model", not place.depth
             if inner.role in _CONTENTS and pairs.flat:
                 self.contents.add(inner.role)
         members = objects.dict_members(node, pairs) if type(node) is Call else shapes.members(pairs)

@@ -15,6 +15,7 @@ from ckptmove.checkpoint.layouts.detect import layout_of, require_shards, traine
 from ckptmove.checkpoint.layouts.distributed import find_distributed, is_distributed, read_distributed
 from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
 from ckptmove.checkpoint.layouts.interrupted_save import find_two_saves, newer_files
+from ckptmove.checkpoint.layouts.megatron import join_optimizers
 from ckptmove.checkpoint.layouts.merge import file_record, merge_inventories, moved_inventory
 from ckptmove.checkpoint.layouts.open_files import OpenFiles
 from ckptmove.checkpoint.layouts.shards import ShardsPart, find_shards, is_consolidated
@@ -119,6 +120,8 @@ class Reader:
                 pieces -= self._read_shards(one)
         with self._tolerating():
             require_ranks(listing, self._zero_files)
+        with self._tolerating():
+            join_optimizers(self._parts)
         self._require_something()
         files = {part.name for part in self._parts if not part.is_distributed}
         links = {link.path: link.target for link in listing.links}

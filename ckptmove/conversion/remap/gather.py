@@ -35,11 +35,12 @@ def lost_order(root: Value, inventory: Inventory) -> dict[int, int]:
     """Ranks of the model's parameters in the order of an optimizer, by the ``id`` of their nodes.
 
     Empty unless the files have lost the order of the model, as safetensors does, which sorts its tensors. Parameters of
-    one shape may be ranked in another order than the model has: no file tells it. A state_dict is loaded by name.
+    one shape may be ranked in another order than the model has: no file tells it. A state_dict is loaded by name, and
+    an optimizer that names its parameters needs no order.
     """
     if not isinstance(inventory, DirectoryInventory) or not inventory.order_lost:
         return {}
-    matches = chain.from_iterable(pairing.matches for pairing in pair_all(inventory))
+    matches = chain.from_iterable(pairing.matches for pairing in pair_all(inventory) if pairing.how != "names")
     ranks = {tensor.name: rank for rank, (_, tensor) in enumerate(matches) if tensor is not None}
     return {id(entry.value): ranks[entry.path] for entry in entries(root, inventory) if entry.path in ranks}
 

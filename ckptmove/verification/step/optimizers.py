@@ -41,6 +41,8 @@ def choose_optimizer(optimizer: OptimizerRecord, override: str | None) -> Choice
         optimizer: the optimizer.
         override: the class that the user named, or None.
     """
+    if optimizer.obstacle:
+        return Choice(reason=optimizer.obstacle)
     name = override.removeprefix("torch.optim:") if override else optimizer.algorithm
     if name is None:
         return Choice(reason=_UNKNOWN)

@@ -37,7 +37,7 @@ def test_shapes_pair_where_each_is_there_once(mixed):
     assert names == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
-def test_names_still_pair(build, mixed):
+def test_names_still_pair(build, mixed, tmp_path):
     model, _ = build.trained()
     try:
         named = torch.optim.AdamW(model.named_parameters())
@@ -47,6 +47,8 @@ def test_names_still_pair(build, mixed):
     (pairing,) = pair_all(ckptmove.inspect(mixed).inventory)
     assert pairing.how == "names"
     assert pairing.matches[0][1].name == "model.safetensors.0.weight"
+    result = ckptmove.convert(mixed, output=tmp_path / "whole.pth")
+    assert not any("order" in note for note in result.notes)
 
 
 def test_moments_in_safetensors_leave_the_order_of_the_model(build):

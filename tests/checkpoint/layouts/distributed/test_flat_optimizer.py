@@ -51,6 +51,48 @@ def test_its_options_tell_which_it_is(distributed, tmp_path, kind):
     assert {finding.code for finding in found.findings} == {"R302"}
 
 
+def as_torchtitan():
+    """The state_dict of torchtitan: parts of the run next to the tensors of the model."""
+    tree = tree_of()
+    train = {"step": torch.tensor(3, dtype=torch.int32), "ntokens_seen": torch.tensor(300)}
+    schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.ones(1)], lr=0.1), 2).state_dict()
+    layer = {"weight": torch.ones(2), "bias": torch.ones(2)}
+    return {
+        **tree["model"], "norm.weight": torch.ones(2), "norm.bias": torch.ones(2),
+        "optimizer": tree["optimizer"], "lr_scheduler": schedule, "train_state": train,
+        "head": layer, "2._extra_state": {"amax": torch.ones(1)},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_parts_of_a_run_next_to_the_model(distributed, tmp_path, is_file):
+    path = tmp_path / "run"
+    if is_file:
+        torch.save(as_torchtitan(), path)
+    else:
+        distributed.save(path, as_torchtitan())
+    found = ckptmove.inspect(path)
+    roles = {one.name: one.role for one in found.inventory.tensors if one.role != "optimizer"}
+    model = {
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "norm.weight",
+        "norm.bias",
+        "head.weight",
+        "head.bias",
+        "2._extra_state.amax",
+    }
+    others = {"train_state.step", "train_state.ntokens_seen"}
+    assert roles == {**dict.fromkeys(model, "model"), **dict.fromkeys(others, "other")}
+    assert {"scheduler", "counter"} <= found.inventory.contents
+    assert found.summary.step == 3
+    (finding,) = (one for one in found.findings if one.code == "R302")
+    assert "scheduler" not in finding.fix
+    assert "epoch" not in finding.fix
+
+
 def test_a_lost_moment_fails(distributed, tmp_path):
     tree = tree_of()
     del tree["optimizer"]["state.1.weight.exp_avg_sq"]

@@ -1,0 +1,38 @@
+"""Join the parts of a checkpoint of Megatron-Core: tensors in a distributed checkpoint, options in ``common.pt``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckptmove.checkpoint.inventory.megatron import megatron_optimizers, stored_options
+from ckptmove.checkpoint.naming import naming
+from ckptmove.checkpoint.trainers import MEGATRON_COMMON
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptmove.checkpoint.parts import OpenPart
+
+
+def join_optimizers(parts: Sequence[OpenPart]) -> None:
+    """Give each distributed checkpoint next to a ``common.pt`` its optimizers.
+
+    Raises:
+        UnreadableInput, LimitExceeded: if ``common.pt`` is no longer readable, or needs more than the limits allow.
+    """
+    by_name = {part.name: part for part in parts}
+    for part in parts:
+        prefix = f"{part.name}/" if part.name else ""
+        common = by_name.get(prefix + MEGATRON_COMMON)
+        if common is None or part.inventory.container != "dcp" or part.inventory.optimizers:
+            continue
+        with naming(common.path):
+            stored = stored_options(common.tree(), common.name, common.budget().spend)
+        tensors = {part.own_name(one.name): one for one in part.inventory.tensors}
+        steps = {one.name: one for one in common.inventory.tensors}
+        found = megatron_optimizers(part.full_name(""), tensors, part.inventory.root_keys, stored, steps)
+        part.inventory = replace(part.inventory, optimizers=found)
+        if found:
+            # With a common step count, its dict looks like that of an optimizer.
+            common.inventory = replace(common.inventory, optimizers=())
