@@ -6,6 +6,7 @@ pytest imports this module at every start, so it imports ckptmove only when it i
 from __future__ import annotations
 
 import io
+import re
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,14 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 class CheckpointFailed(Exception):
-    """The checkpoint does not resume, or cannot be read. The message is the report of ``verify``."""
+    """The checkpoint does not resume, or cannot be read. The message has the report of ``verify``."""
+
+
+def _summary(report: str) -> str:
+    """The failed checks with their details, or the error: the line that pytest shows at its end."""
+    failed = [f"{name}: {detail}" for name, detail in re.findall(r"^(?:✗|FAILED) (\w+) +(.*)", report, re.MULTILINE)]
+    errors = [line for line in report.splitlines() if line.startswith("error: ")]
+    return "; ".join(failed) or next(iter(errors), "the checkpoint does not resume")
 
 
 class CheckpointItem(pytest.Item):
@@ -70,7 +78,7 @@ class CheckpointItem(pytest.Item):
         if ended.value.code == INTERRUPTED:
             raise KeyboardInterrupt
         if ended.value.code:
-            raise CheckpointFailed(report.getvalue())
+            raise CheckpointFailed(f"{_summary(report.getvalue())}\n\n{report.getvalue()}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The report, without a traceback of this module."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import ckptmove
 from ckptmove import testing
 from ckptmove.cli import app, verify_command
 from ckptmove.errors import MissingFile
-from ckptmove.verification.evidence import VerifyResult
+from ckptmove.verification.evidence import CheckResult, VerifyResult
 
 if sys.version_info < (3, 11):
     import tomli as tomllib
@@ -49,8 +50,9 @@ def verdicts(monkeypatch):
         if not Path(request.path).exists():
             raise MissingFile(request.path)
         passed = not request.path.endswith("b.pth")
+        check = CheckResult("placement", "passed" if passed else "failed", "12 tensors misplaced")
         return VerifyResult(
-            path=request.path, target="cpu", mode="cpu", passed=passed, proven=passed, checks=(), findings=()
+            path=request.path, target="cpu", mode="cpu", passed=passed, proven=passed, checks=(check,), findings=()
         )
 
     monkeypatch.setattr(verify_command, "verify_checkpoint", verify)
@@ -79,7 +81,9 @@ def test_a_checkpoint_is_a_test(run, verdicts) -> None:
     ]
     text = done.stdout.str()
     assert "collected 3 items" in text
-    assert "runs/b.pth on cpu\nfailed, cpu\n" in text
+    assert re.search("\nruns/b.pth on cpu\n.*placement +12 tensors misplaced\nfailed, cpu\n", text)
+    assert "FAILED ckptmove::runs/b.pth - placement: 12 tensors misplaced" in text
+    assert "FAILED ckptmove::none.pth - error: none.pth: no such file" in text
     assert "error: none.pth: no such file" in text
     assert "Traceback" not in text
 

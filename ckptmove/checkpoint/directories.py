@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.checkpoint.trainers import MODEL_PARALLEL_FILE, ZERO_FILE
+from ckptmove.checkpoint.trainers import MODEL_PARALLEL_FILE, UNIVERSAL_FILE, ZERO_FILE
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OLDEST_TORCH, ArchiveFact, ArchiveForm, Inventory
 from ckptmove.text import amount
@@ -97,7 +97,7 @@ class DirectoryInventory(Inventory):
 
     @property
     def sharding(self) -> str:
-        """Why no file holds the optimizer state of a whole parameter; empty if one may.
+        """Why no file holds an optimizer with the state of whole parameters; empty if one may.
 
         ZeRO concatenates the state of all parameters and cuts it into one run for each rank, even for a single rank
         (``deepspeed/runtime/zero/stage_1_and_2.py``). Model parallelism cuts the parameters themselves.
@@ -106,6 +106,8 @@ class DirectoryInventory(Inventory):
         if any(map(ZERO_FILE.fullmatch, paths)):
             count = sum(ZERO_FILE.fullmatch(path) is not None for path in paths)
             return f"ZeRO keeps the optimizer's state in flat runs ({amount(count, 'file')}), and not by parameter"
+        if any(map(UNIVERSAL_FILE.fullmatch, paths)):
+            return "a universal checkpoint of DeepSpeed keeps the state of each parameter in files of its own"
         ranks = {match[1] for path in paths if (match := MODEL_PARALLEL_FILE.fullmatch(path)) is not None}
         if len(ranks) > 1:
             return f"parameters and their state are cut into parts, over {len(ranks)} ranks of model parallelism"

@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.roles import role_of_key
+from ckptmove.torch_facts.optimizers import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -54,6 +55,11 @@ class Trainer(NamedTuple):
 NUMPY_STATE: Final = frozenset({"numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"})
 #: What a rank of ZeRO saves of its optimizer.
 ZERO_FILE: Final = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+\w*_optim_states\.pt")
+#: A file of a universal checkpoint of DeepSpeed: the fp32 values or one kind of state of one parameter
+#: (deepspeed/checkpoint/ds_to_universal.py).
+UNIVERSAL_FILE: Final = re.compile(
+    rf"(?:.*/)?zero/[^/]+/(?:fp32|{'|'.join(sorted(frozenset().union(*(row.known_state for row in TABLE))))})\.pt"
+)
 #: What a rank of model parallelism saves: a file of DeepSpeed, or a folder of Megatron.
 MODEL_PARALLEL_FILE: Final = re.compile(r"(?:.*/)?(mp_rank_\d+(?:_\d+)*)(?:_model_states\.pt|/[^/]*)")
 #: Index of a model in several files: the file of each tensor (transformers).

@@ -27,6 +27,20 @@ def optimizers() -> list[str]:
     return [row.name for row in TABLE]
 
 
+def parts() -> list[str]:
+    """Values of ``--only`` and ``--drop``: the roles."""
+    from ckptmove.conversion.remap.options import ROLES
+
+    return [*ROLES]
+
+
+def dtypes() -> list[str]:
+    """Values of ``--dtype``: dtypes, also of a role."""
+    from ckptmove.conversion.remap.options import DTYPES, ROLES
+
+    return [*DTYPES, *(f"{role}={dtype}" for role in ROLES for dtype in DTYPES)]
+
+
 def formats() -> list[str]:
     """Values of ``--format``."""
     from ckptmove.cli.render.registry import RENDERERS

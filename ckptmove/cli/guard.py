@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 import warnings
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = "ckptmove"
 _COMMANDS: Final = ("inspect", "convert", "verify", "diff", "rules")
+#: Typer's words for a text that is no number.
+_NOT_A_NUMBER: Final = re.compile(r"is not a valid int(?:eger)?(?: range)?(?=\.)")
 #: Names of ``--to`` in other programs.
 _MEANS_TO: Final = frozenset({"--device", "--dst", "--dest", "--target", "--map-location"})
 #: Base class of Typer's usage errors. Typer exports only this subclass, and its base has moved between modules.
@@ -158,7 +161,7 @@ def _retyped_hint(error: CkptMoveError, hint: str, words: Sequence[str]) -> str:
 
 def _usage(error: Any, words: Sequence[str]) -> Failure:
     command = error.ctx.command_path if error.ctx is not None else PROGRAM
-    message = " ".join(error.format_message().split())
+    message = _NOT_A_NUMBER.sub("is not a whole number", " ".join(error.format_message().split()))
     if command == PROGRAM and message.startswith("Option "):  # an option of the command, which Typer has not parsed yet
         command = f"{PROGRAM} {words[0]}"
     hint = f"{command} --help"

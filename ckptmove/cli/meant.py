@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: Names of the commands in other programs.
 _SYNONYMS: Final[dict[str, str]] = {
     **dict.fromkeys(("check", "show", "info", "list", "ls", "scan", "view", "dump"), "inspect"),
-    **dict.fromkeys(("move", "map", "remap", "load", "to", "cast"), "convert"),
+    **dict.fromkeys(("move", "map", "remap", "to", "cast"), "convert"),
     **dict.fromkeys(("test", "validate", "prove", "resume"), "verify"),
     **dict.fromkeys(("compare", "cmp"), "diff"),
     **dict.fromkeys(("explain", "codes", "findings"), "rules"),
@@ -31,6 +31,9 @@ def with_command(program: str, words: Sequence[str], commands: Mapping[str, Coll
     first, rest = words[0], list(words[1:])
     if first.startswith("-"):
         return _options_last(program, words, commands)
+    if first == "load" and not os.path.lexists(first):
+        path = next((word for word in rest if not word.startswith("-")), "PATH")
+        return f"load is a Python function: import ckptmove; checkpoint = ckptmove.load({path!r})"
     close = difflib.get_close_matches(first.lower(), commands, n=1)
     name = "--help" if first == "help" else _SYNONYMS.get(first.lower()) or (close[0] if close else "")
     if _is_path(first):

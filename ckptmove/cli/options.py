@@ -178,6 +178,10 @@ class TakesRecords:
         return own.replace(parameters=[*chain.from_iterable(each)])
 
 
+#: Completions of the options of a remapping.
+_COMPLETIONS: Final = {"only": completion.parts, "drop": completion.parts, "dtype": completion.dtypes}
+
+
 def _remap_parameters() -> Iterator[Parameter]:
     from ckptmove.moves import Remap
 
@@ -185,7 +189,12 @@ def _remap_parameters() -> Iterator[Parameter]:
         default, (option,) = Remap._field_defaults[name], hint.__metadata__
         start, kind = (default, type(default)) if isinstance(default, str | bool) else (None, list[str] | None)
         info = typer.Option(
-            start, f"--{name.replace('_', '-')}", metavar=option.metavar or None, help=option.help, show_default=False
+            start,
+            f"--{name.replace('_', '-')}",
+            metavar=option.metavar or None,
+            autocompletion=_COMPLETIONS.get(name),
+            help=option.help,
+            show_default=False,
         )
         yield Parameter(name, Parameter.KEYWORD_ONLY, default=info, annotation=kind)
 

@@ -220,7 +220,8 @@ def check_structure(inventory: Inventory, pairings: Sequence[tuple[OptimizerReco
         pairings: its optimizers, each with its parameters.
     """
     if not pairings:
-        return skipped("structure", NOTHING_TO_RESUME, optimizers=0)
+        sharding = inventory.sharding if isinstance(inventory, DirectoryInventory) else ""
+        return skipped("structure", sharding or NOTHING_TO_RESUME, optimizers=0)
     faults = Offenders()
     groups = listed = stated = paired = 0
     for optimizer, pairing in pairings:

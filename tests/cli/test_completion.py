@@ -15,6 +15,7 @@ from ckptmove.cli.app import app
 from ckptmove.cli.examples import EXAMPLES, epilog
 from ckptmove.cli.render.registry import RENDERERS
 from ckptmove.cli.render.reports import REPORTS
+from ckptmove.conversion.remap.options import remap_options
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.torch_facts.devices import parse_target
 
@@ -34,6 +35,10 @@ def completed(typed):
         ("ckptmove inspect run.pth --expect m", ["mps", "mtia:0"]),
         ("ckptmove verify --optimizer Adam", ["Adam", "AdamW", "Adamax"]),
         ("ckptmove inspect --ignore R3", ["R301", "R302", "R303", "R304"]),
+        ("ckptmove convert run.pth --only o", ["optimizer", "other"]),
+        ("ckptmove verify run.pth --drop sch", ["scheduler"]),
+        ("ckptmove convert run.pth --dtype bf", ["bfloat16"]),
+        ("ckptmove convert run.pth --dtype ema=b", ["ema=bfloat16"]),
         ("ckptmove rules D1", ["D101", "D102", "D103", "D104"]),
         ("ckptmove inspect --format g", ["github"]),
         ("ckptmove inspect --report j", ["json=", "junit="]),
@@ -49,6 +54,11 @@ def test_every_completed_value_is_valid() -> None:
     for name in completion.optimizers():
         assert issubclass(getattr(torch.optim, name), torch.optim.Optimizer)
     assert [code for code, _ in completion.codes()] == [*CATALOGUE]
+    for part in completion.parts():
+        assert remap_options(only=[part]).only == (part,)
+    for dtype in completion.dtypes():
+        (pair,) = remap_options(dtype=[dtype]).dtype
+        assert "=".join(filter(None, pair)) == dtype
     assert completion.formats() == [*RENDERERS]
     assert completion.report_kinds() == [f"{kind}=" for kind in REPORTS]
 

@@ -56,6 +56,12 @@ BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
             "No such command 'ck'",
             "the commands are inspect, convert, verify, diff, rules: ckptmove ",
         ),
+        (
+            ("load", "run.pth"),
+            "No such command 'load'",
+            "import ckptmove; checkpoint = ckptmove.load('run.pth')",
+        ),
+        (("inspect", "run.pth", "--limit-factor", "x"), "'x' is not a whole number.", "ckptmove inspect --help"),
         (("check", "run.pth"), "No such command 'check'", "did you mean: ckptmove inspect run.pth"),
         (("Verfy", "run.pth"), "No such command 'Verfy'", "did you mean: ckptmove verify run.pth"),
         (("run.pth", "dragged.pth"), "No such command 'run.pth'", "did you mean: ckptmove inspect run.pth dragged.pth"),

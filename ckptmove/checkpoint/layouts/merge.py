@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from ckptmove.checkpoint.directories import DirectoryInventory, FileFact, FileRecord
 from ckptmove.checkpoint.state_dicts import RootKeys
-from ckptmove.checkpoint.trainers import Counters, agreed, file_role, with_file_role
+from ckptmove.checkpoint.trainers import UNIVERSAL_FILE, Counters, agreed, file_role, with_file_role
 from ckptmove.formats.opening import container_class
 from ckptmove.torch_facts.weights_only import newest
 
@@ -41,7 +41,7 @@ def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
         inventory: inventory of the file alone.
         base: total length of the pickles of all files before it.
     """
-    place = file_role(path.rpartition("/")[2])
+    place = "optimizer" if UNIVERSAL_FILE.fullmatch(path) else file_role(path.rpartition("/")[2])
     mover = _Mover(path, base, place)
     # Code in an archive depends on dtypes, so its storages are not cast: they get no class sites.
     is_code = container_class(inventory.container).has_code

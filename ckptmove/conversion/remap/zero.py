@@ -25,6 +25,7 @@ from ckptmove.formats.rebuild_calls import rebuild_call
 from ckptmove.model import TensorRecord
 from ckptmove.pickles.rebuild_arguments import NotATensor, sizes
 from ckptmove.pickles.tree import Dict, List, items_of, nodes
+from ckptmove.torch_facts.optimizers import is_elementwise
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -138,7 +139,10 @@ class _Gathering:
         self._is_stage_3 = f"{first.part.name}.{HOLDER}.{PARTITIONS[0]}.0" in self._tensors
         self._state = cast("Dict", as_dict(cast("Dict", as_dict(first.part.tree())).get(HOLDER)))
         self._model = as_dict(files.models[0].tree()) or Dict([], [])
-        if any(self._lengths(one) != self._lengths(first) for one in self._ranks):
+        algorithm = first.optimizer.algorithm
+        if algorithm is not None and not is_elementwise(algorithm):
+            raise NotGathered(self._path, f"{algorithm} keeps other state for a partition than for its parameters")
+        if any(len(one.partitions) != len(first.partitions) for one in self._ranks):
             raise NotGathered(self._path, "its ranks have partitions of different groups")
         #: Runs of each storage of the new tree.
         self.storages: dict[str, Sequence[Run]] = {}
@@ -175,10 +179,6 @@ class _Gathering:
                 if own:
                     return _Rank(part, optimizer, own)
         raise NotGathered(self._path, f"{part.name} has no optimizer with a state for each partition")
-
-    @staticmethod
-    def _lengths(rank: _Rank) -> int:
-        return len(rank.partitions)
 
     def _shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """Names and shapes of the parameters in each partition."""

@@ -6,7 +6,7 @@ Only optimizers of torch and classes named by the user are stepped.
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.elements import extent_numel, overlaps
@@ -28,7 +28,7 @@ from ckptmove.verification.restore import LoadedTensors
 from ckptmove.verification.shares import ONE_PROCESS
 from ckptmove.verification.state import StoredTensors
 from ckptmove.verification.step.entries import tensors_of
-from ckptmove.verification.step.optimizers import choose_optimizer
+from ckptmove.verification.step.optimizers import Choice, choose_optimizer
 from ckptmove.verification.step.recipe import (
     IMPLEMENTATION_FLAGS,
     CannotBuild,
@@ -49,13 +49,16 @@ if TYPE_CHECKING:
     from ckptmove.model import Inventory, OptimizerRecord, ParamGroup, TensorRecord
     from ckptmove.verification.against import OriginalTensors
     from ckptmove.verification.evidence import CheckResult
-    from ckptmove.verification.pieces import TensorSource
+    from ckptmove.verification.pieces import ParameterPiece, TensorSource
     from ckptmove.verification.place import Site, StepDevice
     from ckptmove.verification.request import VerifyRequest
     from ckptmove.verification.sampling import Sample
     from ckptmove.verification.shares import ProcessGroup, Share
-    from ckptmove.verification.step.optimizers import Choice
     from ckptmove.verification.step.recipe import Recipe
+
+
+#: Elements of padding in a group: fewer than two for each rank, of more ranks than anybody has.
+_MOST_PADDING: Final = 2**16
 
 
 class Bench(NamedTuple):
@@ -216,12 +219,7 @@ def _try(
     tally: TrialTally,
 ) -> None:
     named = f"{optimizer.where or 'the optimizer'} was not stepped: "
-    choice = choose_optimizer(optimizer, _override(bench, optimizer))
-    if pairing.how == "flat" and choice.name and not is_elementwise(choice.name):
-        report.left_out.append(
-            f"{named}a step of {choice.name} is not elementwise, and a partition of ZeRO joins parts of parameters"
-        )
-        return
+    choice = _choose(bench, optimizer, pairing)
     recipe = _recipe(bench, optimizer, choice, named, report, tally)
     if recipe is None:
         return
@@ -235,6 +233,9 @@ def _try(
 
     shared = _shared(bench, optimizer, choice.name)
     selection = select(optimizer, pairing.by_key(), choice.name, chosen, obstacle, shared)
+    if pairing.how == "flat":
+        stepped = [piece for piece in selection.pieces if not _is_padding(piece, bench.stored)]
+        selection = selection._replace(pieces=stepped)
     listed = sum(len(group.params) for group in optimizer.groups)
     if keeps_state_on_first(choice.name) and selection.left_out:
         lost = f"{sum(map(len, selection.left_out.values()))} of {amount(listed, 'parameter')} not found in the file"
@@ -287,6 +288,14 @@ def _shared(bench: Bench, optimizer: OptimizerRecord, algorithm: str) -> frozens
     return own
 
 
+def _is_padding(piece: ParameterPiece, source: TensorSource) -> bool:
+    """Whether a partition of ZeRO has only the zeros that its group was padded with: at most two for each rank."""
+    records = [piece.parameter, *(record for _, record in piece.entry.tensors if record.shape)] if piece.entry else []
+    if not records or piece.elements > _MOST_PADDING:
+        return False
+    return not any(bool(source.tensor(record).count_nonzero()) for record in records)
+
+
 def _obstacle(record: TensorRecord, algorithm: str, source: TensorSource) -> str:
     """Why state that is not dense cannot be restored for a step; empty if it can."""
     if record.kind != "wrapper-subclass":
@@ -300,6 +309,16 @@ def _obstacle(record: TensorRecord, algorithm: str, source: TensorSource) -> str
     except STEP_ERRORS as error:
         return f"it keeps a {record.subclass}, which is not restored here: {error_text(error)}"
     return ""
+
+
+def _choose(bench: Bench, optimizer: OptimizerRecord, pairing: Pairing) -> Choice:
+    """The class to step an optimizer with, or why it is not stepped."""
+    choice = choose_optimizer(optimizer, _override(bench, optimizer))
+    if pairing.how != "flat" or not choice.name or is_elementwise(choice.name):
+        return choice
+    return Choice(
+        reason=f"a step of {choice.name} is not elementwise, and a partition of ZeRO joins parts of parameters"
+    )
 
 
 def _override(bench: Bench, optimizer: OptimizerRecord) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 import zero_runs
@@ -9,8 +11,10 @@ import zero_runs
 import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
+from ckptmove.conversion.remap.errors import NotGathered
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
+from ckptmove.verification.file_checks import check_structure
 
 STEPS = ("step", "parity", "fresh")
 
@@ -53,11 +57,38 @@ def test_a_file_of_one_rank_is_stepped(tmp_path, answers):
     assert statuses(answers(folder / "zero_pp_rank_2_mp_rank_00_optim_states.pt", "cpu")) == ["passed"] * 3
 
 
+@pytest.mark.parametrize("name", ["stage2-frozen", "stage3-frozen"])
+def test_one_file_is_verified_against_the_run(name, tmp_path, answers):
+    folder, _ = zero_runs.real(name, tmp_path / "run")
+    output = tmp_path / "run.pth"
+    ckptmove.convert(folder, output=output)
+    found = answers(output, against=str(folder))
+    assert statuses(found) == ["passed"] * 3
+    assert found["restore"]["status"] == "passed"
+    tree = torch.load(output, weights_only=True)
+    tree["optimizer"]["state"][0]["exp_avg"].view(-1)[0] += 1e-3
+    torch.save(tree, output)
+    assert answers(output, against=str(folder))["restore"]["status"] == "failed"
+
+
+def test_a_file_of_a_rank_is_no_gathered_run(tmp_path, answers):
+    folder = zero_runs.made(tmp_path / "run")
+    path = tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    shutil.copy(folder / path.name, path)
+    assert answers(path, against=str(folder / path.name))["restore"]["status"] == "passed"
+    assert answers(path, against=str(folder))["restore"]["status"] == "failed"
+
+
 def test_a_converted_run_makes_the_same_step(tmp_path, answers):
     folder = zero_runs.made(tmp_path / "run", ranks=3)
     ckptmove.convert(folder, to="cuda:0", output=tmp_path / "out")
     found = answers(tmp_path / "out", "cuda:0", against=str(folder))
     assert statuses(found) == ["passed"] * 3
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 12])
+def test_padding_may_be_longer_than_a_partition(tmp_path, answers, ranks):
+    assert statuses(answers(zero_runs.made(tmp_path / "run", ranks=ranks), "cpu")) == ["passed"] * 3
 
 
 def test_a_simulated_target(tmp_path, answers):
@@ -133,10 +164,10 @@ def test_state_without_partitions_is_not_stepped(tmp_path, answers):
     assert "ZeRO" in found["step"]["detail"]
 
 
-def test_partitions_that_are_no_vectors_are_not_paired(tmp_path):
+@pytest.mark.parametrize("listed", [[torch.ones(2, 2)] * 2, [torch.ones(8)] * 3, [torch.ones(8)]])
+def test_other_partitions_than_parameters_are_not_paired(tmp_path, listed):
     def change(_, tree):
-        state = tree.get("optimizer_state_dict", {})
-        state["single_partition_of_fp32_groups"] = [torch.ones(2, 2), torch.ones(2, 2)]
+        tree.get("optimizer_state_dict", {})["single_partition_of_fp32_groups"] = listed
 
     with open_checkpoint(str(zero_runs.made(tmp_path / "run", change=change))) as found:
         assert {pairing.how for pairing in pair_all(found.inventory)} == {"none"}
@@ -149,3 +180,25 @@ def test_paddings_that_are_no_numbers_cut_nothing(tmp_path):
     with open_checkpoint(str(zero_runs.made(tmp_path / "run", change=change))) as found:
         lengths = [entry.tensor("exp_avg").shape for one in found.inventory.optimizers for entry in one.state]
     assert len(set(lengths[::2])) == 1
+
+
+def test_a_universal_checkpoint_is_not_one_of_whole_files(tmp_path, answers):
+    folder = tmp_path / "run" / "global_step2_universal"
+    for name in ("a", "b.weight"):
+        (folder / "zero" / name).mkdir(parents=True)
+        for key in ("fp32", "exp_avg", "exp_avg_sq", "step"):
+            value = torch.tensor(2.0) if key == "step" else torch.ones(3)
+            torch.save({"param": value} if value.dim() else value, folder / "zero" / name / f"{key}.pt")
+    state = {"module": {"a": torch.ones(3), "b.weight": torch.ones(3)}, "ds_version": "0.15", "global_steps": 2}
+    torch.save(state, folder / "mp_rank_00_model_states.pt")
+    found = ckptmove.inspect(tmp_path / "run")
+    assert found.inventory.layout == "deepspeed"
+    assert {tensor.role for tensor in found.inventory.tensors if "/zero/" in tensor.name} == {"optimizer"}
+    assert found.num_parameters == 6
+    checks = answers(tmp_path / "run", "cpu")
+    assert statuses(checks) == ["skipped"] * 3
+    assert "universal" in checks["step"]["detail"]
+    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
+        assert "universal" in check_structure(checkpoint.inventory, []).detail
+    with pytest.raises(NotGathered):
+        ckptmove.convert(tmp_path / "run", output=tmp_path / "run.pth")

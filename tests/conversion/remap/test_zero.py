@@ -1,0 +1,294 @@
+"""Checkpoints of DeepSpeed ZeRO that become one file."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+
+import pytest
+import torch
+import zero_runs
+from safetensors.torch import load_file
+
+import ckptmove
+from ckptmove.conversion.remap.errors import NotGathered
+from ckptmove.errors import CrcMismatch, DamagedArchive
+
+
+def gathered(folder, output, **options):
+    ckptmove.convert(folder, output=output, **options)
+    return torch.load(output, weights_only=True)
+
+
+def by_name(optimizer, key):
+    """State of one kind by the names of the parameters."""
+    return {
+        name: optimizer["state"][number][key]
+        for group in optimizer["param_groups"]
+        for number, name in zip(group["params"], group["param_names"], strict=True)
+    }
+
+
+def all_equal(one, other):
+    assert one.keys() == other.keys()
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("name", [name for name in zero_runs.REAL if name != "bf16-optimizer"])
+def test_a_run_is_what_deepspeed_gathers(name, tmp_path):
+    folder, reference = zero_runs.real(name, tmp_path / "run")
+    found = gathered(folder, tmp_path / "run.pth")
+    # DeepSpeed casts the floating buffers and frozen weights to float32.
+    as_float = {key: one.to(reference["fp32"][key].dtype) for key, one in found["module"].items()}
+    assert all_equal(as_float, reference["fp32"])
+    assert found["module"]["head.weight"].data_ptr() == found["module"]["emb.weight"].data_ptr()
+    for key in ("exp_avg", "exp_avg_sq"):
+        own = {name: value for name, value in reference[key].items() if name != "head.weight"}
+        assert all_equal(by_name(found["optimizer"], key), own)
+    assert (found["note"], found["global_steps"]) == ("hi", 3)
+    assert not found.keys() & {"param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params"}
+
+
+def test_what_deepspeed_itself_does_not_gather(tmp_path):
+    folder, _ = zero_runs.real("bf16-optimizer", tmp_path / "run")
+    stored = torch.load(folder / "global_step3" / "mp_rank_00_model_states.pt", weights_only=True)["module"]
+    found = gathered(folder, tmp_path / "run.pth")["module"]
+    assert {value.dtype for name, value in found.items() if name not in {"seen", "count"}} == {torch.float32}
+    assert all_equal({name: value.to(stored[name].dtype) for name, value in found.items()}, dict(stored))
+
+
+@pytest.mark.parametrize("name", ["stage2-frozen", "stage3-subgroups", "stage2-round-robin", "stage2-fused-adam"])
+def test_an_optimizer_loads_it(name, tmp_path):
+    folder, reference = zero_runs.real(name, tmp_path / "run")
+    state = gathered(folder, tmp_path / "run.pth")["optimizer"]
+    # In the order of the model and of the groups in training, without frozen parameters.
+    order = ["scale", "emb.weight", "l1.weight", "l1.bias", "bn.weight", "bn.bias", "l2.weight", "l2.bias"]
+    names = [one for one in order if one in reference["exp_avg"]]
+    values = {one: torch.nn.Parameter(reference["fp32"][one]) for one in names}
+    groups = [names]
+    if name in {"stage2-frozen", "stage3-subgroups"}:
+        groups = [[one for one in names if (values[one].dim() > 1) == is_matrix] for is_matrix in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": [values[one] for one in group]} for group in groups])
+    optimizer.load_state_dict(state)
+    for one, value in values.items():
+        assert torch.equal(optimizer.state[value]["exp_avg"], reference["exp_avg"][one])
+        value.grad = torch.ones_like(value)
+    optimizer.step()
+    assert {float(own["step"]) for own in optimizer.state.values()} == {4.0}
+
+
+def test_other_options_apply_to_whole_parameters(tmp_path):
+    folder, reference = zero_runs.real("stage3-frozen", tmp_path / "run")
+    ckptmove.convert(folder, output=tmp_path / "model.safetensors", as_root="module", dtype="bfloat16")
+    found = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(found["emb.weight"], reference["fp32"]["emb.weight"].bfloat16())
+    ckptmove.convert(folder, output=tmp_path / "model.pth", to="cuda:0", drop=["optimizer"])
+    tensors = ckptmove.inspect(tmp_path / "model.pth").inventory.tensors
+    assert {tensor.device for tensor in tensors} == {"cuda:0"}
+    assert {tensor.name.partition(".")[0] for tensor in tensors} == {"module"}
+
+
+def test_the_files_of_a_directory_are_kept_without_a_suffix(tmp_path):
+    folder = zero_runs.made(tmp_path / "run")
+    ckptmove.convert(folder, output=tmp_path / "out", to="cuda:0")
+    assert len(list((tmp_path / "out").iterdir())) == 3
+
+
+# --- made runs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 12])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_any_number_of_ranks(tmp_path, stage, ranks):
+    folder = zero_runs.made(tmp_path / "run", stage=stage, ranks=ranks)
+    found = gathered(folder, tmp_path / "run.pth")
+    assert all_equal(dict(found["module"]), zero_runs.whole(0))
+    assert all_equal(by_name(found["optimizer"], "exp_avg_sq"), zero_runs.whole(2))
+    state = found["optimizer"]["state"]
+    assert len({own["step"].data_ptr() for own in state.values()}) == len(state)
+
+
+def in_optimizers(**new):
+    def change(name, tree):
+        if "optimizer_state_dict" in tree:
+            tree["optimizer_state_dict"].update(new)
+
+    return change
+
+
+def in_models(**new):
+    def change(name, tree):
+        if "module" in tree:
+            tree.update(new)
+
+    return change
+
+
+def test_paddings_between_parameters(tmp_path):
+    def change(name, tree):
+        state = tree.get("optimizer_state_dict")
+        if state is not None:
+            own = torch.tensor([1.0, 2, 0, 0, 3, 4, 5, 0])
+            state["single_partition_of_fp32_groups"] = [own]
+            for key in ("exp_avg", "exp_avg_sq"):
+                state["base_optimizer_state"]["state"][0][key] = own
+            state |= {"group_paddings": [0], "param_alignment_paddings": [[2, 1]]}
+
+    shapes = ({"a": (2,), "b": (3,)},)
+    folder = zero_runs.made(tmp_path / "run", ranks=1, shapes=shapes, change=change)
+    found = gathered(folder, tmp_path / "run.pth")["module"]
+    assert {name: value.tolist() for name, value in found.items()} == {"a": [1, 2], "b": [3, 4, 5]}
+    folder = zero_runs.made(
+        tmp_path / "other", ranks=1, shapes=shapes, change=in_optimizers(param_alignment_paddings=[[2]])
+    )
+    with pytest.raises(DamagedArchive):
+        gathered(folder, tmp_path / "other.pth")
+
+
+def test_parameters_without_state_have_none(tmp_path):
+    def change(name, tree):
+        if "optimizer_state_dict" in tree:
+            tree["optimizer_state_dict"]["base_optimizer_state"]["state"].pop(1)
+
+    found = gathered(zero_runs.made(tmp_path / "run", change=change), tmp_path / "run.pth")["optimizer"]
+    assert list(found["state"]) == [0, 1]
+    assert [group["params"] for group in found["param_groups"]] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        in_models(param_shapes=[{"a": torch.Size((3, 5)), "b": torch.Size((7,))}]),
+        in_models(param_shapes=[{"a": torch.Size((3, 50)), "b": torch.Size((7,))}, {"c": torch.Size((1,))}]),
+        in_models(param_shapes=[{"a": "3, 5"}, {"b": torch.Size((7,))}]),
+        in_models(param_shapes=[{"a": torch.Size((3, 5))}, {"b": torch.Size((1 << 62,))}]),
+    ],
+)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_shapes_that_do_not_fit_are_damage(tmp_path, stage, change):
+    with pytest.raises(DamagedArchive):
+        gathered(zero_runs.made(tmp_path / "run", stage=stage, change=change), tmp_path / "run.pth")
+
+
+@pytest.mark.parametrize("fragment", [None, torch.ones(1)])
+def test_a_lost_fragment_of_a_frozen_parameter_is_damage(tmp_path, fragment):
+    fragments = {} if fragment is None else {"z": fragment}
+    change = in_models(frozen_param_shapes={"z": torch.Size((4,))}, frozen_param_fragments=fragments)
+    with pytest.raises(DamagedArchive):
+        gathered(zero_runs.made(tmp_path / "run", stage=3, change=change), tmp_path / "run.pth")
+
+
+def of_rank_1(edit):
+    """Change the optimizer of rank 1."""
+
+    def change(name, tree):
+        if name.startswith("zero_pp_rank_1") and "optimizer_state_dict" in tree:
+            edit(tree["optimizer_state_dict"])
+
+    return change
+
+
+def adafactor(name, tree):
+    own = tree.get("optimizer_state_dict")
+    if own is not None:
+        values = [torch.nn.Parameter(one.clone()) for one in own["single_partition_of_fp32_groups"]]
+        optimizer = torch.optim.Adafactor([{"params": [one]} for one in values])
+        sum(one.sum() for one in values).backward()
+        optimizer.step()
+        own["base_optimizer_state"] = optimizer.state_dict()
+
+
+def set_state(key, value):
+    return lambda own: own["base_optimizer_state"]["state"][0].update({key: value(own)})
+
+
+REFUSED = {
+    "not elementwise": adafactor,
+    "no shapes": in_models(param_shapes=None),
+    "no module": in_models(module=None),
+    "other groups": of_rank_1(
+        lambda own: (
+            own["single_partition_of_fp32_groups"].pop(),
+            own["base_optimizer_state"]["state"].pop(1),
+            own["base_optimizer_state"]["param_groups"].pop(),
+        )
+    ),
+    "other steps": of_rank_1(set_state("step", lambda own: torch.tensor(7.0))),
+    "other numbers": of_rank_1(set_state("count", lambda own: 7)),
+    "other keys": of_rank_1(lambda own: own["base_optimizer_state"]["state"][0].pop("exp_avg_sq")),
+    "no entry": of_rank_1(lambda own: own["base_optimizer_state"]["state"].pop(0)),
+    "other dtypes": of_rank_1(
+        set_state("exp_avg", lambda own: own["base_optimizer_state"]["state"][0]["exp_avg"].double())
+    ),
+    "no partitions": in_optimizers(single_partition_of_fp32_groups=[]),
+    "not per element": of_rank_1(set_state("exp_avg", lambda own: torch.ones(3, 2))),
+}
+
+
+@pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_gathered_is_refused(tmp_path, change):
+    folder = zero_runs.made(tmp_path / "run", change=change)
+    with pytest.raises(NotGathered):
+        gathered(folder, tmp_path / "run.pth")
+    assert not (tmp_path / "run.pth").exists()
+
+
+def test_several_checkpoints_are_refused(tmp_path):
+    for step in (9, 10):
+        zero_runs.made(tmp_path / "run" / f"global_step{step}")
+    with pytest.raises(NotGathered) as caught:
+        gathered(tmp_path / "run", tmp_path / "run.pth")
+    assert caught.value.folder == "global_step10"
+
+
+def test_ranks_of_model_parallelism_are_refused(tmp_path):
+    folder = zero_runs.made(tmp_path / "run")
+    for path in sorted(folder.iterdir()):
+        shutil.copy(path, folder / path.name.replace("mp_rank_00", "mp_rank_01"))
+    with pytest.raises(NotGathered, match="2 ranks of model parallelism"):
+        gathered(folder, tmp_path / "run.pth")
+
+
+def test_a_damaged_partition_is_found_before_it_is_copied(tmp_path):
+    folder = zero_runs.made(tmp_path / "run")
+    path = folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    data, value = bytearray(path.read_bytes()), zero_runs.partitions(zero_runs.whole(0), zero_runs.SHAPES[0], 2, 2)[1]
+    data[data.index(value[:4].numpy().tobytes())] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CrcMismatch):
+        gathered(folder, tmp_path / "run.pth")
+    assert not (tmp_path / "run.pth").exists()
+    ckptmove.convert(folder, output=tmp_path / "run.pth", check=False)
+
+
+def test_bytes_that_no_tensor_reaches_are_no_damage(tmp_path):
+    folder = zero_runs.made(tmp_path / "run")
+    with zipfile.ZipFile(folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt", "a") as archive:
+        archive.writestr(archive.namelist()[0].partition("/")[0] + "/data/99", b"more")
+    gathered(folder, tmp_path / "run.pth")
+
+
+def test_files_of_that_name_may_be_anything(tmp_path):
+    folder = zero_runs.made(tmp_path / "run")
+    torch.save([torch.ones(1)], folder / "mp_rank_00_model_states.pt")
+    with pytest.raises(NotGathered):
+        gathered(folder, tmp_path / "run.pth")
+
+
+def test_missing_bytes_are_damage(tmp_path):
+    from ckptmove.checkpoint.layouts.gathered_part import GatheredPart, Run
+    from ckptmove.checkpoint.opening import open_checkpoint
+    from ckptmove.formats.rebuild_calls import rebuild_call
+    from ckptmove.limits import Limits
+
+    torch.save({"a": torch.ones(3)}, tmp_path / "a.pt")
+    with open_checkpoint(str(tmp_path)) as found:
+        (record,) = found.inventory.tensors
+        runs = [Run.of(found.parts[0], record, 2, 5)]
+        part = GatheredPart("x", rebuild_call("k", "float32", (3,)), {"k": runs}, Limits())
+        assert part.span("k") is None
+        runs = [Run.of(found.parts[0], record, 2, 3), Run.of(found.parts[0], record, 0, 0)]
+        part = GatheredPart("x", rebuild_call("k", "float32", (1,)), {"k": runs}, Limits())
+        assert (part.span("k").nbytes, part.check(), part.extras()) == (4, (), {})
+        part.budget().spend(1)
+        part.close()
