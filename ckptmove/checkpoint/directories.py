@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.checkpoint.trainers import MODEL_PARALLEL_FILE, UNIVERSAL_FILE, ZERO_FILE
+from ckptmove.checkpoint.trainers import MODEL_PARALLEL_FILE, UNIVERSAL_FILE, ZERO_FILE, file_role
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OLDEST_TORCH, ArchiveFact, ArchiveForm, Inventory
 from ckptmove.text import amount
@@ -39,6 +39,7 @@ class FileRecord(NamedTuple):
         weights_only_since: first version of torch, 2.4 or later, whose ``torch.load(weights_only=True)`` accepts its
             pickle without further options; None if no version does.
         refused: the globals in it that no version accepts; empty if no version accepts its opcodes.
+        part: name of the part that begins the names of its tensors, if it is one of several files of ranks; else None.
         is_piece: whether its tensors belong to its folder, and not to the file alone.
     """
 
@@ -52,7 +53,20 @@ class FileRecord(NamedTuple):
     expression: str | None = None
     weights_only_since: str | None = OLDEST_TORCH
     refused: tuple[str, ...] = ()
+    part: str | None = None
     is_piece: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Folder of the file, or of the distributed checkpoint that a trainer saves like a file (``optimizer_0``)."""
+        folder = self.path.rpartition("/")[0]
+        outer, _, name = folder.rpartition("/")
+        return outer if self.is_piece and file_role(name) in {"model", "optimizer"} else folder
+
+    @property
+    def prefix(self) -> str:
+        """Beginning of the names of its tensors: its path, or the name that files of several ranks share."""
+        return self.path if self.part is None else self.part
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +153,12 @@ class DirectoryInventory(Inventory):
         if self.sharding:
             return ()  # its folders belong to ranks
         saved = (file for file in self.files if not _SHARD.fullmatch(file.path))  # a rank saves only a part
-        whole = [file.path for file in saved if {"model", "optimizer"}.issubset(file.roles)]
+        whole = list(dict.fromkeys(file.prefix for file in saved if {"model", "optimizer"}.issubset(file.roles)))
         if len({path.rpartition("/")[0] for path in whole}) < len(whole):
             return tuple(sorted(whole, key=_by_number))
         roles: dict[str, set[Role]] = {}
         for file in self.files:
-            roles.setdefault(file.path.rpartition("/")[0], set()).update(file.roles)
+            roles.setdefault(file.folder, set()).update(file.roles)
         found = [folder for folder, own in roles.items() if folder and own.issuperset({"model", "optimizer"})]
         return tuple(sorted(found, key=_by_number)) if len(found) > 1 else ()
 
@@ -156,13 +170,13 @@ class DirectoryInventory(Inventory):
         """A copy with the tensors and files of one folder only, without its subfolders; other fields are unchanged."""
         homes = self._homes()
         tensors = tuple(tensor for tensor in self.tensors if _home(tensor.name, homes) == folder)
-        files = tuple(file for file in self.files if file.path.rpartition("/")[0] == folder)
+        files = tuple(file for file in self.files if file.folder == folder)
         return replace(self, tensors=tensors, files=files)
 
     def file_at(self, where: str) -> FileRecord | None:
         """The file that contains a name; None in a distributed checkpoint."""
-        homes = {file.path: file.path for file in self.files if not file.is_piece}
-        return next((file for file in self.files if file.path == _home(where, homes)), None)
+        homes = {file.prefix: file.prefix for file in self.files if not file.is_piece}
+        return next((file for file in self.files if file.prefix == _home(where, homes)), None)
 
     def below(self, path: str) -> tuple[TensorRecord, ...]:
         """The tensors of a file, or of all files in a folder and its subfolders."""
@@ -173,7 +187,7 @@ class DirectoryInventory(Inventory):
     def by_checkpoint(self, tensors: Iterable[TensorRecord]) -> Iterable[list[TensorRecord]]:
         """Tensors grouped by ``checkpoints``; all others form one more group."""
         own = set(self.checkpoints)
-        folders = ((file.path, file.path.rpartition("/")[0]) for file in self.files)
+        folders = ((file.prefix, file.folder) for file in self.files)
         homes = {path: path if path in own else folder if folder in own else "" for path, folder in folders}
         groups: dict[str, list[TensorRecord]] = {}
         for tensor in tensors:
@@ -182,7 +196,7 @@ class DirectoryInventory(Inventory):
 
     def in_one_format(self, tensors: Iterable[TensorRecord]) -> list[TensorRecord]:
         """Tensors without those that a folder holds again in another format: ``model.safetensors`` and ``*.bin``."""
-        files = {file.path: file for file in self.files}
+        files = {file.prefix: file for file in self.files}
         homes = {path: path for path in files}
         groups: dict[tuple[str, str], list[TensorRecord]] = {}
         keys: dict[tuple[str, str], Counter[tuple[str, tuple[int, ...]]]] = {}
@@ -197,8 +211,8 @@ class DirectoryInventory(Inventory):
 
     def _homes(self) -> dict[str, str]:
         """Folder of each checkpoint, by the prefix of its names: its path, or the folder if it is distributed."""
-        folders = ((file, file.path.rpartition("/")[0]) for file in self.files)
-        return {folder if file.is_piece else file.path: folder for file, folder in folders}
+        own = ((file, file.path.rpartition("/")[0]) for file in self.files)
+        return {folder if file.is_piece else file.prefix: file.folder for file, folder in own}
 
 
 def _by_number(folder: str) -> list[tuple[int, str]]:

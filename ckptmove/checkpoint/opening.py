@@ -33,6 +33,7 @@ def open_checkpoint(
     *,
     files: bool = True,
     objects: bool = True,
+    ranks: bool = True,
     keep_trees: bool = False,
     keep_going: bool = False,
     check: bool = False,
@@ -49,6 +50,7 @@ def open_checkpoint(
         limits: resource limits for reading each of its files.
         files: whether to read an archive of files as a checkpoint.
         objects: whether to read the objects of a distributed checkpoint that are not tensors.
+        ranks: whether to read files of several ranks, with shards of the same DTensors, as one checkpoint.
         keep_trees: whether to keep the trees of a directory or an archive.
         keep_going: whether to leave out files of a directory or an archive that cannot be read. The error of the first
             is raised if none can be read.
@@ -82,6 +84,7 @@ def open_checkpoint(
                     found,
                     limits,
                     objects=objects,
+                    ranks=ranks,
                     keep_trees=keep_trees,
                     keep_going=keep_going,
                     check=check,

@@ -50,6 +50,7 @@ class OpenPart(ABC):
         rows: its files, for the table of files; none if the checkpoint is one file.
         is_distributed: whether it is a folder of torch.distributed.checkpoint, which stores less about objects that
             are not tensors.
+        is_assembled: whether its tensors are assembled from several files.
         base: offset that was added to its sites.
         byteorder: ``little`` or ``big``: byte order of its storages.
         disk: place of its bytes; None if they are in several places or compressed.
@@ -62,6 +63,7 @@ class OpenPart(ABC):
     inventory: Inventory
     rows: tuple[FileRecord, ...]
     is_distributed = False
+    is_assembled = False
     base: int
     byteorder: str
     disk: DiskPlace | None = None
@@ -148,7 +150,7 @@ class OpenPart(ABC):
         letter = _FORMATS.get(record.dtype)
         if letter is None or prod(record.shape) != 1 or record.kind not in _PLAIN:
             return None
-        if self.disk is None and not (self.is_distributed or self.is_remote):
+        if self.disk is None and not (self.is_assembled or self.is_remote):
             return None  # a compressed member of an archive would be inflated again
         try:
             found = self.bytes_of(record)

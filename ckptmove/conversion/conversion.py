@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
 from ckptmove.conversion.notes import conversion_notes, is_refused, overflow_note, unmatched_options
 from ckptmove.conversion.plan import plan_before_remap, plan_move, require_dtypes
 from ckptmove.conversion.target_format import target_format
@@ -20,10 +21,10 @@ from ckptmove.limits import Limits
 from ckptmove.model import LACKING
 from ckptmove.moves import ConvertResult, MovePlan, Remap
 from ckptmove.pickles.edits import apply_plan
-from ckptmove.text import Argument, Phrase
+from ckptmove.text import Argument, Phrase, some
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.conversion.remap.remapping import Remapped
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from ckptmove.moves import MoveRequest
     from ckptmove.pickles.state import Machine
 
+#: Names in a note.
+_SHOWN: Final = 4
 #: Kinds of facts about bytes that are missing or damaged, so that the original bytes cannot be copied.
 _BROKEN: Final = LACKING | {"damaged-piece"}
 _CONTAINERS: Final[dict[str, str]] = {
@@ -142,6 +145,7 @@ class Conversion:
         self.notes += conversion_notes(new, self.plan)
         if self.remapped is not None and self.remapped.is_reordered and new.optimizers:
             self.notes.append(_GUESSED_ORDER)
+        self.notes += _of_first_rank(checkpoint)
         self._is_refused = is_refused(new)
         self._unmatched = tuple(unmatched_options(inventory, move))
         self.unchecked: list[str] = []
@@ -205,6 +209,14 @@ class Conversion:
     def checked(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
         """The segments with their checks, unless the request leaves them out."""
         return segments if self.request.check else without_checks(segments)
+
+
+def _of_first_rank(checkpoint: OpenCheckpoint) -> Iterator[str]:
+    """Notes on tensors of which only those of the first rank are in the new file."""
+    for part in checkpoint.parts:
+        if isinstance(part, RankFilesPart) and part.differing:
+            names = some(part.differing, _SHOWN)
+            yield f"not the same in the files of all ranks, so those of {part.lead.name} are used: {names}"
 
 
 def _require_whole(inventory: DirectoryInventory) -> None:

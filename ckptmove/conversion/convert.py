@@ -34,12 +34,18 @@ def convert(request: ConvertRequest) -> ConvertResult:
     if in_place and is_folder(path):
         raise InPlaceImpossible(path, "it is a directory, and only files can be converted in place")
     # A format is only known once the checkpoint is open; a few trees too many cost little.
-    needs_trees = request.move.remap != Remap() or names_format(request.output) or request.shard_bytes is not None
+    is_new = names_format(request.output) or request.shard_bytes is not None
+    needs_trees = request.move.remap != Remap() or is_new
     try:
         with (
             naming(path),
             open_checkpoint(
-                path, request.limits, files=not in_place, objects=needs_trees, keep_trees=needs_trees
+                path,
+                request.limits,
+                files=not in_place,
+                objects=needs_trees,
+                ranks=is_new,  # in a copy of the directory, each rank keeps its file
+                keep_trees=needs_trees,
             ) as checkpoint,
         ):
             if needs_trees:

@@ -1,4 +1,4 @@
-"""Rules about the bytes of the file: F801 to F807."""
+"""Rules about the bytes of the file: F801 to F808."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, file_of, load_whole, remap_command
 from ckptmove.formats.opening import container_class
 from ckptmove.model import Severity
-from ckptmove.text import amount, quoted
+from ckptmove.text import amount, quoted, some
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: Wasted bytes, and share of the file, below which nothing is reported: small tensors share storages in every file.
 _WORTH_BYTES: Final = 1024
 _WORTH_SHARE: Final = 0.01
+#: Files that a message names.
+_SHOWN: Final = 4
 
 
 def crc_mismatch(inventory: Inventory, _context: Context) -> Iterator[Finding]:
@@ -255,10 +257,24 @@ def newer_files(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 
 
 def mixed_saves(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F807: files of a distributed checkpoint are of two saves."""
+    """F807: files of a distributed checkpoint, or of several ranks, are of two saves."""
+    steps = [fact.record for fact in inventory.facts if fact.kind == "other-step"]
+    if steps:
+        message = f"{amount(len(steps), 'file')} with another step count than those of the other ranks: two saves"
+        fix = f"resume from another checkpoint: a save that was interrupted has spoiled {quoted(inventory.path)}"
+        yield found("F807", message, steps, fix)
     facts = [fact for fact in inventory.facts if fact.kind == "other-save"]
     if facts:
         newer = amount(len(facts), "file")
         message = f"{newer} written after the .metadata, with other step counts than the rest: two saves in one folder"
         fix = f"resume from another checkpoint: a save that was interrupted has spoiled {quoted(inventory.path)}"
         yield found("F807", message, [fact.record for fact in facts], fix)
+
+
+def missing_ranks(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """F808: some ranks have no file, and others of the same save have one."""
+    lost = [fact.record for fact in inventory.facts if fact.kind == "missing-rank"]
+    if lost:
+        message = f"{amount(len(lost), 'file')} of ranks missing: {some(lost, _SHOWN)}"
+        fix = f"copy them from the machines of these ranks, then: ckptmove inspect --check {quoted(inventory.path)}"
+        yield found("F808", message, lost, fix)

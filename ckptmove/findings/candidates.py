@@ -108,7 +108,7 @@ def _place(inventory: Inventory, optimizer: OptimizerRecord) -> str:
     if not isinstance(inventory, DirectoryInventory):
         return ""
     file = inventory.file_at(optimizer.where)
-    return inventory.folder_of(optimizer.where) if file is None or not _is_alone(file) else file.path
+    return inventory.folder_of(optimizer.where) if file is None or not _is_alone(file) else file.prefix
 
 
 def _is_alone(file: FileRecord) -> bool:
@@ -120,7 +120,7 @@ def _pool(inventory: Inventory, place: str, state: set[str]) -> _Pool | None:
     tensors: Sequence[TensorRecord] = inventory.tensors
     is_whole = not trainer_of(inventory.layout).is_spread or container_class(inventory.container).is_distributed
     if isinstance(inventory, DirectoryInventory):
-        files = {file.path: file for file in inventory.files}
+        files = {file.prefix: file for file in inventory.files}
         if place in files:
             is_whole = True
             tensors = inventory.below(place)

@@ -365,10 +365,20 @@ _ENTRIES: Final = (
         name="mixed-saves",
         severity=Severity.ERROR,
         when="files of a distributed checkpoint were written after its .metadata, and their step counts are not those "
-        "of the other files",
+        "of the other files; or files of ranks have different step counts",
         why="A rank was killed while torch.distributed.checkpoint.save replaced an earlier checkpoint in the folder. "
         "Some parameters are of one save, and some of the other. A load reads them without an error.",
         mend="Resume from another checkpoint. Save each checkpoint to a folder of its own.",
+    ),
+    Entry(
+        code="F808",
+        name="missing-rank",
+        severity=Severity.ERROR,
+        when="files of ranks are missing: the device mesh of the others, or the world size in their names, has more "
+        "ranks than there are files",
+        why="Each rank has saved its own shards. The others load without an error, and the shards of the missing ranks "
+        "are in no file.",
+        mend="Copy the missing files from the machines of their ranks, or go back to an earlier checkpoint.",
     ),
 )
 

@@ -164,11 +164,11 @@ def _file_and_keys(inventory: Inventory, where: str) -> tuple[str, type[Containe
     saved = (file for file in inventory.files if container_class(file.container).is_torch_save)
     first = next(saved, inventory.files[0])
     file = file_of(inventory, where) or first
-    rest = where.removeprefix(file.path).removeprefix(".")
-    if file.path in inventory.root_keys and any(tensor.name == where for tensor in inventory.tensors):
+    rest = where.removeprefix(file.prefix).removeprefix(".")
+    if file.prefix in inventory.root_keys and any(tensor.name == where for tensor in inventory.tensors):
         keys = [rest]  # the whole file is one state_dict
     else:
-        roots = tuple(key[len(file.path) + 1 :] for key in inventory.root_keys if key.startswith(f"{file.path}."))
+        roots = tuple(key[len(file.prefix) + 1 :] for key in inventory.root_keys if key.startswith(f"{file.prefix}."))
         keys = _keys(replace(inventory, root_keys=roots), rest) if rest else []
     source = file.expression or repr(posixpath.join(inventory.path, file.path))
     return source, container_class(file.container), keys
@@ -177,14 +177,18 @@ def _file_and_keys(inventory: Inventory, where: str) -> tuple[str, type[Containe
 def load_whole(inventory: Inventory, where: str) -> str:
     """Return Python code that loads the whole file of a tensor, an object or a record, by its path from the root."""
     file = file_of(inventory, where)
-    return load_expression(inventory, "" if file is None else file.path)
+    return load_expression(inventory, "" if file is None else file.prefix)
 
 
 def file_of(inventory: Inventory, where: str) -> FileRecord | None:
     """Return the file of a directory or an archive that a path is in; None if the checkpoint is one file."""
     files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
-    around = [file for file in files if where == file.path or where.startswith((f"{file.path}.", f"{file.path}/"))]
-    return max(around, key=lambda file: len(file.path), default=None)
+    around = [
+        file
+        for file in files
+        if where in {file.prefix, file.path} or where.startswith((f"{file.prefix}.", f"{file.path}/"))
+    ]
+    return max(around, key=lambda file: len(file.prefix), default=None)
 
 
 def _keys(inventory: Inventory, where: str) -> list[str]:

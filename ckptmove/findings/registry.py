@@ -47,6 +47,7 @@ RULES: Final[tuple[FindingRule, ...]] = (
     archive.ambiguous_archive,
     archive.newer_files,
     archive.mixed_saves,
+    archive.missing_ranks,
 )
 
 #: Rules that compare files with each other: skipped if a file could not be read.

@@ -17,7 +17,7 @@ from ckptmove.findings.context import open_load, remap_command
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OLDEST_TORCH, Severity
 from ckptmove.text import amount, quoted, some
-from ckptmove.torch_facts.weights_only import WEIGHTS_ONLY_UNTIL, newest
+from ckptmove.torch_facts.weights_only import DTENSOR_MODULE, DTENSOR_NAMES, WEIGHTS_ONLY_UNTIL, newest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -54,6 +54,7 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     container = container_class(inventory.container)
     if not container.is_editable:
         return
+    yield from _dtensors(inventory)
     refused, files = _refused(inventory)
     opcodes, filled = inventory.foreign_opcodes, inventory.filled_classes
     is_tar = container.weights_only is False
@@ -92,6 +93,20 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     if plain:
         fix += f"{';' if '  # ' in fix else '  #'} or without the classes: {plain}"
     yield found("S701", message, where, fix)
+
+
+def _dtensors(inventory: Inventory) -> Iterator[Finding]:
+    """S701 for DTensors, which weights-only mode accepts once their module is imported."""
+    names = [use.name for use in inventory.globals if use.name in DTENSOR_NAMES]
+    if names and container_class(inventory.container).loader == "torch.load":
+        rows = inventory.files if isinstance(inventory, DirectoryInventory) else ()
+        files = [file.path for file in rows if not DTENSOR_NAMES.isdisjoint(file.refused)]
+        load = open_load(inventory, files[0] if files else "")
+        message = f"torch.load(weights_only=True) accepts its DTensors after 'import {DTENSOR_MODULE}'"
+        finding = found(
+            "S701", message, files or names, f"{_imports(load, [DTENSOR_MODULE])}{load}, weights_only=True)"
+        )
+        yield finding._replace(severity=Severity.INFO)
 
 
 def _exported(inventory: Inventory, refused: Sequence[GlobalUse], parts: Sequence[str]) -> Finding:
@@ -138,12 +153,13 @@ def cautioned(finding: Finding, inventory: Inventory) -> Finding:
 def _refused(inventory: Inventory) -> tuple[list[GlobalUse], list[FileRecord]]:
     """Return the names that ``weights_only=True`` refuses, and the files of a directory or an archive with them.
 
-    Files whose trainer resumes despite them count only if there are no others.
+    Files whose trainer resumes despite them count only if there are no others. DTensors have a finding of their own.
     """
-    names = [use for use in inventory.globals if not use.weights_only]
+    names = [use for use in inventory.globals if not use.weights_only and use.name not in DTENSOR_NAMES]
     if not isinstance(inventory, DirectoryInventory):
         return names, []
     files = [file for file in inventory.files if file.weights_only_since is None]
+    files = [file for file in files if not file.refused or not DTENSOR_NAMES.issuperset(file.refused)]
     others = [file for file in files if not resumes_despite(file.layout, file.path, file.refused)]
     if not others or len(others) == len(files):
         return names, files
@@ -191,12 +207,15 @@ def allowing_line(inventory: Inventory) -> str:
 
 def _allow(inventory: Inventory, load: str) -> str:
     """Return the line that allows the names of a file, with the oldest torch that can run it if not all can."""
-    names = [use.name for use in _refused(inventory)[0]]
+    refused, files = _refused(inventory)
+    names = [use.name for use in refused]
+    unlisted = files[0].refused if files else [use.name for use in inventory.globals]
     later = _newer_names(inventory)
     pairs = [_PAIRS_SINCE for name in names if name.startswith(_MOVED)]
     oldest = newest([*pairs, *(use.weights_only_since for use in later if not _is_allowable(use))])
     names += [use.name for use in later if oldest == OLDEST_TORCH]
     modules, allowed = _allowed(names)
+    modules |= set() if DTENSOR_NAMES.isdisjoint(unlisted) else {DTENSOR_MODULE}
     allow = f"torch.serialization.add_safe_globals([{', '.join(allowed)}]); " if names else ""
     since = "" if oldest == OLDEST_TORCH else f"  # torch {oldest} or later"
     return f"{_imports(load, modules)}{allow}{load}, weights_only=True){since}"

@@ -116,6 +116,10 @@ def container_class(name: str) -> type[Container]:  # noqa: PLR0911  # one impor
         from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
 
         return DistributedCheckpoint
+    if name == "rank-files":
+        from ckptmove.formats.rank_files import RankFiles
+
+        return RankFiles
     from ckptmove.formats.contract import Container
 
     return Container

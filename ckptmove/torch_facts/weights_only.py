@@ -61,6 +61,16 @@ _ADDED: Final[dict[str, tuple[str, ...]]] = {
     "2.14": ("torch.bcomplex32",),
 }  # fmt: skip
 
+#: The module that adds the classes of DTensor to the list when it is imported.
+DTENSOR_MODULE: Final = "torch.distributed.tensor"
+#: The names that it adds (torch/distributed/tensor/__init__.py, torch/distributed/device_mesh.py).
+DTENSOR_NAMES: Final = frozenset({
+    "torch.distributed.tensor.DTensor", "torch.distributed.device_mesh.DeviceMesh",
+    *(f"torch.distributed.tensor._dtensor_spec.{name}" for name in ("DTensorSpec", "TensorMeta", "ShardOrderEntry")),
+    *(f"torch.distributed.tensor.placement_types.{n}" for n in ("Partial", "Replicate", "Shard", "_StridedShard")),
+    *(f"torch.distributed._mesh_layout.{name}" for name in ("_FlatLayout", "_MeshLayout")),
+})  # fmt: skip
+
 #: Names removed from the list, with the first torch that refuses them.
 WEIGHTS_ONLY_UNTIL: Final[dict[str, str]] = {"torch._utils._rebuild_nested_tensor": "2.15"}
 #: Every name that weights-only mode allows, with the first torch that allows it.

@@ -38,7 +38,7 @@ _HOW: Final = {
 FAILED_BY: Final = {
     "D102": "placement", "D103": "placement", "O202": "placement", "R301": "placement", "T401": "placement",
     "O204": "structure", "O206": "structure", "O207": "structure", "O208": "structure",
-    "S702": "file", "F801": "file", "F802": "file", "F807": "file", "F803": "restore",
+    "S702": "file", "F801": "file", "F802": "file", "F807": "file", "F808": "file", "F803": "restore",
     "N501": "numbers", "N502": "numbers",
 }  # fmt: skip
 
@@ -60,7 +60,7 @@ def check_file(parts: Sequence[OpenPart], *, is_checked: bool = True) -> CheckRe
     crcs = "every CRC matches"
     if any(part.is_distributed for part in parts):
         crcs += ", except that .metadata has none"
-    if len(parts) > 1 or parts[0].name:
+    if len(parts) > 1 or parts[0].name or (parts[0].is_assembled and not parts[0].is_distributed):
         what = _counted(parts)
         rest = f"saved without CRCs, so their bytes could not be checked: {', '.join(unchecked)}"
         crcs = rest if len(unchecked) == len(parts) else f"{crcs}; {rest}" if unchecked else crcs
@@ -76,7 +76,8 @@ def check_file(parts: Sequence[OpenPart], *, is_checked: bool = True) -> CheckRe
 def _counted(parts: Sequence[OpenPart]) -> str:
     """Number of parts of each kind, as text."""
     distributed = sum(part.is_distributed for part in parts)
-    kinds = {"checkpoint file": len(parts) - distributed, "distributed checkpoint": distributed}
+    files = sum(len(part.rows) for part in parts if not part.is_distributed)
+    kinds = {"checkpoint file": files, "distributed checkpoint": distributed}
     return " and ".join(amount(count, kind) for kind, count in kinds.items() if count)
 
 
@@ -190,7 +191,7 @@ def _as_saved(inventory: Inventory, target: str, left: int) -> str:
 def _settings(inventory: Inventory) -> tuple[str, ...]:
     """Path prefixes of files in a directory whose devices no resume reads (``training_args.bin``)."""
     files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
-    return tuple(f"{file.path}." for file in files if file.roles == ("other",))
+    return tuple(f"{file.prefix}." for file in files if file.roles == ("other",))
 
 
 def _is_mended_at_load(name: str, edit: StorageEdit) -> bool:

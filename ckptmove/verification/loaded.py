@@ -19,7 +19,9 @@ from torch.storage import TypedStorage, UntypedStorage
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
+from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
 from ckptmove.formats.opening import container_class
+from ckptmove.torch_facts.weights_only import DTENSOR_NAMES
 from ckptmove.verification.byte_source_file import as_file
 from ckptmove.verification.digests import StorageDigests
 from ckptmove.verification.pages import is_mapping
@@ -109,6 +111,7 @@ class LoadedFiles:
         self._stored = stored
         self._loaded = dict(known or {})
         self._held = ""
+        self._of_ranks: dict[str, Loaded] = {}
         chosen = None if sample is None or sample.size.is_all else sample.names
         self._used = {
             name: part
@@ -182,6 +185,17 @@ class LoadedFiles:
         part = self._parts[file]
         return part if isinstance(part, PiecedPart) else None
 
+    def ranks(self, file: str) -> RankFilesPart | None:
+        """The files of ranks with this name; None for a file."""
+        part = self._parts[file]
+        return part if isinstance(part, RankFilesPart) else None
+
+    def of_rank(self, part: FilePart) -> Loaded:
+        """The result for one of the files of ranks."""
+        if part.name not in self._of_ranks:
+            self._of_ranks[part.name] = _load_one(part, self._stored)
+        return self._of_ranks[part.name]
+
     @property
     def distributed(self) -> tuple[PiecedPart, ...]:
         """Distributed checkpoints; these are loaded piece by piece."""
@@ -249,8 +263,10 @@ class LoadedFiles:
 
 
 def _load_one(part: OpenPart, stored: StoredTensors) -> Loaded:
-    if isinstance(part, PiecedPart):
+    if part.is_assembled:
         return Loaded()
+    if any(use.name in DTENSOR_NAMES for use in part.inventory.globals):
+        _know_dtensors()
     kind = container_class(part.inventory.container)
     if part.name and kind.name == "pickle":
         # A bare pickle by itself may be meant for torch.load; next to checkpoints it is a script's own data.
@@ -268,6 +284,17 @@ def _load_one(part: OpenPart, stored: StoredTensors) -> Loaded:
                 return loaded
             file.seek(0)  # load again with all bytes, to see whether torch accepts the file
         return load(kind, file)
+
+
+def _know_dtensors() -> None:
+    """Import DTensor, if this torch has it; without it, weights-only mode refuses the file."""
+    try:
+        import torch.distributed.tensor  # noqa: PLC0415  # for files with DTensors only
+    except ImportError:  # built without torch.distributed
+        return
+    # It warns of each mesh whose process groups do not exist here.
+    mesh: Any = torch.distributed.device_mesh
+    mesh.logger.disabled = True
 
 
 def _has_unseen_values(part: OpenPart) -> bool:

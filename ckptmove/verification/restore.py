@@ -15,6 +15,7 @@ from ckptmove.text import amount, quoted
 from ckptmove.verification.checks import Offenders, failed, passed, skipped
 from ckptmove.verification.pages import PagesOfFiles
 from ckptmove.verification.restore_pieces import PiecesTally, compare_objects, compare_pieces
+from ckptmove.verification.restore_shards import ShardsTally, compare_shards
 from ckptmove.verification.shares import ONE_PROCESS
 from ckptmove.verification.state import dtype_of, without_padding
 
@@ -49,6 +50,7 @@ class RestoreTally:
         places: how often each name has occurred; several paths may be written the same.
         known: bytes of the file and their addresses in memory that were found equal.
         pieces: results for distributed checkpoints.
+        shards: results for files of ranks.
     """
 
     compared: int = 0
@@ -59,11 +61,13 @@ class RestoreTally:
     places: dict[str, int] = field(default_factory=dict)
     known: set[tuple[StoredExtent, int]] = field(default_factory=set)
     pieces: PiecesTally = field(default_factory=PiecesTally)
+    shards: ShardsTally = field(default_factory=ShardsTally)
 
     def set_place(self, place: int) -> None:
         """Set the index of the tensor that is being compared."""
         self.differing.place = self.unreadable.place = place
         self.pieces.set_place(place)
+        self.shards.differing.place = place
 
     def to_json(self) -> dict[str, Any]:
         """Convert figures and faults to JSON, for another process."""
@@ -74,6 +78,7 @@ class RestoreTally:
             "differing": self.differing.to_json(),
             "unreadable": self.unreadable.to_json(),
             "pieces": self.pieces.to_json(),
+            "shards": self.shards.to_json(),
         }
 
     def join(self, other: Mapping[str, Any]) -> None:
@@ -85,6 +90,7 @@ class RestoreTally:
         self.differing.join(other["differing"])
         self.unreadable.join(other["unreadable"])
         self.pieces.join(other["pieces"])
+        self.shards.join(other["shards"])
 
 
 def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
@@ -160,13 +166,7 @@ def survey(
         # Tied tensors and shared views have the same bytes under several names.
         if (place, record.dtype) not in seen:
             numbers.look(record, values)
-        pieces = loaded.pieces(place.file)
-        if pieces is not None:
-            tally.compared += 1
-            tally.nbytes += place.span.nbytes
-            compare_pieces(record, values, pieces, tally.pieces)
-        elif loaded.has(place.file):
-            _compare(record, place, values, loaded, tally, pages)
+        _compare_loaded(record, place, values, loaded, tally, pages)
         seen.add((place, record.dtype))
     for part in loaded.distributed if is_first else ():
         compare_objects(part, tally.pieces)
@@ -217,6 +217,28 @@ class LoadedTensors:
         tensor = alike[self._places[record.name, record.storage, record.storage_offset]]
         self._pages.seen(place.file, tensor.data_ptr(), place.span.start, place.span.nbytes)
         return without_padding(tensor, record)
+
+
+def _compare_loaded(
+    record: TensorRecord,
+    place: StoredExtent,
+    values: torch.Tensor,
+    loaded: LoadedFiles,
+    tally: RestoreTally,
+    pages: PagesOfFiles,
+) -> None:
+    """Compare a tensor with what torch returns, at once or in parts; nothing happens if its file is not loaded."""
+    pieces, ranks = loaded.pieces(place.file), loaded.ranks(place.file)
+    if pieces is None and ranks is None:
+        if loaded.has(place.file):
+            _compare(record, place, values, loaded, tally, pages)
+        return
+    tally.compared += 1
+    tally.nbytes += place.span.nbytes
+    if pieces is not None:
+        compare_pieces(record, values, pieces, tally.pieces)
+    if ranks is not None:
+        compare_shards(record, values, ranks, loaded, tally.shards)
 
 
 def _compare(
@@ -280,29 +302,34 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _outcome(path: str, tally: RestoreTally, loaded: LoadedFiles, total: int, looked_at: int) -> CheckResult:
-    refused = loaded.refused
+    refused = loaded.refused | tally.shards.refused
     figures: dict[str, object] = {
         "tensors": total,
         "compared": tally.compared,
         "bytes": tally.nbytes,
-        "differing": tally.differing.count + tally.pieces.differing.count,
+        "differing": tally.differing.count + tally.pieces.differing.count + tally.shards.differing.count,
         "unreadable": tally.unreadable.count,
         "weights_only": not refused,
     }
     if refused:
         figures["refusal"] = "; ".join(f"{name}: {reason}" if name else reason for name, reason in refused.items())
     apart = "".join(f"; {amount(count, kind + ' tensor')} left out" for kind, count in tally.apart.items())
-    apart += tally.pieces.summary
+    apart += tally.pieces.summary + tally.shards.summary
     if loaded.left_out:
         apart += f"; not loaded: {amount(len(loaded.left_out), 'file')} outside the sample"
-    error = loaded.error or str(tally.pieces.errors)
+    failing = (f"{name}: {reason}" for name, reason in tally.shards.errors.items())
+    error = loaded.error or str(tally.pieces.errors) or next(failing, "")
     if error:
         fix = f"copy or download it again, then: ckptmove inspect --check {quoted(path)}"
         is_damaged = tally.pieces.errors or _DAMAGED in error
         return failed("restore", f"torch.load fails: {error}", fix if is_damaged else "", **figures)
     if tally.unreadable:
         return failed("restore", tally.unreadable.failures("bytes encoded or incomplete: "), **figures)
-    differing = [*tally.differing.failures(), *tally.pieces.differing.failures()]
+    differing = [
+        line
+        for offenders in (tally.differing, tally.pieces.differing, tally.shards.differing)
+        for line in offenders.failures()
+    ]
     if differing:
         return failed("restore", [f"{loaded.what} something else: {differing[0]}", *differing[1:]], **figures)
     if refused and not tally.compared:

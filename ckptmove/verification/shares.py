@@ -78,7 +78,7 @@ def share(
         sizes[record.name] = sizes.get(record.name, 0) + record.nbytes
         bundles.tie(record.name, *(("storage", one.storage) for one in record.dense() if one.storage is not None))
     for part in checkpoint.parts:
-        if not (part.is_file or part.is_distributed):
+        if not (part.is_file or part.is_assembled):
             bundles.tie(("part", part.name), *(record.name for record in part.inventory.tensors))
     keys = [dict.fromkeys(key for group in optimizer.groups for key in group.params) for optimizer, _ in pairings]
     for place, (optimizer, pairing) in enumerate(pairings):

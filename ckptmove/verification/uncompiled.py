@@ -33,7 +33,13 @@ class Uncompiled(ModuleType):
         """Do nothing: there is no graph."""
 
     def __getattr__(self, name: str) -> object:
-        """Import the real module for anything else."""
+        """Import the real module for anything else.
+
+        Raises:
+            AttributeError: for attributes of modules, which ``inspect.getmodule`` looks for in each one.
+        """
+        if name.startswith("__"):
+            raise AttributeError(name)
         if sys.modules.get(_NAME) is self:
             del sys.modules[_NAME], _torch._dynamo  # noqa: SLF001  # the real module must not find this one
         import torch._dynamo as real  # noqa: PLC0415  # a slow import

@@ -144,6 +144,7 @@ TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any
             "F805": "stray-bytes",
             "F806": "newer-file",
             "F807": "other-save",
+            "F808": "missing-rank",
         }.items()
     },
 }  # fmt: skip

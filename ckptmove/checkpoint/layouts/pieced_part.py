@@ -38,6 +38,7 @@ class PiecedPart(OpenPart):
     """A part whose tensors are assembled from pieces."""
 
     is_distributed = True
+    is_assembled = True
 
     @abstractmethod
     def pieces_of(self, key: str) -> Iterable[StoredPiece]:

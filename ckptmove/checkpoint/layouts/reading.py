@@ -18,6 +18,8 @@ from ckptmove.checkpoint.layouts.interrupted_save import find_two_saves, newer_f
 from ckptmove.checkpoint.layouts.megatron import join_optimizers
 from ckptmove.checkpoint.layouts.merge import file_record, merge_inventories, moved_inventory
 from ckptmove.checkpoint.layouts.open_files import OpenFiles
+from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
+from ckptmove.checkpoint.layouts.rank_shards import group_by_rank, missing_by_name, read_rank_file
 from ckptmove.checkpoint.layouts.shards import ShardsPart, find_shards, is_consolidated
 from ckptmove.checkpoint.layouts.zero_files import require_ranks, zero_file
 from ckptmove.checkpoint.naming import naming
@@ -27,6 +29,7 @@ from ckptmove.checkpoint.trainers import is_spoiled, trainer_of
 from ckptmove.errors import EmptyDirectory, LimitExceeded, NotACheckpoint, UnreadableInput
 from ckptmove.io.listing import list_directory
 from ckptmove.io.recovery import recover_listed
+from ckptmove.model import ArchiveFact
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
@@ -34,13 +37,13 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.directories import DirectoryInventory
     from ckptmove.checkpoint.layouts.distributed import DistributedFolder
+    from ckptmove.checkpoint.layouts.rank_shards import RankFile
     from ckptmove.checkpoint.layouts.shards import ShardsFolder
     from ckptmove.checkpoint.layouts.zero_files import ZeroFile
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.io.contracts import Progress
     from ckptmove.io.listing import ListedFile, Listing
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact
 
 #: Bytes of the pickles of remote files whose trees are kept.
 _MOST_KEPT: Final = 1 << 21
@@ -68,6 +71,7 @@ class Reader:
         limits: Limits,
         *,
         objects: bool,
+        ranks: bool,
         keep_trees: bool,
         keep_going: bool,
         check: bool,
@@ -76,7 +80,7 @@ class Reader:
     ) -> None:
         """Prepare to read; arguments as of :func:`ckptmove.checkpoint.opening.open_checkpoint`."""
         self._listing, self._limits = listing, limits
-        self._objects, self._keep_trees, self._keep_going = objects, keep_trees, keep_going
+        self._objects, self._ranks, self._keep_trees, self._keep_going = objects, ranks, keep_trees, keep_going
         self._check, self._make_outline, self._progress = check, outline, progress
         self._files = OpenFiles(listing)
         self._base = self._kept = 0
@@ -86,6 +90,8 @@ class Reader:
         self._lines: list[OutlineLine] = []
         self._flaws: list[ArchiveFact] = []
         self._inner: list[ArchiveFact] = []
+        self._lost: list[ArchiveFact] = []
+        self._rank_files: list[RankFile] = []
         self._unreadable: list[UnreadableInput | LimitExceeded] = []
         self._zero_files: list[ZeroFile] = []
         self._looked_at = 0
@@ -123,12 +129,13 @@ class Reader:
         with self._tolerating():
             join_optimizers(self._parts)
         self._require_something()
-        files = {part.name for part in self._parts if not part.is_distributed}
+        self._join_ranks()
+        files = {row.path for part in self._parts for row in part.rows if not part.is_distributed}
         links = {link.path: link.target for link in listing.links}
         shown = [file for file in listing.files if not file.is_hidden]
         files |= pieces
         apart = (path for path in links if not _is_piece(path, homes))
-        outside = (*self._inner, *listing.facts)
+        outside = (*self._inner, *self._lost, *listing.facts)
         return OpenCheckpoint(
             inventory=self._merged(outside),
             parts=tuple(self._parts),
@@ -200,6 +207,9 @@ class Reader:
                     row = file_record(path, inventory, listing.expression(path))
                     part.put_into(self._files, inventory, self._base, row)
                     self._look_into(part, path)
+                    rank_file = read_rank_file(part) if self._ranks else None
+                    if rank_file is not None:
+                        self._rank_files.append(rank_file)
                     if not self._keeps(part):
                         part.drop()
         except NotACheckpoint as error:
@@ -216,6 +226,25 @@ class Reader:
         if self._check and not is_checked:
             self._flaws += listing.flaws(path)
         self._done += file.size_bytes
+
+    def _join_ranks(self) -> None:
+        """Make one part of the files of all ranks that are shards of the same tensors."""
+        # A file of a rank that is there, but not read as one, makes all of them files of their own.
+        groups = [one for one in group_by_rank(self._rank_files) if self._listing.names.isdisjoint(one.missing)]
+        joined = {id(file.part) for group in groups for file in group.files}
+        leads = {id(group.files[0].part): group for group in groups}
+        is_whole = len(groups) == 1 and len(joined) == len(self._parts)
+        parts: list[OpenPart] = []
+        for part in self._parts:
+            group = leads.get(id(part))
+            if group is not None:
+                parts.append(RankFilesPart(group, "" if is_whole else group.name, self._limits))
+            elif id(part) not in joined:
+                parts.append(part)
+        self._parts = parts
+        known = {path for group in groups for path in group.missing}
+        lost = missing_by_name(part.name for part in parts) if self._ranks else []
+        self._lost += (ArchiveFact("missing-rank", path, 0) for path in lost if path not in known)
 
     def _keeps(self, part: OpenPart) -> bool:
         """Whether the tree of a part stays in memory. To read a remote file again takes requests."""

@@ -6,13 +6,14 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
+from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.combine import rename_storages, storage_keys
 from ckptmove.conversion.remap.errors import MixedByteOrders, NothingLeft, NotInFormat
 from ckptmove.conversion.remap.kept_files import has_unreached
 from ckptmove.conversion.remap.storages import changed_bytes
 from ckptmove.conversion.to_safetensors import dense_records, flat_state
-from ckptmove.errors import CrcMismatch, DamagedArchive
+from ckptmove.errors import CrcMismatch, DamagedArchive, MissingShard
 from ckptmove.formats.new_torch_zip import NewStorage, new_torch_file
 from ckptmove.formats.opening import container_class
 from ckptmove.formats.safetensors_new import new_safetensors
@@ -201,9 +202,11 @@ class NewFiles:
                 (segment,) = self._conversion.checked((segment,))
                 return FromSource(part.source, segment), crc
         else:
+            if isinstance(part, RankFilesPart) and part.missing and part.span(key) is None:
+                raise MissingShard(part.path, part.missing[0], len(part.missing) - 1)
             stored = part.storage(key)
             if stored is not None:
-                pieces = cast("PiecedPart", part)
+                pieces = cast("PiecedPart | RankFilesPart", part)
                 check = partial(pieces.require_sound, key) if self._conversion.request.check else do_nothing
                 return StreamSegment(stored.span.nbytes, partial(_blocks, stored, check)), None
         raise DamagedArchive(part.path, f"bytes of storage '{key:.40}' are missing")

@@ -38,8 +38,11 @@ def with_links(listing: Listing, gone: Iterable[str]) -> frozenset[str]:
 def files_of(checkpoint: OpenCheckpoint, listing: Listing, names: Collection[str]) -> frozenset[str]:
     """Paths of the files of some parts: a distributed checkpoint has several in its folder."""
     own = {part.name for part in checkpoint.parts}.union(checkpoint.others)
+    ranks = {row.path: row.part for part in checkpoint.parts for row in part.rows if row.part is not None}
+    own |= ranks.keys()
     pieces = (file for file in listing.files if not file.is_hidden and file.path not in own and file.folder in names)
-    return listing.names & own.intersection(names).union(file.path for file in pieces)
+    joined = (path for path, part in ranks.items() if part in names)
+    return listing.names & own.intersection(names).union(joined, (file.path for file in pieces))
 
 
 def replaced_by_shards(checkpoint: OpenCheckpoint, listing: Listing, new: Collection[str]) -> frozenset[str]:

@@ -297,7 +297,7 @@ def _sharded(
     records: Collection[TensorRecord],
 ) -> _Candidate:
     """Merge a state_dict with those of other files, if a model is split across files."""
-    files = {file.path for file in inventory.files} if isinstance(inventory, DirectoryInventory) else set()
+    files = {file.prefix for file in inventory.files} if isinstance(inventory, DirectoryInventory) else set()
     if best.where not in files:
         return best
     stored = dict(best.stored)

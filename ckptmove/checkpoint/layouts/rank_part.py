@@ -1,0 +1,268 @@
+"""Files of several ranks as one part of a checkpoint: each DTensor is assembled from its shards.
+
+What is not a DTensor is that of the first rank: each rank saves its own copy.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+from ckptmove.checkpoint.directories import FileFact
+from ckptmove.checkpoint.elements import StoredBytes, extent_span
+from ckptmove.checkpoint.inventory.build import build_inventory
+from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
+from ckptmove.checkpoint.layouts.merge import file_record, moved_inventory
+from ckptmove.checkpoint.layouts.rank_shards import dtensors, find_two_saves
+from ckptmove.checkpoint.parts import OpenPart
+from ckptmove.errors import CrcMismatch
+from ckptmove.formats.chunks import flaw_of
+from ckptmove.formats.rank_files import RankFiles
+from ckptmove.formats.rebuild_calls import rebuild_call
+from ckptmove.model import Span
+from ckptmove.pickles.state import Machine
+from ckptmove.pickles.tree import Persistent, Tuple, nodes
+from ckptmove.torch_facts.devices import NO_DEVICE
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ckptmove.checkpoint.inventory.budget import Budget
+    from ckptmove.checkpoint.layouts.rank_shards import RankFile, RankGroup, SavedShard
+    from ckptmove.formats.chunks import Chunk
+    from ckptmove.io.contracts import Progress
+    from ckptmove.limits import Limits
+    from ckptmove.model import ArchiveFact, Inventory, TensorRecord
+    from ckptmove.pickles.tree import Value
+
+#: Beginnings of the keys of storages: of assembled tensors, and of those of the first rank.
+_SHARDS, _DATA = "shards/", "data/"
+#: Fields of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
+_KEY, _LOCATION = 2, 3
+_BLOCK: Final = 1 << 20
+
+
+class ShardBox(NamedTuple):
+    """A part of a tensor in the file of a rank.
+
+    Attributes:
+        file: the file.
+        path: path of the DTensor in the file.
+        chunk: the part of the whole tensor.
+        local: the same part of the local tensor; the key of its storage is that in the file.
+        offsets: first index of the part along each axis of the local tensor.
+    """
+
+    file: RankFile
+    path: str
+    chunk: Chunk
+    local: TensorRecord
+    offsets: tuple[int, ...]
+
+
+class RankFilesPart(OpenPart):
+    """Files that ranks have saved, each with its shards of the same tensors.
+
+    Attributes:
+        lead: the file of the first rank.
+    """
+
+    is_assembled = True
+
+    def __init__(self, group: RankGroup, name: str, limits: Limits) -> None:
+        """Hold files that were read.
+
+        Args:
+            group: the files.
+            name: name of the part: that of the group, or empty if it is the whole checkpoint.
+            limits: resource limits for reading a file again.
+
+        Raises:
+            LimitExceeded: if the tree needs more than the limits allow.
+            UnreadableInput: if the first file is no longer readable.
+        """
+        lead = group.files[0].part
+        self.name, self.path, self.base = name, lead.path, lead.base
+        self.byteorder, self.pickle_bytes = lead.byteorder, lead.pickle_bytes
+        self._limits, self._group, self.lead = limits, group, lead
+        self._paths = tuple(group.files[0].shards)
+        self._sound: set[tuple[str, str]] = set()
+        others = find_two_saves(group)
+        for file in group.files:
+            file.part.drop()
+        inventory = self._read()
+        spoiled = (FileFact("other-step", path, 0, path) for path in others)
+        self.inventory = replace(inventory, facts=(*inventory.facts, *spoiled))
+        self.rows = tuple(
+            file.part.rows[0]._replace(
+                part=name,
+                roles=file_record(name, self.inventory, None).roles,
+                tensors=len(self.inventory.tensors),
+                devices=tuple(dict.fromkeys(one.device for one in file.part.inventory.tensors if one.storage)),
+            )
+            for file in group.files
+        )
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Paths of the files of missing ranks."""
+        return self._group.missing
+
+    @property
+    def differing(self) -> list[str]:
+        """Names of tensors that are no DTensors, and are not the same in the files of other ranks."""
+        return [self.full_name(name) for name in self._group.differing]
+
+    @property
+    def has_checksums(self) -> bool:
+        return all(file.part.has_checksums for file in self._group.files)
+
+    def close(self) -> None:
+        for file in self._group.files:
+            file.part.close()
+
+    def span(self, key: str) -> Span | None:
+        if key.startswith(_DATA):
+            return self.lead.span(key.removeprefix(_DATA))
+        return None if self._distinct(key) is None else self._extent(key)
+
+    def storage(self, key: str) -> StoredBytes | None:
+        if key.startswith(_DATA):
+            return self.lead.storage(key.removeprefix(_DATA))
+        boxes, saved = self._distinct(key), self._saved(key)
+        if boxes is None:
+            return None
+        chunks = [box.chunk for box in boxes]
+        whole = AssembledTensor(saved.shard.shape, saved.local.dtype, chunks, lambda place: _elements(boxes[place]))
+        return StoredBytes(whole, self._extent(key), self.byteorder)
+
+    def is_sharded(self, key: str) -> bool:
+        """Whether a storage is that of an assembled tensor, and not one of the first rank."""
+        return key.startswith(_SHARDS)
+
+    def boxes_of(self, key: str) -> Iterator[ShardBox]:
+        """The shards of an assembled tensor, with those of replicas."""
+        path = self._path(key)
+        for file in self._group.files:
+            local, shard = file.shards[path]
+            for chunk, offsets in shard.boxes():
+                first = sum(at * step for at, step in zip(offsets, local.stride, strict=True))
+                part = local._replace(shape=chunk.sizes, storage_offset=local.storage_offset + first)
+                yield ShardBox(file, path, chunk, part, offsets)
+
+    def require_sound(self, key: str) -> None:
+        """Compare the storages of a tensor with their CRCs.
+
+        Raises:
+            CrcMismatch: if a storage is damaged.
+            UnreadableInput, LimitExceeded: if one cannot be read.
+        """
+        if key.startswith(_DATA):
+            own = {(self.lead.name, key.removeprefix(_DATA)): self.lead}
+        else:
+            own = {(box.file.part.name, box.local.storage or ""): box.file.part for box in self._distinct(key) or ()}
+        for (name, storage), part in own.items():
+            if (name, storage) not in self._sound:
+                with part.content() as (container, _):
+                    expected, span = container.storage_crc(storage), container.storage_span(storage)
+                    crc = 0
+                    for block in () if span is None else container.source.blocks(span, _BLOCK):
+                        crc = zlib.crc32(block, crc)
+                if expected is not None and crc != expected:
+                    raise CrcMismatch(part.path, storage)
+                self._sound.add((name, storage))
+
+    def tree(self) -> Value:
+        with self.lead.content() as (_, machine):
+            return self._whole(machine.root)
+
+    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+        found: list[ArchiveFact] = []
+        own = {id(fact) for file in self._group.files for fact in file.part.inventory.facts}
+        for file in self._group.files:
+            found += (fact for fact in file.part.check(progress) if id(fact) not in own)
+        return (*self.inventory.facts, *found)
+
+    def budget(self) -> Budget:
+        return self.lead.budget()
+
+    def extras(self) -> Mapping[str, bytes]:
+        return self.lead.extras()
+
+    def _read(self) -> Inventory:
+        """The inventory of the tree, with the names, keys and sites of the whole checkpoint."""
+        files = [file.part.inventory for file in self._group.files]
+        with self.lead.content() as (container, read):
+            machine = Machine(b"", self._limits)
+            machine.root, machine.end = self._whole(read.root), read.end - read.begin
+            machine.persistents = [node for node in nodes(machine.root) if type(node) is Persistent]
+            inventory = build_inventory(RankFiles(container.source, self._limits), machine, self._limits)
+        moved = moved_inventory(self.name, inventory, self.base)
+        missing = (FileFact("missing-rank", path, 0, path) for path in self._group.missing)
+        return replace(
+            moved,
+            size_bytes=sum(one.size_bytes for one in files),
+            torch_version=files[0].torch_version,
+            producer=files[0].producer,
+            layout=files[0].layout,
+            globals=tuple(dict.fromkeys(use for one in files for use in one.globals)),
+            foreign_opcodes=tuple(dict.fromkeys(code for one in files for code in one.foreign_opcodes)),
+            filled_classes=tuple(dict.fromkeys(name for one in files for name in one.filled_classes)),
+            facts=(*(fact for one in files for fact in one.facts), *missing),
+        )
+
+    def _whole(self, root: Value) -> Value:
+        """Make whole tensors of the DTensors in a tree, and give its other storages the keys of this part."""
+        numbers = {path: number for number, path in enumerate(self._paths)}
+        for path, call in list(dtensors(root)):
+            saved = self._group.files[0].shards[path]
+            requires_grad = call.arguments[2].items[7] is True if type(call.arguments[2]) is Tuple else False
+            new = rebuild_call(
+                f"{_SHARDS}{numbers[path]}", saved.local.dtype, saved.shard.shape, requires_grad=requires_grad
+            )
+            call.func, call.args, call.state = new.func, new.args, None
+        for node in nodes(root):
+            pid = node.pid if type(node) is Persistent else None
+            if type(node) is Persistent and type(pid) is Tuple and pid.items[:1] == ("storage",):
+                fields = [*pid.items]
+                key = str(fields[_KEY])
+                if not key.startswith(_SHARDS):
+                    fields[_KEY], fields[_LOCATION] = _DATA + key, NO_DEVICE
+                    node.pid = Tuple(tuple(fields), pid.starts)
+        return root
+
+    def _path(self, key: str) -> str:
+        return self._paths[int(key.removeprefix(_SHARDS))]
+
+    def _saved(self, key: str) -> SavedShard:
+        return self._group.files[0].shards[self._path(key)]
+
+    def _extent(self, key: str) -> Span:
+        saved = self._saved(key)
+        return Span(0, prod(saved.shard.shape) * ITEM_BYTES[saved.local.dtype])
+
+    def _distinct(self, key: str) -> list[ShardBox] | None:
+        """The shards of a tensor without replicas; None if they do not cover it, or some bytes are missing."""
+        found: dict[Chunk, ShardBox] = {}
+        for box in self.boxes_of(key):
+            if box.chunk.volume:
+                found.setdefault(box.chunk, box)
+        shape = self._saved(key).shard.shape
+        if sum(chunk.volume for chunk in found) != prod(shape) or flaw_of(shape, [*found]):
+            return None
+        return None if any(span_of(box) is None for box in found.values()) else [*found.values()]
+
+
+def span_of(box: ShardBox) -> Span | None:
+    """Bytes of a shard in its file; None if some are missing."""
+    span = None if box.local.storage is None else box.file.part.span(box.local.storage)
+    return None if span is None else extent_span(span, box.local)
+
+
+def _elements(box: ShardBox) -> ChunkElements:
+    # Their span is known.
+    stored, span = cast("StoredBytes", box.file.part.storage(box.local.storage or "")), cast("Span", span_of(box))
+    return ChunkElements(stored, box.local, span)

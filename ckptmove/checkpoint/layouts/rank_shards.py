@@ -1,0 +1,221 @@
+"""Find the DTensors in files that each rank has saved, and group the files that are shards of one checkpoint."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.checkpoint.inventory.tensor_nodes import named_items
+from ckptmove.formats.dtensors import CLASSES, dtensor_call, local_tensor, read_shard
+from ckptmove.pickles.rebuild_arguments import NotATensor
+from ckptmove.pickles.tensors import TensorReader
+from ckptmove.pickles.tree import Call, Node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from ckptmove.checkpoint.parts import FilePart
+    from ckptmove.formats.dtensors import LocalShard
+    from ckptmove.model import OptimizerRecord, TensorRecord
+    from ckptmove.pickles.tree import Value
+
+_NUMBER: Final = re.compile(r"\d+")
+#: Text before the number of the rank in a name, which other numbers may follow.
+_RANK: Final = re.compile(r"rank[_.-]?$", re.IGNORECASE)
+#: Tensors of a DTensor: the local one, and the ranks of its mesh.
+_IN_DTENSOR: Final = ("_local_tensor", "_spec.mesh._rank_map", "_spec.mesh.mesh", "_spec.mesh._root_mesh._rank_map")
+#: Names that tell the number of ranks, as in verl's ``model_world_size_8_rank_0.pt``.
+_WORLD_SIZE: Final = re.compile(r"(.*world_size_(\d+)_rank_)(\d+)(.*)")
+#: Ranks of a checkpoint; a name could have any number.
+_MOST_RANKS: Final = 1 << 16
+
+
+class SavedShard(NamedTuple):
+    """The shard of a DTensor in a file.
+
+    Attributes:
+        local: the local tensor; the key of its storage is that in the file.
+        shard: its place in the whole tensor.
+    """
+
+    local: TensorRecord
+    shard: LocalShard
+
+    @property
+    def like(self) -> object:
+        """Properties in which the shards of one tensor agree."""
+        return self.local.dtype, self.shard.shape, self.shard.mesh, self.shard.placements
+
+
+class RankFile(NamedTuple):
+    """A file with DTensors.
+
+    Attributes:
+        part: the file.
+        shards: its shards, by the path of the DTensor in the file.
+        crcs: CRCs of the storages of its other tensors, by their names in the file.
+    """
+
+    part: FilePart
+    shards: Mapping[str, SavedShard]
+    crcs: Mapping[str, int | None]
+
+    @property
+    def rank(self) -> int:
+        """Rank of the process that has saved it."""
+        return next(iter(self.shards.values())).shard.rank
+
+
+class RankGroup(NamedTuple):
+    """Files that are shards of one checkpoint.
+
+    Attributes:
+        name: path that the files share, with a ``*`` in place of the rank.
+        files: the files by rank.
+        missing: paths of the files of other ranks.
+    """
+
+    name: str
+    files: Sequence[RankFile]
+    missing: tuple[str, ...]
+
+    @property
+    def differing(self) -> list[str]:
+        """Names of tensors that are no DTensors, and differ between the ranks by their CRCs."""
+        first, *others = (file.crcs for file in self.files)
+        return [name for name, crc in first.items() if any(crcs.get(name) != crc for crcs in others)]
+
+
+def dtensors(root: Value) -> Iterator[tuple[str, Call]]:
+    """Path and call of each DTensor in the dicts, lists and tuples of a tree; each call once."""
+    seen: set[int] = set()
+    stack: list[tuple[str, Value]] = [("", root)]
+    while stack:
+        path, value = stack.pop()
+        call = dtensor_call(value)
+        if not isinstance(value, Node) or id(call or value) in seen:
+            continue
+        seen.add(id(call or value))
+        if call is not None:
+            yield path, call
+        else:
+            stack += [(f"{path}.{name}" if path else name, member) for name, member in named_items(value)]
+
+
+def read_rank_file(part: FilePart) -> RankFile | None:
+    """The shards of a file; None if it has none, or if some DTensor cannot be assembled."""
+    if not any(record.subclass in CLASSES for record in part.inventory.tensors):
+        return None
+    reader = TensorReader()
+    shards: dict[str, SavedShard] = {}
+    for path, call in dtensors(part.tree()):
+        try:
+            shard = read_shard(call)
+            inner = local_tensor(call)
+            local = reader.tensor(inner, path, "other") if type(inner) is Call and reader.is_tensor(inner) else None
+        except (NotATensor, IndexError, ValueError):
+            return None
+        # Two paths may be written the same: {"a.b": ...} and {"a": {"b": ...}}.
+        if (
+            path in shards
+            or local is None
+            or local.shape != shard.local_shape
+            or local.kind not in {"tensor", "parameter"}
+        ):
+            return None
+        shards[path] = SavedShard(local, shard)
+    is_of_one = len({saved.shard.rank for saved in shards.values()}) == 1
+    return RankFile(part, shards, _crcs(part, shards)) if is_of_one else None
+
+
+def _crcs(part: FilePart, shards: Mapping[str, SavedShard]) -> dict[str, int | None]:
+    inside = {f"{path}.{name}" for path in shards for name in _IN_DTENSOR}
+    found = {}
+    with part.content() as (container, _):
+        for record in part.inventory.tensors:
+            name, key = part.own_name(record.name), part.own_key(record)
+            if key is not None and name not in inside:
+                found[name] = container.storage_crc(key)
+    return found
+
+
+def group_by_rank(files: Iterable[RankFile]) -> list[RankGroup]:
+    """Group files whose names differ in the rank, and whose DTensors are the same."""
+    named: dict[str, dict[int, RankFile]] = {}
+    widths: dict[str, set[int]] = {}
+    for file in files:
+        place = _rank_in(file.part.name, file.rank)
+        if place is not None:
+            start, end = place
+            name = f"{file.part.name[:start]}*{file.part.name[end:]}"
+            named.setdefault(name, {})[file.rank] = file
+            widths.setdefault(name, set()).add(end - start)
+    groups = []
+    for name, by_rank in named.items():
+        ordered = [by_rank[rank] for rank in sorted(by_rank)]
+        if _agree(ordered):
+            ranks = {rank for file in ordered for saved in file.shards.values() for rank in saved.shard.ranks}
+            ranks.update(_numbered(name))
+            width = max(widths[name]) if len(widths[name]) == 1 else 0
+            missing = (name.replace("*", f"{rank:0{width}}", 1) for rank in sorted(ranks - by_rank.keys()))
+            groups.append(RankGroup(name, ordered, tuple(missing)))
+    return groups
+
+
+def find_two_saves(group: RankGroup) -> tuple[str, ...]:
+    """Paths of the files whose step count is not that of most others: files of another save.
+
+    One count of each optimizer is read. A rank that was killed while it replaced its file leaves the earlier one.
+    """
+    counts: dict[tuple[float | None, ...], list[str]] = {}
+    for file in group.files:
+        own = tuple(map(partial(_first_count, file.part), file.part.inventory.optimizers))
+        counts.setdefault(own, []).append(file.part.name)
+    most = max(counts.values(), key=len)
+    return tuple(name for names in counts.values() if names is not most for name in names)
+
+
+def _first_count(part: FilePart, optimizer: OptimizerRecord) -> float | None:
+    records = (entry.tensor("step") for entry in optimizer.state)
+    record = next(filter(None, records), None)
+    return None if record is None else part.number(record)
+
+
+def missing_by_name(names: Iterable[str]) -> list[str]:
+    """Names of the files that are missing in sets of names with a world size and a rank."""
+    found: dict[tuple[str, str, int], set[int]] = {}
+    for name in names:
+        match = _WORLD_SIZE.fullmatch(name)
+        if match is not None and int(match[2]) <= _MOST_RANKS:
+            found.setdefault((match[1], match[4], int(match[2])), set()).add(int(match[3]))
+    return [
+        f"{before}{rank}{after}"
+        for (before, after, size), ranks in found.items()
+        for rank in range(size)
+        if rank not in ranks
+    ]
+
+
+def _rank_in(name: str, rank: int) -> tuple[int, int] | None:
+    """Place of the rank in a name: a number after the word, or else the last one of this value."""
+    places = [match.span() for match in _NUMBER.finditer(name) if int(match[0]) == rank]
+    places.sort(key=lambda place: (_RANK.search(name[: place[0]]) is not None, place))
+    return places[-1] if places else None
+
+
+def _numbered(name: str) -> range:
+    """The ranks that a name tells, which has a ``*`` in place of the rank."""
+    match = _WORLD_SIZE.fullmatch(name.replace("*", "0", 1))
+    return range(int(match[2]) if match is not None and int(match[2]) <= _MOST_RANKS else 0)
+
+
+def _agree(files: Sequence[RankFile]) -> bool:
+    """Whether the files have shards of the same tensors."""
+    first, *others = files
+    like = {path: saved.like for path, saved in first.shards.items()}
+    return all(
+        {path: saved.like for path, saved in other.shards.items()} == like
+        and other.part.byteorder == first.part.byteorder
+        for other in others
+    )

@@ -1,0 +1,205 @@
+"""Read the part of a DTensor that one rank has saved: its local tensor, the device mesh, and the placements.
+
+From torch/distributed/tensor/_dtensor_spec.py, torch/distributed/tensor/placement_types.py and
+torch/distributed/device_mesh.py. Up to torch 2.8, a mesh stores its ranks as a tensor.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, product
+from math import prod
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.formats.chunks import Chunk
+from ckptmove.pickles.rebuild_arguments import NotATensor, arguments, count, items, sizes
+from ckptmove.pickles.tree import Call, Dict, Global, Sequence, Tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ckptmove.pickles.tree import Value
+
+    #: Indices of an axis of the whole tensor: first, and end (exclusive).
+    _Run = tuple[int, int]
+
+#: Full names of the class DTensor; the second up to torch 2.4.
+CLASSES: Final = frozenset({"torch.distributed.tensor.DTensor", "torch.distributed._tensor.api.DTensor"})
+_FROM_TYPE: Final = "torch._tensor._rebuild_from_type_v2"
+_PARAMETER: Final = "torch._utils._rebuild_parameter"
+#: Modules of the placements; the older one up to torch 2.4.
+_PLACEMENTS: Final = ("torch.distributed.tensor.placement_types.", "torch.distributed._tensor.placement_types.")
+#: Limit for the runs of indices that a rank holds: one on each axis, or one for each part of a strided shard.
+_MOST_RUNS: Final = 4096
+
+
+class Placement(NamedTuple):
+    """How a tensor is placed on one dimension of a mesh.
+
+    Attributes:
+        axis: axis of the tensor that is split; None if each rank has all of it.
+        factor: number of parts that are split one by one, as ``_StridedShard`` does; 1 for ``Shard``.
+    """
+
+    axis: int | None
+    factor: int = 1
+
+
+class LocalShard(NamedTuple):
+    """The part of a DTensor that one rank has saved.
+
+    Attributes:
+        shape: shape of the whole tensor.
+        mesh: size of the mesh along each of its dimensions.
+        coordinate: place of the rank in the mesh.
+        rank: global rank of the process.
+        ranks: global ranks of the mesh, or of the larger mesh that it is sliced from.
+        placements: placement of the tensor on each dimension of the mesh.
+        runs: indices that the rank holds along each axis of the tensor, in the order of the local tensor.
+    """
+
+    shape: tuple[int, ...]
+    mesh: tuple[int, ...]
+    coordinate: tuple[int, ...]
+    rank: int
+    ranks: tuple[int, ...]
+    placements: tuple[Placement, ...]
+    runs: tuple[tuple[_Run, ...], ...]
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of the local tensor."""
+        return tuple(sum(end - first for first, end in axis) for axis in self.runs)
+
+    def boxes(self) -> Iterator[tuple[Chunk, tuple[int, ...]]]:
+        """The parts of the whole tensor that the rank holds, each with its offsets in the local tensor."""
+        axes = [
+            list(zip(axis, accumulate((end - first for first, end in axis), initial=0), strict=False))
+            for axis in self.runs
+        ]
+        for box in product(*axes):
+            offsets, lengths = tuple(run[0] for run, _ in box), tuple(run[1] - run[0] for run, _ in box)
+            yield Chunk(offsets, lengths), tuple(local for _, local in box)
+
+
+def dtensor_call(value: Value) -> Call | None:
+    """The call that rebuilds a DTensor, or the DTensor in a parameter; None for any other value."""
+    if type(value) is Call and value.name == _PARAMETER and value.arguments:
+        value = value.arguments[0]
+    if type(value) is not Call or value.name != _FROM_TYPE or len(value.arguments) != 4:  # noqa: PLR2004  # with a state
+        return None
+    kind = value.arguments[1]
+    return value if type(kind) is Global and kind.full_name in CLASSES else None
+
+
+def read_shard(call: Call) -> LocalShard:
+    """Read the part of a DTensor that a file holds.
+
+    Args:
+        call: the result of :func:`dtensor_call`.
+
+    Raises:
+        NotATensor: if torch does not write it so, or a placement is not a shard or a replica (``Partial``).
+    """
+    _, _, wrapper, state = arguments(call).items
+    spec = _state(_slots(state).get("_spec"))
+    mesh = _state(spec.get("mesh"))
+    shape, mesh_sizes = sizes(items(wrapper)[2]), _mesh_sizes(mesh)
+    coordinate = sizes(mesh.get("_coordinate_on_dim"))
+    placements = [_placement(one, len(shape)) for one in items(spec.get("placements"))]
+    if not len(placements) == len(coordinate) == len(mesh_sizes) or any(map(int.__ge__, coordinate, mesh_sizes)):
+        raise NotATensor
+    runs: list[list[_Run]] = [[(0, size)] for size in shape]
+    for at in _order(spec.get("shard_order"), len(placements)):
+        one = placements[at]
+        if one.axis is not None:
+            runs[one.axis] = _split(runs[one.axis], mesh_sizes[at], coordinate[at], one.factor)
+        if prod(map(len, runs)) > _MOST_RUNS:
+            raise NotATensor
+    ranks = tuple(map(count, items(mesh.get("_flatten_rank_map", mesh.get("_flatten_mesh_list")))))
+    rank = mesh.get("_rank")
+    if rank is None:  # up to torch 2.8, the ranks are those of this mesh
+        rank = ranks[sum(place * prod(mesh_sizes[at + 1 :]) for at, place in enumerate(coordinate))]
+    return LocalShard(shape, mesh_sizes, coordinate, count(rank), ranks, tuple(placements), tuple(map(tuple, runs)))
+
+
+def local_tensor(call: Call) -> Value:
+    """The node of the local tensor of a DTensor, given the result of :func:`dtensor_call`."""
+    return _slots(call.arguments[3]).get("_local_tensor")
+
+
+def _slots(state: Value) -> Mapping[str, Value]:
+    """Attributes in ``__slots__``, the second part of the state of an object that has no ``__dict__`` in it."""
+    return _members(items(state)[1])
+
+
+def _state(value: Value) -> Mapping[str, Value]:
+    """Attributes of an object."""
+    return _members(value.state if type(value) is Call else None)
+
+
+def _members(value: Value) -> Mapping[str, Value]:
+    if type(value) is not Dict:
+        raise NotATensor
+    return {key: member for key, member, _ in value.pairs() if type(key) is str}
+
+
+def _mesh_sizes(mesh: Mapping[str, Value]) -> tuple[int, ...]:
+    """Size of a mesh along each dimension; a dimension may be several ones of the larger mesh, flattened."""
+    if "mesh" in mesh:
+        tensor = mesh["mesh"]
+        return sizes(arguments(tensor).items[2] if type(tensor) is Call else None)
+    layout = _state(mesh.get("_layout"))
+    if "axes" not in layout:  # torch 2.9 to 2.12
+        return tuple(
+            prod(sizes(one)) if isinstance(one, Sequence) else count(one) for one in items(layout.get("shape"))
+        )
+    return tuple(prod(sizes(_state(one).get("shape"))) for one in items(layout["axes"]))
+
+
+def _placement(value: Value, axes: int) -> Placement:
+    """The placement of an object; ``axes`` of the tensor."""
+    name = value.name.rpartition(".")[2] if type(value) is Call and value.name.startswith(_PLACEMENTS) else ""
+    if name == "Replicate":
+        return Placement(None)
+    state = _state(value) if name in {"Shard", "_StridedShard"} else {}
+    axis, factor = count(state.get("dim")), count(state.get("split_factor", 1))
+    if axis >= axes or not factor:
+        raise NotATensor
+    return Placement(axis, factor)
+
+
+def _order(value: Value, dimensions: int) -> list[int]:
+    """Dimensions of the mesh in the order in which they split the tensor: ``shard_order`` changes it for one axis."""
+    found = [at for entry in items(value or Tuple((), ())) if type(entry) is Call for at in sizes(entry.arguments[1])]
+    rest = [at for at in range(dimensions) if at not in found]
+    if any(at >= dimensions for at in found):
+        raise NotATensor
+    return [*found, *rest]
+
+
+def _split(runs: list[_Run], number: int, index: int, factor: int) -> list[_Run]:
+    """The runs that one rank has, where ``torch.chunk`` splits each of ``factor`` parts over a number of ranks."""
+    total = sum(end - first for first, end in runs)
+    found: list[_Run] = []
+    part = -(-total // factor)
+    if total and factor > _MOST_RUNS:
+        raise NotATensor
+    for start in range(0, total, part) if total else ():
+        own = -(-min(part, total - start) // number)
+        low = start + min(own * index, part)
+        for run in _taken(runs, low, min(low + own, start + part, total)):
+            if found and found[-1][1] == run[0]:
+                found[-1] = found[-1][0], run[1]
+            else:
+                found.append(run)
+    return found
+
+
+def _taken(runs: list[_Run], low: int, high: int) -> Iterator[_Run]:
+    """The part of some runs between two positions in their indices, one after the other."""
+    before = 0
+    for first, end in runs:
+        start, stop = max(low - before, 0) + first, min(high - before + first, end)
+        if start < stop:
+            yield start, stop
+        before += end - first

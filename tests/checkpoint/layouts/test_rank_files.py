@@ -1,0 +1,362 @@
+"""Files of ranks with DTensors, as verl and accelerate save them: one checkpoint, with every tensor whole."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import untraced
+from torch.utils._pytree import tree_flatten
+
+import ckptmove
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.errors import CrcMismatch, DamagedArchive, MissingShard
+from ckptmove.findings.context import Context
+from ckptmove.findings.registry import find_all
+from ckptmove.torch_facts.weights_only import DTENSOR_NAMES
+from ckptmove.verification import loaded
+from ckptmove.verification.file_checks import check_file, fail_on_findings
+from ckptmove.verification.loaded import Loaded
+from ckptmove.verification.restore_shards import ShardsTally
+
+fsdp, tensors = map(pytest.importorskip, ("torch.distributed.fsdp", "torch.distributed.tensor"))
+if not hasattr(fsdp, "fully_shard"):
+    pytest.skip("this torch has fully_shard elsewhere", allow_module_level=True)
+Partial, Replicate = tensors.Partial, tensors.Replicate
+
+SCRIPT = Path(__file__).parents[2] / "support" / "save_on_ranks.py"
+STEPS = ("restore", "numbers", "step", "parity", "fresh")
+VERL = {"model": "model_world_size_4_rank_*", "optim": "optim_world_size_4_rank_*"}
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """What four ranks have saved, and the same tensors as ``full_tensor`` returns them."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    environment = {**untraced.environment(), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(SCRIPT), str(folder)], check=True, capture_output=True, env=environment)
+    return folder
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    """A copy of one kind, to be damaged."""
+    return lambda kind: Path(shutil.copytree(saved / kind, tmp_path / kind))
+
+
+def full(saved, kind):
+    return torch.load(saved / f"{kind}.full.pth", weights_only=True)
+
+
+def same(one, other):
+    (left, spec), (right, like) = tree_flatten(one), tree_flatten(other)
+    assert spec == like
+    return all(
+        torch.equal(mine, theirs) if isinstance(mine, torch.Tensor) else mine == theirs
+        for mine, theirs in zip(left, right, strict=True)
+    )
+
+
+def findings(folder, code, **options):
+    return [one for one in ckptmove.inspect(folder, **options).findings if one.code == code]
+
+
+def edit(path, change):
+    """Save a file again after a change of its tree; DTensors are saved as they were."""
+    tree = torch.load(path, weights_only=True)
+    change(tree)
+    torch.save(tree, path)
+
+
+def failing(found):
+    return {name for name, check in found.items() if check["status"] == "failed"}
+
+
+# --- one checkpoint ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["strided", "hsdp"])
+def test_a_tree_of_each_rank_becomes_one_file(saved, tmp_path, kind) -> None:
+    whole = full(saved, kind)
+    found = ckptmove.inspect(saved / kind)
+    shapes = {tensor.name: tensor.shape for tensor in found.inventory.tensors}
+    assert shapes["model.head.weight"] == (13, 6)
+    assert len(shapes) == len([leaf for leaf in tree_flatten(whole)[0] if isinstance(leaf, torch.Tensor)])
+    assert [row.path for row in found.inventory.files] == [f"rank{rank:02}.pt" for rank in range(4)]
+    result = ckptmove.convert(saved / kind, output=tmp_path / "run.pth")
+    assert same(torch.load(tmp_path / "run.pth", weights_only=True), whole)
+    # The last byte of its random state is the number of the rank.
+    assert [note for note in result.notes if "rank00.pt are used: rng" in note]
+
+
+def test_the_folder_of_verl_becomes_one_file(saved, tmp_path) -> None:
+    whole = full(saved, "verl")
+    result = ckptmove.convert(saved / "verl", output=tmp_path / "run.pth")
+    new = torch.load(tmp_path / "run.pth", weights_only=True)
+    assert all(same(new[name], whole[key]) for key, name in VERL.items())
+    assert not [note for note in result.notes if "are used" in note]
+    restored = ckptmove.load(saved / "verl")
+    assert same(restored["model_world_size_4_rank_*"], whole["model"])
+
+
+@pytest.mark.parametrize("kind", ["verl", "strided", "hsdp", "accelerate"])
+def test_it_is_proven_to_resume(saved, answers, kind) -> None:
+    found = answers(saved / kind)
+    assert [found[name]["status"] for name in STEPS] == ["passed"] * 5, found
+    assert found["step"]["evidence"]["proven"] is True
+    assert found["restore"]["evidence"]["weights_only"] is True
+
+
+def test_a_copy_for_another_device_keeps_the_file_of_each_rank(saved, tmp_path) -> None:
+    ckptmove.convert(saved / "strided", to="cuda:0", output=tmp_path / "moved")
+    assert sorted(path.name for path in (tmp_path / "moved").iterdir()) == [f"rank{rank:02}.pt" for rank in range(4)]
+    found = ckptmove.diff(saved / "strided", tmp_path / "moved")
+    assert found.same
+
+
+def test_an_archive_of_the_files_is_the_same_checkpoint(saved, tmp_path, answers) -> None:
+    with zipfile.ZipFile(tmp_path / "run.zip", "w") as archive:
+        for path in sorted((saved / "hsdp").iterdir()):
+            archive.write(path, f"run/{path.name}")
+    found = answers(tmp_path / "run.zip")
+    assert [found[name]["status"] for name in STEPS] == ["passed"] * 5, found
+
+
+def test_accelerates_own_folders_of_model_and_optimizer_are_one_checkpoint(saved, tmp_path, answers) -> None:
+    for number in range(2):
+        shutil.copytree(saved / "accelerate", tmp_path / "runs" / f"checkpoint_{number}")
+    found = ckptmove.inspect(tmp_path / "runs").inventory
+    assert found.checkpoints == ("checkpoint_0", "checkpoint_1")
+    found = answers(tmp_path / "runs")
+    assert found["step"]["evidence"]["proven"] is True
+
+
+# --- lost and mixed files ---------------------------------------------------------------------------------------------
+
+
+def test_missing_ranks_are_named(copy, answers, tmp_path) -> None:
+    folder = copy("strided")
+    (folder / "rank02.pt").unlink()
+    (finding,) = findings(folder, "F808")
+    assert finding.where == ("rank02.pt",)
+    assert failing(answers(folder)) == {"restore", "step"}
+    with open_checkpoint(str(folder)) as checkpoint:
+        check = fail_on_findings(check_file(checkpoint.parts), find_all(checkpoint.inventory, Context()))
+    assert check.status == "failed"
+    assert "rank02.pt" in check.detail
+    with pytest.raises(MissingShard, match=r"rank02\.pt"):
+        ckptmove.convert(folder, output=tmp_path / "run.pth")
+
+
+def test_replicas_make_up_for_missing_ranks(copy, saved, tmp_path) -> None:
+    folder = copy("hsdp")
+    for rank in (0, 3):
+        (folder / f"rank{rank:02}.pt").unlink()
+    (finding,) = findings(folder, "F808")
+    assert finding.where == ("rank00.pt", "rank03.pt")
+    ckptmove.convert(folder, output=tmp_path / "run.pth")
+    new, whole = torch.load(tmp_path / "run.pth", weights_only=True), full(saved, "hsdp")
+    assert all(same(new[key], whole[key]) for key in ("model", "optim"))
+
+
+def test_the_world_size_in_a_name_tells_what_is_missing(copy) -> None:
+    folder = copy("verl")
+    (folder / "extra_state_world_size_4_rank_1.pt").unlink()
+    (finding,) = findings(folder, "F808")
+    assert finding.where == ("extra_state_world_size_4_rank_1.pt",)
+    assert not findings(folder / "model_world_size_4_rank_0.pt", "F808")
+
+
+def test_a_file_of_an_earlier_save_is_named(copy) -> None:
+    folder = copy("verl")
+    assert not findings(folder, "F807")
+
+    def earlier(tree):
+        for state in tree["state"].values():
+            state["step"] -= 1
+
+    edit(folder / "optim_world_size_4_rank_2.pt", earlier)
+    (finding,) = findings(folder, "F807")
+    assert finding.where == ("optim_world_size_4_rank_2.pt",)
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def spoil(path, values):
+    data = bytearray(path.read_bytes())
+    data[data.index(values.numpy().tobytes())] ^= 1
+    path.write_bytes(data)
+
+
+def last_rows(saved, name="embedding.weight"):
+    """What the last rank of the four has of a tensor."""
+    return full(saved, "verl")["model"][name][-1:]
+
+
+def test_damage_is_found_in_the_file_of_each_rank(copy, saved, tmp_path) -> None:
+    folder = copy("verl")
+    spoil(folder / "model_world_size_4_rank_3.pt", last_rows(saved))
+    spoil(folder / "model_world_size_4_rank_0.pt", torch.arange(3.0))  # a buffer, which is no DTensor
+    (finding,) = findings(folder, "F801", check=True)
+    assert {path.partition("/")[0] for path in finding.where} == {
+        "model_world_size_4_rank_0.pt",
+        "model_world_size_4_rank_3.pt",
+    }
+    with open_checkpoint(str(folder)) as checkpoint:
+        assert len([fact for fact in checkpoint.check() if fact.kind == "crc-mismatch"]) == 2
+    with pytest.raises(CrcMismatch):
+        ckptmove.convert(folder, output=tmp_path / "run.pth")
+    ckptmove.convert(folder, output=tmp_path / "run.pth", check=False)
+
+
+def test_a_replica_with_other_values_is_found(copy, answers) -> None:
+    folder = copy("hsdp")
+
+    def other(tree):
+        tree["model"]["head.weight"]._local_tensor[0, 0] += 1
+
+    edit(folder / "rank03.pt", other)
+    (failure,) = answers(folder)["restore"]["detail"].splitlines()
+    assert "model.head.weight (rank03.pt)" in failure
+
+
+def test_a_shard_that_is_cut_off(copy, answers) -> None:
+    folder = copy("hsdp")
+    path = folder / "rank01.pt"
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(DamagedArchive):
+        ckptmove.inspect(folder)
+
+
+def test_what_torch_does_not_load_is_named(copy, answers, make_odd, monkeypatch) -> None:
+    folder = copy("hsdp")
+    make_odd(folder / "rank00.pt")
+    make_odd(folder / "rank02.pt")
+    found = answers(folder)["restore"]
+    assert found["status"] == "passed"
+    assert {part.partition(":")[0] for part in found["evidence"]["refusal"].split("; ")} == {"rank00.pt", "rank02.pt"}
+    monkeypatch.setattr(loaded, "load", lambda *_, **__: Loaded(error="RuntimeError: no"))
+    assert "rank00.pt: RuntimeError: no" in answers(folder)["restore"]["detail"]
+    monkeypatch.setattr(loaded, "load", lambda *_, **__: Loaded())
+    found = answers(folder)["restore"]
+    assert found["status"] == "failed"
+    assert found["evidence"]["differing"] == found["evidence"]["tensors"] * 4 - 3 * 9
+
+
+def test_bytes_are_checked_once(saved, copy, tmp_path) -> None:
+    with open_checkpoint(str(saved / "hsdp")) as checkpoint:
+        (part,) = checkpoint.parts
+        keys = [storage.key for storage in checkpoint.inventory.storages]
+        for key in keys * 2:
+            part.require_sound(key)
+        part.budget().spend(1)
+    folder = copy("strided")
+    (folder / "rank02.pt").unlink()
+    with open_checkpoint(str(folder)) as checkpoint:
+        (part,) = checkpoint.parts
+        missing = [key for key in keys if part.span(key) is None]
+        assert missing
+        assert all(part.storage(key) is None for key in missing)
+
+
+def test_an_empty_tensor(copy, tmp_path) -> None:
+    folder = copy("hsdp")
+
+    def add(tree):
+        tensor = tree["model"]["head.weight"]
+        meta = tensor._spec.tensor_meta._replace(shape=torch.Size((0, 3)), stride=(3, 1))
+        spec = type(tensor._spec)(tensor._spec.mesh, (Replicate(), Replicate()), meta)
+        tree["model"]["empty"] = type(tensor)(torch.empty(0, 3), spec, requires_grad=False)
+
+    for path in folder.iterdir():
+        edit(path, add)
+    ckptmove.convert(folder, output=tmp_path / "run.pth")
+    assert torch.load(tmp_path / "run.pth", weights_only=True)["model"]["empty"].shape == (0, 3)
+
+
+# --- what is not joined -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: tree["model"].pop("head.weight"),
+        lambda tree: tree.update({"a.b": tree["model"]["head.weight"], "a": {"b": tree["model"]["embedding.weight"]}}),
+    ],
+)
+def test_ranks_with_other_tensors_are_files_of_their_own(copy, change) -> None:
+    folder = copy("hsdp")
+    edit(folder / "rank03.pt", change)
+    names = {tensor.name.partition(".pt")[0] for tensor in ckptmove.inspect(folder).inventory.tensors}
+    assert names == {"rank00", "rank01", "rank02", "rank03"}
+    assert not findings(folder, "F808")
+
+
+def test_what_cannot_be_assembled_stays_a_file_of_its_own(copy) -> None:
+    folder = copy("hsdp")
+
+    def pending(tree):
+        tree["model"]["head.weight"]._spec.placements = (Partial(), Partial())
+
+    edit(folder / "rank00.pt", pending)
+    assert any(one.name.startswith("rank00.pt.") for one in ckptmove.inspect(folder).inventory.tensors)
+    for path in folder.iterdir():
+        path.rename(folder / f"{'abcd'[int(path.stem[-1])]}.pt")  # the names no longer tell the ranks
+    names = {tensor.name.partition(".")[0] for tensor in ckptmove.inspect(folder).inventory.tensors}
+    assert names == {"a", "b", "c", "d"}
+
+
+# --- weights only -----------------------------------------------------------------------------------------------------
+
+
+def test_the_fix_of_s701_loads_the_file(saved) -> None:
+    (finding,) = findings(saved / "strided", "S701")
+    assert finding.severity == "info"
+    assert "add_safe_globals" not in finding.fix
+    exec(finding.fix, {})  # the line that people paste
+    known = {f"{kind.__module__}.{kind.__qualname__}" for kind in torch.serialization.get_safe_globals()}
+    assert known >= {name for name in DTENSOR_NAMES if "Order" not in name and "_mesh_layout" not in name}
+
+
+def test_other_refused_names_are_still_a_warning(copy, make_odd) -> None:
+    folder = copy("verl")
+    path = folder / "model_world_size_4_rank_0.pt"
+    make_odd(path)
+    severities = [one.severity for one in findings(path, "S701")]
+    assert sorted(severities) == ["info", "warning"]
+    (warning,) = (one for one in findings(path, "S701") if one.severity == "warning")
+    assert "import argparse, torch, torch.distributed.tensor" in warning.fix
+
+
+@pytest.fixture
+def make_odd():
+    def odd(path):
+        import argparse
+
+        edit(path, lambda tree: tree.update(options=argparse.Namespace(lr=1)))
+
+    return odd
+
+
+def test_one_file_of_a_rank_loads_too(saved, answers) -> None:
+    found = answers(saved / "strided" / "rank01.pt")
+    assert found["restore"]["status"] == "passed"
+    assert found["restore"]["evidence"]["weights_only"] is True
+    with open_checkpoint(str(saved / "strided" / "rank01.pt")) as checkpoint:
+        assert not [one for one in find_all(checkpoint.inventory, Context()) if one.severity == "error"]
+
+
+def test_the_shards_of_two_processes_are_added() -> None:
+    tallies = [ShardsTally(shards=3), ShardsTally(shards=4, errors={"rank00.pt": "RuntimeError: no"})]
+    tallies[1].differing.add("model.head.weight (rank01.pt)")
+    tallies[0].join(tallies[1].to_json())
+    assert tallies[0].shards == 7
+    assert tallies[0].errors == {"rank00.pt": "RuntimeError: no"}
+    assert tallies[0].differing.first == ["model.head.weight (rank01.pt)"]
