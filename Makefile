@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SAMPLE := sample_ckpts/map-location-dragged-all.pth
 
-.PHONY: help demo test crash check format lint types samples docs bench bugs growth fuzz clean
+.PHONY: help demo test crash fleet check format lint types samples docs bench bugs growth fuzz clean
 
 help:
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/'
@@ -28,6 +28,9 @@ test: $(STAMP) ## every test, with branch coverage of ckptmove/ at 100 %
 
 crash: $(STAMP) ## kill conversions at every call and at 200 instants, and have every call fail: minutes
 	CRASHES=all $(BIN)/python -m pytest -n 2 --dist worksteal tests/crash
+
+fleet: $(STAMP) ## inspect a bucket of 200 checkpoints, and count the requests
+	FLEET=all $(BIN)/python -m pytest -n 0 tests/cli/test_fleet.py
 
 check: $(STAMP) lint types test ## the gate before every commit: format, lint, types, tests
 

@@ -56,7 +56,7 @@ def envelope(command: str | None, exit_code: int, failures: Sequence[Failure]) -
         exit_code: exit code of the command.
         failures: errors, in the order in which they occurred.
     """
-    errors = [_failure(failure) for failure in failures]
+    errors = [failure_to_json(failure) for failure in failures]
     return {
         "schema_version": SCHEMA_VERSION,
         "command": command,
@@ -150,7 +150,8 @@ def rule(entry: Entry) -> Json:
     }
 
 
-def _failure(failure: Failure) -> Json:
+def failure_to_json(failure: Failure) -> Json:
+    """One entry of ``errors``."""
     return {
         "kind": failure.kind,
         "message": escaped(failure.message),
@@ -170,6 +171,7 @@ def checkpoint(
     expectation: Expectation | None = None,
     unchecked: Sequence[str] = (),
     traffic: Traffic | None = None,
+    version: str | None = None,
 ) -> Json:
     """One entry of ``checkpoints``, the answer of ``inspect``.
 
@@ -182,10 +184,12 @@ def checkpoint(
         expectation: the result of ``expect``, or None.
         unchecked: paths of files without CRCs to compare.
         traffic: requests for a checkpoint at a URL, or None.
+        version: fingerprint of the sizes and versions of its files, or None.
     """
     parameters = parameter_names(inventory.optimizers, pairings)
     return {
         "path": inventory.path,
+        "version": version,
         "container": inventory.container,
         "layout": inventory.layout,
         "size_bytes": inventory.size_bytes,

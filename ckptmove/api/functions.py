@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.io.changes import UndoResult
     from ckptmove.io.contracts import Progress
+    from ckptmove.io.walk import WalkedFile
     from ckptmove.moves import MovePlan, RemapOptions
 
 #: The option, as a subject of messages.
@@ -54,7 +55,11 @@ _IN_PLACE: Final = Argument("in_place")
 
 
 class InspectRequest(NamedTuple):
-    """The options of :func:`inspect`, with devices and paths as text; its arguments are described there."""
+    """The options of :func:`inspect`, with devices and paths as text; its arguments are described there.
+
+    Attributes:
+        members: the files of a directory that belong to the checkpoint, as a search has found them; None for all.
+    """
 
     path: str
     target: str | None = None
@@ -64,6 +69,7 @@ class InspectRequest(NamedTuple):
     outline: bool = False
     keep_going: bool = False
     limits: Limits = Limits()
+    members: Sequence[WalkedFile] | None = None
 
 
 @hinted()
@@ -128,6 +134,7 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
         check=request.check,
         outline=request.outline,
         progress=progress,
+        members=request.members,
     ) as checkpoint:
         unchecked = checkpoint.without_checksums if request.check else ()
         summary = summarize(checkpoint)

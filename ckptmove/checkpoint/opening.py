@@ -18,12 +18,13 @@ from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ckptmove.io.contracts import Progress, Traffic
     from ckptmove.io.listing import Listing
     from ckptmove.io.remote.source import RemoteSource
     from ckptmove.io.source import DiskPlace, FileSource
+    from ckptmove.io.walk import WalkedFile
 
 
 @contextmanager
@@ -39,6 +40,7 @@ def open_checkpoint(
     check: bool = False,
     outline: bool = False,
     progress: Progress | None = None,
+    members: Sequence[WalkedFile] | None = None,
 ) -> Iterator[OpenCheckpoint]:
     """Read a checkpoint without the bytes of its tensors, after undoing an interrupted conversion in place.
 
@@ -57,6 +59,7 @@ def open_checkpoint(
         check: whether to compare every record with its CRC.
         outline: whether to make the outline.
         progress: called with the bytes checked so far and the total.
+        members: the files of a directory that belong to the checkpoint, as a search has found them; None for all.
 
     Raises:
         UnreadableInput: if it is unreadable, damaged or not a checkpoint.
@@ -70,11 +73,11 @@ def open_checkpoint(
             location = as_location(location)
             traffic = None
             if isinstance(location, Address):
-                found, traffic = _remote(location, limits, stack, files=files)
+                found, traffic = _remote(location, limits, stack, files=files, members=members)
+            elif is_folder(location):
+                found = _listing(location, limits, members)
             else:
-                found = (
-                    _listing(location, limits) if is_folder(location) else _file(location, limits, stack, files=files)
-                )
+                found = _file(location, limits, stack, files=files)
             if isinstance(found, OpenCheckpoint):
                 checkpoint = _looked_into(found, check=check, outline=outline, progress=progress)
             else:
@@ -96,10 +99,11 @@ def open_checkpoint(
         yield replace(checkpoint, traffic=traffic)
 
 
-def _listing(folder: str, limits: Limits) -> Listing:
+def _listing(folder: str, limits: Limits, members: Sequence[WalkedFile] | None) -> Listing:
     from ckptmove.checkpoint.layouts.reading import list_recovered
 
-    return list_recovered(folder, limits)
+    listing = list_recovered(folder, limits)
+    return listing if members is None else listing.only({member.path for member in members})
 
 
 def _file(path: str, limits: Limits, stack: ExitStack, *, files: bool) -> OpenCheckpoint | Listing:
@@ -112,13 +116,13 @@ def _file(path: str, limits: Limits, stack: ExitStack, *, files: bool) -> OpenCh
 
 
 def _remote(
-    address: Address, limits: Limits, stack: ExitStack, *, files: bool
+    address: Address, limits: Limits, stack: ExitStack, *, files: bool, members: Sequence[WalkedFile] | None
 ) -> tuple[OpenCheckpoint | Listing, Traffic]:
     """Read a remote checkpoint file, or list a remote directory or archive; and the requests."""
-    from ckptmove.io.remote.filesystem import open_remote
+    from ckptmove.io.remote.filesystem import list_members, open_remote
     from ckptmove.io.remote.source import RemoteSource
 
-    found = open_remote(address, limits)
+    found = open_remote(address, limits) if members is None else list_members(address, members)
     if isinstance(found, RemoteSource):
         return _read(found, None, limits, stack, files=files), found.traffic
     return found, found.traffic

@@ -1,15 +1,17 @@
-"""Call a function for several requests at once, and take the results in the order of the requests."""
+"""Call a function for several requests at once, and take the results in the order of the requests, or as they come."""
 
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from threading import Thread
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
+#: Longest wait that a signal does not end.
+_SECONDS: Final = 0.2
 _Q = TypeVar("_Q")
 _A = TypeVar("_A")
 
@@ -30,22 +32,36 @@ class Ahead(Generic[_Q, _A]):
         """
         self._call = call
         self._left = iter(requests)
-        self._running: deque[Future[_A]] = deque()
+        self._running: deque[tuple[_Q, Future[_A]]] = deque()
         for _ in range(jobs):
             self._start()
 
     def take(self) -> _A:
         """Wait for the next result, and start another call; raises what the call raised."""
-        future = self._running.popleft()
+        _, future = self._running.popleft()
         try:
             return future.result()
         finally:
             self._start()
 
+    def as_completed(self) -> Iterator[_Q]:
+        """Yield the requests in the order in which their calls end; :meth:`take` then returns the result of that call.
+
+        The result has to be taken before the next request.
+        """
+        while self._running:
+            # Without a limit, a signal shortly before the wait would be raised at its end.
+            done = wait([future for _, future in self._running], _SECONDS, FIRST_COMPLETED).done
+            first = next((one for one in self._running if one[1] in done), None)
+            if first is not None:
+                self._running.remove(first)
+                self._running.appendleft(first)
+                yield first[0]
+
     def _start(self) -> None:
         for request in self._left:
             future: Future[_A] = Future()
-            self._running.append(future)
+            self._running.append((request, future))
             Thread(target=self._run, args=(request, future), daemon=True).start()
             return
 

@@ -72,6 +72,19 @@ def inspect(
     strict: options.StrictInspect = False,
     limit_factor: options.LimitFactor = 1,
     jobs: options.Jobs = None,
+    share: Annotated[
+        str | None,
+        typer.Option(metavar="i/N", help="Read only the share i of N, by the hash of each path.", show_default=False),
+    ] = None,
+    skip_seen: Annotated[
+        str | None,
+        typer.Option(
+            "--skip-seen",
+            metavar="FILE",
+            help="Skip the checkpoints of an earlier --format jsonl, unless they have changed.",
+            show_default=False,
+        ),
+    ] = None,
     select: options.Select = None,
     ignore: options.Ignore = None,
     report: options.Report = None,
@@ -85,32 +98,38 @@ def inspect(
     from ckptmove.api.functions import InspectRequest
     from ckptmove.cli.inspect_command import run_inspect
     from ckptmove.cli.render.answers import Detail
+    from ckptmove.cli.search import find_targets
+    from ckptmove.cli.seen import Seen
 
     config = load_config(Path(), lambda: settings_of(verify))
     reported = selection(select or (), (*config.ignore, *(ignore or ())))
-    found = checkpoint_paths(paths or (), config, "inspect")
-    requests = [
-        InspectRequest(
-            path=path,
-            target=config.to if expect is None else None,
-            expect=expect,
-            device_count=devices,
-            check=check,
-            outline=tree,
-            keep_going=True,
-            limits=Limits().times(limit_factor),
-        )
-        for path in found
-    ]
     if match is not None:
         from ckptmove.moves import checked_globs
 
         checked_globs("--match", match)
+    found = find_targets(paths or (), config, share)
+    request = InspectRequest(
+        path="",
+        target=config.to if expect is None else None,
+        expect=expect,
+        device_count=devices,
+        check=check,
+        outline=tree,
+        keep_going=True,
+        limits=Limits().times(limit_factor),
+    )
     detail = Detail(tensors=tensors or match is not None, tree=tree, globals=names, verbose=out.verbose)
-    is_strict = strict or config.strict
-    with reporting(out, "inspect", report, found) as renderer:
+    with reporting(out, "inspect", report, [target.path for target in found.targets]) as renderer:
         code = run_inspect(
-            requests, renderer, selection=reported, strict=is_strict, match=match, detail=detail, jobs=jobs
+            found,
+            request,
+            renderer,
+            selection=reported,
+            strict=strict or config.strict,
+            match=match,
+            detail=detail,
+            jobs=jobs,
+            seen=None if skip_seen is None else Seen(skip_seen),
         )
     raise typer.Exit(code)
 

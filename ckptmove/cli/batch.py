@@ -11,7 +11,7 @@ from ckptmove.cli.signals import Terminated
 from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ckptmove.api.failures import Failure
     from ckptmove.cli.render.renderer import Renderer
@@ -27,9 +27,10 @@ _R = TypeVar("_R", bound=_Request)
 
 def for_each(
     command: str,
-    requests: Sequence[_R],
+    requests: Iterable[_R],
     work: Callable[[_R], tuple[int, Sequence[CkptMoveError]]],
     renderer: Renderer,
+    total: int,
 ) -> Summary:
     """Do the work of each request, and write the errors.
 
@@ -37,21 +38,28 @@ def for_each(
 
     Args:
         command: name of the command.
-        requests: one for each checkpoint.
+        requests: one for each checkpoint. Waiting for the next may be interrupted too.
         work: writes the answer of one request. Returns its exit code, and the errors of files that it left out.
         renderer: writes the errors when they occur.
+        total: number of the requests.
 
     Raises:
         UsageError: as ``work``, if it would be the same for every checkpoint.
         StdoutFailed: as ``work``.
     """
     is_complete = True
-    codes: list[int] = []
+    highest, good = YES, 0
     failures: list[Failure] = []
-    for request in requests:
+    left = iter(requests)
+    path = ""
+    while is_complete:
         failed: list[Failure] = []
         code, has_answer = YES, False
         try:
+            request = next(left, None)
+            if request is None:
+                break
+            path = request.path
             code, errors = work(request)
             failed, has_answer = [failure_of(error) for error in errors], True
         except CkptMoveError as error:
@@ -63,20 +71,19 @@ def for_each(
         except (KeyboardInterrupt, Terminated) as error:
             failed, is_complete = [interruption(error)], False
         if not has_answer:
-            failed = failed or [failure_of(OutOfMemory(request.path))]
-        codes.append(max([code, *(failure.exit_code for failure in failed)]))
+            failed = failed or [failure_of(OutOfMemory(path))]
+        code = max([code, *(failure.exit_code for failure in failed)])
+        highest, good = max(highest, code), good + (code == YES)
         failures += failed
         for failure in failed:
             renderer.failure(failure)
-        if not has_answer and is_complete and len(requests) > 1:
-            renderer.no_answer(request.path, codes[-1])
-        if not is_complete:
-            break
+        if not has_answer and is_complete and total > 1:
+            renderer.no_answer(path, code)
     return Summary(
         command=command,
-        exit_code=max(codes, default=YES),
+        exit_code=highest,
         failures=tuple(failures),
-        checkpoints=len(requests),
-        good=codes.count(YES),
+        checkpoints=total,
+        good=good,
         is_complete=is_complete,
     )

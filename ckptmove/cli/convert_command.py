@@ -126,7 +126,7 @@ def run_convert(
             if len(chosen) == 1:  # its error ends the command, with a hint that needs the command line
                 summary = Summary("convert", work(chosen[0])[0])
             else:
-                summary = for_each("convert", chosen, work, renderer)._replace(
+                summary = for_each("convert", chosen, work, renderer, len(chosen))._replace(
                     skipped=len(skipped), is_planned=chosen[0].dry_run
                 )
         return renderer.finish(summary)

@@ -7,22 +7,29 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.api import functions as api
+from ckptmove.checkpoint.trainers import is_spoiled
 from ckptmove.cli.batch import for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.render.answers import InspectAnswer
+from ckptmove.cli.streams import say
+from ckptmove.errors import NotACheckpoint
 from ckptmove.io.remote.address import Address
+from ckptmove.text import amount
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ckptmove.api.functions import InspectRequest
     from ckptmove.api.results import Inspection
     from ckptmove.cli.ahead import Ahead
     from ckptmove.cli.render.answers import Detail
     from ckptmove.cli.render.renderer import Renderer
+    from ckptmove.cli.search import Target, Targets
+    from ckptmove.cli.seen import Seen
     from ckptmove.cli.selection import Selection
     from ckptmove.errors import CkptMoveError
+    from ckptmove.io.contracts import Progress
 
 
 #: Checkpoints at URLs that are read at once.
@@ -30,7 +37,8 @@ _REMOTE_JOBS: Final = 8
 
 
 def run_inspect(
-    requests: Sequence[InspectRequest],
+    found: Targets,
+    request: InspectRequest,
     renderer: Renderer,
     *,
     selection: Selection,
@@ -38,48 +46,103 @@ def run_inspect(
     match: str | None,
     detail: Detail,
     jobs: int | None = None,
+    seen: Seen | None = None,
 ) -> int:
     """Inspect each checkpoint, write its report, and return the highest exit code.
 
     Args:
-        requests: one for each checkpoint.
+        found: the checkpoints.
+        request: the options, without the path.
         renderer: writes the reports.
         selection: the findings to report.
         strict: whether warnings are failures.
         match: glob of the names of tensors to list, or None.
         detail: optional parts of the report.
         jobs: number of checkpoints read at once; None for 8 if several are at URLs, and 1 otherwise.
+        seen: the checkpoints to skip, or None.
     """
-    remote = sum(isinstance(request.path, Address) for request in requests)
+    targets = found.targets
+    look = _Look(request, seen, is_versioned=renderer.is_stream or seen is not None)
+    remote = sum(isinstance(target.path, Address) for target in targets)
     at_once = jobs or (_REMOTE_JOBS if remote > 1 else 1)
-    ahead = _ahead(requests, at_once) if at_once > 1 else None
+    ahead = _ahead(look, targets, at_once) if at_once > 1 else None
+    skipped = left_out = 0
 
-    def work(request: InspectRequest) -> tuple[int, Sequence[CkptMoveError]]:
+    def work(target: Target) -> tuple[int, Sequence[CkptMoveError]]:
+        nonlocal skipped, left_out
         if ahead is not None:
-            found = ahead.take()
+            looked = ahead.take()
         else:
             with ProgressBar(wanted=renderer.shows_progress) as progress:
-                found = api.inspect_checkpoint(request, progress)
-        findings = selection.among(found.findings)
-        tensors = found.inventory.tensors
+                looked = look(target, progress)
+        if looked is None:
+            skipped += 1
+            return YES, ()
+        own, version, inspection = looked
+        if inspection is None:
+            left_out += 1
+            return YES, ()
+        findings = selection.among(inspection.findings)
+        tensors = inspection.inventory.tensors
         if match is not None:
             tensors = tuple(tensor for tensor in tensors if fnmatchcase(tensor.name, match))
-        left = replace(found, findings=findings)
+        left = replace(inspection, findings=findings)
         answer = InspectAnswer(
-            request=request,
+            request=own,
             inspection=left,
             tensors=tensors,
             exit_code=NO if left.fails(strict=strict) else YES,
             detail=detail,
             strict=strict,
+            version=version,
         )
         renderer.inspect(answer)
-        return answer.exit_code, found.unreadable
+        return answer.exit_code, inspection.unreadable
 
-    return renderer.finish(for_each("inspect", requests, work, renderer))
+    order: Iterable[Target] = ahead.as_completed() if ahead is not None and renderer.is_stream else targets
+    summary = for_each("inspect", order, work, renderer, len(targets))
+    if found.left_out + left_out:
+        say(f"left out {amount(found.left_out + left_out, 'file')} without a checkpoint")
+    return renderer.finish(
+        summary._replace(checkpoints=len(targets) - left_out, good=summary.good - left_out, skipped=skipped)
+    )
 
 
-def _ahead(requests: Sequence[InspectRequest], jobs: int) -> Ahead[InspectRequest, Inspection]:
+class _Look:
+    """Inspects one checkpoint; several threads call it."""
+
+    def __init__(self, request: InspectRequest, seen: Seen | None, *, is_versioned: bool) -> None:
+        self._request, self._seen, self._is_versioned = request, seen, is_versioned
+
+    def __call__(
+        self, target: Target, progress: Progress | None = None
+    ) -> tuple[InspectRequest, str | None, Inspection | None] | None:
+        """Inspect a checkpoint.
+
+        Returns:
+            Its request, its fingerprint, and the result; no result for a file that a search found and that is not a
+            checkpoint. None for a checkpoint that is skipped as seen.
+        """
+        if target.error is not None:
+            raise target.error
+        if self._is_versioned:
+            from ckptmove.cli.search import identified
+
+            target = identified(target)
+        if self._seen is not None and self._seen.has(target.path, target.version):
+            return None
+        request = self._request._replace(path=target.path, members=target.members)
+        try:
+            return request, target.version, api.inspect_checkpoint(request, progress)
+        except NotACheckpoint as error:
+            if not target.is_found or target.members is not None or is_spoiled(target.path, error.found):
+                raise
+            return request, None, None
+
+
+def _ahead(
+    look: _Look, targets: Sequence[Target], jobs: int
+) -> Ahead[Target, tuple[InspectRequest, str | None, Inspection | None] | None]:
     from ckptmove.cli.ahead import Ahead  # imports concurrent.futures, which one checkpoint does not need
 
-    return Ahead(api.inspect_checkpoint, requests, jobs)
+    return Ahead(look, targets, jobs)

@@ -141,7 +141,7 @@ class OutputOptions(NamedTuple):
             metavar=f"<{'|'.join(RENDERERS)}>",
             parser=_format_of,
             autocompletion=completion.formats,
-            help="Report format; github means annotations.",
+            help="Report format; github means annotations, jsonl one line of JSON per checkpoint.",
             show_default=DEFAULT,
         ),
     ] = None

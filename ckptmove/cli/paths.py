@@ -32,7 +32,7 @@ def checkpoint_paths(words: Sequence[str], config: Config, command: str) -> tupl
             f"no checkpoint given: type 'ckptmove {command} PATH', or set in pyproject.toml: "
             '[tool.ckptmove] checkpoints = ["runs/*/last.pth"]'
         )
-    found = (path for pattern in patterns for path in _expand(pattern))
+    found = (path for pattern in patterns for path in expand_glob(pattern))
     # The text of an address has no credentials, which may be all that tells two of them apart.
     paths = tuple({path.url if isinstance(path, Address) else path: path for path in found}.values())
     if not words and config.path is not None and not any(map(_may_exist, paths)):
@@ -87,7 +87,8 @@ def _may_exist(path: str) -> bool:
     return isinstance(path, Address) or os.path.lexists(path)
 
 
-def _expand(pattern: str) -> Sequence[str]:
+def expand_glob(pattern: str) -> Sequence[str]:
+    """The paths that match a glob, sorted; the pattern itself if it is a path, matches nothing or cannot be listed."""
     pattern = as_operand(pattern)
     if isinstance(pattern, Address):
         return _expand_url(pattern)

@@ -47,7 +47,7 @@ def reporting(
             :func:`~ckptmove.cli.render.reports.open_document`.
         CkptMoveError: as :class:`ckptmove.cli.render.report_file.ReportFile`.
     """
-    main = open_report(options.format, as_json=options.json, quiet=options.quiet, verbose=options.verbose)
+    main = open_report(options.format, command, as_json=options.json, quiet=options.quiet, verbose=options.verbose)
     if not reports:
         yield main
         return
@@ -103,6 +103,7 @@ class _Reports(Renderer):
         self._files = [*files]
         self._each = [*(file.document for file in files), main]  # an answer that stdout refuses is in the files
         self.shows_progress = main.shows_progress
+        self.is_stream = main.is_stream
 
     def inspect(self, answer: InspectAnswer) -> None:
         for one in self._each:

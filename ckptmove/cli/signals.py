@@ -57,6 +57,29 @@ def settle() -> None:
             signal.signal(number, _ignore_once)
 
 
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Raise a signal after the block, so that a line that the block writes is whole. A second one is raised at once."""
+    held: list[int] = []
+
+    def hold(number: int, frame: object) -> None:
+        if held:
+            _raise(number, frame)
+        held.append(number)
+
+    numbers = [number for number in _SIGNALS if signal.getsignal(number) is _raise]
+    for number in numbers:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            if signal.getsignal(number) is hold:
+                signal.signal(number, _raise)
+    for number in held:
+        _raise(number, None)
+
+
 def _raise(number: int, frame: object) -> None:
     del frame
     if number == signal.SIGINT:

@@ -64,7 +64,7 @@ def run_verify(
         renderer.verify(answer)
         return (NO if answer.fails else YES), ()
 
-    summary = for_each("verify", requests, work, renderer)
+    summary = for_each("verify", requests, work, renderer, len(requests))
     # With --strict, a checkpoint that is not proven has not passed.
     unproven = 0 if strict else sum(one.result.passed and not one.result.proven for one in answers)
     return renderer.finish(summary._replace(unproven=unproven))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
@@ -20,7 +20,7 @@ from ckptmove.io.source import KINDS, DiskPlace, open_source, stamp_of
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from ckptmove.io.contracts import ByteSource
     from ckptmove.io.source import Stamp
@@ -129,6 +129,20 @@ class Listing:
     def described(self) -> str:
         """Its kind in words."""
         return "a directory"
+
+    def only(self, paths: Collection[str]) -> Listing:
+        """The listing with these files alone, their folders, and the links in those."""
+        files = tuple(file for file in self.files if file.path in paths)
+        folders = {""}
+        for file in files:
+            parts = file.folder.split("/")
+            folders |= {"/".join(parts[: at + 1]) for at in range(len(parts))}
+        return replace(
+            self,
+            files=files,
+            folders=tuple(folder for folder in self.folders if folder.path in folders),
+            links=tuple(link for link in self.links if link.path.rpartition("/")[0] in folders),
+        )
 
     def full(self, path: str) -> str:
         """The path of something in the directory, as the system knows it."""

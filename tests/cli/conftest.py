@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from moto_server import moto, sent  # noqa: F401  # fixtures
 from typer.testing import CliRunner
 
 import ckptmove.api

@@ -42,3 +42,27 @@ def test_an_error_belongs_to_its_request() -> None:
     with pytest.raises(ValueError, match="1"):
         ahead.take()
     assert ahead.take() == 2
+
+
+def test_results_come_as_calls_end() -> None:
+    first = Barrier(2, timeout=10)
+
+    def call(number):
+        if number == 0:
+            first.wait()
+        if number == 3:
+            raise ValueError(number)
+        return number * number
+
+    ahead = Ahead(call, range(5), 2)
+    order = []
+    for number in ahead.as_completed():
+        order.append(number)
+        if number == 3:
+            with pytest.raises(ValueError, match="3"):
+                ahead.take()
+        else:
+            assert ahead.take() == number * number
+        if number == 4:
+            first.wait()
+    assert order == [1, 2, 3, 4, 0]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ckptmove.cli import main as door
+from ckptmove.cli import signals
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "ckptmove"]
@@ -102,6 +103,82 @@ def test_the_answer_so_far_is_one_document(validator, number) -> None:
     assert [checkpoint["path"] for checkpoint in document["checkpoints"]] == ["run.pth"]
     assert [(error["kind"], error["message"]) for error in document["errors"]] == [("interrupted", WORDS[number])]
     assert err == f"error: {WORDS[number]}\n"
+
+
+@each
+def test_the_lines_so_far_are_whole(number) -> None:
+    words = ["inspect", "run.pth", "dragged.pth", "--format", "jsonl", "--jobs", "2", "-q"]
+    patch = """
+import sys, threading, time
+from ckptmove.api import functions as api
+from ckptmove.cli.render import json_lines
+
+real, line, written = api.inspect_checkpoint, json_lines.JsonLinesRenderer.inspect, threading.Event()
+
+def slow(request, progress):
+    if request.path == "dragged.pth":
+        written.wait()
+        print("ready", file=sys.stderr, flush=True)
+        time.sleep(60)
+    return real(request, progress)
+
+def told(self, answer):
+    line(self, answer)
+    written.set()
+
+api.inspect_checkpoint, json_lines.JsonLinesRenderer.inspect = slow, told
+"""
+    code, out, err = interrupted(patch, words, number)
+    assert code == CODES[number]
+    assert [json.loads(line).get("kind", "a checkpoint") for line in out.splitlines()] == [
+        "a checkpoint",
+        "interrupted",
+    ]
+    assert err == f"error: {WORDS[number]}\n"
+
+
+@each
+def test_a_line_that_is_being_written_is_finished(number) -> None:
+    patch = """
+import os, signal, sys
+from ckptmove.cli import streams
+
+whole = streams.write_answer
+came, wakeup = os.pipe()
+os.set_blocking(wakeup, False)
+signal.set_wakeup_fd(wakeup)
+
+def written(text):
+    if "plain" in text:
+        sys.stdout.write(text[:100])
+        sys.stdout.flush()
+        print("ready", file=sys.stderr, flush=True)
+        os.read(came, 1)
+        text = text[100:]
+    whole(text)
+
+streams.write_answer = written
+"""
+    words = ["inspect", "run.pth", "dragged.pth", "--format", "jsonl", "-q"]
+    code, out, err = interrupted(patch, words, number)
+    assert code == CODES[number]
+    assert [json.loads(line).get("kind", "a checkpoint") for line in out.splitlines()] == [
+        "a checkpoint",
+        "interrupted",
+    ]
+    assert err == f"error: {WORDS[number]}\n"
+
+
+def hold_a_line_that_never_ends():
+    with signals.signals_held():
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(signals.Terminated):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_second_signal_does_not_wait_for_the_line() -> None:
+    with signals.signals_raised(), pytest.raises(signals.Terminated):
+        hold_a_line_that_never_ends()
 
 
 @each

@@ -43,6 +43,7 @@ class InspectAnswer(NamedTuple):
         exit_code: 0 or 1.
         detail: optional parts of the report.
         strict: whether warnings are failures.
+        version: fingerprint of the sizes and versions of its files; None if unknown.
     """
 
     request: InspectRequest
@@ -51,6 +52,7 @@ class InspectAnswer(NamedTuple):
     exit_code: int
     detail: Detail = Detail()
     strict: bool = False
+    version: str | None = None
 
     @property
     def expectation(self) -> Expectation | None:
@@ -71,6 +73,7 @@ class InspectAnswer(NamedTuple):
             expectation=found.expectation,
             unchecked=found.unchecked,
             traffic=found.traffic,
+            version=self.version,
         )
 
 
@@ -121,7 +124,7 @@ class Summary(NamedTuple):
         checkpoints: number of checkpoints of the command.
         good: number of checkpoints with the exit code 0.
         unproven: how many of those are not proven to resume.
-        skipped: how many of those were left out by ``--skip-existing``.
+        skipped: how many of those were left out by ``--skip-existing`` or ``--skip-seen``.
         is_planned: whether nothing was written because of ``--dry-run``.
         is_complete: False if an interruption left checkpoints out.
     """

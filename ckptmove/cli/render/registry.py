@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.cli.render.github import GitHubRenderer
 from ckptmove.cli.render.human import HumanRenderer
+from ckptmove.cli.render.json_lines import JsonLinesRenderer
 from ckptmove.cli.render.json_report import JsonRenderer
 from ckptmove.cli.streams import Output
 from ckptmove.errors import UsageError
@@ -20,21 +21,26 @@ if TYPE_CHECKING:
 RENDERERS: Final[dict[str, Callable[[Output], Renderer]]] = {
     "human": HumanRenderer,
     "json": JsonRenderer,
+    "jsonl": JsonLinesRenderer,
     "github": GitHubRenderer,
 }
 DEFAULT: Final = "human"
 #: The format of ``--json``.
 _JSON: Final = "json"
+_LINES: Final = "jsonl"
 
 
-def open_report(form: str | None, *, as_json: bool, quiet: bool, verbose: bool) -> Renderer:
+def open_report(form: str | None, command: str, *, as_json: bool, quiet: bool, verbose: bool) -> Renderer:
     """Start the report of a command.
 
     Raises:
-        UsageError: if ``--json`` and ``--format`` name different formats.
+        UsageError: if ``--json`` and ``--format`` name different formats, or the command has no report in the format.
     """
     if as_json and form not in {None, _JSON}:
         raise UsageError(f"--json means --format {_JSON}, and cannot be combined with --format {form}")
+    if form == _LINES and command not in JsonLinesRenderer.commands:
+        commands = " and ".join(JsonLinesRenderer.commands)
+        raise UsageError(f"--format {_LINES} is a format of {commands}; {command} has --format {_JSON}")
     return RENDERERS[_JSON if as_json else form or DEFAULT](Output(quiet=quiet, verbose=verbose))
 
 

@@ -26,6 +26,8 @@ class Renderer:
 
     #: Whether a progress bar may be shown on stderr.
     shows_progress = False
+    #: Whether it writes each answer at once, so that the answers may come in any order.
+    is_stream = False
 
     def inspect(self, answer: InspectAnswer) -> None:
         """Write the inventory and the findings of one checkpoint."""

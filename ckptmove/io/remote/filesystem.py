@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -16,9 +17,10 @@ from ckptmove.io.remote.errors import ArtifactAddress, RemoteFailed, UnknownSche
 from ckptmove.io.remote.failures import failures_named
 from ckptmove.io.remote.http import HttpFile
 from ckptmove.io.remote.source import RemoteSource
+from ckptmove.io.walk import WalkedFile, fingerprint, is_left_out
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckptmove.io.remote.source import RemoteFile
     from ckptmove.io.source import DiskPlace
@@ -31,7 +33,12 @@ _VERSIONS: Final = (
 )  # fmt: skip
 #: Options of aiohttp: proxies of the environment and passwords of ``.netrc``, as curl and pip use them.
 _CLIENT: Final = {"trust_env": True}
+#: s3fs sends a request up to five times, and botocore each of those up to five times, with 15 seconds for an answer.
+#: Two of botocore's are enough: a server that does not answer would take six minutes for each file.
+_ATTEMPTS: Final = {"retries": {"mode": "standard", "total_max_attempts": 2}}
 _READABLE: Final = 0o644
+#: Files of a directory that are kept after they were read.
+_MOST_OPENED: Final = 64
 _SEARCHABLE: Final = 0o755
 
 
@@ -55,8 +62,17 @@ def find_place(address: Address) -> Place:
         known = {*known_implementations, *registry}
         if address.scheme not in known:
             raise UnknownScheme(str(address), address.scheme, *get_close_matches(address.scheme, known, n=1) or [""])
-        options = {"client_kwargs": _CLIENT} if address.is_http and address.scheme not in conf else {}
+        options = {} if address.scheme in conf else _options(address)
         return Place(*url_to_fs(address.scheme + address.url[len(address.scheme) :], **options))
+
+
+def _options(address: Address) -> dict[str, Any]:
+    """Options of the file system that the configuration of fsspec does not set."""
+    if address.is_http:
+        return {"client_kwargs": _CLIENT}
+    if address.scheme in {"s3", "s3a"} and not {"AWS_MAX_ATTEMPTS", "AWS_RETRY_MODE"} & os.environ.keys():
+        return {"config_kwargs": _ATTEMPTS}
+    return {}
 
 
 def _artifact(address: Address) -> ArtifactAddress:
@@ -181,12 +197,15 @@ class RemoteListing(Listing):
         addresses: the address of each file, by its path in the directory.
         traffic: requests for the directory and its files.
         heads: files of a web server whose first bytes were read for their sizes.
+        opened: the files that were opened last. Inventory, objects and step counts are read in turn, and most files are
+            answered from one window.
     """
 
     is_remote: ClassVar[bool] = True
     addresses: Mapping[str, Address] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     heads: dict[str, HttpFile] = field(default_factory=dict)
+    opened: dict[str, RemoteSource] = field(default_factory=dict)
 
     def full(self, path: str) -> str:
         """URL of something in the directory, without credentials."""
@@ -194,16 +213,22 @@ class RemoteListing(Listing):
 
     def open(self, path: str) -> RemoteSource:
         """The bytes of a file; the caller closes them. Errors as of :func:`open_remote`."""
+        source = self.opened.pop(path, None) or RemoteSource(self._file(path), self.traffic, is_shared=True)
+        while len(self.opened) >= _MOST_OPENED:
+            self.opened.pop(next(iter(self.opened)))
+        self.opened[path] = source
+        return source
+
+    def _file(self, path: str) -> RemoteFile:
         address = self.addresses.get(path)
         if address is None:
             raise MissingFile(self.full(path))
         if address.is_http:
-            file = self.heads.pop(path, None) or HttpFile(address, find_place(address).fs, self.traffic)
-            return RemoteSource(file, self.traffic)
+            return self.heads.pop(path, None) or HttpFile(address, find_place(address).fs, self.traffic)
         found = _open(address, find_place(address), self.traffic)
         if found is None:
             raise SourceChanged(str(address))
-        return RemoteSource(found, self.traffic)
+        return found
 
     def disk(self, file: ListedFile) -> DiskPlace | None:
         """None: its bytes are not on a disk."""
@@ -222,32 +247,44 @@ class RemoteListing(Listing):
 def _list_directory(address: Address, place: Place, limits: Limits, traffic: Traffic) -> RemoteListing:
     """List a remote directory with everything below it."""
     traffic.add(requests=1)
+    found = _find(address, place)
+    if len(found) > limits.entries:
+        raise LimitExceeded("entries of a directory", limit=limits.entries, actual=len(found), path=str(address))
+    if not found:
+        raise MissingFile(str(address))
+    whole = {path: one for path, one in found.items() if not is_unfinished(path.rpartition("/")[2])}
+    return _listing(address, place, {path: (name, one["size"]) for path, (name, one) in whole.items()}, traffic)
+
+
+def _find(address: Address, place: Place) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Everything below a folder: the name of each file and what the file system tells of it, by its path there."""
     fs, top = place
     with failures_named(address):
         # Without a depth, stores of objects list all levels at once; the links of web pages may form a circle.
         depth = {"maxdepth": DEEPEST} if address.is_http else {}
         found: dict[str, Any] = fs.find(top, detail=True, **depth)
-    if len(found) > limits.entries:
-        raise LimitExceeded("entries of a directory", limit=limits.entries, actual=len(found), path=str(address))
-    if not found:
-        raise MissingFile(str(address))
     top = top.rstrip("/")
+    if address.is_http:  # fsspec follows links from https to http
+        found = {name: details for name, details in found.items() if name.startswith(f"{top}/")}
+    paths = {name.removeprefix(top).lstrip("/"): (name, details) for name, details in found.items()}
+    return {path: one for path, one in paths.items() if path.rpartition("/")[2] and not leads_out(path)}
+
+
+def _listing(
+    address: Address, place: Place, found: Mapping[str, tuple[str, int | None]], traffic: Traffic
+) -> RemoteListing:
+    """The listing of a folder with these files: for each path in it, the name and the size."""
+    fs = place.fs
     files: list[ListedFile] = []
     addresses: dict[str, Address] = {}
     heads: dict[str, HttpFile] = {}
-    for name, details in found.items():
-        if address.is_http and not name.startswith(f"{top}/"):  # fsspec follows links from https to http
-            continue
-        path = name.removeprefix(top).lstrip("/")
-        folders, last = path.split("/")[:-1], path.rpartition("/")[2]
-        if not last or is_unfinished(last) or leads_out(path):
-            continue
+    for path, (name, told) in found.items():
         addresses[path] = Address(fs.unstrip_protocol(name), Place(fs, name))
-        nbytes = details["size"]
+        nbytes = told
         if nbytes is None:  # an index of a web server tells no sizes
             heads[path] = HttpFile(addresses[path], fs, traffic)
             nbytes = heads[path].size
-        is_hidden = any(folder.startswith(".") for folder in folders)
+        is_hidden = any(folder.startswith(".") for folder in path.split("/")[:-1])
         files.append(ListedFile(path, int(nbytes), _READABLE, (0, 0, int(nbytes), 0), is_hidden))
     named = {""}
     for path in addresses:
@@ -262,3 +299,71 @@ def _list_directory(address: Address, place: Place, limits: Limits, traffic: Tra
         traffic,
         heads,
     )
+
+
+def walk_remote(address: Address) -> tuple[Address, list[WalkedFile]]:
+    """List the files below a folder, without hidden ones.
+
+    Returns:
+        The address with its file system, and the files.
+
+    Raises:
+        UsageError: as of :func:`find_place`.
+        RemoteFailed: if the server or the network fails.
+    """
+    place = find_place(address)
+    if address.place is None and not address.is_http:
+        place.fs.invalidate_cache()  # of an earlier call in this process
+    found = _find(address, place)
+    files = [
+        WalkedFile(path, None if details["size"] is None else int(details["size"]), _named_version(details))
+        for path, (_, details) in found.items()
+        if not any(map(is_left_out, path.split("/")))
+    ]
+    return Address(address.url, place), files
+
+
+def list_members(address: Address, members: Sequence[WalkedFile]) -> RemoteListing:
+    """The listing of a folder with files that :func:`walk_remote` has found there, without another request."""
+    place = find_place(address)
+    found = {member.path: (_name_in(place, member.path), member.size_bytes) for member in members}
+    return _listing(address, place, found, Traffic())
+
+
+def child(address: Address, path: str) -> Address:
+    """The address of a file or folder in the folder of an address that :func:`walk_remote` has returned."""
+    place = find_place(address)
+    name = _name_in(place, path)
+    return Address(place.fs.unstrip_protocol(name), Place(place.fs, name)) if path else address
+
+
+def _name_in(place: Place, path: str) -> str:
+    """The name of a file or folder in a folder, as the file system knows it."""
+    return f"{place.path.rstrip('/')}/{path}" if place.path else path
+
+
+def identify(address: Address) -> tuple[Address, tuple[WalkedFile, ...] | None, str | None]:
+    """Look a file or a folder up once, before it is opened.
+
+    Returns:
+        The address with its file system, the files of a folder, and the fingerprint. A web server is not asked.
+
+    Raises:
+        UsageError: as of :func:`find_place`.
+        MissingFile: if it does not exist.
+        RemoteFailed: if the server or the network fails.
+    """
+    if address.is_http:
+        return address, None, None
+    place = find_place(address)
+    with failures_named(address):
+        details = place.fs.info(place.path)
+    if details["type"] == "directory":
+        known, files = walk_remote(address)
+        return known, tuple(files), fingerprint(files)
+    file = WalkedFile("", details["size"], _named_version(details))
+    return Address(address.url, place), None, fingerprint([file])
+
+
+def _named_version(details: Mapping[str, Any]) -> str:
+    return str(next((details[key] for key in _VERSIONS if details.get(key)), ""))

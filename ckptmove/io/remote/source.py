@@ -21,8 +21,9 @@ CHUNK: Final = 1 << 23
 _MOST_AHEAD: Final = CHUNK // 2
 #: Bytes before and after a read that continues no other: headers and short records are neighbours.
 _AROUND: Final = 1 << 12
-#: Bytes of all windows that are kept for later reads.
+#: Bytes of all windows that are kept for later reads, and of those of a closed file that may be opened again.
 _KEPT: Final = 1 << 25
+_KEPT_CLOSED: Final = 1 << 20
 
 
 class RemoteFile(Protocol):
@@ -72,11 +73,13 @@ class RemoteSource:
         path: its URL without credentials.
         size: its length in bytes when it was opened.
         traffic: its requests, and the bytes that they read.
+        is_shared: whether it stays open for those that open the file again.
     """
 
     is_remote: ClassVar[bool] = True
 
-    def __init__(self, file: RemoteFile, traffic: Traffic) -> None:
+    def __init__(self, file: RemoteFile, traffic: Traffic, *, is_shared: bool = False) -> None:
+        self.is_shared = is_shared
         self.path, self.size = file.path, file.size
         self.traffic = traffic
         self._file = file
@@ -118,8 +121,12 @@ class RemoteSource:
         self._file.require_unchanged()
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; keep its last windows if it is shared."""
+        if not self.is_shared:
+            self._file.close()
+            return
+        with self._lock:
+            self._trim(_KEPT_CLOSED)
 
     def _holding(self, position: int) -> _Window | None:
         """The window that holds a byte; it becomes the last to be dropped."""
@@ -148,5 +155,9 @@ class RemoteSource:
         if len(window.data) >= CHUNK:
             return
         self._windows.append(window)
-        while sum(len(one.data) for one in self._windows) > _KEPT:
+        self._trim(_KEPT)
+
+    def _trim(self, most: int) -> None:
+        """Drop the windows that were not read for the longest time."""
+        while sum(len(one.data) for one in self._windows) > most:
             del self._windows[0]

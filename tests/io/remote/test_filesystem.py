@@ -156,7 +156,7 @@ def test_a_listing(memory) -> None:
     assert [folder.path for folder in listing.folders] == ["", ".git", "sub", "sub/deep"]
     assert listing.full("a.pth") == "memory://run/a.pth"
     assert listing.full("") == "memory://run/"
-    assert listing.open("a.pth").read(0, 5) == b"12345"
+    assert listing.open(".git/b.pth").read(0, 5) == b"12345"
     assert listing.disk(listing.files[0]) is None
     assert listing.read_from(listing.files) == ()
     listing.require_unchanged(listing.files[0])
@@ -166,6 +166,17 @@ def test_a_listing(memory) -> None:
     memory.mkdir("/run/a.pth")
     with pytest.raises(SourceChanged):
         listing.open("a.pth")
+
+
+def test_only_so_many_files_of_a_listing_are_kept(memory, monkeypatch) -> None:
+    monkeypatch.setattr("ckptmove.io.remote.filesystem._MOST_OPENED", 2)
+    for name in "abc":
+        memory.pipe(f"/run/{name}.pth", b"12345")
+    listing = opened("memory://run/")
+    first = listing.open("a.pth")
+    assert [listing.open(f"{name}.pth").read(0, 5) for name in "abc"] == [b"12345"] * 3
+    assert listing.open("c.pth") is listing.open("c.pth")
+    assert listing.open("a.pth") is not first
 
 
 def test_names_that_lead_out_of_a_listing(memory, monkeypatch) -> None:

@@ -1,0 +1,94 @@
+"""``--format jsonl``: one line of JSON per checkpoint, written when it is done, and a summary on stderr."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, ClassVar
+
+from ckptmove.cli.render.renderer import Renderer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ckptmove.api.document import Json
+    from ckptmove.api.failures import Failure
+    from ckptmove.cli.render.answers import InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.cli.streams import Output
+
+
+class JsonLinesRenderer(Renderer):
+    """Writes the objects that the document of ``--json`` lists: of a checkpoint, of a result or of an error."""
+
+    is_stream = True
+    #: The commands with this format.
+    commands: ClassVar = ("inspect", "verify")
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._findings: Counter[tuple[str, str, str]] = Counter()
+        self._errors: Counter[str] = Counter()
+        self._devices: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+
+    def inspect(self, answer: InspectAnswer) -> None:
+        entry = answer.entry()
+        self._line(entry)
+        self._findings.update({(one["code"], one["name"], one["severity"]) for one in entry["findings"]})
+        self._devices.update({one["device"] for one in entry["devices"]})
+        for one in entry["devices"]:
+            self._bytes[one["device"]] += one["bytes"]
+
+    def verify(self, answer: VerifyAnswer) -> None:
+        from ckptmove.api.document import result_to_json
+
+        self._line(result_to_json(answer.result))
+        self._findings.update({(one.code, one.name, one.severity.value) for one in answer.result.findings})
+
+    def failure(self, failure: Failure) -> None:
+        from ckptmove.api.document import failure_to_json
+
+        self._line(failure_to_json(failure))
+        self._out.failure(failure)
+        self._errors[failure.kind] += 1
+
+    def finish(self, summary: Summary) -> int:
+        """Write the number of checkpoints by finding, by error and by device to stderr."""
+        if not self._out.quiet:
+            self._write_summary(summary)
+        return super().finish(summary)
+
+    def _line(self, keys: Json) -> None:
+        from ckptmove.api.document import dumps
+        from ckptmove.cli.signals import signals_held
+
+        with signals_held():
+            self._out.lines([dumps(keys)])
+
+    def _write_summary(self, summary: Summary) -> None:
+        from ckptmove.cli.streams import say
+        from ckptmove.text import size
+
+        rest = f", {summary.skipped:,} of them skipped as seen" if summary.skipped else ""
+        end = "" if summary.is_complete else ", interrupted"
+        say(f"{summary.good:,} of {summary.checkpoints:,} without an error{rest}{end}")
+        rows = [
+            (code, severity, name, f"{number:,}") for (code, name, severity), number in sorted(self._findings.items())
+        ]
+        rows += [("", "error", kind, f"{number:,}") for kind, number in sorted(self._errors.items())]
+        for line in _table(("code", "severity", "name", "checkpoints"), rows):
+            say(line)
+        devices = [(device, f"{number:,}", size(self._bytes[device])) for device, number in self._devices.most_common()]
+        for line in _table(("device", "checkpoints", "bytes"), devices):
+            say(line)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Aligned columns with a head; nothing without rows."""
+    from ckptmove.cli.render.text import clean
+
+    cells = [head, *([clean(cell) for cell in row] for row in rows)]
+    if len(cells) == 1:
+        return []
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    padded = ((cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+    return ["  ".join(row).rstrip() for row in padded]

@@ -1,0 +1,154 @@
+"""The checkpoints of ``inspect``: paths, globs, and with ``**`` at the end of a path all checkpoints below a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.cli.paths import as_operand, checkpoint_paths, expand_glob
+from ckptmove.errors import CkptMoveError, EmptyDirectory, MissingFile, UsageError
+from ckptmove.io.locations import is_folder
+from ckptmove.io.remote.address import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ckptmove.cli.config import Config
+    from ckptmove.io.walk import WalkedFile
+
+#: A pattern for all checkpoints below a folder.
+_SEARCH: Final = re.compile(r"(?P<folder>(?:.*[/\\])?)\*\*(?:[/\\]\*?)?", re.DOTALL)
+_SHARE: Final = re.compile(r"([1-9]\d{0,8})/([1-9]\d{0,8})")
+
+
+class Target(NamedTuple):
+    """A checkpoint of the command.
+
+    Attributes:
+        path: its path, or its address.
+        members: the files of a directory that belong to it; None for all.
+        version: fingerprint of its files; None if unknown.
+        is_found: whether a search found it, and no word names it.
+        error: why it cannot be looked for; None otherwise.
+    """
+
+    path: str
+    members: tuple[WalkedFile, ...] | None = None
+    version: str | None = None
+    is_found: bool = False
+    error: CkptMoveError | None = None
+
+
+class Targets(NamedTuple):
+    """The checkpoints of the command.
+
+    Attributes:
+        targets: the checkpoints, without duplicates.
+        left_out: number of files below folders that are no part of a checkpoint by their names.
+    """
+
+    targets: list[Target]
+    left_out: int
+
+
+def find_targets(words: Sequence[str], config: Config, share: str | None) -> Targets:
+    """Expand the words of the command line.
+
+    Args:
+        words: as typed; without any, those of the configuration.
+        config: the configuration.
+        share: ``i/N``, to keep the share ``i`` of ``N`` that the hash of each path belongs to; None for all.
+
+    Raises:
+        UsageError: as of :func:`ckptmove.cli.paths.checkpoint_paths`, or if the share is invalid.
+    """
+    belongs = _belongs(share)
+    targets: dict[str, Target] = {}
+    left_out = 0
+    for word in words or config.checkpoints or [""]:
+        search = _SEARCH.fullmatch(word)
+        if search is None or os.path.lexists(word):
+            found = [Target(path) for path in checkpoint_paths([word] if word else [], config, "inspect")]
+        else:
+            found, others = _search(search["folder"], word)
+            left_out += others
+        for target in found:
+            key = target.path.url if isinstance(target.path, Address) else target.path
+            targets.setdefault(key, target)
+    return Targets([one for one in targets.values() if one.error is not None or belongs(one.path)], left_out)
+
+
+def identified(target: Target) -> Target:
+    """The target with the fingerprint of its files, as a search has taken it already. It is None if unknown."""
+    from ckptmove.io.walk import local_fingerprint
+
+    if target.is_found:
+        return target
+    if not isinstance(target.path, Address):
+        return target._replace(version=local_fingerprint(target.path))
+    from ckptmove.io.remote.filesystem import identify
+
+    path, members, version = identify(target.path)
+    return target._replace(path=path, members=members, version=version)
+
+
+def _belongs(share: str | None) -> Callable[[str], bool]:
+    if share is None:
+        return lambda _path: True
+    found = _SHARE.fullmatch(share)
+    if found is None or int(found[1]) > int(found[2]):
+        raise UsageError(f"--share takes i/N with i from 1 to N, not '{share:.200}'")
+    number, shares = int(found[1]), int(found[2])
+
+    def belongs(path: str) -> bool:
+        digest = hashlib.sha256(path.replace(os.sep, "/").encode("utf-8", "surrogateescape")).digest()
+        return int.from_bytes(digest[:8], "big") % shares == number - 1
+
+    return belongs
+
+
+def _search(folder: str, word: str) -> tuple[list[Target], int]:
+    """The checkpoints below the folders that the part of a pattern before ``**`` matches."""
+    targets: list[Target] = []
+    looked_at = left_out = 0
+    for top in expand_glob(folder or os.curdir):
+        shown = "" if not folder else top
+        try:
+            found, files, others = _below(top, shown)
+        except CkptMoveError as error:
+            targets.append(Target(word, error=error))
+            continue
+        targets += found
+        looked_at += files
+        left_out += others
+    if not targets:
+        path = as_operand(word)
+        targets.append(Target(path, error=EmptyDirectory(path, looked_at) if looked_at else MissingFile(path)))
+    return targets, left_out
+
+
+def _below(top: str, shown: str) -> tuple[list[Target], int, int]:
+    """The checkpoints below one folder, the number of its files, and how many of them are no part of one."""
+    from ckptmove.checkpoint.layouts.discover import find_checkpoints
+    from ckptmove.io.walk import fingerprint, walk
+
+    if isinstance(top, Address):
+        from ckptmove.io.remote.filesystem import child, walk_remote
+
+        place, files = walk_remote(Address(f"{top.url.rstrip('/')}/", top.place))
+        errors: Sequence[CkptMoveError] = ()
+        within: Callable[[str], str] = lambda path: child(place, path)  # noqa: E731  # the address is bound here
+    else:
+        if not is_folder(top):
+            raise MissingFile(top)
+        files, errors = walk(top)
+        within = lambda path: os.path.join(shown, *path.split("/")) or os.curdir  # noqa: E731
+    found = find_checkpoints(files)
+    targets = [Target(error.path or top, error=error) for error in errors]
+    targets += [
+        Target(within(one.path), one.files if one.is_folder else None, fingerprint(one.files), is_found=True)
+        for one in found.checkpoints
+    ]
+    return targets, len(files), found.left_out

@@ -1,0 +1,94 @@
+"""List the files below a local folder by name, and identify versions of files without opening them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckptmove.errors import AccessFailed, reason_of
+from ckptmove.io.leftovers import is_unfinished
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ckptmove.errors import CkptMoveError
+
+
+class WalkedFile(NamedTuple):
+    """A file below a folder.
+
+    Attributes:
+        path: its path in the folder, with slashes.
+        size_bytes: its size; None if the server does not tell it.
+        version: its time of modification, or its ETag; empty if unknown.
+    """
+
+    path: str
+    size_bytes: int | None
+    version: str
+
+
+class Walk(NamedTuple):
+    """The files below a folder.
+
+    Attributes:
+        files: the files, without hidden ones.
+        errors: errors of folders that could not be listed.
+    """
+
+    files: list[WalkedFile]
+    errors: list[CkptMoveError]
+
+
+def walk(folder: str) -> Walk:
+    """List the files below a local folder. Links to folders are not followed, links to files are.
+
+    A hidden file or folder is left out; ``.metadata`` is a file of ``torch.distributed.checkpoint``.
+    """
+    found = Walk([], [])
+    todo = [""]
+    while todo:
+        prefix = todo.pop()
+        try:
+            with os.scandir(os.path.join(folder, prefix)) as entries:
+                for entry in entries:
+                    path = prefix + entry.name
+                    if is_left_out(entry.name):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(f"{path}/")
+                    elif entry.is_file():
+                        found.files.append(_file(path, entry.stat()))
+        except OSError as error:
+            found.errors.append(AccessFailed(error.filename or folder, reason_of(error)))
+    return found
+
+
+def is_left_out(name: str) -> bool:
+    """Whether a file or folder of this name is no part of a search: it is hidden, or an unfinished output."""
+    return (name.startswith(".") and name != ".metadata") or is_unfinished(name)
+
+
+def fingerprint(files: Iterable[WalkedFile]) -> str | None:
+    """A digest of the names, sizes and versions of files; None if a version is unknown."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        if not file.version:
+            return None
+        digest.update(repr(tuple(file)).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:32]
+
+
+def local_fingerprint(path: str) -> str | None:
+    """The fingerprint of a local file or directory; None if it cannot be read."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return fingerprint(walk(path).files if stat.S_ISDIR(found.st_mode) else [_file("", found)])
+
+
+def _file(path: str, found: os.stat_result) -> WalkedFile:
+    return WalkedFile(path, found.st_size, str(found.st_mtime_ns))

@@ -1,0 +1,313 @@
+"""Many checkpoints in a bucket or below a folder: ``inspect 'runs/**' --format jsonl``. ``make fleet`` takes 200."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from http_server import serving
+
+from ckptmove.cli.search import find_targets
+from ckptmove.cli.seen import Seen
+from ckptmove.errors import UsageError
+
+SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
+NUMBER = 200 if os.environ.get("FLEET") == "all" else 20
+WITH_ERRORS = ("map-location-dragged-all.pth", "optimizer-left-on-cpu.pth", "zipped-again.pth")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with checkpoints of one file and of several, and with other files."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    root = tmp_path_factory.mktemp("fleet") / "runs"
+    samples = [path for path in sorted(SAMPLES.glob("*.pth")) if path.name != "truncated.pth"]
+    for number in range(NUMBER - 2):
+        folder = root / f"exp{number}"
+        folder.mkdir(parents=True)
+        shutil.copy(samples[number % len(samples)], folder / "last.pth")
+        (folder / "log.txt").write_text("loss 1\n")
+        (folder / "config.json").write_text("{}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"a": torch.arange(9.0), "b": {"c": 3}}, checkpoint_id=str(root / "dcp/step-3"), no_dist=True)
+    (root / "hf").mkdir()
+    torch.save({"w": torch.ones(2)}, root / "hf" / "rng_state.pth")
+    shutil.copy(SAMPLES / "adamw-cuda3.pth", root / "hf" / "optimizer.pt")
+    (root / "hf" / "trainer_state.json").write_text('{"global_step": 7}')
+    (root / "data.bin").write_bytes(b"GIF89a" + bytes(range(200)))  # not a checkpoint, whatever its ending
+    return root
+
+
+@pytest.fixture
+def bucket(moto, sent, runs):
+    """The same in a bucket."""
+    for path in runs.rglob("*"):
+        if path.is_file():
+            moto.put_object(Bucket="bucket", Key=f"runs/{path.relative_to(runs).as_posix()}", Body=path.read_bytes())
+    sent.clear()
+    yield moto
+    for one in moto.list_objects_v2(Bucket="bucket")["Contents"]:
+        moto.delete_object(Bucket="bucket", Key=one["Key"])
+
+
+@pytest.fixture
+def lines(say, validator):
+    """Type ``inspect --format jsonl``, and get its lines, each held against the schema."""
+
+    def lines(*words):
+        said = say("inspect", *words, "--format", "jsonl")
+        found = [json.loads(line) for line in said.out.splitlines()]
+        for one in found:
+            kind = "error" if "kind" in one else "checkpoint"
+            validator.evolve(schema={"$ref": f"#/$defs/{kind}", "$defs": validator.schema["$defs"]}).validate(one)
+        return said, found
+
+    return lines
+
+
+def same(line):
+    """A line without what depends on the place."""
+    return json.dumps({key: line[key] for key in line if key not in {"path", "version", "remote", "findings"}})
+
+
+@pytest.mark.parametrize("jobs", [(), ("--jobs", "4")], ids=["default", "4"])
+def test_a_folder_has_a_line_for_each_checkpoint(lines, runs, jobs) -> None:
+    said, found = lines(f"{runs}/**", *jobs)
+    paths = [str(Path(line["path"]).relative_to(runs)) for line in found]
+    assert sorted(paths) == sorted(["dcp/step-3", "hf", *(f"exp{number}/last.pth" for number in range(NUMBER - 2))])
+    by_path = dict(zip(paths, found, strict=True))
+    assert (by_path["hf"]["layout"], by_path["hf"]["summary"]["step"]) == ("hf-trainer", 7)
+    assert by_path["dcp/step-3"]["container"] == "dcp"
+    assert all(line["version"] and line["remote"] is None for line in found)
+    assert said.code == 1
+    assert f"left out {2 * (NUMBER - 2) + 1} files" in said.err
+
+
+def test_the_summary_counts_checkpoints_by_finding_and_by_device(lines, runs) -> None:
+    said, found = lines(f"{runs}/**")
+    table = {line.split("  ")[0]: line.split() for line in said.err.splitlines()}
+    codes = Counter(code for line in found for code in {finding["code"] for finding in line["findings"]})
+    assert {code: int(table[code][-1]) for code in codes} == codes
+    devices = Counter(device for line in found for device in {one["device"] for one in line["devices"]})
+    assert {device: int(table[device][1]) for device in devices} == devices
+    assert lines(f"{runs}/**", "-q")[0].err.count("\n") == 1
+
+
+def test_a_bucket_is_listed_once_and_read_like_the_folder(lines, bucket, sent, runs) -> None:
+    said, found = lines("s3://bucket/runs/**", "--jobs", "16")
+    assert said.code == 1
+    there = {line["path"].removeprefix("s3://bucket/runs/"): line for line in found}
+    here = {str(Path(line["path"]).relative_to(runs)): line for line in lines(f"{runs}/**")[1]}
+    assert {path: same(line) for path, line in there.items()} == {path: same(line) for path, line in here.items()}
+    listings = [path for _, path, _ in sent if "list-type" in path]
+    assert len(listings) == 1 + (4 * NUMBER) // 1000
+    assert {method for method, path, _ in sent if path not in listings} == {"GET"}
+    assert all(0 < line["remote"]["requests"] <= 8 for line in found)
+    assert sum(line["remote"]["requests"] for line in found) == len(sent) - len(listings) - 1  # data.bin
+
+
+def test_shares_cover_all_without_overlap(lines, bucket) -> None:
+    whole = sorted(line["path"] for line in lines("s3://bucket/runs/**")[1])
+    shares = [{line["path"] for line in lines("s3://bucket/runs/**", "--share", f"{at}/3")[1]} for at in (1, 2, 3)]
+    assert sorted(path for share in shares for path in share) == whole
+    assert all(shares)
+    assert shares[1] == {line["path"] for line in lines("s3://bucket/runs/**", "--share", "2/3")[1]}
+
+
+@pytest.mark.parametrize("share", ["0/2", "3/2", "2", "a/b", "1/0", "-1/2"])
+def test_a_share_that_is_none(say, share) -> None:
+    assert say("inspect", "run.pth", f"--share={share}").code == 2
+
+
+def test_seen_checkpoints_are_skipped_unless_they_change(lines, bucket, sent, bench) -> None:
+    said, found = lines("s3://bucket/runs/**")
+    # A kill cuts the last line.
+    (bench / "seen.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in found)[:-30])
+    sent.clear()
+    _, again = lines("s3://bucket/runs/**", "--skip-seen", "seen.jsonl")
+    assert [line["path"] for line in again] == [found[-1]["path"]]
+    assert len(sent) == 1 + found[-1]["remote"]["requests"] + 1  # data.bin
+    changed = next(line["path"] for line in found[:-1] if line["path"].endswith("last.pth"))
+    bucket.put_object(
+        Bucket="bucket", Key=changed.removeprefix("s3://bucket/"), Body=(SAMPLES / "tutorial-sgd-cpu.pth").read_bytes()
+    )
+    bucket.put_object(Bucket="bucket", Key="runs/hf/scheduler.pt", Body=(SAMPLES / "adamw-cuda3.pth").read_bytes())
+    said, again = lines("s3://bucket/runs/**", "--skip-seen", "seen.jsonl")
+    assert {line["path"] for line in again} == {found[-1]["path"], changed, "s3://bucket/runs/hf"}
+    assert f"{NUMBER - len(again)} of them skipped" in said.err
+
+
+@pytest.mark.parametrize("way", ["local", "s3", "http"])
+def test_named_checkpoints_are_skipped_too(lines, bucket, bench, runs, way) -> None:
+    with serving(runs) as server:
+        top = {"local": str(runs), "s3": "s3://bucket/runs", "http": server.url}[way]
+        words = [f"{top}/exp0/last.pth", f"{top}/dcp/step-3{'/' * (way == 'http')}"]
+        found = lines(*words)[1]
+        (bench / "seen.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in found))
+        assert [line["path"] for line in found] == words
+        left = lines(*words, "--skip-seen", "seen.jsonl")[1]
+        assert len(left) == (2 if way == "http" else 0)  # a web server is not asked for versions
+        if way == "s3":
+            assert [line["remote"]["requests"] for line in lines(*words)[1]] == [1, 2]
+
+
+def test_a_search_on_a_web_server(lines, runs) -> None:
+    with serving(runs) as server:
+        found = lines(f"{server.url}/**", "--select", "N")[1]
+    assert len(found) == NUMBER
+    assert {line["version"] for line in found} == {None}
+
+
+def test_one_that_fails_does_not_stop_the_others(lines, bucket) -> None:
+    bucket.put_object(Bucket="bucket", Key="runs/exp0/last.pth", Body=b"")
+    bucket.put_object(Bucket="bucket", Key="runs/hf/optimizer.pt", Body=b"")
+    said, found = lines("s3://bucket/runs/**", "s3://bucket/none/**", "s3://bucket/none.pth", "s3://nobody/**")
+    kinds = Counter(line["kind"] for line in found if "kind" in line)
+    assert kinds == {"not-a-checkpoint": 2, "missing-file": 3}
+    assert sum("container" in line for line in found) == NUMBER - 1
+    assert said.code == 3
+    assert "missing-file" in said.err
+
+
+def refusing(monkeypatch, status, code):
+    """A server that answers requests for one file with an error; the number of them."""
+    from aiobotocore.awsrequest import AioAWSResponse
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    class Raw:
+        async def read(self):
+            return f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
+
+    whole, asked = AIOHTTPSession.send, []
+
+    async def send(self, request):
+        if "exp1/" not in request.url:
+            return await whole(self, request)
+        asked.append(request.url)
+        return AioAWSResponse(request.url, status, {}, Raw())
+
+    async def no_pause(_seconds):
+        pass
+
+    monkeypatch.setattr(AIOHTTPSession, "send", send)
+    monkeypatch.setattr("asyncio.sleep", no_pause)
+    return asked
+
+
+@pytest.mark.parametrize(("status", "code", "most"), [(403, "AccessDenied", 1), (503, "SlowDown", 10)])
+def test_a_server_that_refuses_one(lines, bucket, monkeypatch, status, code, most) -> None:
+    asked = refusing(monkeypatch, status, code)
+    said, found = lines("s3://bucket/runs/**")
+    (error,) = (line for line in found if "kind" in line)
+    assert error["path"] == "s3://bucket/runs/exp1/last.pth"
+    assert said.code == 3
+    assert len(found) == NUMBER
+    assert 1 <= len(asked) <= most
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [("empty/**", "empty-directory"), ("none/**", "missing-file"), ("run.pth/**", "missing-file")],
+)
+def test_a_search_that_finds_nothing(lines, bench, word, kind) -> None:
+    (bench / "empty").mkdir()
+    (bench / "empty" / "log.txt").touch()
+    said, found = lines(word)
+    assert [line["kind"] for line in found] == [kind]
+    assert said.code == 3
+
+
+def test_patterns_of_a_search(bench, monkeypatch) -> None:
+    from ckptmove.cli.config import Config
+
+    for folder in ("a", "b"):
+        (bench / folder / "in").mkdir(parents=True)
+        shutil.copy(bench / "run.pth", bench / folder / "in" / "x.pth")
+    (bench / "b" / "in" / "trainer_state.json").write_text("{}")
+
+    def paths(*words, **values):
+        return [target.path for target in find_targets(words, Config(values=values), None).targets]
+
+    assert paths("**") == ["a/in/x.pth", "b/in", "dragged.pth", "run.pth"]
+    assert paths("*/**") == ["a/in/x.pth", "b/in"]
+    assert paths("./a/**/", "a/**/*", "a/in/x.pth") == ["./a/in/x.pth", "a/in/x.pth"]
+    assert paths("b/in/**") == ["b/in/"]
+    assert paths("a/**/x.pth") == ["a/in/x.pth"]
+    assert paths(checkpoints=["b/**", "run.pth"]) == ["b/in", "run.pth"]
+    monkeypatch.chdir(bench / "b" / "in")
+    assert paths("**") == ["."]
+    with pytest.raises(UsageError):
+        paths()
+
+
+def test_results_of_a_run_do_not_hold_its_checkpoints(ask, bench) -> None:
+    for folder in ("out", "out/checkpoint-5"):
+        (bench / folder).mkdir()
+        shutil.copy(bench / "run.pth", bench / folder / "optimizer.pt")
+        (bench / folder / "trainer_state.json").write_text("{}")
+    (bench / "out" / "dangling.pt").symlink_to("none")
+    found = ask("inspect", "out/**")["checkpoints"]
+    assert [[file["path"] for file in one["files"]] for one in found] == [["optimizer.pt"], ["optimizer.pt"]]
+    assert [one["path"] for one in found] == ["out/", "out/checkpoint-5"]
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(lines, bench, monkeypatch) -> None:
+    from ckptmove.io import walk
+
+    (bench / "sub").mkdir()
+    scandir = os.scandir
+    monkeypatch.setattr(walk.os, "scandir", lambda path: scandir("none" if path.endswith("sub/") else path))
+    said, found = lines("./**")
+    assert [line.get("kind", line.get("container")) for line in found] == ["access-failed", "torch-zip", "torch-zip"]
+    assert said.code == 3
+
+
+def test_the_lines_of_a_report(tmp_path) -> None:
+    path = tmp_path / "seen.jsonl"
+    entry = {"path": "a.pth", "version": "1"}
+    error = {"path": "b.pth", "kind": "x", "exit_code": 3}
+    path.write_text(
+        "\n".join(map(json.dumps, [entry, error, {**entry, "path": None}, 3, {"path": 7}])) + '\n{"path": "'
+    )
+    seen = Seen(str(path))
+    assert seen.has("a.pth", "1")
+    assert not seen.has("a.pth", "2")
+    assert not seen.has("a.pth", None)
+    assert not seen.has("b.pth", "1")
+    path.write_text("")
+    assert not Seen(str(path)).has("a.pth", "1")
+
+
+def test_another_file_is_no_report(say, bench) -> None:
+    (bench / "other").write_text("one\ntwo\n")
+    for name in ("other", "none"):
+        assert say("inspect", "run.pth", "--skip-seen", name).code == 2
+
+
+@pytest.mark.parametrize("words", [("convert", "run.pth", "--to", "cpu"), ("diff", "run.pth", "run.pth"), ("rules",)])
+def test_other_commands_have_no_lines(say, words) -> None:
+    said = say(*words, "--format", "jsonl")
+    assert said.code == 2
+    assert json.loads(said.out)["kind"] == "usage"
+    assert not Path("run.cpu.pth").exists()
+
+
+def test_verify_has_a_line_for_each_checkpoint(say, validator) -> None:
+    pytest.importorskip("torch")
+    said = say("verify", "run.pth", "none.pth", "--to", "cpu", "--format", "jsonl", "--ignore", "R302")
+    result, error = map(json.loads, said.out.splitlines())
+    definitions = validator.schema["$defs"]
+    validator.evolve(schema={"$ref": "#/$defs/result", "$defs": definitions}).validate(result)
+    assert (result["path"], error["path"]) == ("run.pth", "none.pth")
+
+
+def test_an_inspection_has_no_version_without_lines(ask) -> None:
+    assert ask("inspect", "run.pth")["checkpoints"][0]["version"] is None
