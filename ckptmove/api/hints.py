@@ -483,6 +483,11 @@ def _(error: remap_errors.NotRemappable) -> str:
     return Phrase("write one file instead: ", _ONE_FILE)
 
 
+@hint_for.register(remap_errors.SavedWhole)
+def _(error: remap_errors.SavedWhole) -> Phrase:
+    return Phrase("leave it out: ", Argument("drop", error.name))
+
+
 @hint_for.register(remap_errors.NotGathered)
 def _(error: remap_errors.NotGathered) -> str:
     if error.folder:

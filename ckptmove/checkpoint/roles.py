@@ -77,5 +77,7 @@ def _words(key: str) -> set[str]:
 
 def role_of_leaf(name: str) -> Role | None:
     """Return the role of a tensor by its dotted key in a state_dict, or None for a tensor of the model."""
+    if name.startswith("optimizer.state."):  # Megatron keeps it next to the parameters
+        return "optimizer"
     first = name.partition(".")[0].lower()
     return "criterion" if first in {"criterion", "loss_fn", "loss_func"} else None

@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.checkpoint.elements import blocks, fills_extent, overlaps, raw_blocks
+from ckptmove.checkpoint.inventory.partitions import is_partitioned
 from ckptmove.checkpoint.open_checkpoint import side_by_side
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.state_dicts import WRAPPERS
@@ -18,7 +19,9 @@ from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.comparison.differences import Change, Criteria, DiffResult, Uncompared
 from ckptmove.comparison.gaps import gap_between
 from ckptmove.comparison.other_content import Remainder
-from ckptmove.errors import LimitExceeded
+from ckptmove.conversion.remap.errors import NotGathered
+from ckptmove.conversion.remap.zero import gather_partitions
+from ckptmove.errors import DamagedArchive, LimitExceeded
 from ckptmove.io.cast import cast_blocks
 from ckptmove.io.contracts import CastSegment
 from ckptmove.text import amount, some
@@ -65,13 +68,25 @@ def compare(first: str, second: str, limits: Limits, measure: Measure, progress:
         LimitExceeded: if one of them needs more than the limits allow.
     """
     with open_checkpoint(first, limits) as one, open_checkpoint(second, limits) as other:
-        sides = side_by_side(one, other)
+        sides = side_by_side(*_gathered(one, other, limits))
         result = compare_stored(*sides, find_counterparts(*sides), Criteria(), limits, measure, progress)
         for side in (one, other):
             if side.traffic is not None:
                 side.require_unchanged()
         requests = tuple(f"{side.path}: {side.traffic_note}" for side in (one, other) if side.traffic_note)
         return replace(result, notes=(*result.notes, *requests))
+
+
+def _gathered(one: OpenCheckpoint, other: OpenCheckpoint, limits: Limits) -> tuple[OpenCheckpoint, OpenCheckpoint]:
+    """Both sides; if one of them is a file, the partitions of ZeRO of the other are gathered as in that file."""
+    files = [side for side in (one, other) if side.listing is None]
+    if len(files) != 1 or any(map(is_partitioned, files[0].inventory.optimizers)):
+        return one, other
+    try:
+        found = [gather_partitions(side, limits) or side if side.listing else side for side in (one, other)]
+    except (NotGathered, DamagedArchive):
+        return one, other  # compared file by file
+    return found[0], found[1]
 
 
 def compare_stored(

@@ -19,7 +19,7 @@ from ckptmove.pickles.write import write_pickle
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from ckptmove.io.contracts import Progress
     from ckptmove.limits import Limits
@@ -52,13 +52,15 @@ class GatheredPart(OpenPart):
     has_checksums = True
     byteorder = sys.byteorder
 
-    def __init__(self, path: str, root: Value, storages: Mapping[str, Sequence[Run]], limits: Limits) -> None:
+    def __init__(
+        self, path: str, root: Value, storages: Mapping[str, Callable[[], Iterable[Run]]], limits: Limits
+    ) -> None:
         """Hold a new tree.
 
         Args:
             path: path of the checkpoint.
             root: the tree.
-            storages: runs of each of its storages, by key.
+            storages: functions that return the runs of each of its storages, by key: all together are many.
             limits: resource limits for reading it.
         """
         self.name, self.path, self.rows, self.base = "", path, (), 0
@@ -78,7 +80,7 @@ class GatheredPart(OpenPart):
         return None if stored is None else stored.span
 
     def storage(self, key: str) -> StoredBytes | None:
-        runs = [run for run in self._storages[key] if run.record.nbytes]
+        runs = [run for run in self._storages[key]() if run.record.nbytes]
         places = [(found, run) for run in runs if (found := run.part.bytes_of(run.record)) is not None]
         if len(places) < len(runs):
             return None
@@ -100,7 +102,7 @@ class GatheredPart(OpenPart):
             CrcMismatch: if a file is damaged.
             UnreadableInput, LimitExceeded: if one cannot be read.
         """
-        for part in {run.part.name: run.part for run in self._storages[key]}.values():
+        for part in {run.part.name: run.part for run in self._storages[key]()}.values():
             if part.name not in self._sound:
                 for fact in (*part.check(), *part.flaws()):
                     if fact.kind == "crc-mismatch":

@@ -147,6 +147,23 @@ class NotRemappable(Refused):
         self.container = container
 
 
+class SavedWhole(Refused):
+    """An object of a distributed checkpoint cannot be written into another file: only its class reads its bytes.
+
+    Attributes:
+        name: its name.
+    """
+
+    kind = "saved-whole"
+
+    def __init__(self, path: str, name: str, others: int) -> None:
+        more = f" and {others:,} more" if others else ""
+        super().__init__(
+            f"'{name:.200}'{more} cannot be rewritten: an object with tensors or with its own bytes", path=path
+        )
+        self.name = name
+
+
 class NotGathered(Refused):
     """The files of a directory cannot become one file. ``reason`` is a clause.
 

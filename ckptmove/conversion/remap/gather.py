@@ -11,7 +11,7 @@ from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.checkpoint.trainers import SHARD_FILE
 from ckptmove.conversion.remap.errors import NotGathered
-from ckptmove.pickles.tree import Call, Dict, Global, Node, Tuple
+from ckptmove.pickles.tree import Call, Dict, Global, Node, Tuple, nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -45,13 +45,12 @@ def lost_order(root: Value, inventory: Inventory) -> dict[int, int]:
     return {id(entry.value): ranks[entry.path] for entry in entries(root, inventory) if entry.path in ranks}
 
 
-def gather(root: Dict, path: str, ranks: Mapping[int, int]) -> Value:
+def gather(root: Dict, path: str) -> Value:
     """The value of one file: a state_dict for its shards; a dict by file name for several files.
 
     Args:
         root: trees by the paths of their files.
         path: the checkpoint, for errors.
-        ranks: as of :func:`lost_order`.
 
     Raises:
         NotGathered: if a key is in several shards, or a shard is not a dict.
@@ -60,12 +59,15 @@ def gather(root: Dict, path: str, ranks: Mapping[int, int]) -> Value:
     names = _group_names([cast("str", key) for key in root.keys()])  # noqa: SIM118  # no mapping
     for key, value, _ in root.pairs():
         groups.setdefault(names[cast("str", key)], []).append((cast("str", key), value))
-    values = [(name, _joined(files, path)) for name, files in groups.items()]
-    for _, value in values:
-        _put_in_order(value, ranks)
+    values = {name: _joined(files, path) for name, files in groups.items()}
     if len(values) == 1:
-        return values[0][1]
-    flat: list[Value] = [item for pair in values for item in pair]
+        return next(iter(values.values()))
+    whole = as_dict(values.get(""))  # a distributed checkpoint in the directory itself
+    if whole is not None and values.keys().isdisjoint(whole.keys()):
+        del values[""]
+    else:
+        whole = Dict([], [])
+    flat = [*whole.flat, *chain.from_iterable(values.items())]
     return Dict(flat, [-1] * len(flat))
 
 
@@ -74,7 +76,7 @@ def gathered_names(parts: Sequence[OpenPart]) -> set[str]:
     keys = _group_names(part.name for part in parts)
     is_single = len({*keys.values()}) == 1
     return {
-        part.own_name(tensor.name) if is_single else f"{keys[part.name]}.{part.own_name(tensor.name)}"
+        part.own_name(tensor.name) if is_single or not part.name else f"{keys[part.name]}.{part.own_name(tensor.name)}"
         for part in parts
         for tensor in part.inventory.tensors
     }
@@ -125,11 +127,15 @@ def _joined(files: Sequence[tuple[str, Value]], path: str) -> Value:
     return root
 
 
-def _put_in_order(value: Value, ranks: Mapping[int, int]) -> None:
+def put_in_order(root: Value, ranks: Mapping[int, int]) -> None:
+    """Sort the keys of the model's state_dicts by the ranks of its parameters, as of :func:`lost_order`."""
+    for pairs in nodes(root) if ranks else ():
+        if type(pairs) is Dict and any(id(member) in ranks for member in pairs.flat[1::2]):
+            _sort(pairs, ranks)
+
+
+def _sort(pairs: Dict, ranks: Mapping[int, int]) -> None:
     """Sort the keys of a state_dict by the ranks of its parameters; buffers follow the parameters of their module."""
-    pairs = as_dict(value)
-    if pairs is None or not any(id(member) in ranks for member in pairs.flat[1::2]):
-        return
     modules: dict[str, int] = {}
     for key, member, _ in pairs.pairs():
         module = _module(key)

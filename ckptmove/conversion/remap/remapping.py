@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.entries import entries
 from ckptmove.checkpoint.inventory.build import tree_inventory
 from ckptmove.conversion.remap.combine import combine
-from ckptmove.conversion.remap.errors import InsideObject, NoMatch
-from ckptmove.conversion.remap.gather import gather, globs, lost_order, require_gatherable
+from ckptmove.conversion.remap.errors import InsideObject, NoMatch, SavedWhole
+from ckptmove.conversion.remap.gather import gather, globs, lost_order, put_in_order, require_gatherable
 from ckptmove.conversion.remap.kept_files import keep_files
 from ckptmove.conversion.remap.plain import make_plain
 from ckptmove.conversion.remap.rename import rename
@@ -17,6 +18,7 @@ from ckptmove.conversion.remap.select import select
 from ckptmove.conversion.remap.storages import is_floating, resize
 from ckptmove.errors import UsageError
 from ckptmove.moves import Dropped
+from ckptmove.pickles.tree import Opaque
 from ckptmove.text import Argument, Phrase
 
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
     root = combine(checkpoint, plan, limits)
     ranks = lost_order(root, inventory) if as_file else {}
     root, dropped, replaced = _parts(root, inventory, options, limits)
+    _require_read(root, checkpoint)
 
     def found() -> Inventory:
         return tree_inventory(root, inventory.path, inventory.container, limits, pickle_bytes)
@@ -95,7 +98,8 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
     renamed = rename(root, inventory, options)
     if as_file and not checkpoint.is_whole and not options.as_root:
         sources = globs(cast("str", path) for path, _, _ in cast("Dict", root).pairs())
-        root = gather(cast("Dict", root), inventory.path, ranks)
+        root = gather(cast("Dict", root), inventory.path)
+    put_in_order(root, ranks)
     # Other formats are opened with other devices, storages or offsets than those of their tree.
     is_as_opened = checkpoint.is_whole and inventory.container == "torch-zip" and plan.is_empty
     is_changed = not is_as_opened or dropped or replaced or renamed or options.as_root
@@ -130,6 +134,14 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
     lost = (link.path for link in listing.links if link.path in files.removed)
     links = (Dropped(path, 0, 0, "drop" if options.drop else "only") for path in lost)
     return replace(result, kept=files, plan=result.plan._replace(dropped=(*result.plan.dropped, *links)))
+
+
+def _require_read(root: Value, checkpoint: OpenCheckpoint) -> None:
+    """Raise SavedWhole for an object whose bytes are not read, because it contains tensors or wrote them itself."""
+    listed = entries(root, checkpoint.inventory) if any(part.is_distributed for part in checkpoint.parts) else ()
+    unread = [entry.path for entry in listed if type(entry.value) is Opaque]
+    if unread:
+        raise SavedWhole(checkpoint.path, unread[0], len(unread) - 1)
 
 
 def _edits(plan: MovePlan, kept: Collection[str], storages: StoragePlan, inventory: Inventory) -> Iterator[StorageEdit]:

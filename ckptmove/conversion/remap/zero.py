@@ -8,8 +8,10 @@ algorithm is that of deepspeed/utils/zero_to_fp32.py, also for the moments.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from functools import partial
+from itertools import accumulate
 from math import ceil, prod
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
@@ -28,11 +30,11 @@ from ckptmove.pickles.tree import Dict, List, items_of, nodes
 from ckptmove.torch_facts.optimizers import is_elementwise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.limits import Limits
-    from ckptmove.model import OptimizerRecord
+    from ckptmove.model import OptimizerRecord, StateEntry
     from ckptmove.pickles.tree import Value
 
 #: Keys of the model states that describe the partitions.
@@ -45,12 +47,14 @@ class _Rank(NamedTuple):
 
     Attributes:
         part: its file.
-        optimizer: its optimizer; the state is cut to the length of the partitions.
+        optimizer: its optimizer.
+        state: its state for each partition, by key; cut to the length of the partition.
         partitions: its partitions of the weights.
     """
 
     part: FilePart
     optimizer: OptimizerRecord
+    state: Mapping[str, StateEntry]
     partitions: Sequence[TensorRecord]
 
 
@@ -66,6 +70,18 @@ class _Slice(NamedTuple):
     rank: int
     start: int
     end: int
+
+
+class _State(NamedTuple):
+    """The state for one partition, which all ranks have.
+
+    Attributes:
+        scalars: plain values, by key.
+        tensors: tensors of all ranks, by key, and whether they have a value for each element of the partition.
+    """
+
+    scalars: Sequence[tuple[str, object]]
+    tensors: dict[str, tuple[Sequence[TensorRecord], bool]]
 
 
 class _Files(NamedTuple):
@@ -124,7 +140,9 @@ def _files(checkpoint: OpenCheckpoint) -> _Files | None:
     if len(parallel) > 1:
         reason = f"parameters are cut into parts, over {len(parallel)} ranks of model parallelism"
         raise NotGathered(checkpoint.path, reason)
-    return _Files([own[key] for key in sorted(own)], [models[last][key] for key in sorted(models.get(last, {}))])
+    if last not in models:
+        raise NotGathered(checkpoint.path, "its model states are in no file that is a checkpoint")
+    return _Files([own[key] for key in sorted(own)], [models[last][key] for key in sorted(models[last])])
 
 
 class _Gathering:
@@ -137,15 +155,17 @@ class _Gathering:
         self._ranks = [self._rank(part, checkpoint) for part in files.ranks]
         first = self._ranks[0]
         self._is_stage_3 = f"{first.part.name}.{HOLDER}.{PARTITIONS[0]}.0" in self._tensors
-        self._state = cast("Dict", as_dict(cast("Dict", as_dict(first.part.tree())).get(HOLDER)))
-        self._model = as_dict(files.models[0].tree()) or Dict([], [])
+        self._state = self._pairs(self._pairs(first.part.tree(), first.part.name).get(HOLDER), HOLDER)
+        self._model = self._pairs(files.models[0].tree(), files.models[0].name)
+        prefix = f"{files.models[0].name}/"
+        rename_storages(nodes(self._model), lambda key: prefix + key)
         algorithm = first.optimizer.algorithm
         if algorithm is not None and not is_elementwise(algorithm):
             raise NotGathered(self._path, f"{algorithm} keeps other state for a partition than for its parameters")
         if any(len(one.partitions) != len(first.partitions) for one in self._ranks):
             raise NotGathered(self._path, "its ranks have partitions of different groups")
         #: Runs of each storage of the new tree.
-        self.storages: dict[str, Sequence[Run]] = {}
+        self.storages: dict[str, Callable[[], Iterable[Run]]] = {}
 
     def root(self) -> Value:
         """The new tree."""
@@ -157,9 +177,7 @@ class _Gathering:
             for name, shape in own.items()
         }
         weights.update(self._frozen())
-        module = as_dict(self._model.get("module"))
-        if module is None:
-            raise NotGathered(self._path, f"{self._models[0].name} has no module: its layers are in other files")
+        module = self._pairs(self._model.get("module"), "module")
         shared = as_dict(self._model.get("shared_params")) or Dict([], [])
         sources = {key_text(name): key_text(source) for name, source, _ in shared.pairs()}
         kept = {key_text(key): value for key, value, _ in module.pairs()}
@@ -168,7 +186,7 @@ class _Gathering:
         values = {"module": _dict(found.items()), "optimizer": self._optimizer(shapes, slices)}
         pairs = [(key, values.get(key_text(key), value)) for key, value, _ in self._model.pairs()]
         root = _dict((key, value) for key, value in pairs if key_text(key) not in _OF_PARTITIONS)
-        self._keep_storages(root)
+        self._keep_storages()
         set_devices(root, {})
         return root
 
@@ -177,21 +195,23 @@ class _Gathering:
             if optimizer.where.startswith(f"{part.name}.") and is_partitioned(optimizer):
                 own = partitions(optimizer, self._tensors)
                 if own:
-                    return _Rank(part, optimizer, own)
+                    return _Rank(part, optimizer, {entry.key: entry for entry in optimizer.state}, own)
         raise NotGathered(self._path, f"{part.name} has no optimizer with a state for each partition")
 
     def _shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """Names and shapes of the parameters in each partition."""
         stored = self._model.get("param_shapes")
-        found = []
-        for one in items_of(stored) or (stored,):
-            pairs = as_dict(one)
-            if pairs is None:
-                raise NotGathered(self._path, f"{self._models[0].name} has no param_shapes")
-            found.append(self._sizes(pairs))
+        found = [self._sizes(self._pairs(one, "param_shapes")) for one in items_of(stored) or (stored,)]
         if len(found) != len(self._ranks[0].partitions):
             raise self._unfit()
         return found
+
+    def _pairs(self, value: Value, name: str) -> Dict:
+        """The pairs of a dict that DeepSpeed writes; pipelines have no ``module``, but files for their layers."""
+        pairs = as_dict(value)
+        if pairs is None:
+            raise NotGathered(self._path, f"it has no {name} as DeepSpeed writes it")
+        return pairs
 
     def _sizes(self, pairs: Dict) -> dict[str, tuple[int, ...]]:
         try:
@@ -205,7 +225,7 @@ class _Gathering:
     def _slices(self, index: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[_Slice]]:
         """Where the elements of each parameter of a partition are, in order."""
         lengths = [rank.partitions[index].shape[0] for rank in self._ranks]
-        found, end = {}, 0
+        found, end, padding = {}, 0, 0
         paddings = self._paddings(index, len(shapes))
         if self._is_stage_3:
             for name, shape in shapes.items():
@@ -220,15 +240,14 @@ class _Gathering:
         starts = list(accumulate(lengths, initial=0))
         for (name, shape), padding in zip(shapes.items(), paddings, strict=True):
             start, end = end, end + prod(shape)
+            ranks = range(bisect_right(starts, start) - 1, min(bisect_left(starts, end), len(lengths)))
             found[name] = [
-                _Slice(rank, max(start - first, 0), min(end, last) - first)
-                for rank, (first, last) in enumerate(pairwise(starts))
-                if start < last and end > first
+                _Slice(rank, max(start - starts[rank], 0), min(end, starts[rank + 1]) - starts[rank]) for rank in ranks
             ]
             end += padding
         # The end of the last partition is padded to a multiple of this, or was cut off.
         align = 2 * len(lengths)
-        if ceil(end / align) != ceil(starts[-1] / align) or end - paddings[-1] > starts[-1]:
+        if ceil(end / align) != ceil(starts[-1] / align) or end - padding > starts[-1]:
             raise self._unfit()
         return found
 
@@ -241,13 +260,16 @@ class _Gathering:
         return own
 
     def _gathered(self, shape: tuple[int, ...], records: Sequence[TensorRecord], slices: Sequence[_Slice]) -> Value:
-        """A new tensor of runs of the tensors of all ranks."""
-        runs = [Run.of(self._ranks[one.rank].part, records[one.rank], one.start, one.end) for one in slices]
+        """A new tensor of slices of the tensors of all ranks."""
+        if any(record.dtype != records[0].dtype for record in records):
+            raise NotGathered(self._path, "its ranks have different dtypes")
+
+        def runs() -> Iterator[Run]:
+            return (Run.of(self._ranks[one.rank].part, records[one.rank], one.start, one.end) for one in slices)
+
         return self._tensor(records[0].dtype, shape, runs)
 
-    def _tensor(self, dtype: str, shape: tuple[int, ...], runs: Sequence[Run]) -> Value:
-        if any(run.record.dtype != dtype for run in runs):
-            raise NotGathered(self._path, "its ranks have different dtypes")
+    def _tensor(self, dtype: str, shape: tuple[int, ...], runs: Callable[[], Iterable[Run]]) -> Value:
         key = f"gathered.{len(self.storages)}"
         self.storages[key] = runs
         return rebuild_call(key, dtype, shape)
@@ -265,7 +287,9 @@ class _Gathering:
                 rest -= runs[-1].record.shape[0]
             if rest:
                 raise self._unfit()
-            yield name, self._tensor(runs[0].record.dtype, shape, runs)
+            if any(run.record.dtype != runs[0].record.dtype for run in runs):
+                raise self._unfit()
+            yield name, self._tensor(runs[0].record.dtype, shape, partial(tuple, runs))
 
     # --- the optimizer -----------------------------------------------------------------------------------------------
 
@@ -274,23 +298,29 @@ class _Gathering:
     ) -> Value:
         """The state_dict of the optimizer with whole parameters, numbered in the order of its groups."""
         optimizer = self._ranks[0].optimizer
-        inner = cast("Dict", as_dict(self._state.get(optimizer.where.rpartition(".")[2])))
+        name = optimizer.where.rpartition(".")[2]
+        inner = self._pairs(self._state.get(name), name)
         keys = [key for group in optimizer.groups for key in group.params]
-        index_of = {key: index for index, key in enumerate(keys)}
+        states = {key: self._state_of(key, index) for index, key in enumerate(keys)}
+        places = {key: index for index, key in enumerate(keys)}
         state: list[tuple[Value, Value]] = []
         groups: list[Value] = []
-        for stored, group in zip(items_of(inner.get("param_groups")), optimizer.groups, strict=True):
-            owners = [(name, index_of[key]) for key in group.params for name in shapes[index_of[key]]]
-            owners = self._in_order(owners)
-            numbers = range(len(state), len(state) + len(owners))
-            for number, (name, index) in zip(numbers, owners, strict=True):
-                state.append((number, self._entry(keys[index], index, shapes[index][name], slices[index][name])))
-            options = [(key, value) for key, value, _ in cast("Dict", as_dict(stored)).pairs() if key != "params"]
+        count = 0
+        listed = [pairs for one in items_of(inner.get("param_groups")) if (pairs := as_dict(one)) is not None]
+        for stored, group in zip(listed, optimizer.groups, strict=True):
+            owners = self._in_order([(name, key) for key in group.params for name in shapes[places[key]]])
+            numbers = range(count, count + len(owners))
+            count = numbers.stop
+            for number, (name, key) in zip(numbers, owners, strict=True):
+                own = states[key]
+                if own is not None:
+                    state.append((number, self._entry(own, shapes[places[key]][name], slices[places[key]][name])))
+            options = [(key, value) for key, value, _ in stored.pairs() if key != "params"]
             names: list[Value] = [name for name, _ in owners]
             groups.append(_dict([*options, ("params", _list(numbers)), ("param_names", _list(names))]))
-        return _dict([("state", _dict(pair for pair in state if pair[1] is not None)), ("param_groups", _list(groups))])
+        return _dict([("state", _dict(state)), ("param_groups", _list(groups))])
 
-    def _in_order(self, owners: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    def _in_order(self, owners: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """The parameters of a group in the order of the script.
 
         ``round_robin_gradients`` puts them into another order (``_round_robin_reorder`` in stage_1_and_2.py).
@@ -303,47 +333,47 @@ class _Gathering:
         places = [place for first in range(ranks) for place in range(first, len(owners), ranks)]
         return [owner for _, owner in sorted(zip(places, owners, strict=True))]
 
-    def _entry(self, key: str, index: int, shape: tuple[int, ...], slices: Sequence[_Slice]) -> Value:
-        """The state of one parameter; None if its partition has none."""
-        entries = [{entry.key: entry for entry in rank.optimizer.state}.get(key) for rank in self._ranks]
-        first = entries[0]
-        if first is None:
+    def _entry(self, state: _State, shape: tuple[int, ...], slices: Sequence[_Slice]) -> Value:
+        """The state of one parameter. Its numbers have storages of their own, because a step changes them in place."""
+        found = dict(state.scalars)
+        for key, (own, is_whole) in state.tensors.items():
+            number = _Slice(0, 0, 1)
+            found[key] = self._gathered(shape, own, slices) if is_whole else self._gathered(own[0].shape, own, [number])
+        return _dict(cast("Iterable[tuple[Value, Value]]", found.items()))
+
+    def _state_of(self, key: str, index: int) -> _State | None:
+        """The state for a partition; None if no rank has any."""
+        entries = [entry for rank in self._ranks if (entry := rank.state.get(key)) is not None]
+        if not entries:
             return None
-        found: list[tuple[Value, Value]] = list(first.scalars)  # type: ignore[arg-type]  # plain values
-        if first.nested or any(one is None or one.scalars != first.scalars for one in entries):
+        first = entries[0]
+        if len(entries) < len(self._ranks) or first.nested or any(one.scalars != first.scalars for one in entries):
             raise NotGathered(self._path, "its ranks have different state")
+        lengths = [rank.partitions[index].shape for rank in self._ranks]
+        state = _State(first.scalars, {})
         for name, record in first.tensors:
-            own = [cast("TensorRecord", one.tensor(name)) for one in entries if one is not None]
-            if any(one is None for one in own):
-                raise NotGathered(self._path, f"not all ranks have {name}")
-            lengths = [rank.partitions[index].shape for rank in self._ranks]
+            own = [one for entry in entries if (one := entry.tensor(name)) is not None]
             if [one.shape for one in own] == lengths:
-                found.append((name, self._gathered(shape, own, slices)))
-            elif prod(record.shape) == 1:
-                found.append((name, self._number(name, own)))
+                state.tensors[name] = own, True
+            elif len(own) == len(entries) and all(prod(one.shape) == 1 for one in own):
+                values = {rank.part.number(one) for rank, one in zip(self._ranks, own, strict=True)}
+                if len(values) > 1:
+                    reason = f"its ranks have different values of {name}: they are of different steps"
+                    raise NotGathered(self._path, reason)
+                state.tensors[name] = own, False
             else:
-                raise NotGathered(self._path, f"{record.name} is not state of single elements")
-        return _dict(found)
+                raise NotGathered(self._path, f"{record.name} is not state of single elements, or not of all ranks")
+        return state
 
-    def _number(self, name: str, records: Sequence[TensorRecord]) -> Value:
-        """A tensor of one element, which all ranks have, in a storage of its own: a step changes it in place."""
-        values = {rank.part.number(one) for rank, one in zip(self._ranks, records, strict=True)}
-        if len(values) > 1:
-            raise NotGathered(self._path, f"its ranks have different values of {name}: they are of different steps")
-        run = Run.of(self._ranks[0].part, records[0], 0, 1)
-        return self._tensor(records[0].dtype, records[0].shape, [run])
-
-    def _keep_storages(self, root: Value) -> None:
-        """Add the storages of values that are kept, under keys of their own."""
+    def _keep_storages(self) -> None:
+        """Add the storages of values that are kept."""
         part = self._models[0]
-        prefix = f"{part.name}/"
         for storage in part.inventory.storages:
             flat = TensorRecord(
                 storage.key, "other", storage.device, storage.dtype, (storage.numel,), (1,), storage.key, 0,
                 storage.nbytes,
             )  # fmt: skip
-            self.storages[storage.key] = [Run(part, flat)]
-        rename_storages(nodes(root), lambda key: key if key in self.storages else prefix + key)
+            self.storages[storage.key] = partial(tuple, [Run(part, flat)])
 
 
 def _dict(pairs: Iterable[tuple[Value, Value]]) -> Dict:

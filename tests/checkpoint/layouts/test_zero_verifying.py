@@ -71,6 +71,23 @@ def test_one_file_is_verified_against_the_run(name, tmp_path, answers):
     assert answers(output, against=str(folder))["restore"]["status"] == "failed"
 
 
+def test_diff_compares_one_file_with_the_run(tmp_path):
+    folder, _ = zero_runs.real("stage2-frozen", tmp_path / "run")
+    output = tmp_path / "run.pth"
+    ckptmove.convert(folder, output=output)
+    assert ckptmove.diff(folder, output).same
+    assert ckptmove.diff(output, folder).same
+    tree = torch.load(output, weights_only=True)
+    tree["module"]["scale"] += 1
+    torch.save(tree, output)
+    (change,) = ckptmove.diff(folder, output).changed
+    assert (change.name, change.what) == ("module.scale", "value")
+    shutil.copytree(folder / "global_step3", folder / "global_step4")
+    assert not ckptmove.diff(folder, output).same
+    rank = next(folder.glob("*/zero_pp_rank_0*"))
+    assert not ckptmove.diff(folder, rank).same
+
+
 def test_a_file_of_a_rank_is_no_gathered_run(tmp_path, answers):
     folder = zero_runs.made(tmp_path / "run")
     path = tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt"

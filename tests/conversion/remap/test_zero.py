@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import zipfile
 
@@ -178,6 +179,17 @@ def test_a_lost_fragment_of_a_frozen_parameter_is_damage(tmp_path, fragment):
         gathered(zero_runs.made(tmp_path / "run", stage=3, change=change), tmp_path / "run.pth")
 
 
+def test_fragments_of_different_dtypes_are_damage(tmp_path):
+    def change(name, tree):
+        dtype = torch.float32 if "pp_rank_0" in name else torch.bfloat16
+        in_models(
+            frozen_param_shapes={"z": torch.Size((4,))}, frozen_param_fragments={"z": torch.ones(2, dtype=dtype)}
+        )(name, tree)
+
+    with pytest.raises(DamagedArchive):
+        gathered(zero_runs.made(tmp_path / "run", stage=3, change=change), tmp_path / "run.pth")
+
+
 def of_rank_1(edit):
     """Change the optimizer of rank 1."""
 
@@ -204,6 +216,7 @@ def set_state(key, value):
 
 REFUSED = {
     "not elementwise": adafactor,
+    "an object": in_optimizers(base_optimizer_state=argparse.Namespace(state={}, param_groups=[])),
     "no shapes": in_models(param_shapes=None),
     "no module": in_models(module=None),
     "other groups": of_rank_1(
@@ -231,6 +244,24 @@ def test_what_cannot_be_gathered_is_refused(tmp_path, change):
     with pytest.raises(NotGathered):
         gathered(folder, tmp_path / "run.pth")
     assert not (tmp_path / "run.pth").exists()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_group_may_have_no_parameters(tmp_path, stage):
+    folder = zero_runs.made(tmp_path / "run", stage=stage, shapes=(*zero_runs.SHAPES, {}, {"e": (0, 2)}))
+    found = gathered(folder, tmp_path / "run.pth")["module"]
+    assert found.pop("e").shape == (0, 2)
+    assert all_equal(dict(found), zero_runs.whole(0))
+
+
+def test_keys_of_storages_may_be_anything(tmp_path):
+    folder = zero_runs.made(tmp_path / "run", change=in_models(more=torch.arange(5.0)))
+    path = folder / "mp_rank_00_model_states.pt"
+    found = gathered(folder, tmp_path / "run.pth")
+    assert found["more"].tolist() == [0, 1, 2, 3, 4]
+    path.write_text("a note")
+    with pytest.raises(NotGathered):
+        gathered(folder, tmp_path / "other.pth")
 
 
 def test_several_checkpoints_are_refused(tmp_path):
@@ -285,10 +316,10 @@ def test_missing_bytes_are_damage(tmp_path):
     with open_checkpoint(str(tmp_path)) as found:
         (record,) = found.inventory.tensors
         runs = [Run.of(found.parts[0], record, 2, 5)]
-        part = GatheredPart("x", rebuild_call("k", "float32", (3,)), {"k": runs}, Limits())
+        part = GatheredPart("x", rebuild_call("k", "float32", (3,)), {"k": lambda: runs}, Limits())
         assert part.span("k") is None
         runs = [Run.of(found.parts[0], record, 2, 3), Run.of(found.parts[0], record, 0, 0)]
-        part = GatheredPart("x", rebuild_call("k", "float32", (1,)), {"k": runs}, Limits())
+        part = GatheredPart("x", rebuild_call("k", "float32", (1,)), {"k": lambda: runs}, Limits())
         assert (part.span("k").nbytes, part.check(), part.extras()) == (4, (), {})
         part.budget().spend(1)
         part.close()
