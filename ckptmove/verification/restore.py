@@ -229,16 +229,16 @@ def _compare_loaded(
 ) -> None:
     """Compare a tensor with what torch returns, at once or in parts; nothing happens if its file is not loaded."""
     pieces, ranks = loaded.pieces(place.file), loaded.ranks(place.file)
-    if pieces is None and ranks is None:
-        if loaded.has(place.file):
-            _compare(record, place, values, loaded, tally, pages)
-        return
-    tally.compared += 1
-    tally.nbytes += place.span.nbytes
-    if pieces is not None:
-        compare_pieces(record, values, pieces, tally.pieces)
     if ranks is not None:
-        compare_shards(record, values, ranks, loaded, tally.shards)
+        is_compared = compare_shards(record, values, ranks, loaded, tally.shards)
+        tally.compared += is_compared
+        tally.nbytes += place.span.nbytes * is_compared
+    elif pieces is not None:
+        tally.compared += 1
+        tally.nbytes += place.span.nbytes
+        compare_pieces(record, values, pieces, tally.pieces)
+    elif loaded.has(place.file):
+        _compare(record, place, values, loaded, tally, pages)
 
 
 def _compare(

@@ -70,7 +70,7 @@ class ShardsTally:
 
 def compare_shards(
     record: TensorRecord, values: torch.Tensor, part: RankFilesPart, loaded: LoadedFiles, tally: ShardsTally
-) -> None:
+) -> bool:
     """Compare each loaded shard of a tensor with the assembled tensor, or the first rank's own tensor with its file.
 
     Args:
@@ -79,13 +79,17 @@ def compare_shards(
         part: the files that contain it.
         loaded: the loaded files.
         tally: receives the results.
+
+    Returns:
+        Whether torch loads a file with a part of it.
     """
     key = cast("str", part.own_key(record))  # a tensor without a storage has no values
     if not part.is_sharded(key):
         own = _of_rank(part.lead, loaded, tally)
         if own is not None and not _equal(values, own.tensors.get(part.own_name(record.name))):
             tally.differing.add(f"{record.name} ({part.lead.name})")
-        return
+        return own is not None
+    before = tally.shards
     for box in part.boxes_of(key):
         file, sizes = box.file.part, box.chunk.sizes
         whole = _of_rank(file, loaded, tally)
@@ -101,6 +105,7 @@ def compare_shards(
             # All of its bytes are in the file, because torch has loaded them.
             start, _ = span = cast("Span", span_of(box))
             tally.pages[file.name].seen(shards[0].data_ptr(), start, span.nbytes)
+    return tally.shards > before
 
 
 def _of_rank(file: FilePart, loaded: LoadedFiles, tally: ShardsTally) -> Loaded | None:

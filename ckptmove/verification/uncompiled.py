@@ -36,9 +36,10 @@ class Uncompiled(ModuleType):
         """Import the real module for anything else.
 
         Raises:
-            AttributeError: for attributes of modules, which ``inspect.getmodule`` looks for in each one.
+            AttributeError: for ``__file__``, which ``inspect.getmodule`` looks for in each module. The import of
+                ``torch.distributed.tensor`` calls it, and would find itself half imported in the real module.
         """
-        if name.startswith("__"):
+        if name == "__file__":
             raise AttributeError(name)
         if sys.modules.get(_NAME) is self:
             del sys.modules[_NAME], _torch._dynamo  # noqa: SLF001  # the real module must not find this one

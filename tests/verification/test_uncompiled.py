@@ -93,6 +93,11 @@ def test_what_nobody_has_is_an_attribute_error(name):
     assert hasattr(absent, name) is hasattr(__import__("torch._dynamo")._dynamo, name)
 
 
+def test_a_look_for_the_file_of_each_module_imports_nothing():
+    absent = Uncompiled("torch._dynamo")
+    assert not hasattr(absent, "__file__")
+
+
 def test_what_an_optimizer_of_the_users_asks_for_is_the_real_one(make, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "import torch\n\nclass Mine(torch.optim.SGD):\n    @torch.compiler.disable(recursive=False)\n"

@@ -84,7 +84,7 @@ def layout_of(listing: Listing, records: Sequence[FileRecord]) -> str:
         layout = _by_signs([file.name for file in files], said) or _by_pointer(listing, folder, said)
         if layout is not None:
             return layout
-    return "other"
+    return "sharded" if any(record.part is not None for record in records) else "other"
 
 
 def trainer_counters(listing: Listing, layout: str) -> Counters:

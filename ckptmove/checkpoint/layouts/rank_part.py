@@ -16,9 +16,11 @@ from ckptmove.checkpoint.inventory.build import build_inventory
 from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.checkpoint.layouts.merge import file_record, moved_inventory
 from ckptmove.checkpoint.layouts.rank_shards import dtensors, find_two_saves
+from ckptmove.checkpoint.open_checkpoint import shifted_progress
 from ckptmove.checkpoint.parts import OpenPart
 from ckptmove.errors import CrcMismatch
 from ckptmove.formats.chunks import flaw_of
+from ckptmove.formats.dtensors import CLASSES
 from ckptmove.formats.rank_files import RankFiles
 from ckptmove.formats.rebuild_calls import rebuild_call
 from ckptmove.model import Span
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.inventory.budget import Budget
     from ckptmove.checkpoint.layouts.rank_shards import RankFile, RankGroup, SavedShard
+    from ckptmove.checkpoint.parts import FilePart
     from ckptmove.formats.chunks import Chunk
     from ckptmove.io.contracts import Progress
     from ckptmove.limits import Limits
@@ -43,6 +46,7 @@ _SHARDS, _DATA = "shards/", "data/"
 #: Fields of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
 _KEY, _LOCATION = 2, 3
 _BLOCK: Final = 1 << 20
+_MOST_RECENT: Final = 8
 
 
 class ShardBox(NamedTuple):
@@ -90,9 +94,13 @@ class RankFilesPart(OpenPart):
         self._limits, self._group, self.lead = limits, group, lead
         self._paths = tuple(group.files[0].shards)
         self._sound: set[tuple[str, str]] = set()
+        #: The shards of the tensors that were read last: a parameter and its moments are read in turn.
+        self._recent: dict[str, list[ShardBox] | None] = {}
         others = find_two_saves(group)
+        # The tree of the first rank is changed; those of the others need not stay in memory.
         for file in group.files:
-            file.part.drop()
+            if file.part is lead or not file.part.is_remote:
+                file.part.drop()
         inventory = self._read()
         spoiled = (FileFact("other-step", path, 0, path) for path in others)
         self.inventory = replace(inventory, facts=(*inventory.facts, *spoiled))
@@ -105,6 +113,8 @@ class RankFilesPart(OpenPart):
             )
             for file in group.files
         )
+        for file in group.files:
+            _forget_tensors(file.part)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -181,9 +191,12 @@ class RankFilesPart(OpenPart):
 
     def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
         found: list[ArchiveFact] = []
-        own = {id(fact) for file in self._group.files for fact in file.part.inventory.facts}
+        done = 0
         for file in self._group.files:
-            found += (fact for fact in file.part.check(progress) if id(fact) not in own)
+            own = file.part.inventory
+            told = None if progress is None else shifted_progress(progress, done, self.inventory.size_bytes)
+            found += file.part.check(told)[len(own.facts) :]
+            done += own.size_bytes
         return (*self.inventory.facts, *found)
 
     def budget(self) -> Budget:
@@ -211,8 +224,19 @@ class RankFilesPart(OpenPart):
             globals=tuple(dict.fromkeys(use for one in files for use in one.globals)),
             foreign_opcodes=tuple(dict.fromkeys(code for one in files for code in one.foreign_opcodes)),
             filled_classes=tuple(dict.fromkeys(name for one in files for name in one.filled_classes)),
-            facts=(*(fact for one in files for fact in one.facts), *missing),
+            facts=(*(fact for one in files for fact in one.facts), *missing, *self._uncovered()),
         )
+
+    def _uncovered(self) -> Iterator[FileFact]:
+        """Facts about tensors that the shards of all ranks do not cover, or cover twice."""
+        for number, path in enumerate(self._paths if not self._group.missing else ()):
+            saved = self._group.files[0].shards[path]
+            chunks = {box.chunk for box in self.boxes_of(f"{_SHARDS}{number}") if box.chunk.volume}
+            missing = prod(saved.shard.shape) - sum(chunk.volume for chunk in chunks)
+            if missing or flaw_of(saved.shard.shape, [*chunks]):
+                key = f"{self.name}/{_SHARDS}{number}" if self.name else f"{_SHARDS}{number}"
+                nbytes = max(missing, 0) * ITEM_BYTES[saved.local.dtype]
+                yield FileFact("short-storage", self.full_name(path), nbytes, key)
 
     def _whole(self, root: Value) -> Value:
         """Make whole tensors of the DTensors in a tree, and give its other storages the keys of this part."""
@@ -246,6 +270,13 @@ class RankFilesPart(OpenPart):
 
     def _distinct(self, key: str) -> list[ShardBox] | None:
         """The shards of a tensor without replicas; None if they do not cover it, or some bytes are missing."""
+        if key not in self._recent:
+            if len(self._recent) == _MOST_RECENT:
+                self._recent.pop(next(iter(self._recent)))
+            self._recent[key] = self._find_distinct(key)
+        return self._recent[key]
+
+    def _find_distinct(self, key: str) -> list[ShardBox] | None:
         found: dict[Chunk, ShardBox] = {}
         for box in self.boxes_of(key):
             if box.chunk.volume:
@@ -254,6 +285,13 @@ class RankFilesPart(OpenPart):
         if sum(chunk.volume for chunk in found) != prod(shape) or flaw_of(shape, [*found]):
             return None
         return None if any(span_of(box) is None for box in found.values()) else [*found.values()]
+
+
+def _forget_tensors(part: FilePart) -> None:
+    """Free the records of a file that is read as one of several; one of a DTensor stays, to tell what it holds."""
+    inventory = part.inventory
+    first = next(one for one in inventory.tensors if one.subclass in CLASSES)
+    part.inventory = replace(inventory, tensors=(first,), optimizers=(), mentions=())
 
 
 def span_of(box: ShardBox) -> Span | None:

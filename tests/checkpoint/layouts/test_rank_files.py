@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from copy import copy as copied
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,7 @@ def test_a_tree_of_each_rank_becomes_one_file(saved, tmp_path, kind) -> None:
     found = ckptmove.inspect(saved / kind)
     shapes = {tensor.name: tensor.shape for tensor in found.inventory.tensors}
     assert shapes["model.head.weight"] == (13, 6)
+    assert found.inventory.layout == "sharded"
     assert len(shapes) == len([leaf for leaf in tree_flatten(whole)[0] if isinstance(leaf, torch.Tensor)])
     assert [row.path for row in found.inventory.files] == [f"rank{rank:02}.pt" for rank in range(4)]
     result = ckptmove.convert(saved / kind, output=tmp_path / "run.pth")
@@ -126,6 +128,15 @@ def test_an_archive_of_the_files_is_the_same_checkpoint(saved, tmp_path, answers
             archive.write(path, f"run/{path.name}")
     found = answers(tmp_path / "run.zip")
     assert [found[name]["status"] for name in STEPS] == ["passed"] * 5, found
+
+
+def test_a_folder_at_a_url(saved) -> None:
+    fs = pytest.importorskip("fsspec").filesystem("memory")
+    for path in sorted((saved / "hsdp").iterdir()):
+        fs.pipe(f"/ranks/{path.name}", path.read_bytes())
+    here, there = ckptmove.inspect(saved / "hsdp").inventory, ckptmove.inspect("memory://ranks").inventory
+    assert [(one.name, one.shape) for one in there.tensors] == [(one.name, one.shape) for one in here.tensors]
+    fs.rm("/ranks", recursive=True)
 
 
 def test_accelerates_own_folders_of_model_and_optimizer_are_one_checkpoint(saved, tmp_path, answers) -> None:
@@ -266,6 +277,23 @@ def test_bytes_are_checked_once(saved, copy, tmp_path) -> None:
         assert all(part.storage(key) is None for key in missing)
 
 
+def test_shards_that_do_not_cover_a_tensor(copy, answers) -> None:
+    folder = copy("hsdp")
+
+    def again(tree):
+        tensor = tree["model"]["block.up.weight"]
+        spec = tensor._spec = copied(tensor._spec)
+        spec.mesh = copied(spec.mesh)
+        spec.mesh._coordinate_on_dim = (0, 0)
+
+    for rank in (1, 3):
+        edit(folder / f"rank0{rank}.pt", again)
+    (finding,) = findings(folder, "F802")
+    assert finding.where == ("model.block.up.weight",)
+    assert "120 bytes" in finding.message
+    assert "model.block.up.weight" in answers(folder)["restore"]["detail"]
+
+
 def test_an_empty_tensor(copy, tmp_path) -> None:
     folder = copy("hsdp")
 
@@ -360,3 +388,20 @@ def test_the_shards_of_two_processes_are_added() -> None:
     assert tallies[0].shards == 7
     assert tallies[0].errors == {"rank00.pt": "RuntimeError: no"}
     assert tallies[0].differing.first == ["model.head.weight (rank01.pt)"]
+
+
+def test_a_torch_without_distributed_refuses_the_files(saved, answers, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed.tensor", None)
+    monkeypatch.setattr(loaded, "load", lambda *_, **__: Loaded(refusal="torch.distributed.tensor is missing"))
+    found = answers(saved / "hsdp")["restore"]
+    assert found["status"] == "skipped"
+    assert found["evidence"]["weights_only"] is False
+
+
+def test_a_directory_of_safetensors_replaces_the_files(saved, tmp_path) -> None:
+    ckptmove.convert(saved / "verl", output=tmp_path / "new", shard_size="1KB", only=["model"])
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    assert {Path(name).suffix for name in names} == {".safetensors", ".json"}
+    found = ckptmove.inspect(tmp_path / "new").inventory
+    shapes = {one.name.partition(".safetensors.")[2]: one.shape for one in found.tensors}
+    assert shapes == {name: tuple(one.shape) for name, one in full(saved, "verl")["model"].items()}
