@@ -62,6 +62,10 @@ class Case:
         part: the key of the model's state_dict, if several models in the checkpoint fit, or its dotted path
             (``"netD"``, ``"ema.state_dict"``). None (the default) takes the only one that fits.
         optimizer_part: the same for the optimizer.
+        state: the dict that your script gives to ``torch.distributed.checkpoint.save``, for a model that the function
+            shards with ``fully_shard`` or ``parallelize_module``. Its keys are those of the checkpoint, and its values
+            nested dicts of ``get_state_dict``, or objects with ``state_dict`` and ``load_state_dict``. Run the command
+            with ``torchrun``. None (the default) for a model that is not sharded.
     """
 
     model: torch.nn.Module | Mapping[str, torch.nn.Module]
@@ -71,3 +75,4 @@ class Case:
     step: Callable[[Any], Any] | None = None
     part: str | None = None
     optimizer_part: str | None = None
+    state: Mapping[str, Any] | None = None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import Traffic
     from ckptmove.model import Finding, Inventory, TensorRecord
     from ckptmove.moves import ConvertResult, MovePlan
-    from ckptmove.verification.evidence import VerifyResult
+    from ckptmove.verification.evidence import RanksOfRun, VerifyResult
 
 Json: TypeAlias = "dict[str, Any]"  # what json.dumps takes; a closed type would be recursive
 
@@ -327,6 +327,19 @@ def result_to_json(result: VerifyResult) -> Json:
         "sample": None if result.sample is None else result.sample._asdict(),
         "fixed": [one._asdict() for one in result.fixed],
         "unfixed": escaped(result.unfixed) or None,
+        **_ranks(result.run),
+    }
+
+
+def _ranks(run: RanksOfRun | None) -> Json:
+    """The keys of a run under torchrun; null and empty for any other."""
+    if run is None:
+        return {"ranks": None, "mesh": None, "saved_by": None, "rank_faults": []}
+    return {
+        "ranks": run.ranks,
+        "mesh": {"shape": list(run.shape), "dims": list(run.dims)} if run.shape else None,
+        "saved_by": run.saved_by,
+        "rank_faults": [{**fault._asdict(), "fault": escaped(fault.fault)} for fault in run.faults],
     }
 
 

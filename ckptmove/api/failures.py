@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from ckptmove import errors
 from ckptmove.io.locations import read_link
 from ckptmove.io.remote.address import redacted
+from ckptmove.verification.mesh.errors import RankFailed
 
 USAGE: Final = 2
 REFUSED: Final = 4
@@ -48,6 +49,8 @@ def failure_of(error: errors.CkptMoveError) -> Failure:
     """The exit code, message and hint of an error."""
     from ckptmove.api.hints import hint_for  # has the errors of most rooms, which a command without one need not import
 
+    if isinstance(error, RankFailed):
+        return Failure(error.kind, error.message, error.hint, error.path, error.exit_code)
     code = next((code for family, code in _EXIT_CODES.items() if isinstance(error, family)), BUG)
     return Failure(
         kind=error.kind,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,8 @@ from ckptmove.cli.configured import ConfiguredCommand, settings_of
 from ckptmove.cli.examples import epilog
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
 from ckptmove.cli.paths import as_operand, checkpoint_paths, download_paths, single_path
+from ckptmove.cli.ranks import own_rank
+from ckptmove.cli.render.renderer import Renderer
 from ckptmove.cli.reporting import reporting
 from ckptmove.cli.selection import selection
 from ckptmove.cli.signals import signals_raised
@@ -398,7 +400,9 @@ def verify(
     ]
     files = [*(report or ()), *([] if junit is None else [f"junit={junit}"])]
     read = [*found, *copies.values(), *([] if against is None else [against])]
-    with reporting(out, "verify", files, read) as renderer:
+    rank = own_rank()
+    is_silent = rank is not None and not rank.is_first
+    with nullcontext(Renderer()) if is_silent else reporting(out, "verify", files, read) as renderer:
         code = run_verify(requests, renderer, selection=reported, strict=strict, fix=fix, dry_run=dry_run)
     raise typer.Exit(code)
 

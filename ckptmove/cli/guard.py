@@ -19,6 +19,7 @@ from ckptmove.cli.config import set_format
 from ckptmove.cli.configured import runs_script
 from ckptmove.cli.meant import with_command
 from ckptmove.cli.outcome import interruption, retyped
+from ckptmove.cli.ranks import own_rank
 from ckptmove.cli.render.answers import Summary
 from ckptmove.cli.render.registry import open_default_report, open_error_report
 from ckptmove.cli.render.text import clean, sentence
@@ -77,6 +78,7 @@ class GuardedGroup(TyperGroup):
                     warnings.simplefilter("always", category)
                 warnings.showwarning = _show
                 code = _guarded(lambda: run(words, PROGRAM, complete_var, False, windows_expand_args, **extra), words)
+                code = _agreed(code, words)
                 settle()
         except (KeyboardInterrupt, Terminated) as error:  # after the answer: it stays valid
             settle()
@@ -93,6 +95,15 @@ class GuardedGroup(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise typer.Abort from error
+
+
+def _agreed(code: int, words: Sequence[str]) -> int:
+    """The exit code of all ranks, if torchrun started ``verify``; else the code itself."""
+    rank = own_rank() if _command(words) == "verify" else None
+    agreed = code if rank is None else rank.finish(code)
+    if rank is not None and agreed is None and rank.failure is not None:
+        agreed = _write(Failure(**rank.failure), words)  # rank 0 does not write it
+    return code if agreed is None else agreed
 
 
 def with_bare_prefix(words: Sequence[str]) -> list[str]:
@@ -201,6 +212,13 @@ def _command(words: Sequence[str]) -> str | None:
 
 def _report(failure: Failure, words: Sequence[str]) -> int:
     """Write an error that ended the command, in the format of the command line, and return its exit code."""
+    rank = own_rank() if _command(words) == "verify" else None
+    if rank is not None and not rank.reports(failure._asdict()):
+        return failure.exit_code
+    return _write(failure, words)
+
+
+def _write(failure: Failure, words: Sequence[str]) -> int:
     failure = failure._replace(message=redacted(failure.message), hint=redacted(failure.hint))  # they quote the words
     command = _command(words)
     if failure.kind == StdoutFailed.kind:  # an error in another format cannot be written there either
@@ -211,5 +229,5 @@ def _report(failure: Failure, words: Sequence[str]) -> int:
         renderer.failure(failure)
         renderer.finish(Summary(command, failure.exit_code, (failure,)))
     except StdoutFailed as error:
-        return _report(failure_of(error), words)
+        return _write(failure_of(error), words)
     return failure.exit_code

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ckptmove.cli.batch import for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
+from ckptmove.cli.ranks import on_ranks, own_rank, require_one
 from ckptmove.cli.render.answers import VerifyAnswer
 from ckptmove.cli.signals import settle
 from ckptmove.errors import UsageError
@@ -51,9 +52,17 @@ def run_verify(
     _require_fixable(requests, fix=fix, dry_run=dry_run)
     answers: list[VerifyAnswer] = []
 
+    rank = own_rank()
+    if rank is not None:
+        require_one(requests, fix=fix)
+        if not rank.is_first:
+            rank.attend(requests[0])
+            return YES
+
     def verified(request: VerifyRequest) -> VerifyResult:
         with ProgressBar(wanted=renderer.shows_progress) as progress:
-            return verify_checkpoint(request, progress=progress, stage=progress.stage)
+            verify = verify_checkpoint if rank is None else on_ranks(rank)
+            return verify(request, progress=progress, stage=progress.stage)
 
     def work(request: VerifyRequest) -> tuple[int, tuple[()]]:
         with ProgressBar(wanted=renderer.shows_progress) as progress:

@@ -55,7 +55,7 @@ try:
     print('{"torch": "importing"}', flush=True)
     import torch
     print('{"torch": "imported"}', flush=True)
-    from ckptmove.verification.worker import main
+    from WORKER import main
     main()
     code = 0
 except BaseException:
@@ -85,6 +85,7 @@ class Answers:
         unusable: why the user's function returns no usable case, or empty.
         checks: results by name. Checks that the child did not reach are failed or skipped.
         findings: findings about the stored values.
+        facts: facts about the run of several ranks, by name; of a name that repeats, the last one.
     """
 
     torch: str = ""
@@ -95,11 +96,12 @@ class Answers:
     unusable: str = ""
     checks: dict[str, CheckResult] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
-def worker_command() -> list[str]:
-    """Command line of a child with the same ``sys.path`` as this process."""
-    return [sys.executable, "-c", _START, os.pathsep.join(sys.path), os.pathsep]
+def worker_command(worker: str = "ckptmove.verification.worker") -> list[str]:
+    """Command line of a child that runs the ``main`` of a module, with the same ``sys.path`` as this process."""
+    return [sys.executable, "-c", _START.replace("WORKER", worker), os.pathsep.join(sys.path), os.pathsep]
 
 
 @contextmanager
@@ -129,6 +131,20 @@ def child(command: Sequence[str], request: str) -> Iterator[Process]:
         finally:
             _end_all(process, mark)
             del _MARKS[process.pid]
+
+
+def give(process: Process, line: str) -> None:
+    """Write a line to a child's standard input, which stays open."""
+    stdin = cast("IO[str]", process.stdin)
+    stdin.write(f"{line}\n")
+    stdin.flush()
+
+
+def end(process: Process) -> None:
+    """Kill a child of :func:`child` and every process that it started, from any thread."""
+    mark = _MARKS.get(process.pid)
+    if mark is not None:
+        _end_all(process, mark)
 
 
 def _end_all(process: Process, mark: str) -> None:
@@ -314,6 +330,8 @@ def _take(line: str, answers: Answers) -> bool:
             answers.checks[check.name] = check
         elif "finding" in message:
             answers.findings.append(finding_from_json(message["finding"]))
+        elif "fact" in message:
+            answers.facts |= message["fact"]
         elif "unusable" in message:
             answers.unusable = message["unusable"]
         elif "imports" in message:

@@ -102,6 +102,50 @@ class FixedFile(NamedTuple):
     backup: str | None
 
 
+class RankFault(NamedTuple):
+    """A fault that one rank has found, or that ended it.
+
+    Attributes:
+        rank: the rank.
+        check: name of the check.
+        fault: the fault in one line.
+    """
+
+    rank: int
+    check: str
+    fault: str
+
+
+class RanksOfRun(NamedTuple):
+    """The ranks of a run under torchrun.
+
+    Attributes:
+        ranks: number of ranks.
+        shape: shape of the mesh; empty if nothing is sharded.
+        dims: names of its dimensions; empty if they have none.
+        saved_by: number of ranks that saved the checkpoint, or None.
+        resharded: whether a rank has another part of a tensor than any rank saved.
+        faults: faults of single ranks.
+    """
+
+    ranks: int
+    shape: tuple[int, ...] = ()
+    dims: tuple[str, ...] = ()
+    saved_by: int | None = None
+    resharded: bool = False
+    faults: tuple[RankFault, ...] = ()
+
+    def __str__(self) -> str:
+        """The ranks, their mesh, and by how many ranks the checkpoint was saved."""
+        dims = f": {', '.join(self.dims)}" if self.dims else ""
+        mesh = f" ({'×'.join(map(str, self.shape))}{dims})" if self.shape else ""  # noqa: RUF001  # a product
+        saved = f", saved by {self.saved_by}" if self.saved_by is not None else ""
+        if self.resharded:
+            is_other = self.saved_by not in {None, self.ranks}
+            saved = f", resharded from {self.saved_by} to {self.ranks}" if is_other else f"{saved}, resharded"
+        return f"{amount(self.ranks, 'rank')}{mesh}{saved}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class VerifyResult(OneLine):
     """The verdict of ``verify`` on one checkpoint.
@@ -121,6 +165,7 @@ class VerifyResult(OneLine):
         sample: size of the sample; None if everything was checked.
         fixed: files that ``--fix`` edited.
         unfixed: why the case or script does not pass with these edits; empty if it does, and without ``--fix``.
+        run: the ranks, if torchrun started the command; else None.
     """
 
     path: str
@@ -133,6 +178,7 @@ class VerifyResult(OneLine):
     sample: SampleSize | None = None
     fixed: tuple[FixedFile, ...] = ()
     unfixed: str = ""
+    run: RanksOfRun | None = None
 
     def fails(self, *, strict: bool) -> bool:
         """Whether the exit code is 1: a check failed, or ``strict`` is set and :func:`fails_run` is True."""

@@ -50,7 +50,7 @@ _SCRIPT_SECONDS: Final = 300.0
 #: Bytes of a checkpoint for each child process: its start takes as long as the checks of about this many.
 _JOB_BYTES: Final = 2**28
 #: Part of the timeout after which the child reports the line that the script has reached.
-_SHARE: Final = 0.95
+LATE_SHARE: Final = 0.95
 
 
 def verify_checkpoint(
@@ -79,7 +79,7 @@ def verify_checkpoint(
         UnreadableInput: if the checkpoint or its original cannot be read, is damaged, or is not a checkpoint.
         LimitExceeded: if either needs more than the limits allow.
     """
-    _refuse_request(request)
+    refuse_request(request)
     limits, nbytes = request.limits, 0
     read_from: tuple[DiskPlace, ...] = ()
     own = ((CASE, request.case), (SCRIPT, request.script))
@@ -100,8 +100,8 @@ def verify_checkpoint(
         limit_tensor_sizes(checkpoint, limits)
         nbytes += checkpoint.nbytes
         timeout = _SCRIPT_SECONDS if request.timeout is None and request.script is not None else request.timeout
-        deadline = None if timeout is None else time.time() + timeout * _SHARE
-        asked = _settled(request, checkpoint.inventory)
+        deadline = None if timeout is None else time.time() + timeout * LATE_SHARE
+        asked = settled(request, checkpoint.inventory)
         asked = asked._replace(nbytes=nbytes, deadline=deadline, jobs=_jobs(request, nbytes))
         if asked.device_memory is not None and asked.to == "cpu":
             raise UsageError(
@@ -126,7 +126,7 @@ def verify_checkpoint(
     if SCRIPT in cases:
         found["placement"] = _placed_by_script(found["placement"], found[SCRIPT])
     checks = tuple(fail_on_findings(found[name], findings) for name in (*CHECKS, *cases))
-    return _verdict(asked, answers, checks, findings, sample)
+    return verdict(asked, answers, checks, findings, sample)
 
 
 def _jobs(request: VerifyRequest, nbytes: int) -> int:
@@ -146,8 +146,13 @@ def _start(running: ExitStack, command: Sequence[str], asked: VerifyRequest) -> 
         return [running.enter_context(child(command, asked._replace(jobs=1).to_json()))]
 
 
-def _refuse_request(request: VerifyRequest) -> None:
-    """Raise for options that no checkpoint could fulfil."""
+def refuse_request(request: VerifyRequest) -> None:
+    """Raise for options that no checkpoint could fulfil.
+
+    Raises:
+        TorchMissing: if torch is not installed.
+        UsageError: if an option has no usable value, or two of them exclude each other.
+    """
     if importlib.util.find_spec("torch") is None:
         raise TorchMissing
     if request.timeout is not None and not request.timeout > 0:
@@ -248,13 +253,14 @@ def checks_without_torch(
     return findings, checks, sample
 
 
-def _verdict(
+def verdict(
     asked: VerifyRequest,
     answers: Answers,
     checks: tuple[CheckResult, ...],
     findings: tuple[Finding, ...],
-    sample: SampleSize | None,
+    sample: SampleSize | None = None,
 ) -> VerifyResult:
+    """The verdict of all checks, in the order of the report."""
     target = asked.to or "cpu"
     passed = all(check.status != "failed" for check in checks)
     return VerifyResult(
@@ -301,7 +307,7 @@ def _target(request: VerifyRequest, inventory: Inventory) -> str:
     return parse_target(request.to if request.to is not None else target_device(inventory, Context()) or "cpu")
 
 
-def _settled(request: VerifyRequest, inventory: Inventory) -> VerifyRequest:
+def settled(request: VerifyRequest, inventory: Inventory) -> VerifyRequest:
     """The request with target and number of devices filled in."""
     target = _target(request, inventory)
     tags = (tensor.device for tensor in inventory.tensors)

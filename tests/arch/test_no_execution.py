@@ -45,7 +45,8 @@ EXECUTING_DOTTED = {
 #: The standard library as far as it is used: none of it runs what it is given, but for those below.
 HARMLESS_MODULES = {
     "__future__", "_compat_pickle", "abc", "array", "ast", "base64", "bisect", "collections", "concurrent",
-    "contextlib", "dataclasses", "difflib", "enum", "errno", "fcntl", "filecmp", "fnmatch", "functools", "gc", "glob",
+    "contextlib", "dataclasses", "datetime", "difflib", "enum", "errno", "fcntl", "filecmp", "fnmatch", "functools",
+    "gc", "glob",
     "hashlib", "heapq", "html", "io", "itertools", "json", "keyword", "linecache", "math", "mmap", "os", "pathlib",
     "pickletools", "platform", "posixpath", "queue", "random", "re", "shlex", "shutil", "signal", "stat", "struct",
     "sys", "sysconfig", "tarfile", "textwrap", "threading", "time", "tokenize", "traceback", "types", "typing", "uuid",
@@ -62,7 +63,8 @@ GUARDED_MODULES = {
     "tempfile": "io/spool.py verification/case/script.py verification/case/user_code.py",
     "atexit": "verification/case/script.py",  # ends a script that does not end
     "urllib": "cli/render/sarif.py io/remote/address.py",  # quotes a path, splits URLs
-    "socket": "io/remote/failures.py",  # names an error
+    "socket": "io/remote/failures.py verification/mesh/meeting.py",  # names an error; connects the ranks of one run
+    "secrets": "verification/mesh/meeting.py",  # makes the token that a rank has to know
     "xml": "cli/render/junit.py",  # writes XML, and reads none
     "pickle": "verification/loading/errors.py",  # the base class of an error
     # These read signatures.
@@ -82,7 +84,8 @@ HARMLESS_OS = {
 }  # fmt: skip
 #: What could harm somebody, and where it may be used.
 GUARDED_OS = {
-    "killpg": "verification/child.py verification/worker.py",  # end the child, and what it has started
+    # end the child, and what it has started
+    "killpg": "verification/child.py verification/worker.py verification/mesh/worker.py",
     "kill": "verification/case/strays.py",  # the same
     "_exit": "verification/case/script.py",  # ends the child itself
 }

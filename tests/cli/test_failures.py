@@ -23,6 +23,7 @@ from ckptmove.verification.case.patching import FixNotWritten
 from ckptmove.verification.case.script_file import ScriptUnusable
 from ckptmove.verification.downloading import VERIFY_IS_LOCAL, CopyExists
 from ckptmove.verification.loading import errors as loading_errors
+from ckptmove.verification.mesh.errors import RankFailed
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
 
@@ -222,6 +223,7 @@ ERRORS = {
     errors.DistributedFile("a b/0.distcp"): (3, "ckptmove inspect 'a b'"),
     errors.UnsupportedContainer("a", "pickle", "x"): (3, "torch.save"),
     errors.EmptyDirectory("a", 3): (3, "torch.save"),
+    RankFailed(1, "no", path=None, hint="look there", exit_code=3): (3, "look there"),
     errors.CaseUnusable("no"): (2, "--case FILE.py:FUNC"),
     errors.CaseUnusable("no", path="a b.py", known=("one", "two")): (2, "--case 'a b.py:two'"),
     ScriptUnusable("no", path="a.py"): (2, "--script train.py -- "),

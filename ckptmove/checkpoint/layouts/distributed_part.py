@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.layouts.distributed import PiecesOfFile, ReadFolder
     from ckptmove.checkpoint.layouts.open_files import OpenFiles
-    from ckptmove.formats.dcp.metadata import StoredTensor
+    from ckptmove.formats.dcp.metadata import DistributedMetadata, StoredTensor
     from ckptmove.formats.dcp.pieces import Piece
     from ckptmove.io.contracts import ByteSource, Progress
     from ckptmove.limits import Limits
@@ -101,6 +101,11 @@ class DistributedPart(PiecedPart):
         self._damage: dict[str, str] = {}
         # Each piece is read several times: for its kind, its checksums and its elements.
         self._open = lru_cache(_MOST_OPEN)(self._read_piece)
+
+    @property
+    def metadata(self) -> DistributedMetadata:
+        """Contents of ``.metadata``."""
+        return self._container.metadata
 
     @cached_property
     def has_checksums(self) -> bool:

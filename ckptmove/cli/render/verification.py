@@ -129,6 +129,9 @@ def outcome(result: VerifyResult, *, strict: bool = False) -> str:
         strict: whether warnings, and a resume that is not proven, are failures.
     """
     place = "cpu" if result.mode == "cpu" else f"{result.mode} {clean(result.target)}"
+    place += "" if result.run is None else f", {result.run}"
+    if not result.passed and result.run is not None:
+        return f"failed, {place}"
     if not result.passed:
         steps = [check for check in result.checks if check.name == "step" and check.status == "failed"]
         is_made = result.mode != "simulated" or all(dict(step.evidence).get("simulated") for step in steps)
@@ -136,12 +139,22 @@ def outcome(result: VerifyResult, *, strict: bool = False) -> str:
     if result.sample is not None:  # also for a sample of everything: CRCs were not compared
         place = f"{place}, by a sample: {result.sample}"
     reasons = {check.name: check.detail for check in result.checks if check.status == "skipped"}
+    if any(check.name == "keys" for check in result.checks):
+        return f"passed, {place}: {_of_ranks(result, reasons)}"
     if result.proven:
         rest = ", not compared with what torch.load returns" if "restore" in reasons else ""
         rest += f", but --strict fails it: {', '.join(warned(result))}" if result.fails(strict=strict) else ""
         return f"passed, {place}{rest}"
     failing = " (a failure with --strict)" if strict else ""
     return f"passed, {place}, but not proven to resume{failing}: {sentence(_doubt(result, reasons))}"
+
+
+def _of_ranks(result: VerifyResult, reasons: Mapping[str, str]) -> str:
+    """The proof of a run under torchrun."""
+    if not result.proven:
+        return f"every shard equal, but one step not compared: {sentence(reasons['parity'])}"
+    parity = next(dict(check.evidence) for check in result.checks if check.name == "parity")
+    return f"every shard and one step equal {'bit for bit' if parity['exact'] else 'within tolerance'}"
 
 
 def _doubt(result: VerifyResult, reasons: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 
 from ckptmove.case import Case
 from ckptmove.errors import CaseUnusable, CkptMoveError, UnreadableInput
-from ckptmove.text import amount
+from ckptmove.text import amount, command_line
 from ckptmove.verification.case.blame import Blame, blame, line_evidence
 from ckptmove.verification.case.case_call import noted_calls
 from ckptmove.verification.case.check_fixes import as_batch, built_again, unmoved, unsaved
@@ -31,6 +31,7 @@ from ckptmove.verification.case.tensor_names import names_of, tensors_in
 from ckptmove.verification.case.user_code import Entrance
 from ckptmove.verification.case.watch import Watch
 from ckptmove.verification.checks import CASE, failed, listed, passed, skipped
+from ckptmove.verification.mesh.launch import ranks_of
 from ckptmove.verification.simulated import targets
 from ckptmove.verification.simulated.device import PlainTensor
 from ckptmove.verification.simulated.identity import foreach_by_default
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.case.step import Taken
     from ckptmove.verification.case.tensor_names import NamedTensor
     from ckptmove.verification.evidence import CheckResult
-    from ckptmove.verification.place import StepDevice
+    from ckptmove.verification.place import Site, StepDevice
     from ckptmove.verification.simulated.accounting import MemoryRecord
     from ckptmove.verification.step.resume import Bench
 
@@ -56,6 +57,12 @@ _EXITS = "the script exits during its import"
 _GUARD = (
     "move the code that parses arguments and trains under if __name__ == '__main__': the check only imports the script"
 )
+
+
+#: Class of a sharded parameter, which is not imported for other models.
+_SHARDED = "DTensor"
+#: Parts of torch's messages if a function uses the process group without torchrun.
+_NO_RANK = ("env:// rendezvous", "Default process group has not been initialized")
 
 
 class Attempt:
@@ -127,7 +134,10 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
     if site.reason:
         return skipped(CASE, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
     entrance = Entrance(parse_case(typed))
-    with on_target(bench) as place, memory_recorded(site, bench.request.device_memory, entrance) as memory:
+    with (
+        on_target(site, bench.request.devices) as place,
+        memory_recorded(site, bench.request.device_memory, entrance) as memory,
+    ):
         home = line_of(typed.rpartition(":")[0], 0)
         run = _Run(bench, place, entrance, Watch(place.device, entrance), memory, home)
         run.figures |= {"case": typed, "device": site.target, "simulated": site.mode == "simulated"}
@@ -151,16 +161,20 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
 
 
 @contextlib.contextmanager
-def on_target(bench: Bench) -> Iterator[StepDevice]:
-    """The target, active for the user's code while the context is open."""
-    site = bench.site
+def on_target(site: Site, devices: int | None) -> Iterator[StepDevice]:
+    """The target, active for the user's code while the context is open.
+
+    Args:
+        site: the target.
+        devices: number of devices of the target machine, or None.
+    """
     place = site.place()
     with ExitStack() as stack:
         stack.enter_context(place.active())
         if site.mode == "simulated":
             stack.enter_context(foreach_by_default(PlainTensor))
             FELL_BACK.clear()
-            targets.at_least(bench.request.devices or 1)
+            targets.at_least(devices or 1)
         yield place
 
 
@@ -173,7 +187,8 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         function = run.entrance.load()
         code = getattr(inspect.unwrap(function), "__code__", None)  # a partial has none
         run.home = run.home if code is None else line_of(code.co_filename, code.co_firstlineno)
-        made.append(_called(function, run.place.device, typed))
+        made.append(called(function, run.place.device, typed))
+    _require_one_rank(run.bench, attempt.error, made, typed)
     if attempt.error is not None:
         found = blame(attempt.error, run.scene)
         exits = function is None and isinstance(attempt.error, SystemExit)
@@ -204,8 +219,13 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     return _step(run, case, run.home, restored)
 
 
-def _called(function: Callable[..., Any], device: torch.device, typed: str) -> Case:
-    """The case of the user's function. If the function takes no parameter, the models are moved to the device."""
+def called(function: Callable[..., Any], device: torch.device, typed: str) -> Case:
+    """The case of the user's function. If the function takes no parameter, the models are moved to the device.
+
+    Raises:
+        CaseUnusable: if it returns no usable case.
+        BaseException: any exception of the function.
+    """
     parameters = inspect.signature(function).parameters.values()
     variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     required = [one.name for one in parameters if one.default is one.empty and one.kind not in variadic]
@@ -219,6 +239,25 @@ def _called(function: Callable[..., Any], device: torch.device, typed: str) -> C
     for part in () if takes_device else models_of(case):
         part.module.to(device)
     return case
+
+
+def _require_one_rank(bench: Bench, error: BaseException | None, made: list[Case], typed: str) -> None:
+    """Raise CaseUnusable for a case that is made for several ranks: torchrun did not start this process."""
+    parameters = (one for case in made for part in models_of(case) for one in part.module.parameters())
+    is_sharded = any(case.state is not None for case in made) or any(
+        type(one.data).__name__ == _SHARDED for one in parameters
+    )
+    if is_sharded or (isinstance(error, ValueError) and any(text in str(error) for text in _NO_RANK)):
+        raise CaseUnusable(f"the model is sharded over several ranks: run {_with_torchrun(bench, typed)}")
+
+
+def _with_torchrun(bench: Bench, typed: str) -> str:
+    """The command line that verifies the checkpoint with as many ranks as saved it."""
+    request = bench.request
+    ranks = ranks_of(row.path for part in bench.checkpoint.parts for row in part.rows) or 2
+    to = [] if request.to in {None, "cpu"} else ["--to", str(request.to).partition(":")[0]]
+    words = ["torchrun", "--nproc-per-node", str(ranks), "-m", "ckptmove", "verify", request.path]
+    return command_line([*words, *to, "--case", typed])
 
 
 def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:

@@ -92,7 +92,7 @@ def check_script(
         stack.enter_context(
             _watched(bench.request.deadline, entrance, home, lambda check: end(session.passed or check))
         )
-        place = stack.enter_context(on_target(bench))
+        place = stack.enter_context(on_target(site, bench.request.devices))
         memory = stack.enter_context(memory_recorded(site, bench.request.device_memory, entrance))
         watch = ScriptWatch(place.device, entrance, session)
         step = ScriptStep(bench, place, session, memory, figures)

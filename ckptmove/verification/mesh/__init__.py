@@ -1,0 +1,1 @@
+"""Verification of a sharded resume by several processes that torchrun started."""

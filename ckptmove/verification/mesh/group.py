@@ -1,0 +1,55 @@
+"""The process group of a mesh proof, and the exchange of values between its ranks."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
+
+#: Shortest time after which a collective fails; torch's default for gloo.
+_SECONDS: Final = 1800.0
+#: Messages of gloo and of the stores, if another rank is gone or late. Their exceptions are often plain RuntimeErrors.
+_LOST: Final = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe", "gloo")
+
+
+class Ranks:
+    """The ranks of this run. They exchange their own values in a group that the user's code does not use.
+
+    Attributes:
+        rank: rank of this process.
+        size: number of ranks.
+        enter: called with the name of each check when it begins.
+    """
+
+    def __init__(self, entered: Callable[[str], None], timeout: float | None = None) -> None:
+        """Make a group of all ranks; a collective.
+
+        Args:
+            entered: called with the name of each check when it begins.
+            timeout: timeout of the run in seconds, which the collectives outlast; None for none.
+        """
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.enter = entered
+        self._group = dist.new_group(backend="gloo", timeout=collective_timeout(timeout))
+
+    def gather(self, value: _T) -> list[_T]:
+        """The values of all ranks, by rank; a collective."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self._group)
+        return found
+
+
+def collective_timeout(timeout: float | None) -> timedelta:
+    """Timeout of the collectives. ``--timeout`` ends a rank first, so that the report can name it."""
+    return timedelta(seconds=max(_SECONDS, 2 * (timeout or 0.0)))
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an exception means that another rank ended or did not answer."""
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _LOST)

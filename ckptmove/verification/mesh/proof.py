@@ -1,0 +1,203 @@
+"""Prove that a sharded case resumes from a distributed checkpoint, on all ranks of a process group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ckptmove.text import amount
+from ckptmove.verification.case.step import loss_of, one_batch
+from ckptmove.verification.checks import CASE, check_to_json, passed, skipped
+from ckptmove.verification.mesh.faults import MESH_CHECKS, rank_failure
+from ckptmove.verification.mesh.launch import ranks_of
+from ckptmove.verification.mesh.restore import compare, key_faults, load, option_faults
+from ckptmove.verification.mesh.step import compare_with_single, owners_of, take_step, why_not_elementwise
+from ckptmove.verification.mesh.stored import StoredRegions, local
+from ckptmove.verification.mesh.subject import Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ckptmove.case import Case
+    from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
+    from ckptmove.verification.evidence import CheckResult
+    from ckptmove.verification.mesh.group import Ranks
+    from ckptmove.verification.place import StepDevice
+
+    Emit = Callable[[dict[str, object]], None]
+
+#: Faults of single ranks in the evidence.
+_MOST_FAULTS: Final = 100
+
+
+class Setting(NamedTuple):
+    """What a proof is about.
+
+    Attributes:
+        ranks: the ranks.
+        part: the checkpoint.
+        place: the target.
+        label: name of the target.
+        seed: seed of the gradients.
+        exact: whether results must equal those of a single process bit for bit.
+        emit: called on the first rank with each check, as of :func:`check_to_json`, and the faults of its ranks.
+    """
+
+    ranks: Ranks
+    part: DistributedPart
+    place: StepDevice
+    label: str
+    seed: int
+    exact: bool
+    emit: Emit
+
+
+def mesh_of(case: Case) -> dict[str, object] | None:
+    """Shape and dimension names of the mesh with most dimensions in a model; None if nothing is sharded."""
+    models: Any = case.model
+    meshes = [one.device_mesh for one in models.parameters() if isinstance(one, DTensor)]
+    if not meshes:
+        return None
+    largest = max(meshes, key=lambda mesh: mesh.ndim)
+    return {"shape": list(largest.shape), "dims": list(largest.mesh_dim_names or ())}
+
+
+class Proof:
+    """The checks of a mesh proof. All ranks call :meth:`run`; a check that fails on one ends it on all."""
+
+    def __init__(self, setting: Setting) -> None:
+        """Begin with no check made."""
+        self._setting = setting
+        self._ranks = setting.ranks
+        #: Number of parameters that step otherwise without their state, and of those with state.
+        self._fresh_steps = 0, 0
+
+    def run(self, case: Case) -> None:
+        """Make the checks.
+
+        Raises:
+            CaseUnusable: if the case cannot be proven.
+            BaseException: any exception of the user's code.
+        """
+        setting, ranks = self._setting, self._ranks
+        subject, stored = Subject(case), StoredRegions(setting.part)
+        shape = ranks.gather(mesh_of(case))
+        mesh = next((one for one in shape if one is not None), None)
+        self._emit({"fact": {"mesh": mesh, "saved_by": ranks_of(piece.file for piece in setting.part.metadata.pieces)}})
+        checks = (self._keys, self._restore, self._options, self._step, self._parity, self._fresh, self._case)
+        for name, check in zip(MESH_CHECKS, checks, strict=True):
+            ranks.enter(name)
+            if not check(subject, stored):
+                for other in MESH_CHECKS[MESH_CHECKS.index(name) + 1 :]:
+                    self._answer(skipped(other, f"not reached: {name} failed"))
+                break
+
+    def _keys(self, subject: Subject, _: StoredRegions) -> bool:
+        asked: frozenset[str] = frozenset().union(*self._ranks.gather(subject.keys))
+        faults = key_faults(asked, self._setting.part)
+        detail = f"{amount(len(asked), 'key')} of state, all in the checkpoint, and no other key there"
+        return self._settle("keys", [faults] + [[]] * (self._ranks.size - 1), detail, named=False, keys=len(asked))
+
+    def _restore(self, subject: Subject, stored: StoredRegions) -> bool:
+        errors = self._ranks.gather(load(subject, self._setting.part))
+        if any(errors):
+            return self._settle("restore", errors, "", named=True)
+        found = self._ranks.gather(compare(subject, stored))
+        shards, elements = sum(one.shards for one in found), sum(one.elements for one in found)
+        self._emit({"fact": {"resharded": any(one.moved for one in found)}})
+        detail = f"{amount(shards, 'shard')} with {amount(elements, 'element')} equal the checkpoint bit for bit"
+        figures = {"shards": shards, "elements": elements}
+        return self._settle("restore", [one.faults for one in found], detail, named=True, **figures)
+
+    def _options(self, subject: Subject, _: StoredRegions) -> bool:
+        found = self._ranks.gather(option_faults(subject, self._setting.part))
+        compared = max(count for _, count in found)
+        detail = f"{amount(compared, 'option')} of the groups equal the stored ones on every rank"
+        return self._settle("options", [faults for faults, _ in found], detail, named=True, options=compared)
+
+    def _step(self, subject: Subject, stored: StoredRegions) -> bool:
+        found = self._ranks.gather(take_step(subject, stored, self._setting.seed))
+        name = type(subject.optimizer).__name__
+        moved, count = sum(one.moved for one in found), sum(one.parameters for one in found)
+        where = f"{name} on {amount(self._ranks.size, 'rank')} of {self._setting.label}"
+        detail = f"{where}: {moved:,} of {amount(count, 'shard')} moved, all finite, step counts +1"
+        figures = {"optimizer": name, "shards": count, "moved": moved}
+        return self._settle("step", [one.faults for one in found], detail, named=True, **figures)
+
+    def _parity(self, subject: Subject, stored: StoredRegions) -> bool:
+        why_not = why_not_elementwise(subject.optimizer)
+        if why_not:
+            self._answer(skipped("parity", why_not))
+            return True
+        owners = owners_of(subject, self._ranks.gather(list(subject.parameters)))
+        exact, seed = self._setting.exact, self._setting.seed
+        parity = compare_with_single(subject, stored, owners, self._ranks.rank, seed, exact=exact)
+        found = self._ranks.gather(parity)
+        elements, count = sum(one.elements for one in found), sum(one.parameters for one in found)
+        how = "bit for bit" if exact else "within the tolerance of torch.testing.assert_close"
+        detail = f"{amount(count, 'parameter')} and their state, {amount(elements, 'element')}, equal those of a"
+        detail += f" single process {how}"
+        figures = {"parameters": count, "elements": elements, "exact": exact}
+        self._fresh_steps = sum(one.changed for one in found), sum(one.with_state for one in found)
+        return self._settle("parity", [one.faults for one in found], detail, named=False, **figures)
+
+    def _fresh(self, subject: Subject, _: StoredRegions) -> bool:
+        changed, state = self._fresh_steps
+        if not state:
+            bare = why_not_elementwise(subject.optimizer) or "there is no state that a step could use"
+            self._answer(skipped("fresh", bare, with_state=0))
+            return True
+        faults = [] if changed else ["a step without the stored state gives the same"]
+        detail = f"{changed:,} of {amount(state, 'parameter')} step otherwise without their stored state"
+        return self._settle("fresh", [faults], detail, named=False, changed=changed, with_state=state)
+
+    def _case(self, subject: Subject, _: StoredRegions) -> bool:
+        """The user's own forward, backward and step."""
+        case, device = subject.case, self._setting.place.device
+        loss = loss_of(case, one_batch(case.batch), device)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation
+        named = {key: one for key, one in subject.parameters.items() if one.requires_grad}
+        without = [f"{key} has no gradient" for key, one in named.items() if one.grad is None]
+        broken = [
+            f"the gradient of {key} is not finite"
+            for key, one in named.items()
+            if one.grad is not None and not bool(torch.isfinite(local(one.grad)).all())
+        ]
+        subject.optimizer.step()
+        value = float(local(loss))
+        lost = [] if torch.isfinite(local(loss)).all() else [f"the loss is {value}"]
+        after = [f"{key} is not finite" for key, one in named.items() if not bool(torch.isfinite(local(one)).all())]
+        found = self._ranks.gather(([*lost, *broken, *(after or without)], value))
+        losses = [value for _, value in found]
+        detail = f"your step on every rank: loss {min(losses):.4g}"
+        detail += f" to {max(losses):.4g}" * (min(losses) < max(losses))
+        detail += f", {amount(len(named), 'gradient')}, all finite"
+        return self._settle(CASE, [faults for faults, _ in found], detail, named=True, loss=losses)
+
+    def _settle(self, check: str, faults: Sequence[list[str]], detail: str, *, named: bool, **figures: object) -> bool:
+        """Answer a check, and return whether it passed.
+
+        Args:
+            check: its name.
+            faults: faults of each rank.
+            detail: detail if there are none.
+            named: whether a fault is of its rank, so that the text names that.
+            figures: the evidence.
+        """
+        if not any(faults):
+            self._answer(passed(check, detail, **figures))
+            return True
+        self._answer(rank_failure(check, faults, self._ranks.size, named=named, **figures))
+        if named:
+            by_rank = [{"rank": rank, "fault": fault} for rank, own in enumerate(faults) for fault in own]
+            self._emit({"fact": {"rank_faults": [{**one, "check": check} for one in by_rank[:_MOST_FAULTS]]}})
+        return False
+
+    def _answer(self, check: CheckResult) -> None:
+        self._emit({"check": check_to_json(check)})
+
+    def _emit(self, message: dict[str, object]) -> None:
+        if self._ranks.rank == 0:
+            self._setting.emit(message)

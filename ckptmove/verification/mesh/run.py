@@ -1,0 +1,323 @@
+"""Verify a sharded case with the ranks that torchrun started.
+
+Each rank runs the command. Its process has no torch: it starts a child, which joins the process group of the children.
+Rank 0 writes the only report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.errors import CaseUnusable, TorchBroken, UsageError
+from ckptmove.moves import Remap
+from ckptmove.verification.checks import CHECKS, check_from_json, check_to_json, failed, passed, skipped
+from ckptmove.verification.child import CHILD_CHECKS, child, collect, end, give, worker_command
+from ckptmove.verification.evidence import RankFault, RanksOfRun
+from ckptmove.verification.file_checks import fail_on_findings
+from ckptmove.verification.mesh.errors import RankFailed
+from ckptmove.verification.mesh.faults import MESH_CHECKS, RANK, rank_failure
+from ckptmove.verification.mesh.launch import find_launch
+from ckptmove.verification.mesh.meeting import GRACE_SECONDS, Guest, Host
+from ckptmove.verification.run import LATE_SHARE, checks_without_torch, refuse_request, settled, verdict
+from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ckptmove.io.contracts import Progress
+    from ckptmove.model import Finding
+    from ckptmove.verification.child import Answers, Process
+    from ckptmove.verification.evidence import CheckResult, VerifyResult
+    from ckptmove.verification.mesh.launch import Launch
+    from ckptmove.verification.request import VerifyRequest
+
+_WORKER: Final = "ckptmove.verification.mesh.worker"
+_KILLED: Final = "its process was killed"
+_CHECKS: Final = ("file", "keys", "restore", "options", "placement", "structure", *MESH_CHECKS[3:])
+
+
+@cache
+def this_rank() -> Rank | None:
+    """The rank of this process; None if torchrun did not start it."""
+    launch = find_launch(os.environ)
+    return None if launch is None else Rank(launch)
+
+
+class Rank:
+    """The process of one rank."""
+
+    def __init__(self, launch: Launch, command: Sequence[str] = ()) -> None:
+        """Begin without a connection to the others.
+
+        Args:
+            launch: what torchrun tells about this process.
+            command: command line of the child; by default the worker of this package.
+        """
+        self._launch = launch
+        self._command = command or worker_command(_WORKER)
+        self._stack = ExitStack()
+        self._process: Process | None = None
+        self._host = Host(launch) if launch.is_first else None
+        self._guest: Guest | None = None
+        #: Error that ended the command on this rank, for the report of rank 0.
+        self.failure: dict[str, Any] | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes the report."""
+        return self._launch.is_first
+
+    def verify(
+        self,
+        request: VerifyRequest,
+        progress: Progress | None = None,
+        stage: Callable[[str], None] | None = None,
+    ) -> VerifyResult:
+        """Verify the checkpoint with all ranks. Call it on rank 0; the others :meth:`attend`.
+
+        Raises:
+            RankFailed: if another rank cannot begin.
+            UsageError: if the ranks have different options, or the case is unusable.
+            CkptMoveError: as of :func:`ckptmove.verification.run.verify_checkpoint`.
+        """
+        host = cast("Host", self._host)
+        with ExitStack() as stack:
+            _refuse_options(request)
+            checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
+            limit_tensor_sizes(checkpoint, request.limits)
+            asked = settled(request, checkpoint.inventory)
+            process = self._join({})
+            self._agree(host, request)
+            host.tell(start=True)
+            self._send(process, asked)
+            host.end_after_failure(lambda: end(process))
+            findings, here, _ = checks_without_torch(checkpoint, checkpoint.check(progress), request)
+            answers = collect(process, stage, (RANK,), request.timeout)
+            for place in checkpoint.read_from:
+                place.require_unchanged()
+        host.wait_for_end()
+        return self._result(asked, answers, here, findings)
+
+    def attend(self, request: VerifyRequest) -> None:
+        """Take part in the verification of rank 0.
+
+        Raises:
+            CkptMoveError: as :meth:`verify`, if the checkpoint cannot be read on this rank.
+        """
+        _refuse_options(request)
+        with open_checkpoint(request.path, request.limits, keep_trees=True) as checkpoint:
+            limit_tensor_sizes(checkpoint, request.limits)
+            asked = settled(request, checkpoint.inventory)
+        process = self._join({"request": request.to_json()})
+        guest = cast("Guest", self._guest)
+        if not guest.wait_for_start(lambda: end(process)):
+            return
+        self._send(process, asked)
+        answers = collect(process, None, (RANK,), request.timeout)
+        check = _ending_of(answers)
+        guest.send(
+            {
+                "failed": check.status == "failed",
+                "check": check_to_json(check),
+                "late": answers.facts.get("late"),
+                "unusable": answers.unusable,
+                "refusal": answers.refusal,
+            }
+        )
+
+    def killed_rank(self) -> RankFailed | None:
+        """The error for a rank that was killed, after which torchrun ends this one; None if there is none."""
+        killed = self._host.killed() if self._host is not None else []
+        return RankFailed(killed[0], _KILLED, path=None, hint="", exit_code=1) if killed else None
+
+    def reports(self, failure: dict[str, Any]) -> bool:
+        """Keep an error that ended the command on this rank. Returns whether this rank writes it."""
+        if not self.is_first and self.failure is None:
+            self.failure = failure
+        return self.is_first
+
+    def finish(self, code: int) -> int | None:
+        """Wait for the other ranks, and return the exit code of all; None if rank 0 cannot be reached.
+
+        Args:
+            code: exit code of this rank; that of rank 0 counts.
+        """
+        with self._stack:
+            if self._host is not None:
+                return self._dismiss(self._host, code)
+            with suppress(OSError, TorchBroken):
+                self._join({"failure": self.failure or {}})
+            if self._guest is None:
+                return None
+            if self.failure is not None:
+                self._guest.send({"failed": True, "failure": self.failure})
+            return self._guest.wait_for_exit_code()
+
+    def _dismiss(self, host: Host, code: int) -> int:
+        """Send the exit code to the others. One that has not connected yet gets it when it does."""
+        self._join({})
+        host.dismiss(code)
+        return code
+
+    def _join(self, hello: dict[str, object]) -> Process:
+        """Start the child, and connect to rank 0. Does nothing if that is done."""
+        if self._process is not None:
+            return self._process
+        address = "" if self._host is None else self._host.address
+        process = self._stack.enter_context(child(self._command, address))
+        self._process = process
+        if self._host is None:
+            for message in _messages(process):
+                if "address" in message:
+                    self._guest = Guest(message["address"], self._launch.rank, hello)
+                    return process
+            raise TorchBroken(f"rank {self._launch.rank} cannot reach the store of torchrun")
+        return process
+
+    def _send(self, process: Process, request: VerifyRequest) -> None:
+        """Give the child its request."""
+        deadline = None if request.timeout is None else time.time() + request.timeout * LATE_SHARE
+        with suppress(OSError):  # it has died, which its missing answers show
+            give(process, request._replace(deadline=deadline).to_json())
+
+    def _agree(self, host: Host, request: VerifyRequest) -> None:
+        """Wait for the other ranks, and compare their options."""
+        host.wait_for_start()
+        for rank in host.others:
+            hello = host.hellos.get(rank)
+            if hello is None:
+                raise RankFailed(rank, "it ended before it began", path=None, hint="", exit_code=1)
+            if "failure" in hello:
+                failure: dict[str, Any] = hello["failure"]
+                raise RankFailed(
+                    rank,
+                    failure["message"],
+                    path=failure["path"],
+                    hint=failure["hint"],
+                    exit_code=failure["exit_code"],
+                )
+            mine, theirs = json.loads(request.to_json()), json.loads(hello["request"])
+            other = [name for name, value in mine.items() if theirs.get(name) != value]
+            if other:
+                name = other[0]
+                raise UsageError(
+                    f"the ranks have different options: {name} is {theirs.get(name)!r} on rank {rank}, "
+                    f"and {mine[name]!r} on rank 0"
+                )
+
+    def _result(
+        self,
+        asked: VerifyRequest,
+        answers: Answers,
+        here: tuple[CheckResult, ...],
+        findings: tuple[Finding, ...],
+    ) -> VerifyResult:
+        endings = dict(self._endings(answers))
+        if answers.torch_failure:
+            raise TorchBroken(answers.torch_failure)
+        for kind, error in (("unusable", CaseUnusable), ("refusal", UsageError)):
+            found = [(rank, str(one[kind])) for rank, one in endings.items() if one.get(kind)]
+            if found:
+                rank, text = found[0]
+                raise error(text if rank == 0 else f"rank {rank}: {text}")
+        faults = [RankFault(**one) for one in answers.facts.get("rank_faults", ())]
+        checks = {check.name: check for check in (*here, *answers.checks.values())}
+        names, order = (CHILD_CHECKS, CHECKS) if asked.case is None else (MESH_CHECKS, _CHECKS)
+        ended = _root_causes(endings)
+        missing = [name for name in names if name not in checks]
+        if ended:
+            name = next(
+                (one for rank in ended if (one := _check_of(endings[rank])) in missing), (*missing, names[-1])[0]
+            )
+            texts = [[ended[rank]] if rank in ended else [] for rank in range(self._launch.size)]
+            checks[name] = rank_failure(name, texts, self._launch.size)
+            checks |= {one: skipped(one, f"not reached: {name} failed") for one in missing if one != name}
+            faults += [RankFault(rank, name, text) for rank, text in ended.items()]
+        ordered = tuple(fail_on_findings(checks[name], findings) for name in order)
+        mesh = answers.facts.get("mesh") or {"shape": (), "dims": ()}
+        run = RanksOfRun(
+            ranks=self._launch.size,
+            shape=tuple(mesh["shape"]),
+            dims=tuple(mesh["dims"]),
+            saved_by=answers.facts.get("saved_by"),
+            resharded=bool(answers.facts.get("resharded")),
+            faults=tuple(faults),
+        )
+        result = replace(verdict(asked, answers, ordered, findings), run=run)
+        if asked.case is None:
+            return result
+        return replace(result, proven=result.passed and checks["parity"].status == "passed")
+
+    def _endings(self, answers: Answers) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Last messages of all ranks."""
+        own = _ending_of(answers)
+        facts = {"unusable": answers.unusable, "refusal": answers.refusal, "late": answers.facts.get("late")}
+        yield 0, {"check": check_to_json(own), **facts}
+        host = cast("Host", self._host)
+        for rank in host.others:
+            content = host.endings.get(rank, {})
+            reason = _KILLED if content is None else f"it did not end within {GRACE_SECONDS:g} s"
+            if content and "failure" in content:
+                reason = content["failure"]["message"]
+            yield rank, content if content and "check" in content else {"check": check_to_json(failed(RANK, reason))}
+
+
+def _refuse_options(request: VerifyRequest) -> None:
+    """Raise for options that cannot be used under torchrun.
+
+    Raises:
+        UsageError: for the first of them.
+    """
+    refuse_request(request)
+    used = {
+        "--script": request.script is not None,
+        "--against": request.against is not None or request.remap != Remap(),
+        "--sample": request.sample is not None,
+        "--device-memory": request.device_memory is not None,
+        "--fix": bool(request.edits),
+        "--optimizer": request.optimizer is not None,
+    }
+    refused = [name for name, is_used in used.items() if is_used]
+    if refused:
+        raise UsageError(f"{refused[0]} cannot be used under torchrun")
+
+
+def _ending_of(answers: Answers) -> CheckResult:
+    """How the child of this rank ended; one without a usable case or request has no such answer."""
+    return answers.checks.get(RANK) or passed(RANK, "ended")
+
+
+def _messages(process: Process) -> Iterator[dict[str, Any]]:
+    """Messages of a child, until it ends."""
+    for line in iter(cast("Any", process.stdout).readline, ""):
+        with suppress(ValueError):
+            message = json.loads(line)
+            if isinstance(message, dict):
+                yield message
+
+
+def _check_of(ending: Mapping[str, Any]) -> str:
+    """Name of the check that a rank was making when it failed; empty if unknown."""
+    late = ending.get("late") or {}
+    return str(late.get("check") or ending["check"]["evidence"].get("check", ""))
+
+
+def _root_causes(endings: Mapping[int, dict[str, Any]]) -> dict[int, str]:
+    """Why ranks failed. Those that only lost the connection to another one, or waited for it, are left out."""
+    failing: dict[int, str] = {}
+    waiting: dict[int, str] = {}
+    for rank, ending in endings.items():
+        check = check_from_json(ending["check"])
+        if check.status != "failed":
+            continue
+        late = ending.get("late") or {}
+        waits = late.get("waits") if "timeout" in dict(check.evidence) else dict(check.evidence).get("lost")
+        (waiting if waits else failing)[rank] = check.detail + str(late.get("where", ""))
+    return failing or waiting

@@ -1,0 +1,224 @@
+"""The ``step``, ``parity`` and ``fresh`` checks: one optimizer step on every rank, compared with a single process.
+
+All ranks use the same gradient for a parameter, and each takes its own region of it. Then each parameter and its state
+are gathered, and one of the ranks compares them with a step of the stored tensors without any mesh.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ckptmove.torch_facts.optimizers import is_elementwise
+from ckptmove.verification.mesh.stored import local, region_of
+from ckptmove.verification.state import bits
+from ckptmove.verification.step.trial import TOLERANCES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ckptmove.verification.mesh.stored import StoredRegions
+    from ckptmove.verification.mesh.subject import Subject
+
+#: Scale of the gradients.
+_SCALE = 1e-2
+
+
+class Stepped(NamedTuple):
+    """The step of one rank.
+
+    Attributes:
+        faults: values that are not finite, parameters that did not move, counters that did not rise by one.
+        parameters: number of parameters that this rank has elements of.
+        moved: how many of them changed.
+    """
+
+    faults: list[str]
+    parameters: int
+    moved: int
+
+
+@dataclass(slots=True)
+class Parity:
+    """Comparison of the outcome with a single process.
+
+    Attributes:
+        faults: differences.
+        elements: number of elements compared by this rank.
+        parameters: number of parameters compared by this rank.
+        with_state: how many of them have stored state that is not zero, and a learning rate that is not zero.
+        changed: how many of those have another outcome without the stored state.
+    """
+
+    faults: list[str] = field(default_factory=list)
+    elements: int = 0
+    parameters: int = 0
+    changed: int = 0
+    with_state: int = 0
+
+
+def why_not_elementwise(optimizer: torch.optim.Optimizer) -> str:
+    """Why a step of shards differs from a step of whole parameters; empty if each element is updated alone."""
+    kind = type(optimizer)
+    if is_elementwise(kind.__name__) and kind.__module__.startswith("torch.optim"):
+        return ""
+    return f"{kind.__name__} is not an optimizer of torch.optim that updates each element alone: not supported"
+
+
+def gradient(name: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """The gradient of a whole parameter, the same on all ranks."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ (seed & (2**63 - 1)))
+    return (torch.randn(shape, generator=generator) * _SCALE).to(dtype)
+
+
+def take_step(subject: Subject, stored: StoredRegions, seed: int) -> Stepped:
+    """Step the optimizer on every rank; a collective of the optimizer if it makes one."""
+    for key, parameter in subject.parameters.items():
+        whole = gradient(key, tuple(parameter.shape), parameter.dtype, seed)
+        mine = region_of(parameter).cut(whole).contiguous().to(local(parameter).device)
+        parameter.grad = _like(parameter, mine) if parameter.requires_grad else None
+    subject.optimizer.step()
+    subject.optimizer.zero_grad()
+    faults: list[str] = []
+    parameters = moved = 0
+    rates = {id(one): group.get("lr", 1.0) for group in subject.optimizer.param_groups for one in group["params"]}
+    for key, parameter in subject.parameters.items():
+        faults += _state_faults(subject, stored, parameter)
+        after, before = local(parameter).cpu(), stored.region(key, region_of(parameter))
+        if not after.numel() or not parameter.requires_grad:
+            continue
+        parameters += 1
+        if not bool(torch.isfinite(after).all()):
+            faults.append(f"{key} is not finite after the step")
+        elif not torch.equal(after, before):
+            moved += 1
+        elif float(rates[id(parameter)]):
+            faults.append(f"{key} did not change")
+    return Stepped(faults, parameters, moved)
+
+
+def _like(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
+    if not isinstance(parameter, DTensor):
+        return mine
+    found: torch.Tensor = DTensor.from_local(
+        mine,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return found
+
+
+def _state_faults(subject: Subject, stored: StoredRegions, parameter: torch.Tensor) -> Iterator[str]:
+    for key, value in subject.state_of(parameter).items():
+        name, mine = subject.state_key(parameter, key), local(value).cpu()
+        if mine.is_floating_point() and not bool(torch.isfinite(mine).all()):
+            yield f"{name} is not finite after the step"
+        elif key == "step" and parameter.requires_grad:
+            before = float(stored.region(name)) if name in stored.tensors else 0.0
+            if float(mine) != before + 1:
+                yield f"{name} is {float(mine):g} after the step, stored as {before:g}"
+
+
+def compare_with_single(
+    subject: Subject, stored: StoredRegions, owners: Mapping[str, int], rank: int, seed: int, *, exact: bool
+) -> Parity:
+    """Compare the outcome with the step of a single process; a collective for each parameter.
+
+    Args:
+        subject: the case, after its step.
+        stored: tensors of the checkpoint.
+        owners: for each parameter the rank that makes the reference.
+        rank: this rank.
+        seed: seed of the gradients.
+        exact: whether outcomes have to be equal bit for bit; otherwise within torch's tolerance for the dtype.
+    """
+    found = Parity()
+    groups = {id(one): group for group in subject.optimizer.param_groups for one in group["params"]}
+    for key, parameter in subject.parameters.items():
+        whole = {"": _whole(parameter), **{k: _whole(v) for k, v in subject.state_of(parameter).items()}}
+        if owners[key] == rank and parameter.requires_grad and key in stored.tensors:
+            _compare(found, subject, stored, key, whole, groups[id(parameter)], seed, exact=exact)
+    return found
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements of a tensor on the CPU; a collective for a sharded one."""
+    found: torch.Tensor = tensor.detach()
+    return (found.full_tensor() if isinstance(found, DTensor) else found).cpu()
+
+
+def _compare(
+    found: Parity,
+    subject: Subject,
+    stored: StoredRegions,
+    key: str,
+    whole: Mapping[str, torch.Tensor],
+    group: Mapping[str, Any],
+    seed: int,
+    *,
+    exact: bool,
+) -> None:
+    parameter = subject.parameters[key]
+    names = {one: subject.state_key(parameter, one) for one in subject.state_of(parameter)}
+    state = {one: stored.region(name) for one, name in names.items() if name in stored.tensors}
+    grad = gradient(key, tuple(parameter.shape), parameter.dtype, seed)
+    kind = type(subject.optimizer)
+    expected = _single_step(kind, group, stored.region(key), state, grad)
+    found.parameters += 1
+    for one, reference in expected.items():
+        found.elements += reference.numel()
+        fault = _difference(whole[one], reference, exact=exact and not group.get("fused"))
+        if fault:
+            found.faults.append(f"{names.get(one, key)} {fault}")
+    if float(group["lr"]) and any(value.dim() and bool(value.any()) for value in state.values()):
+        found.with_state += 1
+        anew = _single_step(kind, group, stored.region(key), {}, grad)
+        found.changed += not torch.equal(anew[""], expected[""])
+
+
+def _single_step(
+    kind: Any, group: Mapping[str, Any], values: torch.Tensor, state: Mapping[str, torch.Tensor], grad: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Step one whole parameter on the CPU. Returns the parameter, under an empty key, and its state."""
+    parameter = nn.Parameter(values)
+    optimizer = kind([parameter], lr=group["lr"])
+    options = {name: value for name, value in group.items() if name not in {"params", "param_names"}}
+    options |= {name: False for name in ("capturable",) if name in options}
+    options["params"] = [0]
+    optimizer.load_state_dict({"state": {0: dict(state)} if state else {}, "param_groups": [options]})
+    parameter.grad = grad
+    optimizer.step()
+    after = {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, torch.Tensor)}
+    return {"": parameter.detach(), **after}
+
+
+def _difference(value: torch.Tensor, reference: torch.Tensor, *, exact: bool) -> str:
+    apart = int((bits(value.contiguous()) != bits(reference)).sum())
+    relative, absolute = TOLERANCES.get(value.dtype, (0.0, 0.0))
+    if not apart or (not exact and torch.allclose(value, reference, rtol=relative, atol=absolute, equal_nan=True)):
+        return ""
+    gap = float((value.to(torch.float64) - reference.to(torch.float64)).abs().max())
+    return f"differs from a single process in {apart:,} of {prod(value.shape):,} elements, by up to {gap:.3g}"
+
+
+def owners_of(subject: Subject, holders: list[list[str]]) -> dict[str, int]:
+    """For each parameter one of the ranks that hold it, chosen by its name.
+
+    Args:
+        subject: the case.
+        holders: names of the parameters of each rank.
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, names in enumerate(holders):
+        for name in names:
+            ranks.setdefault(name, []).append(rank)
+    return {key: ranks[key][zlib.crc32(key.encode()) % len(ranks[key])] for key in subject.parameters}

@@ -1,0 +1,198 @@
+"""Main function of the child process of a rank. It joins the process group and makes the checks with torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from threading import Thread, main_thread
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.errors import CaseUnusable, UsageError
+from ckptmove.verification.case.check import called, on_target
+from ckptmove.verification.case.name import parse_case
+from ckptmove.verification.case.source import line_of
+from ckptmove.verification.case.user_code import Entrance
+from ckptmove.verification.checks import check_to_json, failed, passed
+from ckptmove.verification.mesh.faults import RANK
+from ckptmove.verification.mesh.group import Ranks, collective_timeout, is_lost
+from ckptmove.verification.mesh.launch import find_launch
+from ckptmove.verification.mesh.proof import Proof, Setting
+from ckptmove.verification.mesh.stored import distributed_part
+from ckptmove.verification.place import find_site
+from ckptmove.verification.request import VerifyRequest
+from ckptmove.verification.uncompiled import leave_out_dynamo
+from ckptmove.verification.worker import run as share_checks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckptmove.verification.mesh.launch import Launch
+
+    Emit = Callable[[dict[str, object]], None]
+
+_ADDRESS: Final = "address"
+_SHOWN: Final = 300
+
+
+def main() -> None:
+    """Join the other ranks, wait for the request on standard input, and answer it."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    stdin = os.fdopen(os.dup(0), encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    Thread(target=_follow, args=(stdin, lines), daemon=True).start()
+    # Output of libraries goes to standard error: standard output is for answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+    def emit(message: dict[str, object]) -> None:
+        answers.write(json.dumps(message) + "\n")
+        answers.flush()
+
+    launch = cast("Launch", find_launch(os.environ))  # its parent has one
+    store = _store(launch)
+    if launch.is_first:
+        store.set(_ADDRESS, sys.argv[-1])
+    else:
+        emit({_ADDRESS: store.get(_ADDRESS).decode()})
+    request = VerifyRequest.from_json(lines.get())
+    if request.case is None:
+        leave_out_dynamo()
+        torch.set_num_threads(1)
+    site = find_site(request.to or "cpu")
+    emit({"mode": site.mode})
+    backend = "gloo" if site.mode != "real" else f"cpu:gloo,{site.target.partition(':')[0]}:nccl"
+    dist.init_process_group(
+        backend, store=store, rank=launch.rank, world_size=launch.size, timeout=collective_timeout(request.timeout)
+    )
+    answer(request, emit)
+
+
+def _follow(stdin: Any, lines: queue.SimpleQueue[str]) -> None:
+    """Read the request, and kill this process group when the other end of the pipe closes."""
+    lines.put(stdin.readline())
+    stdin.read()
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _store(launch: Launch) -> PrefixStore:
+    """The store of torchrun, with keys of this attempt only."""
+    is_master = launch.is_first and not launch.has_store
+    store = TCPStore(launch.host, launch.port, launch.size, is_master=is_master, wait_for_workers=False)
+    return PrefixStore(f"ckptmove/{launch.attempt}", store)
+
+
+def answer(request: VerifyRequest, emit: Emit) -> None:
+    """Make the checks of this rank, in the process group that it has joined.
+
+    Args:
+        request: the options, with a case.
+        emit: called with each answer; the last one tells how the checks of this rank ended.
+    """
+    _Rank(request, emit).run()
+
+
+class _Shares:
+    """The ranks as processes that check a checkpoint together, each its share."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.rank, self.size = ranks.rank, ranks.size
+
+    def gather(self, value: dict[str, Any]) -> list[Any]:
+        """Send a JSON object to rank 0; there, return those of the other ranks."""
+        found = self._ranks.gather(value)
+        return found[1:] if self.rank == 0 else []
+
+
+class _Rank:
+    """The checks of this rank."""
+
+    def __init__(self, request: VerifyRequest, emit: Emit) -> None:
+        self._request, self._emit = request, emit
+        self._check = "case"
+        self._entrance = None if request.case is None else Entrance(parse_case(request.case))
+
+    def run(self) -> None:
+        """Make the checks, and answer whether this rank ended without an error."""
+        if self._request.deadline is not None:
+            Thread(target=self._report_late, args=(self._request.deadline,), daemon=True).start()
+        try:
+            if self._entrance is None:
+                share_checks(self._request, self._emit, _Shares(Ranks(self._enter, self._request.timeout)))
+            else:
+                self._prove(self._entrance, self._request.case or "")
+        except CaseUnusable as error:
+            self._emit({"unusable": error.message.removeprefix("--case: ")})
+        except UsageError as error:
+            self._emit({"refusal": str(error)})
+        except BaseException as error:  # noqa: BLE001  # any exception of the user's code, or of torch in it
+            self._emit({"check": check_to_json(self._fault(error))})
+        else:
+            self._emit({"check": check_to_json(passed(RANK, "ended"))})
+
+    def _prove(self, entrance: Entrance, case_name: str) -> None:
+        request = self._request
+        ranks = Ranks(self._enter, request.timeout)
+        site = find_site(request.to or "cpu")
+        with ExitStack() as stack:
+            checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
+            part = distributed_part(checkpoint)
+            place = stack.enter_context(on_target(site, ranks.size))
+            torch.manual_seed(request.seed)
+            with _group_is_there():
+                case = called(entrance.load(), place.device, case_name)
+            setting = Setting(ranks, part, place, site.label, request.seed, site.mode != "real", self._emit)
+            Proof(setting).run(case)
+
+    def _enter(self, check: str) -> None:
+        self._check = check
+
+    def _fault(self, error: BaseException) -> Any:
+        """The last answer of this rank, after an exception."""
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:_SHOWN]}"
+        frames = [] if self._entrance is None else self._entrance.frames(error.__traceback__)
+        figures: dict[str, object] = {"check": self._check, "lost": is_lost(error)}
+        if frames:
+            line = frames[-1].spot.line
+            text = f"{text}, at {line}: {line.source}"
+            figures |= {"file": line.path, "line": line.number}
+        return failed(RANK, text, **figures)
+
+    def _report_late(self, deadline: float) -> None:
+        """Report the line that the main thread has reached, shortly before the timeout."""
+        time.sleep(max(0.0, deadline - time.time()))
+        frame = sys._current_frames().get(main_thread().ident or 0)  # noqa: SLF001  # the only way to see a thread
+        own = None if self._entrance is None else self._entrance.caller(frame)
+        where = "" if own is None else f" at {line_of(own.f_code.co_filename, own.f_lineno)}"
+        waits = False
+        while frame is not None:
+            waits = waits or f"torch{os.sep}distributed{os.sep}" in frame.f_code.co_filename
+            frame = frame.f_back
+        self._emit({"fact": {"late": {"check": self._check, "where": where, "waits": waits}}})
+
+
+class _group_is_there:  # noqa: N801  # a context manager
+    """Let a script call ``init_process_group`` although the group exists."""
+
+    def __enter__(self) -> None:
+        self._init, dist.init_process_group = dist.init_process_group, _do_nothing
+
+    def __exit__(self, *_: object) -> None:
+        dist.init_process_group = self._init
+
+
+def _do_nothing(*_: object, **__: object) -> None:
+    """Stand in for ``init_process_group``."""

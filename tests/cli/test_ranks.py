@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from ckptmove.cli import guard
+from ckptmove.cli.ranks import on_ranks, own_rank, require_one
+from ckptmove.cli.signals import Terminated
+from ckptmove.errors import UsageError
+from ckptmove.io.remote.address import Address
+from ckptmove.verification.mesh.errors import RankFailed
+from ckptmove.verification.request import VerifyRequest
+
+
+class Rank:
+    """A rank whose run was ended by torchrun."""
+
+    is_first = True
+    failure = {"kind": "usage", "message": "bad", "hint": "", "path": None, "exit_code": 2}  # noqa: RUF012
+
+    def __init__(self, killed=None, code=None):
+        self.killed, self.code = killed, code
+
+    def verify(self, request, progress, stage):
+        raise Terminated(signal.SIGTERM)
+
+    def killed_rank(self):
+        return self.killed
+
+    def finish(self, code):
+        return self.code
+
+
+def test_without_torchrun_there_is_no_rank(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert own_rank() is None
+
+
+@pytest.mark.parametrize(
+    ("requests", "fix"),
+    [
+        ([VerifyRequest("a"), VerifyRequest("b")], False),
+        ([VerifyRequest(Address("s3://bucket/a"))], False),
+        ([VerifyRequest("a", download="b")], False),
+        ([VerifyRequest("a")], True),
+    ],
+)
+def test_what_ranks_do_not_verify(requests, fix):
+    with pytest.raises(UsageError):
+        require_one(requests, fix=fix)
+
+
+def test_a_signal_after_a_rank_was_killed_names_that():
+    killed = RankFailed(3, "its process was killed", path=None, hint="", exit_code=1)
+    with pytest.raises(RankFailed, match="rank 3"):
+        on_ranks(Rank(killed))(VerifyRequest("a"), progress=None, stage=None)
+    with pytest.raises(Terminated):
+        on_ranks(Rank())(VerifyRequest("a"), progress=None, stage=None)
+
+
+@pytest.mark.parametrize(("agreed", "code"), [(None, 2), (5, 5)])
+def test_an_error_that_the_first_rank_does_not_hear_is_written(monkeypatch, capsys, agreed, code):
+    monkeypatch.setattr(guard, "own_rank", lambda: Rank(code=agreed))
+    assert guard._agreed(3, ["verify", "x"]) == code
+    assert capsys.readouterr().err == ("error: bad\n" if agreed is None else "")
+
+
+def test_another_command_does_not_wait_for_ranks(monkeypatch):
+    monkeypatch.setattr(guard, "own_rank", lambda: Rank(code=7))
+    assert guard._agreed(3, ["inspect", "x"]) == 3

@@ -1,0 +1,325 @@
+"""Sharded cases for tests under torchrun: layouts, and resumes with a fault that a check has to find."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import ckptmove
+
+
+class Block(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, width=6, hidden=10, words=20, layers=1):
+        super().__init__()
+        self.emb = nn.Embedding(words, width)
+        self.layers = nn.ModuleList(Block(width, hidden) for _ in range(layers))
+        self.head = nn.Linear(width, words, bias=False)
+        self.register_buffer("seen", torch.arange(7.0))
+
+    def forward(self, ids):
+        x = self.emb(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def sharded(model, layout):
+    size = dist.get_world_size()
+    if layout == "plain":
+        return model
+    if layout == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    if layout == "fsdp":
+        mesh = init_device_mesh("cpu", (size,))
+    elif layout == "hsdp":
+        mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard"))
+    else:
+        both = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "tp"))
+        plan = {"emb": RowwiseParallel(input_layouts=Replicate()), "head": ColwiseParallel(output_layouts=Replicate())}
+        for index in range(len(model.layers)):
+            plan |= {f"layers.{index}.up": ColwiseParallel(), f"layers.{index}.down": RowwiseParallel()}
+        parallelize_module(model, both["tp"], plan)
+        mesh = both["dp"]
+    if layout != "tp":
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    return model
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def build(layout, make=adamw, *, flat=False, seed=9, state=None, dtype=torch.float32, frozen=False, **sizes):
+    torch.manual_seed(seed)
+    model = sharded(Net(**sizes).to(dtype), layout)
+    model.get_parameter("module.emb.weight" if layout == "ddp" else "emb.weight").requires_grad_(not frozen)
+    optimizer = make(model.parameters())
+    ids = torch.randint(20, (4, 6), generator=torch.Generator().manual_seed(3))
+
+    def step(batch):
+        return nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+
+    made = (state or state_of)(model, optimizer, **({"flat": flat} if state is None else {}))
+    return ckptmove.Case(model, optimizer, None, ids, step, state=made)
+
+
+def state_of(model, optimizer, *, flat=False):
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    own, optim = get_state_dict(model, optimizer, options=options)
+    return {"model": own, "optim": optim}
+
+
+class App:
+    """A training script's Stateful, with a fault in its restore."""
+
+    def __init__(self, model, optimizer, spoil):
+        self.model, self.optimizer, self.spoil = model, optimizer, spoil
+
+    def state_dict(self):
+        return state_of(self.model, self.optimizer)
+
+    def load_state_dict(self, loaded):
+        set_state_dict(self.model, self.optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optim"])
+        self.spoil(self.model, self.optimizer)
+
+
+def is_last():
+    return dist.get_rank() == dist.get_world_size() - 1
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def first(model):
+    return model.head.weight
+
+
+def from_next_rank(mine):
+    """Replace a shard by the one of the next rank."""
+    shards = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(shards, mine.contiguous())
+    mine.copy_(shards[(dist.get_rank() + 1) % len(shards)])
+
+
+def flip(model, optimizer):
+    if is_last():
+        local(first(model).detach()).view(torch.int32).view(-1)[0] ^= 1
+
+
+def swap(model, optimizer):
+    from_next_rank(local(first(model).detach()))
+
+
+def swap_moments(model, optimizer):
+    from_next_rank(local(optimizer.state[first(model)]["exp_avg"]))
+
+
+def count_up(model, optimizer):
+    if is_last():
+        optimizer.state[first(model)]["step"] += 1
+
+
+def other_rate(model, optimizer):
+    optimizer.param_groups[0]["lr"] *= 10
+
+
+def forget(model, optimizer):
+    optimizer.state.clear()
+
+
+def drift(model, optimizer):
+    """A step that differs on one rank."""
+
+    def spoil(*_):
+        if is_last():
+            local(first(model).detach()).mul_(1.001)
+
+    optimizer.register_step_post_hook(spoil)
+
+
+def idle(model, optimizer):
+    """A step without effect on one rank."""
+    if is_last():
+        optimizer.step = lambda: None
+
+
+def explode(model, optimizer):
+    def spoil(*_):
+        local(first(model).detach()).fill_(float("nan"))
+        local(optimizer.state[first(model)]["exp_avg"]).fill_(float("inf"))
+
+    optimizer.register_step_post_hook(spoil)
+
+
+SPOILERS = {one.__name__: one for one in (flip, swap, swap_moments, count_up, other_rate, forget, drift, idle, explode)}
+
+
+def spoiled(name):
+    return lambda device: build("fsdp", state=lambda model, optim: {"app": App(model, optim, SPOILERS[name])})
+
+
+class OwnSGD(torch.optim.SGD):
+    """A class that is not torch's."""
+
+
+def indexed(model, optimizer):
+    """State as ``optimizer.state_dict()`` has it, after a first step."""
+    get_state_dict(model, optimizer)
+    return {"model": model.state_dict(), "optim": optimizer.state_dict()}
+
+
+def of_objects(model, optimizer):
+    return {"model": model, "optim": optimizer}
+
+
+def with_average(model, optimizer):
+    own = state_of(model, optimizer)
+    return {"a": {name: value.clone() for name, value in own["model"].items()}, **own}
+
+
+def slow(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.5)
+
+
+def without_momentum(model, optimizer):
+    """A checkpoint of SGD with momentum buffers, in groups that do not read them."""
+    own = state_of(model, optimizer)
+    for group in (*optimizer.param_groups, *own["optim"]["param_groups"]):
+        group["momentum"] = 0.0
+    for values in optimizer.state.values():
+        local(values["momentum_buffer"]).fill_(1.0)
+    return own
+
+
+def of_model(model, optimizer):
+    """Weights alone; the optimizer has state."""
+    return {"model": state_of(model, optimizer)["model"]}
+
+
+def with_rate_of_schedule(model, optimizer):
+    own = state_of(model, optimizer)
+    for group in own["optim"]["param_groups"]:
+        group["initial_lr"] = 0.1
+    return own
+
+
+def options(make, **more):
+    return lambda device: build("fsdp", make=make, **more)
+
+
+OPTIMIZERS = {
+    "SGD": lambda one: torch.optim.SGD(one, lr=0.1),
+    "momentum": lambda one: torch.optim.SGD(one, lr=0.1, momentum=0.9),
+    "fused": lambda one: torch.optim.AdamW(one, fused=True),
+    "NAdam": torch.optim.NAdam,
+    "ASGD": torch.optim.ASGD,
+    "Mine": lambda one: OwnSGD(one, lr=0.1, momentum=0.9),
+    "rate0": lambda one: torch.optim.AdamW(one, lr=0.0),
+}
+
+
+def ask_again(device):
+    dist.init_process_group("gloo")  # as in a script
+    return build("fsdp")
+
+
+def fail(device):
+    raise ValueError("no data here")
+
+
+def three(device):
+    return init_device_mesh("cpu", (dist.get_world_size() - 1,))
+
+
+def no_state(device):
+    return ckptmove.Case(*[getattr(build("fsdp"), name) for name in ("model", "optimizer")])
+
+
+def dicts(device):
+    case = build("fsdp")
+    return ckptmove.Case({"m": case.model}, {"o": case.optimizer}, step=case.step, state=case.state)
+
+
+def other_state(device):
+    case = build("fsdp")
+    return ckptmove.Case(case.model, case.optimizer, state={"net": {"weight": torch.ones(2)}})
+
+
+def flattened(device):
+    model = nn.Linear(4, 4)
+    wrapped = torch.distributed.fsdp.FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    return ckptmove.Case(wrapped, adamw(wrapped.parameters()), state={})
+
+
+def frozen_later(device):
+    case = build("fsdp")
+    case.model.emb.weight.requires_grad_(False)
+    return case
+
+
+def without_gradient(device):
+    """A step that does not use the model."""
+    case = build("plain")
+    return ckptmove.Case(
+        case.model, case.optimizer, None, case.batch, lambda _: case.model.head.weight.sum(), state=case.state
+    )
+
+
+def not_finite(device):
+    case = build("fsdp")
+    return ckptmove.Case(
+        case.model, case.optimizer, None, case.batch, lambda batch: case.step(batch) * float("nan"), state=case.state
+    )
+
+
+def kill_command(device):
+    """End the process that waits for this one, as the kernel does when the memory is full."""
+    if dist.get_rank() == 1:
+        os.kill(os.getppid(), 9)
+    return build("fsdp")
+
+
+CASES = {
+    **{name: (lambda device, name=name: build(name)) for name in ("fsdp", "hsdp", "tp", "ddp", "plain")},
+    "flat": lambda device: build("fsdp", flat=True),
+    "uneven": lambda device: build("tp_fsdp", width=7, hidden=10),
+    "wrapped": lambda device: build("ddp", state=indexed),
+    "objects": lambda device: build("fsdp", state=of_objects),
+    "average": lambda device: build("fsdp", state=with_average),
+    "fewer": lambda device: build("fsdp", layers=0),
+    "more": lambda device: build("fsdp", layers=2),
+    "wider": lambda device: build("fsdp", width=8),
+    "double": lambda device: build("fsdp", dtype=torch.float64),
+    "frozen": options(adamw, frozen=True),
+    "weights": lambda device: build("fsdp", state=of_model),
+    "unread": options(slow, state=without_momentum),
+    **{name: options(make) for name, make in OPTIMIZERS.items()},
+    **{f"after_{name}": spoiled(name) for name in SPOILERS},
+}
+
+
+def __getattr__(name):
+    """A case by its name."""
+    if name not in CASES:
+        raise AttributeError(name)
+    return CASES[name]

@@ -1,0 +1,43 @@
+"""A child process of a rank without torch: says what a test has written for its rank, in the protocol of the worker.
+
+    mesh_child.py FOLDER RANK ADDRESS
+
+FOLDER/RANK.json holds the messages; ``"die"`` ends the process, and ``"hang"`` stops it. Rank 0 publishes its address
+in FOLDER/address.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+folder, rank, address = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+script = json.loads((folder / f"{rank}.json").read_text())
+
+
+def say(line):
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+for text in ('{"torch": "imported"}', "a line of a library", "[]"):
+    say(text)
+if script == ["no store"]:
+    sys.exit(1)
+if rank == "0":
+    (folder / "new").write_text(address)
+    (folder / "new").rename(folder / "address")
+else:
+    while not (folder / "address").exists():
+        time.sleep(0.01)
+    say(json.dumps({"address": (folder / "address").read_text()}))
+if not sys.stdin.readline():
+    sys.exit(1)
+for message in script:
+    if message == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if message == "hang":
+        sys.stdin.read()
+    say(json.dumps(message))

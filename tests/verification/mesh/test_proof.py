@@ -1,0 +1,102 @@
+"""The proofs of many cases on four ranks, in one process group under torchrun (``mesh_driver``)."""
+
+from __future__ import annotations
+
+import json
+
+import mesh_driver
+from torchrun import SUPPORT, ended, torchrun
+
+ORDER = ["keys", "restore", "options", "step", "parity", "fresh", "case"]
+#: The check that has to find each fault, and the ranks that it names; None if the fault is of no single rank.
+FOUND_BY = {
+    "flip": ("restore", [3]),
+    "swap": ("restore", [0, 1, 2, 3]),
+    "swap_moments": ("restore", [0, 1, 2, 3]),
+    "count_up": ("restore", [3]),
+    "other_rate": ("options", [0, 1, 2, 3]),
+    "forget": ("restore", [0, 1, 2, 3]),
+    "drift": ("parity", None),
+    "idle": ("step", [3]),
+    "explode": ("step", [0, 1, 2, 3]),
+    "average": ("keys", None),
+    "objects": ("keys", None),
+    "fewer": ("keys", None),
+    "more": ("keys", None),
+    "wider": ("restore", [0, 1, 2, 3]),
+    "double": ("restore", [0, 1, 2, 3]),
+    "frozen_later": ("restore", [0, 1, 2, 3]),
+    "truncated": ("restore", [0, 1, 2, 3]),
+    "weights": ("restore", [0, 1, 2, 3]),
+    "unread": ("fresh", None),
+    "without_gradient": ("case", [0, 1, 2, 3]),
+    "not_finite": ("case", [0, 1, 2, 3]),
+}
+#: Checks that are skipped although nothing failed.
+SKIPPED = {"SGD to SGD": ["fresh"], "Mine to Mine": ["parity", "fresh"], "rate0 to rate0": ["fresh"]}
+UNUSABLE = ["three", "no_state", "dicts", "other_state", "flattened"]
+REFUSED = ["file", "below"]
+RESHARDED = ["fsdp to hsdp", "fsdp to tp", "fsdp to ddp", "fsdp to plain"]
+
+
+def answers_of(folder):
+    code, _, errors = ended(torchrun([str(SUPPORT / "mesh_driver.py"), str(folder)], ranks=4, folder=folder))
+    assert code == 0, errors[-5000:]
+    return json.loads((folder / "answers.json").read_text())
+
+
+def checks_in(messages):
+    return {one["check"]["name"]: one["check"] for one in messages if "check" in one}
+
+
+def facts_in(messages):
+    return {name: value for one in messages if "fact" in one for name, value in one["fact"].items()}
+
+
+def test_every_layout_passes_and_every_fault_is_found(tmp_path):
+    answers = answers_of(tmp_path)
+    first = {scenario: ranks[0] for scenario, ranks in answers.items()}
+    assert {*answers} == {*mesh_driver.SCENARIOS, "late"}
+
+    healthy = [name for name in answers if " to " in name or name in {"ask_again", "schedule"}]
+    for name in healthy:
+        status = {check: one["status"] for check, one in checks_in(first[name]).items()}
+        skipped = SKIPPED.get(name, [])
+        expected = {check: "skipped" if check in skipped else "passed" for check in ORDER}
+        assert status == {**expected, "rank": "passed"}, name
+        assert [one["check"]["name"] for one in first[name] if "check" in one] == [*ORDER, "rank"]
+        assert facts_in(first[name])["resharded"] == (name in RESHARDED), name
+        assert facts_in(first[name])["saved_by"] == 4
+    meshes = {name: facts_in(first[f"{name} to {name}"])["mesh"] for name in ("fsdp", "hsdp", "uneven", "ddp")}
+    assert meshes == {
+        "fsdp": {"shape": [4], "dims": []},
+        "hsdp": {"shape": [2, 2], "dims": ["replicate", "shard"]},
+        "uneven": {"shape": [2, 2], "dims": ["dp", "tp"]},
+        "ddp": None,
+    }
+
+    for name, (check, ranks) in FOUND_BY.items():
+        found = checks_in(first[name])
+        assert [one for one in ORDER if found[one]["status"] == "failed"] == [check], name
+        assert all(found[one]["status"] == "skipped" for one in ORDER[ORDER.index(check) + 1 :]), name
+        assert found[check]["evidence"].get("ranks") == ranks, name
+        named = {one["rank"] for one in facts_in(first[name]).get("rank_faults", [])}
+        assert named == {*(ranks or [])}, name
+
+    for name in UNUSABLE:
+        assert all([*one[-1]] == ["unusable"] for one in answers[name]), name
+    for name in REFUSED:
+        assert all([*one[-1]] == ["refusal"] for one in answers[name]), name
+    for messages in answers["fail"]:
+        rank = checks_in(messages)["rank"]
+        assert rank["status"] == "failed"
+        assert rank["evidence"]["check"] == "case"
+        assert rank["evidence"]["file"].endswith("mesh_cases.py")
+        assert not rank["evidence"]["lost"]
+    for messages in answers["late"]:
+        late = facts_in(messages)["late"]
+        assert late["check"] == "case"
+        assert "mesh_driver.py" in late["where"]
+        assert not late["waits"]
+    # Only the first rank answers the checks; the others tell how they ended.
+    assert all([*checks_in(one)] == ["rank"] for ranks in answers.values() for one in ranks[1:] if checks_in(one))
