@@ -327,6 +327,7 @@ def result_to_json(result: VerifyResult) -> Json:
         "sample": None if result.sample is None else result.sample._asdict(),
         "fixed": [one._asdict() for one in result.fixed],
         "unfixed": escaped(result.unfixed) or None,
+        "fit": None if result.fit is None else result.fit._asdict(),
         **_ranks(result.run),
     }
 

@@ -312,6 +312,7 @@ def verify(
     timeout: float | None = None,
     download: FilePath | None = None,
     sample: int | None = None,
+    fit: str | None = None,
     jobs: int | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
@@ -343,6 +344,8 @@ def verify(
         download: folder that a checkpoint at a URL is downloaded to.
         sample: number of parameters of each optimizer, with their state, and of other tensors, to check (default:
             all); ``seed`` selects them.
+        fit: number of devices and memory of each, ``"64x80GiB"``. Only the check *fit* is made then, from the metadata
+            and without torch: whether a training with FSDP2 fits.
         jobs: largest number of processes (default: the number of available cores); a small checkpoint is checked by
             one.
         limits: resource limits for reading each file.
@@ -383,6 +386,7 @@ def verify(
         timeout=timeout,
         download=None if download is None else inside(written_path(download, "download"), location(path)),
         sample=sample,
+        fit=fit,
         jobs=jobs,
         limits=limits or Limits(),
     )

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 #: A file that one rank writes of a distributed checkpoint (``torch/distributed/checkpoint/filesystem.py``).
 _SHARD: Final = re.compile(r"((?:.*/)?)__(\d+)_\d+\.distcp")
 
+#: Class of the tensors in a sharded or local state_dict of FSDP1, also of one rank.
+_SHARDED_TENSOR: Final = "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
+
 #: The numbers in a name, without their leading zeros.
 _NUMBERS: Final = re.compile(r"0*([0-9]+)")
 
@@ -125,6 +128,8 @@ class DirectoryInventory(Inventory):
         ranks = {match[1] for path in paths if (match := MODEL_PARALLEL_FILE.fullmatch(path)) is not None}
         if len(ranks) > 1:
             return f"parameters and their state are cut into parts, over {len(ranks)} ranks of model parallelism"
+        if self._has_sharded_tensors:
+            return "each rank of FSDP1 has saved its shards as ShardedTensor, which are not assembled"
         return ""
 
     @property
@@ -185,8 +190,10 @@ class DirectoryInventory(Inventory):
         return tuple(tensor for tensor in self.tensors if _home(tensor.name, homes) in own)
 
     def by_checkpoint(self, tensors: Iterable[TensorRecord]) -> Iterable[list[TensorRecord]]:
-        """Tensors grouped by ``checkpoints``; all others form one more group."""
+        """Tensors grouped by ``checkpoints``, or by the ranks of FSDP1; all others form one more group."""
         own = set(self.checkpoints)
+        if self._has_sharded_tensors:
+            own = {file.path for file in self.files}
         folders = ((file.prefix, file.folder) for file in self.files)
         homes = {path: path if path in own else folder if folder in own else "" for path, folder in folders}
         groups: dict[str, list[TensorRecord]] = {}
@@ -208,6 +215,10 @@ class DirectoryInventory(Inventory):
         first = {(place[0], frozenset(count.items())): place for place, count in reversed(keys.items())}
         kept = set(first.values())
         return [tensor for place in groups if place in kept for tensor in groups[place]]
+
+    @property
+    def _has_sharded_tensors(self) -> bool:
+        return any(one.subclass == _SHARDED_TENSOR for one in self.tensors)
 
     def _homes(self) -> dict[str, str]:
         """Folder of each checkpoint, by the prefix of its names: its path, or the folder if it is distributed."""

@@ -346,6 +346,14 @@ def verify(
         ),
     ] = None,
     jobs: options.Jobs = None,
+    fit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NxSIZE",
+            help="Check only whether a training with FSDP2 fits into N devices of this memory: 64x80GiB.",
+            show_default=False,
+        ),
+    ] = None,
     download: options.Download = None,
     strict: options.Strict = False,
     limit_factor: options.LimitFactor = 1,
@@ -393,6 +401,7 @@ def verify(
             timeout=timeout,
             download=copies.get(path.url) if isinstance(path, Address) else None,
             sample=sample,
+            fit=fit,
             jobs=jobs,
             limits=Limits().times(limit_factor),
         )

@@ -65,19 +65,20 @@ def find_targets(words: Sequence[str], config: Config, share: str | None) -> Tar
         UsageError: as of :func:`ckptmove.cli.paths.checkpoint_paths`, or if the share is invalid.
     """
     belongs = _belongs(share)
-    targets: dict[str, Target] = {}
     left_out = 0
-    for word in words or config.checkpoints or [""]:
-        search = _SEARCH.fullmatch(word)
-        if search is None or os.path.lexists(word):
-            found = [Target(path) for path in checkpoint_paths([word] if word else [], config, "inspect")]
-        else:
-            found, others = _search(search["folder"], word)
-            left_out += others
-        for target in found:
-            key = target.path.url if isinstance(target.path, Address) else target.path
-            targets.setdefault(key, target)
-    return Targets([one for one in targets.values() if one.error is not None or belongs(one.path)], left_out)
+    found: list[Target] = []
+    patterns = words or config.checkpoints
+    if not any(map(_SEARCH.fullmatch, patterns)):
+        found = [Target(path) for path in checkpoint_paths(words, config, "inspect")]
+        patterns = ()
+    for word in patterns:
+        targets, others = _matching(word, config)
+        found += targets
+        left_out += others
+    single: dict[str, Target] = {}
+    for one in found:  # the text of an address has no credentials, which may be all that tells two of them apart
+        single.setdefault(one.path.url if isinstance(one.path, Address) else one.path, one)
+    return Targets([one for one in single.values() if one.error is not None or belongs(one.path)], left_out)
 
 
 def identified(target: Target) -> Target:
@@ -92,6 +93,14 @@ def identified(target: Target) -> Target:
 
     path, members, version = identify(target.path)
     return target._replace(path=path, members=members, version=version)
+
+
+def _matching(word: str, config: Config) -> tuple[list[Target], int]:
+    """The checkpoints that one of several words means, and the number of files that a search leaves out."""
+    search = _SEARCH.fullmatch(word)
+    if search is None or os.path.lexists(word):
+        return [Target(path) for path in checkpoint_paths([word], config, "inspect")], 0
+    return _search(search["folder"], word)
 
 
 def _belongs(share: str | None) -> Callable[[str], bool]:

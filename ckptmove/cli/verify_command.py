@@ -61,7 +61,7 @@ def run_verify(
 
     def verified(request: VerifyRequest) -> VerifyResult:
         with ProgressBar(wanted=renderer.shows_progress) as progress:
-            verify = verify_checkpoint if rank is None else on_ranks(rank)
+            verify = verify_checkpoint if rank is None or request.fit else on_ranks(rank)
             return verify(request, progress=progress, stage=progress.stage)
 
     def work(request: VerifyRequest) -> tuple[int, tuple[()]]:
@@ -75,7 +75,7 @@ def run_verify(
 
     summary = for_each("verify", requests, work, renderer, len(requests))
     # With --strict, a checkpoint that is not proven has not passed.
-    unproven = 0 if strict else sum(one.result.passed and not one.result.proven for one in answers)
+    unproven = 0 if strict else sum(one.result.passed and not (one.result.proven or one.result.fit) for one in answers)
     return renderer.finish(summary._replace(unproven=unproven))
 
 

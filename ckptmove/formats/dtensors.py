@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 #: Full names of the class DTensor; the second up to torch 2.4.
 CLASSES: Final = frozenset({"torch.distributed.tensor.DTensor", "torch.distributed._tensor.api.DTensor"})
 _FROM_TYPE: Final = "torch._tensor._rebuild_from_type_v2"
+_WRAPPER: Final = "torch._utils._rebuild_wrapper_subclass"
 _PARAMETER: Final = "torch._utils._rebuild_parameter"
 #: Modules of the placements; the older one up to torch 2.4.
 _PLACEMENTS: Final = ("torch.distributed.tensor.placement_types.", "torch.distributed._tensor.placement_types.")
@@ -87,7 +88,9 @@ def dtensor_call(value: Value) -> Call | None:
         value = value.arguments[0]
     if type(value) is not Call or value.name != _FROM_TYPE or len(value.arguments) != 4:  # noqa: PLR2004  # with a state
         return None
-    kind = value.arguments[1]
+    function, kind, *_ = value.arguments
+    if type(function) is not Global or function.full_name != _WRAPPER:
+        return None
     return value if type(kind) is Global and kind.full_name in CLASSES else None
 
 

@@ -24,7 +24,7 @@ class CopyExists(OutputExists):
 
 
 def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callable[[], None]) -> VerifyRequest:
-    """The request with a local path in place of a URL, which is downloaded to ``request.download``.
+    """The request with a local path in place of a URL, which is downloaded to ``request.download``; not for ``fit``.
 
     Args:
         request: the options of ``verify``.
@@ -38,7 +38,7 @@ def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callab
     """
     if isinstance(request.against, Address):
         raise NotLocal(request.against, Phrase(Argument("against"), " reads local files"))
-    if not isinstance(request.path, Address):
+    if not isinstance(request.path, Address) or request.fit is not None:  # --fit reads only the metadata
         return request
     if request.download is None:
         raise NotLocal(request.path, VERIFY_IS_LOCAL)

@@ -21,7 +21,7 @@ class CheckResult(NamedTuple):
 
     Attributes:
         name: ``file``, ``restore``, ``placement``, ``structure``, ``numbers``, ``step``, ``parity``, ``fresh``, or
-            ``case`` with ``--case``, or ``script`` with ``--script``.
+            ``case`` with ``--case``, or ``script`` with ``--script``; only ``fit`` with ``--fit``.
         status: the outcome.
         detail: one line with figures, all failures with the fix, or the reason for a skip.
         evidence: figures by name.
@@ -102,6 +102,34 @@ class FixedFile(NamedTuple):
     backup: str | None
 
 
+class Fit(NamedTuple):
+    """The memory of a training with FSDP2, in bytes. Each figure is that of the first rank, which needs most.
+
+    Attributes:
+        ranks: number of devices.
+        capacity: memory of each.
+        parameters: pieces of the parameters.
+        gradients: pieces of the gradients, in the dtype of the parameters.
+        optimizer: pieces of the optimizer state, without step counts, which are on the CPU.
+        buffers: buffers, which every rank has whole.
+        total: sum of these four.
+        smallest: the same sum of the last rank.
+        free: rest of the memory, for activations and gathered parameters; negative if it does not fit.
+        largest_parameter: the largest parameter, whole.
+    """
+
+    ranks: int
+    capacity: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    buffers: int
+    total: int
+    smallest: int
+    free: int
+    largest_parameter: int
+
+
 class RankFault(NamedTuple):
     """A fault that one rank has found, or that ended it.
 
@@ -165,6 +193,7 @@ class VerifyResult(OneLine):
         sample: size of the sample; None if everything was checked.
         fixed: files that ``--fix`` edited.
         unfixed: why the case or script does not pass with these edits; empty if it does, and without ``--fix``.
+        fit: with ``--fit``, the memory that a training needs. The only check is then ``fit``, and it proves no resume.
         run: the ranks, if torchrun started the command; else None.
     """
 
@@ -178,14 +207,19 @@ class VerifyResult(OneLine):
     sample: SampleSize | None = None
     fixed: tuple[FixedFile, ...] = ()
     unfixed: str = ""
+    fit: Fit | None = None
     run: RanksOfRun | None = None
 
     def fails(self, *, strict: bool) -> bool:
         """Whether the exit code is 1: a check failed, or ``strict`` is set and :func:`fails_run` is True."""
-        return not self.passed or (strict and fails_run(self.findings, strict=True, proven=self.proven))
+        return not self.passed or (
+            strict and fails_run(self.findings, strict=True, proven=self.proven or self.fit is not None)
+        )
 
     def __str__(self) -> str:
         """The verdict as one line."""
+        if self.fit is not None:
+            return f"{self.path}: {'fits' if self.passed else 'does not fit'} on {self.fit.ranks:,} ranks"
         verdict = "failed" if not self.passed else "passed" if self.proven else "passed, but not proven"
         part = f", by a sample: {self.sample}" if self.sample is not None else ""
         mode = f" ({self.mode})" if self.mode != self.target else ""

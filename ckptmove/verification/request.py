@@ -35,6 +35,7 @@ class VerifyRequest(NamedTuple):
         sample: number of parameters of each optimizer, and of other tensors, to check; None for all.
         jobs: largest number of child processes, or None for as many as there are cores; for a child, their number.
         rank: index of a child among them.
+        fit: number of devices and memory of each, ``64x80GiB``, for the check of the memory alone; None for the others.
         limits: resource limits for reading each file.
         nbytes: size of all files of the checkpoint and of ``against``; it bounds the memory of the child process.
         deadline: when the script has to end, in seconds since the epoch; None for no limit.
@@ -60,6 +61,7 @@ class VerifyRequest(NamedTuple):
     sample: int | None = None
     jobs: int | None = None
     rank: int = 0
+    fit: str | None = None
     limits: Limits = Limits()
     nbytes: int = 0
     deadline: float | None = None

@@ -28,6 +28,7 @@ from ckptmove.verification.checks import CASE, CHECKS, SCRIPT, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.evidence import VerifyResult
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
+from ckptmove.verification.fit import verify_fit
 from ckptmove.verification.sampling import choose_sample
 from ckptmove.verification.step.optimizers import check_override
 from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
@@ -79,6 +80,8 @@ def verify_checkpoint(
         UnreadableInput: if the checkpoint or its original cannot be read, is damaged, or is not a checkpoint.
         LimitExceeded: if either needs more than the limits allow.
     """
+    if request.fit is not None:
+        return verify_fit(request, request.fit)
     refuse_request(request)
     limits, nbytes = request.limits, 0
     read_from: tuple[DiskPlace, ...] = ()

@@ -121,9 +121,13 @@ def test_a_call_is_that_of_the_tensor_in_a_parameter() -> None:
     parameter = Call(Global("torch._utils", "_rebuild_parameter"), items(tensor, True, None), -1)
     assert dtensor_call(tensor) is dtensor_call(parameter) is tensor
     assert local_tensor(tensor).name == "torch.x"
-    other = node((2,), None, [])
-    other.args.items = (other.args.items[0], Global("my", "Tensor"), *other.args.items[2:])
-    assert [dtensor_call(value) for value in (other, items(), None, Call(tensor.func, items(), -1))] == [None] * 4
+    others = [node((2,), None, []) for _ in range(3)]
+    for place, other in enumerate(others[:2]):
+        changed = [*other.args.items]
+        changed[place] = Global("my", "name")
+        other.args = items(*changed)
+    others[2].args = items(*others[2].args.items[:3])
+    assert [dtensor_call(value) for value in (*others, items(), None)] == [None] * 5
 
 
 ONE = mesh_of((1,), (0,))

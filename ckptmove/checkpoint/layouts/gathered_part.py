@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ckptmove.checkpoint.elements import StoredBytes
 from ckptmove.checkpoint.inventory.budget import Budget
@@ -19,7 +19,7 @@ from ckptmove.pickles.write import write_pickle
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ckptmove.io.contracts import Progress
     from ckptmove.limits import Limits
@@ -43,6 +43,17 @@ class Run(NamedTuple):
         """The elements from ``start`` to ``end`` (exclusive) of a contiguous tensor."""
         place, nbytes = record.storage_offset + start, (end - start) * ITEM_BYTES[record.dtype]
         return cls(part, record._replace(shape=(end - start,), stride=(1,), storage_offset=place, nbytes=nbytes))
+
+
+class _Elements:
+    """The bytes of a storage of a gathered part."""
+
+    def __init__(self, part: GatheredPart, key: str) -> None:
+        self._part, self._key = part, key
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes from ``start`` to ``end`` (exclusive), both between two elements; errors as of the files."""
+        return self._part.assembled(self._key).read(start, end) if start < end else b""
 
 
 class GatheredPart(OpenPart):
@@ -70,6 +81,7 @@ class GatheredPart(OpenPart):
         self.pickle_bytes = len(data)
         self._storages, self._limits = storages, limits
         self._sound: set[str] = set()
+        self._last: tuple[str, AssembledTensor] | None = None
         self.inventory = tree_inventory(self._machine.root, path, "torch-zip", limits, len(data))
 
     def close(self) -> None:
@@ -80,20 +92,30 @@ class GatheredPart(OpenPart):
         return None if stored is None else stored.span
 
     def storage(self, key: str) -> StoredBytes | None:
-        runs = [run for run in self._storages[key]() if run.record.nbytes]
-        places = [(found, run) for run in runs if (found := run.part.bytes_of(run.record)) is not None]
-        if len(places) < len(runs):
-            return None
+        nbytes = 0
+        for run in self._storages[key]():
+            if run.record.nbytes and run.part.bytes_of(run.record) is None:
+                return None
+            nbytes += run.record.nbytes
+        return StoredBytes(_Elements(self, key), Span(0, nbytes), self.byteorder)
+
+    def assembled(self, key: str) -> AssembledTensor:
+        """The elements of a storage; only those of the last one stay in memory."""
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._assemble([run for run in self._storages[key]() if run.record.nbytes])
+        return self._last[1]
+
+    @staticmethod
+    def _assemble(runs: Sequence[Run]) -> AssembledTensor:
         ends = list(accumulate((run.record.shape[0] for run in runs), initial=0))
         chunks = [Chunk((start,), run.record.shape) for start, run in zip(ends, runs, strict=False)]
-        dtype = runs[0].record.dtype if runs else "uint8"
 
         def load(place: int) -> ChunkElements:
-            (stored, span), run = places[place]
-            return ChunkElements(stored, run.record, span)
+            part, record = runs[place]
+            stored, span = cast("tuple[StoredBytes, Span]", part.bytes_of(record))  # `storage` found them
+            return ChunkElements(stored, record, span)
 
-        whole = AssembledTensor((ends[-1],), dtype, chunks, load)
-        return StoredBytes(whole, Span(0, ends[-1] * ITEM_BYTES[dtype]), self.byteorder)
+        return AssembledTensor((ends[-1],), runs[0].record.dtype, chunks, load)
 
     def require_sound(self, key: str) -> None:
         """Compare the files of a storage with their CRCs, each once.

@@ -105,8 +105,9 @@ def dtensors(root: Value) -> Iterator[tuple[str, Call]]:
 
 def read_rank_file(part: FilePart) -> RankFile | None:
     """The shards of a file; None if it has none, or if some DTensor cannot be assembled."""
-    if not any(record.subclass in CLASSES for record in part.inventory.tensors):
+    if not any(use.name in CLASSES for use in part.inventory.globals):
         return None
+    listed = {part.own_name(record.name) for record in part.inventory.tensors if record.subclass in CLASSES}
     reader = TensorReader()
     shards: dict[str, SavedShard] = {}
     for path, call in dtensors(part.tree()):
@@ -119,6 +120,7 @@ def read_rank_file(part: FilePart) -> RankFile | None:
         # Two paths may be written the same: {"a.b": ...} and {"a": {"b": ...}}.
         if (
             path in shards
+            or path not in listed
             or local is None
             or local.shape != shard.local_shape
             or local.kind not in {"tensor", "parameter"}

@@ -21,7 +21,7 @@ from ckptmove.checkpoint.layouts.open_files import OpenFiles
 from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
 from ckptmove.checkpoint.layouts.rank_shards import group_by_rank, missing_by_name, read_rank_file
 from ckptmove.checkpoint.layouts.shards import ShardsPart, find_shards, is_consolidated
-from ckptmove.checkpoint.layouts.zero_files import require_ranks, zero_file
+from ckptmove.checkpoint.layouts.zero_files import is_later_rank, require_ranks, zero_file
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint, shifted_progress
 from ckptmove.checkpoint.parts import FilePart, read_file
@@ -250,7 +250,8 @@ class Reader:
         """Whether the tree of a part stays in memory. To read a remote file again takes requests."""
         if self._listing.is_remote:
             self._kept += part.pickle_bytes
-        return self._keep_trees or (self._listing.is_remote and self._kept <= _MOST_KEPT)
+        keeps_trees = self._keep_trees and not is_later_rank(part.name.rpartition("/")[2])
+        return keeps_trees or (self._listing.is_remote and self._kept <= _MOST_KEPT)
 
     def _look_into(self, part: OpenPart, path: str) -> None:
         """Check a part and make its outline, if requested, while its tree is in memory."""

@@ -43,6 +43,13 @@ class ZeroFile(NamedTuple):
     model_ranks: int
 
 
+def is_later_rank(name: str) -> bool:
+    """Whether a file has partitions, or model states, of another rank than the first: its tree is that of the first."""
+    optimizer, model = OPTIMIZER_FILE.fullmatch(name), MODEL_FILE.fullmatch(name)
+    rank = optimizer[2] if optimizer is not None else model[1] if model is not None else None
+    return rank is not None and int(rank) > 0
+
+
 def zero_file(path: str, root: Value) -> ZeroFile | None:
     """What a file states about its ranks; None if it does not have the name of a DeepSpeed file.
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.cli.render.inspection import finding_lines, findings_summary
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.model import Severity
-from ckptmove.text import amount
+from ckptmove.text import amount, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.cli.render.answers import VerifyAnswer
     from ckptmove.cli.render.page import Page
-    from ckptmove.verification.evidence import CheckResult, FixedFile, VerifyResult
+    from ckptmove.verification.evidence import CheckResult, Fit, FixedFile, VerifyResult
 
 _DIFF_STYLES: Final = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 _STYLES: Final = {"passed": "bold green", "failed": "bold red", "skipped": "dim", "unproven": "bold yellow"}
@@ -22,7 +22,8 @@ _STYLES: Final = {"passed": "bold green", "failed": "bold red", "skipped": "dim"
 
 def verification_lines(page: Page, result: VerifyResult, *, verbose: bool, strict: bool = False) -> Iterator[str]:
     """The report on one checkpoint: a line for each check, the findings, the verdict (see :func:`outcome`)."""
-    yield f"{page.paint(clean(result.path), 'bold')} on {clean(result.target)}"
+    place = clean(result.target) if result.fit is None else _devices(result.fit)
+    yield f"{page.paint(clean(result.path), 'bold')} on {place}"
     broad = max((len(check.name) for check in result.checks), default=0)
     marks = {check.status: page.mark(check.status) for check in result.checks}
     widest = max(map(len, marks.values()), default=0)  # as words they differ in length
@@ -90,10 +91,14 @@ def fixed_line(file: FixedFile) -> str:
     return f"{edits}, not written (--dry-run)" if file.backup is None else f"{edits}; backup: {clean(file.backup)}"
 
 
+def _devices(fit: Fit) -> str:
+    return f"{amount(fit.ranks, 'device')} of {size(fit.capacity)}"
+
+
 def _status(result: VerifyResult, *, strict: bool) -> str:
     if result.fails(strict=strict):
         return "failed"
-    return "passed" if result.proven else "unproven"
+    return "passed" if result.proven or result.fit is not None else "unproven"
 
 
 def brief_line(result: VerifyResult, *, strict: bool = False) -> str:
@@ -128,6 +133,9 @@ def outcome(result: VerifyResult, *, strict: bool = False) -> str:
         result: the checks and the verdict.
         strict: whether warnings, and a resume that is not proven, are failures.
     """
+    if result.fit is not None:
+        verdict = "fits" if result.passed else "does not fit"
+        return f"{verdict}, {_devices(result.fit)}"
     place = "cpu" if result.mode == "cpu" else f"{result.mode} {clean(result.target)}"
     place += "" if result.run is None else f", {result.run}"
     if not result.passed and result.run is not None:

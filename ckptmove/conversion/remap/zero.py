@@ -155,17 +155,15 @@ class _Gathering:
         self._ranks = [self._rank(part, checkpoint) for part in files.ranks]
         first = self._ranks[0]
         self._is_stage_3 = f"{first.part.name}.{HOLDER}.{PARTITIONS[0]}.0" in self._tensors
-        self._state = self._pairs(self._pairs(first.part.tree(), first.part.name).get(HOLDER), HOLDER)
-        self._model = self._pairs(files.models[0].tree(), files.models[0].name)
-        prefix = f"{files.models[0].name}/"
-        rename_storages(nodes(self._model), lambda key: prefix + key)
+        #: Runs of each storage of the new tree.
+        self.storages: dict[str, Callable[[], Iterable[Run]]] = {}
+        self._state = self._pairs(self._kept(first.part).get(HOLDER), HOLDER)
+        self._model = self._kept(files.models[0])
         algorithm = first.optimizer.algorithm
         if algorithm is not None and not is_elementwise(algorithm):
             raise NotGathered(self._path, f"{algorithm} keeps other state for a partition than for its parameters")
         if any(len(one.partitions) != len(first.partitions) for one in self._ranks):
             raise NotGathered(self._path, "its ranks have partitions of different groups")
-        #: Runs of each storage of the new tree.
-        self.storages: dict[str, Callable[[], Iterable[Run]]] = {}
 
     def root(self) -> Value:
         """The new tree."""
@@ -186,7 +184,6 @@ class _Gathering:
         values = {"module": _dict(found.items()), "optimizer": self._optimizer(shapes, slices)}
         pairs = [(key, values.get(key_text(key), value)) for key, value, _ in self._model.pairs()]
         root = _dict((key, value) for key, value in pairs if key_text(key) not in _OF_PARTITIONS)
-        self._keep_storages()
         set_devices(root, {})
         return root
 
@@ -212,6 +209,17 @@ class _Gathering:
         if pairs is None:
             raise NotGathered(self._path, f"it has no {name} as DeepSpeed writes it")
         return pairs
+
+    def _kept(self, part: FilePart) -> Dict:
+        """The root of a file of which values are kept, and its storages, under keys of the checkpoint."""
+        root = self._pairs(part.tree(), part.name)
+        prefix = f"{part.name}/"
+        rename_storages(nodes(root), lambda key: prefix + key)
+        for storage in part.inventory.storages:
+            key, count = storage.key, storage.numel
+            flat = TensorRecord(key, "other", storage.device, storage.dtype, (count,), (1,), key, 0, storage.nbytes)
+            self.storages[key] = partial(tuple, [Run(part, flat)])
+        return root
 
     def _sizes(self, pairs: Dict) -> dict[str, tuple[int, ...]]:
         try:
@@ -364,16 +372,6 @@ class _Gathering:
             else:
                 raise NotGathered(self._path, f"{record.name} is not state of single elements, or not of all ranks")
         return state
-
-    def _keep_storages(self) -> None:
-        """Add the storages of values that are kept."""
-        part = self._models[0]
-        for storage in part.inventory.storages:
-            flat = TensorRecord(
-                storage.key, "other", storage.device, storage.dtype, (storage.numel,), (1,), storage.key, 0,
-                storage.nbytes,
-            )  # fmt: skip
-            self.storages[storage.key] = partial(tuple, [Run(part, flat)])
 
 
 def _dict(pairs: Iterable[tuple[Value, Value]]) -> Dict:

@@ -246,6 +246,16 @@ def test_what_cannot_be_gathered_is_refused(tmp_path, change):
     assert not (tmp_path / "run.pth").exists()
 
 
+def test_options_may_be_tensors(tmp_path):
+    def change(name, tree):
+        if "optimizer_state_dict" in tree:
+            for group in tree["optimizer_state_dict"]["base_optimizer_state"]["param_groups"]:
+                group["lr"] = torch.tensor(0.25)
+
+    found = gathered(zero_runs.made(tmp_path / "run", change=change), tmp_path / "run.pth")["optimizer"]
+    assert [float(group["lr"]) for group in found["param_groups"]] == [0.25, 0.25]
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_group_may_have_no_parameters(tmp_path, stage):
     folder = zero_runs.made(tmp_path / "run", stage=stage, shapes=(*zero_runs.SHAPES, {}, {"e": (0, 2)}))
@@ -321,5 +331,8 @@ def test_missing_bytes_are_damage(tmp_path):
         runs = [Run.of(found.parts[0], record, 2, 3), Run.of(found.parts[0], record, 0, 0)]
         part = GatheredPart("x", rebuild_call("k", "float32", (1,)), {"k": lambda: runs}, Limits())
         assert (part.span("k").nbytes, part.check(), part.extras()) == (4, (), {})
+        elements = part.storage("k").source
+        assert elements.read(0, 4) == elements.read(0, 4) == b"\0\0\x80?"
+        assert elements.read(0, 0) == b""
         part.budget().spend(1)
         part.close()

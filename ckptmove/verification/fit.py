@@ -1,0 +1,222 @@
+"""``verify --fit 64x80GiB``: whether training from a checkpoint fits into the memory of N devices, without torch.
+
+The figures are those of ``fully_shard`` (FSDP2). A parameter is split along its first dimension as ``torch.chunk``
+splits, into pieces of ``ceil(n / ranks)`` rows: the first rank has the largest piece of every parameter, the last rank
+the smallest. Gradients and optimizer state are split like their parameters (torch/distributed/fsdp/_fully_shard/
+_fsdp_param.py ``FSDPParam._init_sharded_param``). Buffers are not split.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.checkpoint.pairing import pair_all
+from ckptmove.checkpoint.summary import counted_parameters
+from ckptmove.conversion.shards import parse_size
+from ckptmove.errors import UsageError
+from ckptmove.moves import Remap
+from ckptmove.text import size
+from ckptmove.torch_facts.devices import parse_target
+from ckptmove.verification.checks import failed, passed
+from ckptmove.verification.evidence import Fit, VerifyResult
+
+if TYPE_CHECKING:
+    from ckptmove.model import Inventory, TensorRecord
+    from ckptmove.verification.evidence import CheckResult
+    from ckptmove.verification.request import VerifyRequest
+
+#: Name of the check.
+FIT: Final = "fit"
+#: Most ranks, and the limit of the search for a number of ranks that fits.
+_MOST_RANKS: Final = 1 << 20
+_FORM: Final = re.compile(r"\s*(\d{1,7})\s*[xX*×]\s*(\S.*)", re.DOTALL)  # noqa: RUF001  # the sign that people type
+
+
+class Devices(NamedTuple):
+    """The devices of a training.
+
+    Attributes:
+        ranks: number of devices, one for each rank.
+        capacity: memory of each in bytes.
+    """
+
+    ranks: int
+    capacity: int
+
+
+class Parts(NamedTuple):
+    """The tensors of a training that a checkpoint shows.
+
+    Attributes:
+        parameters: the parameters of the model.
+        trained: those with a gradient, or tensors of the same shapes and dtypes.
+        buffers: other tensors of the model.
+        state: optimizer state that is split like its parameter; step counts stay on the CPU.
+    """
+
+    parameters: tuple[TensorRecord, ...]
+    trained: tuple[TensorRecord, ...]
+    buffers: tuple[TensorRecord, ...]
+    state: tuple[TensorRecord, ...]
+
+    def on(self, rank: int, ranks: int) -> tuple[int, int, int, int]:
+        """Bytes on one rank: parameters, gradients, optimizer state and buffers."""
+        split = (
+            sum(_bytes_on(one, rank, ranks) for one in part) for part in (self.parameters, self.trained, self.state)
+        )
+        parameters, gradients, state = split
+        return parameters, gradients, state, sum(one.nbytes for one in self.buffers)
+
+
+def parse_fit(text: str) -> Devices:
+    """Parse ``64x80GiB``: 64 devices with 80 GiB each.
+
+    Raises:
+        UsageError: if the text has another form.
+    """
+    found = _FORM.fullmatch(text)
+    if found is None or not 0 < int(found[1]) <= _MOST_RANKS:
+        raise UsageError(f"--fit takes the number of devices and the memory of each, as 64x80GiB, not '{text:.40}'")
+    return Devices(int(found[1]), parse_size(found[2]))
+
+
+def verify_fit(request: VerifyRequest, devices: str) -> VerifyResult:
+    """Make the check *fit*, and no other: only the metadata are read, also at a URL.
+
+    Args:
+        request: the options.
+        devices: the value of ``--fit``.
+
+    Raises:
+        UsageError: if the value has another form, or is combined with an option for the other checks.
+        UnreadableInput: if the checkpoint cannot be read, is damaged, or is not a checkpoint.
+        LimitExceeded: if it needs more than the limits allow.
+    """
+    _refuse_others(request)
+    wanted = parse_fit(devices)
+    target = parse_target(request.to or "cuda")
+    with open_checkpoint(request.path, request.limits) as checkpoint:
+        parts = find_parts(checkpoint.inventory)
+    fit = _figures(parts, wanted)
+    check = _check(parts, fit)
+    return VerifyResult(
+        path=request.path,
+        target=target,
+        mode="simulated",
+        passed=check.status == "passed",
+        proven=False,
+        checks=(check,),
+        findings=(),
+        fit=fit,
+    )
+
+
+def find_parts(inventory: Inventory) -> Parts:
+    """The tensors that a training from this checkpoint keeps on its devices."""
+    parameters = tuple(counted_parameters(inventory))
+    names = {one.name for one in parameters}
+    model = (one for one in inventory.tensors if one.role == "model")
+    held = inventory.in_one_format(model) if isinstance(inventory, DirectoryInventory) else [*model]
+    storages = {one.storage for one in parameters}
+    return Parts(
+        parameters=parameters,
+        trained=_trained(inventory, parameters),
+        buffers=tuple(one for one in held if one.name not in names and one.storage not in storages),
+        state=tuple(one for one in inventory.tensors if one.role == "optimizer" and one.shape),
+    )
+
+
+def _trained(inventory: Inventory, parameters: tuple[TensorRecord, ...]) -> tuple[TensorRecord, ...]:
+    """Tensors with the shapes and dtypes of the gradients: the parameters of the optimizers.
+
+    If it is not certain which these are, the largest moment of each has its shape and, except in optimizers with
+    quantized state, its dtype. Without such moments every parameter counts.
+    """
+    optimizers = inventory.optimizers
+    pairings = pair_all(inventory)
+    matched = {record.name for pairing in pairings for _, record in pairing.matches if record is not None}
+    found = tuple(one for one in parameters if one.name in matched)
+    if found and all(pairing.is_certain for pairing in pairings):
+        return found
+    moments = [[one for _, one in entry.tensors if one.shape] for optimizer in optimizers for entry in optimizer.state]
+    largest = tuple(max(entry, key=lambda one: one.nbytes) for entry in moments if entry)
+    is_like = all(one.dtype in {parameter.dtype for parameter in parameters} for one in largest)
+    is_flat = any(optimizer.algorithm == "LBFGS" for optimizer in optimizers)
+    return largest if largest and is_like and not is_flat else parameters
+
+
+def _refuse_others(request: VerifyRequest) -> None:
+    """Raise UsageError for an option of a check that ``--fit`` does not make."""
+    others = {
+        "--against": request.against is not None,
+        "--case": request.case is not None,
+        "--script": request.script is not None,
+        "--sample": request.sample is not None,
+        "--optimizer": request.optimizer is not None,
+        "--device-memory": request.device_memory is not None,
+        "--require-device": request.require_device,
+        "the options of convert": request.remap != Remap(),
+    }
+    given = [name for name, is_given in others.items() if is_given]
+    if given:
+        raise UsageError(
+            f"--fit reads only the metadata and makes no other check: it cannot be combined with {given[0]}"
+        )
+
+
+def _bytes_on(record: TensorRecord, rank: int, ranks: int) -> int:
+    """Bytes of the piece of a tensor on one rank; a scalar is on all."""
+    if not record.shape:
+        return record.nbytes
+    rows = record.shape[0]
+    if not rows:
+        return 0
+    piece = -(-rows // ranks)
+    return record.nbytes * min(piece, max(0, rows - rank * piece)) // rows
+
+
+def _figures(parts: Parts, devices: Devices) -> Fit:
+    parameters, gradients, state, buffers = parts.on(0, devices.ranks)
+    total = parameters + gradients + state + buffers
+    return Fit(
+        ranks=devices.ranks,
+        capacity=devices.capacity,
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=state,
+        buffers=buffers,
+        total=total,
+        smallest=sum(parts.on(devices.ranks - 1, devices.ranks)),
+        free=devices.capacity - total,
+        largest_parameter=max((one.nbytes for one in parts.parameters), default=0),
+    )
+
+
+def _check(parts: Parts, fit: Fit) -> CheckResult:
+    if not parts.parameters:
+        return failed(FIT, "the checkpoint has no parameters of a model", **fit._asdict())
+    shares = ((fit.parameters, "parameters"), (fit.gradients, "gradients"), (fit.optimizer, "optimizer state"))
+    listed = ", ".join(f"{name} {size(nbytes)}" for nbytes, name in (*shares, (fit.buffers, "buffers")) if nbytes)
+    has_state = "" if fit.optimizer else "; the checkpoint has no optimizer state"
+    needed = f"{size(fit.total)} of {size(fit.capacity)} on the fullest of {fit.ranks:,} ranks ({listed}){has_state}"
+    if fit.free >= 0:
+        gathered = f"the largest parameter takes {size(fit.largest_parameter)} while it is gathered"
+        rest = f"{size(fit.free)} left for activations and gathered parameters: {gathered}"
+        return passed(FIT, f"{needed}; {rest}", **fit._asdict())
+    least = _least_ranks(parts, fit)
+    fewer = f"; {least:,} ranks are enough" if least else "; no number of ranks is enough: some parts cannot be split"
+    return failed(FIT, f"{needed}{fewer}", **fit._asdict())
+
+
+def _least_ranks(parts: Parts, fit: Fit) -> int:
+    """The smallest number of ranks that fits; 0 if there is none."""
+    if sum(parts.on(0, _MOST_RANKS)) > fit.capacity:
+        return 0
+    low, high = fit.ranks, _MOST_RANKS
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if sum(parts.on(0, middle)) <= fit.capacity else (middle, high)
+    return high
