@@ -25,6 +25,7 @@ from ckptmove.api.results import ConvertResult, DiffResult, Inspection, VerifyRe
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.summary import summarize
 from ckptmove.errors import UsageError
+from ckptmove.io.cores import cores
 from ckptmove.io.locations import default_output, inside, without_suffix
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.remote.address import Address
@@ -68,6 +69,7 @@ class InspectRequest(NamedTuple):
     check: bool = False
     outline: bool = False
     keep_going: bool = False
+    jobs: int | None = None
     limits: Limits = Limits()
     members: Sequence[WalkedFile] | None = None
 
@@ -82,6 +84,7 @@ def inspect(
     check: bool = False,
     outline: bool = False,
     keep_going: bool = False,
+    jobs: int | None = None,
     progress: Progress | None = None,
     limits: Limits | None = None,
 ) -> Inspection:
@@ -97,7 +100,8 @@ def inspect(
         outline: whether to build the outline too.
         keep_going: whether to leave out files of a directory or an archive that cannot be read. Their errors are in
             ``unreadable``, and no finding depends on their content. The first error is raised if no file is left.
-        progress: called with the bytes checked so far and the total.
+        jobs: number of threads that compare CRCs of local files (default: the number of available cores).
+        progress: called with the bytes checked so far and the total; from other threads, one at a time.
         limits: resource limits for reading it.
 
     Raises:
@@ -113,6 +117,7 @@ def inspect(
         check=check,
         outline=outline,
         keep_going=keep_going,
+        jobs=jobs,
         limits=limits or Limits(),
     )
     return inspect_checkpoint(request, progress)
@@ -132,6 +137,7 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
         request.limits,
         keep_going=request.keep_going,
         check=request.check,
+        jobs=request.jobs or cores(),
         outline=request.outline,
         progress=progress,
         members=request.members,
@@ -178,6 +184,7 @@ def convert(
     cast: bool = False,
     rewrite_strings: bool = False,
     check: bool = True,
+    jobs: int | None = None,
     progress: Progress | None = None,
     settle: Callable[[], None] = do_nothing,
     limits: Limits | None = None,
@@ -204,6 +211,7 @@ def convert(
         cast: whether to cast dtypes that the target lacks to smaller ones.
         rewrite_strings: whether device strings in configs follow their tensors.
         check: whether to compare copied bytes with their CRCs; without it, the kernel copies them.
+        jobs: number of files of a directory that are written at once (default: 4, or the number of available cores).
         progress: called with the bytes done so far and the total; for a directory from other threads, one at a time.
         settle: called before the last step, which cannot be undone: signals must not raise exceptions after it.
         limits: resource limits for reading it.
@@ -231,6 +239,7 @@ def convert(
         force=force,
         dry_run=dry_run,
         check=check,
+        jobs=jobs,
         progress=progress,
         settle=settle,
         limits=limits or Limits(),

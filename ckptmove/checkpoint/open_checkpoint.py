@@ -104,7 +104,7 @@ class OpenCheckpoint:
         """The requests so far for a checkpoint at a URL; empty for a local one."""
         return "" if self.traffic is None else self.traffic.described(self.inventory.size_bytes)
 
-    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+    def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         """All facts about its bytes, after comparing every record with its CRC.
 
         Raises:
@@ -113,7 +113,7 @@ class OpenCheckpoint:
         found: list[ArchiveFact] = []
         done = 0
         for part in self.parts:
-            found += part.check(None if progress is None else shifted_progress(progress, done, self.nbytes))
+            found += part.check(None if progress is None else shifted_progress(progress, done, self.nbytes), jobs)
             done += part.inventory.size_bytes
         if self.listing is not None:
             checked = {part.name for part in self.parts if isinstance(part, FilePart) and part.has_own_checksums}

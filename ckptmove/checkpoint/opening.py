@@ -38,6 +38,7 @@ def open_checkpoint(
     keep_trees: bool = False,
     keep_going: bool = False,
     check: bool = False,
+    jobs: int = 1,
     outline: bool = False,
     progress: Progress | None = None,
     members: Sequence[WalkedFile] | None = None,
@@ -57,6 +58,7 @@ def open_checkpoint(
         keep_going: whether to leave out files of a directory or an archive that cannot be read. The error of the first
             is raised if none can be read.
         check: whether to compare every record with its CRC.
+        jobs: number of threads that compare.
         outline: whether to make the outline.
         progress: called with the bytes checked so far and the total.
         members: the files of a directory that belong to the checkpoint, as a search has found them; None for all.
@@ -79,7 +81,7 @@ def open_checkpoint(
             else:
                 found = _file(location, limits, stack, files=files)
             if isinstance(found, OpenCheckpoint):
-                checkpoint = _looked_into(found, check=check, outline=outline, progress=progress)
+                checkpoint = _looked_into(found, check=check, jobs=jobs, outline=outline, progress=progress)
             else:
                 from ckptmove.checkpoint.layouts.reading import Reader
 
@@ -91,6 +93,7 @@ def open_checkpoint(
                     keep_trees=keep_trees,
                     keep_going=keep_going,
                     check=check,
+                    jobs=jobs,
                     outline=outline,
                     progress=progress,
                 )
@@ -153,12 +156,12 @@ def _read(
 
 
 def _looked_into(
-    checkpoint: OpenCheckpoint, *, check: bool, outline: bool, progress: Progress | None
+    checkpoint: OpenCheckpoint, *, check: bool, jobs: int, outline: bool, progress: Progress | None
 ) -> OpenCheckpoint:
     """A checkpoint file with its facts checked and its outline made, if requested."""
     inventory = checkpoint.inventory
     return replace(
         checkpoint,
-        inventory=replace(inventory, facts=checkpoint.check(progress)) if check else inventory,
+        inventory=replace(inventory, facts=checkpoint.check(progress, jobs)) if check else inventory,
         outline=checkpoint.file.outline() if outline else (),
     )

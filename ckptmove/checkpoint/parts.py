@@ -105,8 +105,12 @@ class OpenPart(ABC):
         return make_outline(self.tree(), self._limits, self.pickle_bytes)
 
     @abstractmethod
-    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+    def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         """All facts about its bytes, after comparing every record with its CRC.
+
+        Args:
+            progress: called with the bytes done so far and the total.
+            jobs: number of threads that read a local file.
 
         Raises:
             UnreadableInput: if a file is no longer readable, or a piece has the wrong content.
@@ -319,12 +323,12 @@ class FilePart(OpenPart):
         with naming(self.path), collector_paused():
             return container_of(self.source, self._limits).read().root
 
-    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+    def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         with self.content() as (container, _):
             source = container.source
             if progress is not None:
                 container.source = CountedSource(source, progress)
-            found = container.check()
+            found = container.check(jobs if self.disk is not None else 1)
             container.source = source
         if self._files is not None:
             found = tuple(FileFact.of(fact, self.name) for fact in found)

@@ -198,6 +198,7 @@ def convert(
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Do not compare CRCs; the kernel copies the bytes.")
     ] = False,
+    jobs: options.Jobs = None,
     strict: options.StrictConvert = False,
     limit_factor: options.LimitFactor = 1,
     report: options.Report = None,
@@ -252,6 +253,7 @@ def convert(
             dry_run=dry_run,
             strict=strict or config.strict,
             check=not no_check,
+            jobs=jobs,
             limits=limits,
         )
         for path, new in outputs

@@ -58,13 +58,15 @@ def run_inspect(
         strict: whether warnings are failures.
         match: glob of the names of tensors to list, or None.
         detail: optional parts of the report.
-        jobs: number of checkpoints read at once; None for 8 if several are at URLs, and 1 otherwise.
+        jobs: number of checkpoints read at once; None for 8 if several are at URLs, and 1 otherwise. CRCs of a single
+            one are compared by as many threads; None for as many as there are cores.
         seen: the checkpoints to skip, or None.
     """
     targets = found.targets
-    look = _Look(request, seen, is_versioned=renderer.is_stream or seen is not None)
     remote = sum(isinstance(target.path, Address) for target in targets)
-    at_once = jobs or (_REMOTE_JOBS if remote > 1 else 1)
+    at_once = min(len(targets), jobs or (_REMOTE_JOBS if remote > 1 else 1))
+    request = request._replace(jobs=1 if at_once > 1 else jobs)
+    look = _Look(request, seen, is_versioned=renderer.is_stream or seen is not None)
     ahead = _ahead(look, targets, at_once) if at_once > 1 else None
     skipped = left_out = 0
 

@@ -61,7 +61,7 @@ def run_verify(
 
     def verified(request: VerifyRequest) -> VerifyResult:
         with ProgressBar(wanted=renderer.shows_progress) as progress:
-            verify = verify_checkpoint if rank is None or request.fit else on_ranks(rank)
+            verify = verify_checkpoint if rank is None else on_ranks(rank)
             return verify(request, progress=progress, stage=progress.stage)
 
     def work(request: VerifyRequest) -> tuple[int, tuple[()]]:

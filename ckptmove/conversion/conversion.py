@@ -62,6 +62,7 @@ class ConvertRequest:
         dry_run: whether to stop after the plan.
         strict: whether to stop after the plan if an option of moves matches nothing.
         check: whether to compare copied bytes with their CRCs.
+        jobs: number of files of a directory that are written at once; None for the default.
         progress: called with the bytes done so far and the total.
         settle: called before the last step, which cannot be undone.
         limits: resource limits for reading the file.
@@ -78,6 +79,7 @@ class ConvertRequest:
     dry_run: bool = False
     strict: bool = False
     check: bool = True
+    jobs: int | None = None
     progress: Progress | None = None
     settle: Callable[[], None] = do_nothing
     limits: Limits = field(default_factory=Limits)

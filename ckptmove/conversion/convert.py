@@ -16,6 +16,7 @@ from ckptmove.io.rewrite import write_segments
 from ckptmove.io.sink import FileSink
 from ckptmove.moves import Remap
 from ckptmove.pickles.edits import apply_plan
+from ckptmove.text import some
 
 if TYPE_CHECKING:
     from ckptmove.checkpoint.layouts.members import Members
@@ -48,9 +49,12 @@ def convert(request: ConvertRequest) -> ConvertResult:
                 keep_trees=needs_trees,
             ) as checkpoint,
         ):
-            if needs_trees:
-                checkpoint = _gathered(request, checkpoint)  # noqa: PLW2901  # the same files
+            left_out: list[str] = []
+            if is_new:
+                checkpoint, left_out = _gathered(request, checkpoint)  # noqa: PLW2901  # the same files
             conversion = Conversion(request, checkpoint)
+            if left_out:
+                conversion.notes.append(f"left out, because only files of DeepSpeed are gathered: {some(left_out, 3)}")
             with conversion.resources:
                 written = _carry_out(conversion, checkpoint)
             if checkpoint.traffic_note:
@@ -60,15 +64,19 @@ def convert(request: ConvertRequest) -> ConvertResult:
         raise InPlaceImpossible(path, "it is an archive of files, which cannot be converted in place") from error
 
 
-def _gathered(request: ConvertRequest, checkpoint: OpenCheckpoint) -> OpenCheckpoint:
-    """The checkpoint with whole parameters, if its files become others and have partitions of ZeRO."""
+def _gathered(request: ConvertRequest, checkpoint: OpenCheckpoint) -> tuple[OpenCheckpoint, list[str]]:
+    """The checkpoint with whole parameters, if its files become one and have partitions of ZeRO; files left out."""
     is_sharded = request.shard_bytes is not None
     kind = target_format(request.output, request.default_output, checkpoint.inventory, is_sharded=is_sharded)
     if kind == "same":
-        return checkpoint
+        return checkpoint, []
+    from ckptmove.checkpoint.layouts.zero_files import is_zero_file
     from ckptmove.conversion.remap.zero import gather_partitions
 
-    return gather_partitions(checkpoint, request.limits) or checkpoint
+    found = gather_partitions(checkpoint, request.limits)
+    if found is None:
+        return checkpoint, []
+    return found, [part.name for part in checkpoint.parts if not is_zero_file(part.name.rpartition("/")[2])]
 
 
 def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:

@@ -13,6 +13,7 @@ from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.folder import RemappedFolder
 from ckptmove.io.contracts import CopySegment
+from ckptmove.io.cores import cores
 from ckptmove.io.directory_sink import DirectorySink
 from ckptmove.io.new_output import require_new_folder
 from ckptmove.io.part import MemorySource
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ckptmove.moves import MovePlan
 
 
-#: Number of files written at a time: while some are read or synced to disk, others are written.
+#: Least number of files written at a time by default: while some are read or synced to disk, others are written.
 AT_ONCE: Final = 4
 
 
@@ -106,9 +107,10 @@ class _Writer:
         for link in self._listing.links:
             if link.path not in self._removed:
                 self._sink.link(link.path, link.target)
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        jobs = self._request.jobs or max(AT_ONCE, cores())
+        with ThreadPoolExecutor(jobs) as pool:
             try:
-                for worker in [pool.submit(self._work) for _ in range(AT_ONCE)]:
+                for worker in [pool.submit(self._work) for _ in range(jobs)]:
                     worker.result()
             finally:
                 self._is_over = True

@@ -150,12 +150,12 @@ class BarePickle(Container):
         span = stream.container.storage_span(inner)
         return Span(stream.start + span.start, stream.start + span.end) if span is not None else None
 
-    def check(self) -> tuple[ArchiveFact, ...]:
+    def check(self, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         """Compare the CRCs of the streams that are zip archives; the others have none."""
         return tuple(
             replace(fact, record=f"{place}:{fact.storage_key}")
             for place, stream in enumerate(self._streams)
-            for fact in stream.container.check()
+            for fact in stream.container.check(jobs)
         )
 
     def has_checksums(self) -> bool:

@@ -187,8 +187,13 @@ class Container(ABC):
         """CRC-32 of the bytes of :meth:`storage_segment`, if the file records it."""
         return None
 
-    def check(self) -> tuple[ArchiveFact, ...]:
-        """Read every record and compare it with its CRC; return a ``crc-mismatch`` for each that differs."""
+    def check(self, jobs: int = 1) -> tuple[ArchiveFact, ...]:
+        """Read every record and compare it with its CRC; return a ``crc-mismatch`` for each that differs.
+
+        Args:
+            jobs: number of threads that read; more than one only for a source that threads can share.
+        """
+        del jobs
         return ()
 
     def has_checksums(self) -> bool:

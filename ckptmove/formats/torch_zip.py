@@ -24,6 +24,7 @@ from ckptmove.formats.zip_archive.names import (
     refuse_obstacles,
     refuse_strays,
 )
+from ckptmove.io.at_once import at_once
 from ckptmove.io.changes import Patch
 from ckptmove.io.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment, InflateSegment
 from ckptmove.io.inflate import inflate
@@ -48,6 +49,8 @@ _SHARED_BYTES: Final = 1 << 20
 #: Maximum length of a record that holds a word or a number.
 _SHORT_TEXT_BYTES: Final = 64
 _BLOCK: Final = 1 << 20
+#: Bytes of the records that one thread compares with their CRCs.
+_BATCH_BYTES: Final = 1 << 25
 
 
 class TorchZip(Container):
@@ -187,16 +190,13 @@ class TorchZip(Container):
         record = self._storages.get(key)
         return record.crc or None if record is not None else None
 
-    def check(self) -> tuple[ArchiveFact, ...]:
+    def check(self, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         """Read every record and compare it with its CRC; return a ``crc-mismatch`` for each that differs.
 
         A CRC of 0 is not compared: ``torch.serialization.skip_data`` writes it for the storages.
         """
-        return tuple(
-            ArchiveFact("crc-mismatch", record.name, record.nbytes)
-            for record in self._directory.records
-            if record.crc and not self._crc_matches(record)
-        )
+        found = at_once(self._check_records, self._batches(), jobs)
+        return tuple(ArchiveFact("crc-mismatch", record.name, record.nbytes) for batch in found for record in batch)
 
     def has_checksums(self) -> bool:
         """Whether the archive holds CRCs; ``torch.serialization.set_crc32_options(False)`` leaves them out."""
@@ -345,13 +345,30 @@ class TorchZip(Container):
         start = self._headers.data_start(record)
         return Span(start, start + record.stored_bytes)
 
-    def _crc_matches(self, record: ZipRecord) -> bool:
+    def _batches(self) -> Iterator[list[tuple[ZipRecord, Span]]]:
+        """The records with a CRC and their places, several small ones at a time."""
+        batch: list[tuple[ZipRecord, Span]] = []
+        nbytes = 0
+        for record in self._directory.records:
+            if record.crc:
+                batch.append((record, self._span(record)))
+                nbytes += record.stored_bytes
+            if nbytes > _BATCH_BYTES:
+                yield batch
+                batch, nbytes = [], 0
+        yield batch
+
+    def _check_records(self, batch: list[tuple[ZipRecord, Span]]) -> list[ZipRecord]:
+        """The records of a batch that differ from their CRC; called in several threads."""
+        return [record for record, span in batch if not self._crc_matches(record, span)]
+
+    def _crc_matches(self, record: ZipRecord, span: Span | None = None) -> bool:
         crc, nbytes = 0, 0
-        for block in self._contents(record):
+        for block in self._contents(record, span):
             crc, nbytes = zlib.crc32(block, crc), nbytes + len(block)
         return crc == record.crc and nbytes == record.nbytes
 
-    def _contents(self, record: ZipRecord) -> Iterator[bytes | memoryview]:
+    def _contents(self, record: ZipRecord, span: Span | None = None) -> Iterator[bytes | memoryview]:
         """A record's bytes, inflated, in blocks; at most one byte more than the record declares."""
-        blocks = self.source.blocks(self._span(record), _BLOCK)
+        blocks = self.source.blocks(span or self._span(record), _BLOCK)
         return inflate(blocks, record.nbytes + 1, _BLOCK) if record.method == DEFLATED else blocks

@@ -5,6 +5,7 @@ Reads of structure (headers, directories, pickles) do not count.
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CountedSource:
-    """Wraps a byte source and reports the bytes that it has yielded in blocks.
+    """Wraps a byte source and reports the bytes that it has yielded in blocks, to several threads too.
 
     Attributes:
         path: the input as given by the user.
@@ -30,6 +31,7 @@ class CountedSource:
         self._source = source
         self._progress = progress
         self._done = 0
+        self._lock = Lock()
 
     def read(self, start: int, end: int) -> bytes:
         """Return the bytes from ``start`` to ``end`` (exclusive)."""
@@ -39,8 +41,9 @@ class CountedSource:
         """Yield the bytes of a span in blocks; each counts when the next one is taken."""
         for block in self._source.blocks(span, block_bytes, buffers):
             yield block
-            self._done += len(block)
-            self._progress(self._done, self.size)
+            with self._lock:
+                self._done += len(block)
+                self._progress(self._done, self.size)
 
     def close(self) -> None:
         """Close the input."""

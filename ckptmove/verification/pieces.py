@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from ckptmove.checkpoint.elements import is_contiguous
 from ckptmove.checkpoint.pairing import moments
+from ckptmove.formats.dtensors import CLASSES
 from ckptmove.torch_facts.optimizers import BY_NAME, is_elementwise, keeps_state_on_first
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ _BATCH_PIECES: Final = 512
 NOT_SAMPLED: Final = "it is not in the sample"
 #: Why a parameter without state is not stepped if other parameters have state.
 WITHOUT_STATE: Final = "it has no state, so it was frozen or its state is lost"
+#: What proves the shard of one rank.
+_OF_RANKS: Final = "ckptmove verify DIR reads the files of all ranks together"
 #: Groups in a batch. An optimizer compares each new group with all groups before it.
 _BATCH_GROUPS: Final = 32
 
@@ -135,6 +138,8 @@ def select(
                 reason = "the file contains neither the parameter nor a moment of its shape"
             elif not is_dense(known):
                 reason = f"it is a {known.subclass or f'{known.kind} tensor'}, without plain values to step"
+                if known.subclass in CLASSES:
+                    reason += f"; {_OF_RANKS}"
             else:
                 others = [one for _, one in entry.tensors if not is_dense(one)] if entry is not None else []
                 reason = next(filter(None, map(obstacle, others)), "")

@@ -113,7 +113,7 @@ def verify_checkpoint(
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with ExitStack() as running:
             process, *others = _start(running, command or worker_command(), asked)
-            facts = None if asked.sample else checkpoint.check(progress)
+            facts = None if asked.sample else checkpoint.check(progress, asked.jobs or 1)
             findings, here, sample = checks_without_torch(checkpoint, facts, request, source)
             answers = collect(process, stage, (*CHILD_CHECKS, *cases), timeout, others)
         # The child's answers are worthless if files changed: it may have read parts of both versions.

@@ -78,7 +78,7 @@ HARMLESS_OS = {
     "SEEK_SET", "altsep", "close", "copy_file_range", "cpu_count", "curdir", "dup", "dup2", "devnull", "environ",
     "fdatasync", "fdopen", "fsdecode", "fsencode", "fspath", "fstat", "fsync", "ftruncate", "getcwd",
     "geteuid", "getpgrp", "getpid", "isatty", "link", "listdir", "lseek", "open", "path", "pathsep", "posix_fadvise",
-    "posix_fallocate", "read", "readlink", "readv", "rename", "replace",
+    "posix_fallocate", "preadv", "read", "readlink", "readv", "rename", "replace",
     "scandir", "sched_getaffinity", "sep", "stat", "stat_result", "strerror", "uname", "unlink", "urandom",
     "utime", "walk", "write", "writev",
 }  # fmt: skip

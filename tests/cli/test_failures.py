@@ -260,6 +260,7 @@ ERRORS = {
     remap_errors.NotInFormat("safetensors", tuple((key, "a dict") for key in "abcde")): (4, "--drop d ..."),
     remap_errors.NotInFormat("safetensors", (("model", "a dict"),), "model"): (4, "--as-root model"),
     remap_errors.NotInFormat("safetensors", (("", "a list"),)): (4, ".pth"),
+    remap_errors.SavedWhole("dir", "a.extra", 2): (4, "--drop a.extra"),
     remap_errors.NotCastable("a b", "it is a meta tensor"): (4, "--drop 'a b'"),
     remap_errors.SharedStorage("a", "b", "ema"): (4, "--dtype ema=DTYPE"),
     errors.LimitExceeded("a", limit=1, actual=2): (4, "--limit-factor 10 "),

@@ -75,6 +75,9 @@ def test_a_failing_disk_is_told(source, monkeypatch):
         def seek(self, start):
             raise OSError(errno.EIO, "Input/output error")
 
+        def fileno(self):
+            raise OSError(errno.EIO, "Input/output error")
+
         def close(self):
             pass
 
@@ -135,3 +138,10 @@ def test_a_file_through_a_link(tmp_path):
     assert source.read(0, 3) == b"abc"
     assert stat.S_ISLNK((tmp_path / "link.pt").lstat().st_mode)
     source.close()
+
+
+def test_blocks_are_the_same_where_the_system_cannot_read_at_an_offset(source, monkeypatch):
+    span = Span(0, source.size)
+    whole = b"".join(map(bytes, source.blocks(span, 3)))
+    monkeypatch.delattr(os, "preadv", raising=False)
+    assert b"".join(map(bytes, source.blocks(span, 3))) == whole

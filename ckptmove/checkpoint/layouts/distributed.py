@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import groupby
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ckptmove.checkpoint.directories import FileRecord
 from ckptmove.checkpoint.inventory.build import build_inventory
@@ -18,6 +18,7 @@ from ckptmove.checkpoint.naming import naming
 from ckptmove.errors import DamagedArchive, NotACheckpoint, UnsupportedContainer
 from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
 from ckptmove.formats.opening import recognise
+from ckptmove.io.at_once import at_once
 from ckptmove.model import ArchiveFact
 
 if TYPE_CHECKING:
@@ -29,10 +30,15 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory, TensorRecord
 
+    #: A file and some of its pieces.
+    _Batch: TypeAlias = tuple[str, list[Piece]]
+
 _SHARD: Final = ".distcp"
 _METADATA: Final = re.compile(r"(__\d+)?\.metadata")
 #: A safetensors file begins with the length of its header, in 8 bytes, and a brace.
 _HEAD_BYTES: Final = 9
+#: Bytes of the pieces that one thread compares with their CRCs.
+_BATCH_BYTES: Final = 1 << 25
 
 
 class DistributedFolder(NamedTuple):
@@ -293,20 +299,50 @@ def check_pieces(
     container: DistributedCheckpoint,
     limits: Limits,
     progress: Progress | None,
+    jobs: int = 1,
 ) -> Iterator[ArchiveFact]:
     """Read every piece, and compare it with its CRCs and with ``.metadata``.
+
+    Args:
+        listing: the directory.
+        part: the folder in it.
+        container: content of ``.metadata``.
+        limits: resource limits for reading a piece.
+        progress: called with the bytes done so far and the total.
+        jobs: number of threads that read local files.
 
     Raises:
         UnreadableInput, LimitExceeded: if a file is no longer readable.
     """
     done, total = 0, sum(container.sizes.values())
-    for file, own in container.whole_pieces():
+
+    def check(batch: _Batch) -> tuple[list[ArchiveFact], int]:
+        """Facts about the pieces of a batch, and the bytes of the pieces; called in several threads."""
+        file, own = batch
         with _opened(listing, part.full(file)) as source:
-            for piece in own:
-                yield from check_piece(source, piece, container, limits_of(piece, limits, container))
-                if progress is not None:
-                    done += piece.span.nbytes
-                    progress(min(done, total), total)
+            found = [check_piece(source, piece, container, limits_of(piece, limits, container)) for piece in own]
+        return [*chain.from_iterable(found)], sum(piece.span.nbytes for piece in own)
+
+    is_local = listing.form is None and not listing.is_remote
+    for found, nbytes in at_once(check, _batches(container), jobs if is_local else 1):
+        yield from found
+        if progress is not None:
+            done += nbytes
+            progress(min(done, total), total)
+
+
+def _batches(container: DistributedCheckpoint) -> Iterator[_Batch]:
+    """The files, each with some of its pieces at a time."""
+    for file, own in container.whole_pieces():
+        batch: list[Piece] = []
+        nbytes = 0
+        for piece in own:
+            batch.append(piece)
+            nbytes += piece.span.nbytes
+            if nbytes > _BATCH_BYTES:
+                yield file, batch
+                batch, nbytes = [], 0
+        yield file, batch
 
 
 @contextmanager

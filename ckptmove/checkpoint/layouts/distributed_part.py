@@ -180,9 +180,9 @@ class DistributedPart(PiecedPart):
         machine = self._container.read_whole()
         return make_outline(machine.root, self._limits, machine.end)
 
-    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+    def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         """All facts about its bytes, after comparing every piece with its CRCs and with ``.metadata``."""
-        found = check_pieces(self._files.listing, self._folder, self._container, self._limits, progress)
+        found = check_pieces(self._files.listing, self._folder, self._container, self._limits, progress, jobs)
         return (*self._undamaged, *(FileFact.of(fact, self.name) for fact in found))
 
     def pieces_of_files(self) -> Mapping[str, PiecesOfFile]:

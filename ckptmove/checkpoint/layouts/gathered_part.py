@@ -134,9 +134,9 @@ class GatheredPart(OpenPart):
     def tree(self) -> Value:
         return self._machine.root
 
-    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+    def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         """Return no facts: the files are checked."""
-        del progress
+        del progress, jobs
         return ()
 
     def budget(self) -> Budget:

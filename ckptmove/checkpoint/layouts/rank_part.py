@@ -189,13 +189,13 @@ class RankFilesPart(OpenPart):
         with self.lead.content() as (_, machine):
             return self._whole(machine.root)
 
-    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+    def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         found: list[ArchiveFact] = []
         done = 0
         for file in self._group.files:
             own = file.part.inventory
             told = None if progress is None else shifted_progress(progress, done, self.inventory.size_bytes)
-            found += file.part.check(told)[len(own.facts) :]
+            found += file.part.check(told, jobs)[len(own.facts) :]
             done += own.size_bytes
         return (*self.inventory.facts, *found)
 

@@ -75,13 +75,14 @@ class Reader:
         keep_trees: bool,
         keep_going: bool,
         check: bool,
+        jobs: int,
         outline: bool,
         progress: Progress | None,
     ) -> None:
         """Prepare to read; arguments as of :func:`ckptmove.checkpoint.opening.open_checkpoint`."""
         self._listing, self._limits = listing, limits
         self._objects, self._ranks, self._keep_trees, self._keep_going = objects, ranks, keep_trees, keep_going
-        self._check, self._make_outline, self._progress = check, outline, progress
+        self._check, self._jobs, self._make_outline, self._progress = check, jobs, outline, progress
         self._files = OpenFiles(listing)
         self._base = self._kept = 0
         self._done = 0
@@ -257,7 +258,7 @@ class Reader:
         """Check a part and make its outline, if requested, while its tree is in memory."""
         if self._check:
             progress = None if self._progress is None else shifted_progress(self._progress, self._done, self._total)
-            part.inventory = replace(part.inventory, facts=part.check(progress))
+            part.inventory = replace(part.inventory, facts=part.check(progress, self._jobs))
         if self._make_outline:
             for line in part.outline():
                 self._lines.append(OutlineLine(line.depth + 1, line.name if line.depth else path, line.description))

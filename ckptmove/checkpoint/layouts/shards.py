@@ -161,9 +161,9 @@ class ShardsPart(PiecedPart):
     def tree(self) -> Value:
         return self._table.read().root
 
-    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+    def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         """The facts so far: safetensors has no CRCs."""
-        del progress
+        del progress, jobs
         return self.inventory.facts
 
     def budget(self) -> Budget:

@@ -43,6 +43,11 @@ class ZeroFile(NamedTuple):
     model_ranks: int
 
 
+def is_zero_file(name: str) -> bool:
+    """Whether a file has the name of a file that a rank of DeepSpeed writes."""
+    return OPTIMIZER_FILE.fullmatch(name) is not None or MODEL_FILE.fullmatch(name) is not None
+
+
 def is_later_rank(name: str) -> bool:
     """Whether a file has partitions, or model states, of another rank than the first: its tree is that of the first."""
     optimizer, model = OPTIMIZER_FILE.fullmatch(name), MODEL_FILE.fullmatch(name)
@@ -59,7 +64,7 @@ def zero_file(path: str, root: Value) -> ZeroFile | None:
     """
     folder, _, name = path.rpartition("/")
     pairs = as_dict(root)
-    if pairs is None or not (OPTIMIZER_FILE.fullmatch(name) or MODEL_FILE.fullmatch(name)):
+    if pairs is None or not is_zero_file(name):
         return None
     state = as_dict(pairs.get("optimizer_state_dict"))
     counted = None if state is None else state.get("partition_count")

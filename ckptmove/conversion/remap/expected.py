@@ -242,9 +242,9 @@ class ExpectedPart(OpenPart):
     def tree(self) -> Value:
         return self._machine.root
 
-    def check(self, progress: Progress | None = None) -> tuple[ArchiveFact, ...]:
+    def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         """Return no facts: the original is checked."""
-        del progress
+        del progress, jobs
         return ()
 
     def budget(self) -> Budget:

@@ -162,6 +162,9 @@ class _Gathering:
         algorithm = first.optimizer.algorithm
         if algorithm is not None and not is_elementwise(algorithm):
             raise NotGathered(self._path, f"{algorithm} keeps other state for a partition than for its parameters")
+        counted = self._state.get("partition_count")
+        if any(type(one) is int and one != len(self._ranks) for one in (counted, *items_of(counted))):
+            raise NotGathered(self._path, "the experts of its model are partitioned over fewer ranks than the rest")
         if any(len(one.partitions) != len(first.partitions) for one in self._ranks):
             raise NotGathered(self._path, "its ranks have partitions of different groups")
 

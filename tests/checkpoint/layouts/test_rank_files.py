@@ -377,6 +377,7 @@ def test_one_file_of_a_rank_loads_too(saved, answers) -> None:
     found = answers(saved / "strided" / "rank01.pt")
     assert found["restore"]["status"] == "passed"
     assert found["restore"]["evidence"]["weights_only"] is True
+    assert "the files of all ranks" in found["step"]["detail"]
     with open_checkpoint(str(saved / "strided" / "rank01.pt")) as checkpoint:
         assert not [one for one in find_all(checkpoint.inventory, Context()) if one.severity == "error"]
 

@@ -89,6 +89,14 @@ def test_other_options_apply_to_whole_parameters(tmp_path):
     assert {tensor.name.partition(".")[0] for tensor in tensors} == {"module"}
 
 
+def test_files_that_are_left_out_are_named(tmp_path):
+    zero_runs.made(tmp_path / "run" / "global_step2")
+    assert ckptmove.convert(tmp_path / "run", output=tmp_path / "one.pth").notes == ()
+    torch.save({"cpu": torch.get_rng_state()}, tmp_path / "run" / "rng_state_0.pth")
+    (note,) = ckptmove.convert(tmp_path / "run", output=tmp_path / "run.pth").notes
+    assert note.endswith(": rng_state_0.pth")
+
+
 def test_the_files_of_a_directory_are_kept_without_a_suffix(tmp_path):
     folder = zero_runs.made(tmp_path / "run")
     ckptmove.convert(folder, output=tmp_path / "out", to="cuda:0")
@@ -216,6 +224,7 @@ def set_state(key, value):
 
 REFUSED = {
     "not elementwise": adafactor,
+    "experts": in_optimizers(partition_count=[2, 1]),
     "an object": in_optimizers(base_optimizer_state=argparse.Namespace(state={}, param_groups=[])),
     "no shapes": in_models(param_shapes=None),
     "no module": in_models(module=None),

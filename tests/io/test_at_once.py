@@ -1,0 +1,48 @@
+"""Calls in threads: results in order, no more at a time than asked for, errors where their result was due."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ckptmove.io import at_once as module
+from ckptmove.io.at_once import at_once
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 5, 40])
+def test_results_are_in_the_order_of_the_items(jobs):
+    assert [*at_once(lambda item: item * item, range(20), jobs)] == [item * item for item in range(20)]
+
+
+def test_nothing_to_do():
+    assert [*at_once(print, [], 3)] == []
+
+
+def test_calls_run_at_the_same_time():
+    meeting = threading.Barrier(3, timeout=60)
+    assert len([*at_once(lambda _: meeting.wait(), range(3), 3)]) == 3
+
+
+def test_items_are_taken_as_calls_return():
+    taken = []
+
+    def items():
+        for item in range(9):
+            taken.append(item)
+            yield item
+
+    results = at_once(str, items(), 2)
+    assert (next(results), taken) == ("0", [0, 1, 2])
+
+
+def test_an_error_is_raised_in_its_place():
+    results = at_once(lambda item: 6 // item, [2, 3, 0, 1], 2)
+    assert [next(results), next(results)] == [3, 2]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+
+
+def test_one_thread_reads_where_a_file_has_one_position(monkeypatch):
+    monkeypatch.setattr(module, "_READS_AT_ONCE", False)
+    assert {*at_once(lambda _: threading.current_thread(), range(3), 3)} == {threading.current_thread()}
