@@ -38,7 +38,7 @@ def own_rank() -> Rank | None:
 
 
 def require_one(requests: Sequence[VerifyRequest], *, fix: bool) -> None:
-    """Raise UsageError for what ``verify`` does not do under torchrun: several checkpoints, URLs, ``--fix``, ``--fit``."""
+    """Raise UsageError for what ``verify`` does not do under torchrun: several checkpoints, a URL, fixes, ``--fit``."""
     if len(requests) > 1:
         raise UsageError(f"under torchrun, verify takes one checkpoint, not {len(requests)}")
     if isinstance(requests[0].path, Address) or requests[0].download is not None:

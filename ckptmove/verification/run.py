@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 #: Default of ``--timeout`` for a script, which may never make a step.
 _SCRIPT_SECONDS: Final = 300.0
-#: Bytes of a checkpoint for each child process: its start takes as long as the checks of about this many.
-_JOB_BYTES: Final = 2**28
+#: Bytes of a checkpoint for each child process. The import of torch takes as long as the checks of about this many.
+_JOB_BYTES: Final = 2**29
 #: Part of the timeout after which the child reports the line that the script has reached.
 LATE_SHARE: Final = 0.95
 

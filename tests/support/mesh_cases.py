@@ -299,6 +299,34 @@ def kill_command(device):
     return build("fsdp")
 
 
+def simulated(device):
+    """A model that is sharded on the device that the case gets."""
+    torch.manual_seed(1)
+    model = Net().to(device)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for layer in (*model.layers, model):
+        fully_shard(layer, mesh=mesh)
+    optimizer = adamw(model.parameters())
+
+    def step(batch):
+        ids = batch.to(device)
+        return nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+
+    return ckptmove.Case(model, optimizer, None, torch.arange(8).reshape(2, 4), step, state=state_of(model, optimizer))
+
+
+def stray(device):
+    """A loss whose weights were not moved."""
+    case = simulated(device)
+    criterion = nn.CrossEntropyLoss(weight=torch.ones(20))
+
+    def step(batch):
+        ids = batch.to(device)
+        return criterion(case.model(ids).flatten(0, 1), ids.flatten())
+
+    return ckptmove.Case(case.model, case.optimizer, criterion, case.batch, step, state=case.state)
+
+
 CASES = {
     **{name: (lambda device, name=name: build(name)) for name in ("fsdp", "hsdp", "tp", "ddp", "plain")},
     "flat": lambda device: build("fsdp", flat=True),

@@ -19,7 +19,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from ckptmove.verification.mesh import worker
+from ckptmove.verification.place import Site
 from ckptmove.verification.request import VerifyRequest
+from ckptmove.verification.simulated.device import unavailable_reason
 
 LAYOUTS = ("fsdp", "flat", "hsdp", "tp", "uneven", "ddp", "wrapped")
 #: Checkpoint and case of each scenario.
@@ -93,6 +95,25 @@ def late(folder):
     return messages
 
 
+def accelerated(folder):
+    """The proof on simulated devices, one for each rank; and by a torch that cannot simulate them."""
+    found = {}
+    find = worker.find_site
+    for name, site in (
+        ("simulated", Site("cuda:0", "simulated", unavailable_reason() or "")),
+        ("stray", Site("cuda:0", "simulated", unavailable_reason() or "")),
+        ("too_old", Site("cuda:0", "simulated", "this torch is too old")),
+    ):
+        own = site._replace(target=f"cuda:{dist.get_rank()}")
+        worker.find_site = lambda _, own=own: own
+        messages = found[name] = []
+        request = VerifyRequest(str(folder / "fsdp"), to=own.target, case=f"mesh_cases:{name}", devices=4)
+        worker.answer(request, messages.append)
+        dist.barrier()
+    worker.find_site = find
+    return found
+
+
 def main(folder):
     dist.init_process_group("gloo")
     for name in dict.fromkeys(checkpoint for checkpoint, _ in SCENARIOS.values()):
@@ -103,6 +124,7 @@ def main(folder):
         request = VerifyRequest(str(folder / checkpoint), to="cpu", case=f"mesh_cases:{case}")
         worker.answer(request, messages.append)
         dist.barrier()
+    found |= accelerated(folder)
     found["late"] = late(folder)
     gathered = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, found)

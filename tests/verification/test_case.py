@@ -604,7 +604,7 @@ def test_on_a_real_device_the_operands_of_the_refused_call_are_named(case_check,
 
     site = SimpleNamespace(target="meta", mode="real", reason="", place=lambda: Meta("meta"))
     monkeypatch.setattr(worker, "find_site", lambda target: site)
-    monkeypatch.setattr(worker, "resume", lambda bench: ())
+    monkeypatch.setattr(worker, "resume", lambda *_: ())
     check = case_check(returning(model="net().to_empty(device=device)", step="lambda pair: model(pair[0]).sum()"))
     assert check["evidence"]["tensor"] == "batch[0]"
     assert check["evidence"]["operation"] == "torch.nn.functional.linear"

@@ -18,6 +18,7 @@ class Launch(NamedTuple):
     Attributes:
         rank: its rank.
         size: number of ranks.
+        local_rank: its index on this machine.
         local_size: number of ranks on this machine.
         host: address of the machine of rank 0.
         port: port of the store there.
@@ -27,6 +28,7 @@ class Launch(NamedTuple):
 
     rank: int
     size: int
+    local_rank: int
     local_size: int
     host: str
     port: int
@@ -50,6 +52,7 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
     return Launch(
         rank=int(environ["RANK"]),
         size=int(environ["WORLD_SIZE"]),
+        local_rank=int(environ["LOCAL_RANK"]),
         local_size=int(environ["LOCAL_WORLD_SIZE"]),
         host=environ["MASTER_ADDR"],
         port=int(environ["MASTER_PORT"]),

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from ckptmove.verification.request import VerifyRequest
 
 _WORKER: Final = "ckptmove.verification.mesh.worker"
+#: Kinds of devices that a machine has several of, one for each rank.
+_INDEXED: Final = frozenset({"cuda", "xpu"})
 _KILLED: Final = "its process was killed"
 _CHECKS: Final = ("file", "keys", "restore", "options", "placement", "structure", *MESH_CHECKS[3:])
 
@@ -182,10 +184,12 @@ class Rank:
         return process
 
     def _send(self, process: Process, request: VerifyRequest) -> None:
-        """Give the child its request."""
+        """Give the child its request. The accelerator of a rank is the one with its index on its machine."""
+        kind = (request.to or "cpu").partition(":")[0]
+        target = f"{kind}:{self._launch.local_rank}" if kind in _INDEXED and request.case is not None else request.to
         deadline = None if request.timeout is None else time.time() + request.timeout * LATE_SHARE
         with suppress(OSError):  # it has died, which its missing answers show
-            give(process, request._replace(deadline=deadline).to_json())
+            give(process, request._replace(to=target, deadline=deadline).to_json())
 
     def _agree(self, host: Host, request: VerifyRequest) -> None:
         """Wait for the other ranks, and compare their options."""

@@ -21,21 +21,24 @@ from ckptmove.errors import CaseUnusable, UsageError
 from ckptmove.verification.case.check import called, on_target
 from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.case.source import line_of
+from ckptmove.verification.case.tensor_names import names_of
 from ckptmove.verification.case.user_code import Entrance
-from ckptmove.verification.checks import check_to_json, failed, passed
-from ckptmove.verification.mesh.faults import RANK
+from ckptmove.verification.checks import check_to_json, failed, passed, skipped
+from ckptmove.verification.mesh.faults import MESH_CHECKS, RANK
 from ckptmove.verification.mesh.group import Ranks, collective_timeout, is_lost
 from ckptmove.verification.mesh.launch import find_launch
 from ckptmove.verification.mesh.proof import Proof, Setting
 from ckptmove.verification.mesh.stored import distributed_part
 from ckptmove.verification.place import find_site
 from ckptmove.verification.request import VerifyRequest
+from ckptmove.verification.simulated.errors import CrossDeviceError
 from ckptmove.verification.uncompiled import leave_out_dynamo
 from ckptmove.verification.worker import run as share_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ckptmove.case import Case
     from ckptmove.verification.mesh.launch import Launch
 
     Emit = Callable[[dict[str, object]], None]
@@ -123,6 +126,7 @@ class _Rank:
     def __init__(self, request: VerifyRequest, emit: Emit) -> None:
         self._request, self._emit = request, emit
         self._check = "case"
+        self._case: Case | None = None
         self._entrance = None if request.case is None else Entrance(parse_case(request.case))
 
     def run(self) -> None:
@@ -147,13 +151,24 @@ class _Rank:
         request = self._request
         ranks = Ranks(self._enter, request.timeout)
         site = find_site(request.to or "cpu")
+        if site.reason:
+            reason = f"there is no {site.target} here, and it cannot be simulated: {site.reason}"
+            for name in MESH_CHECKS if ranks.rank == 0 else ():
+                self._emit({"check": check_to_json(skipped(name, reason))})
+            return
         with ExitStack() as stack:
             checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
             part = distributed_part(checkpoint)
             place = stack.enter_context(on_target(site, ranks.size))
+            if site.mode == "simulated":
+                from ckptmove.verification.mesh.simulated import sharding  # noqa: PLC0415  # for a simulated device
+
+                stack.enter_context(sharding(place.device))
+            else:
+                torch.get_device_module(place.device).set_device(place.device)
             torch.manual_seed(request.seed)
             with _group_is_there():
-                case = called(entrance.load(), place.device, case_name)
+                case = self._case = called(entrance.load(), place.device, case_name)
             setting = Setting(ranks, part, place, site.label, request.seed, site.mode != "real", self._emit)
             Proof(setting).run(case)
 
@@ -165,6 +180,10 @@ class _Rank:
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:_SHOWN]}"
         frames = [] if self._entrance is None else self._entrance.frames(error.__traceback__)
         figures: dict[str, object] = {"check": self._check, "lost": is_lost(error)}
+        if isinstance(error, CrossDeviceError) and self._case is not None:
+            known = names_of(self._case)
+            found = [known[id(one)].name for one in error.strays if id(one) in known]
+            text += f": {', '.join(found)} is on another device" * bool(found)
         if frames:
             line = frames[-1].spot.line
             text = f"{text}, at {line}: {line.source}"

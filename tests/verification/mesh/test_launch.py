@@ -4,14 +4,14 @@ from ckptmove.verification.mesh.launch import find_launch, ranks_of
 from ckptmove.verification.mesh.run import this_rank
 
 ENVIRON = {
-    "RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "run", "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "run", "TORCHELASTIC_USE_AGENT_STORE": "True",
 }  # fmt: skip
 
 
 def test_the_launch_of_torchrun():
     launch = find_launch(ENVIRON)
-    assert launch == (3, 8, 4, "node0", 29500, "run/0", True)
+    assert launch == (3, 8, 3, 4, "node0", 29500, "run/0", True)
     assert not launch.is_first
     assert find_launch({**ENVIRON, "TORCHELASTIC_RESTART_COUNT": "2", "RANK": "0"}).attempt == "run/2"
 

@@ -7,6 +7,8 @@ import json
 import mesh_driver
 from torchrun import SUPPORT, ended, torchrun
 
+from ckptmove.verification.simulated.device import unavailable_reason
+
 ORDER = ["keys", "restore", "options", "step", "parity", "fresh", "case"]
 #: The check that has to find each fault, and the ranks that it names; None if the fault is of no single rank.
 FOUND_BY = {
@@ -56,7 +58,7 @@ def facts_in(messages):
 def test_every_layout_passes_and_every_fault_is_found(tmp_path):
     answers = answers_of(tmp_path)
     first = {scenario: ranks[0] for scenario, ranks in answers.items()}
-    assert {*answers} == {*mesh_driver.SCENARIOS, "late"}
+    assert {*answers} == {*mesh_driver.SCENARIOS, "simulated", "stray", "too_old", "late"}
 
     healthy = [name for name in answers if " to " in name or name in {"ask_again", "schedule"}]
     for name in healthy:
@@ -98,5 +100,14 @@ def test_every_layout_passes_and_every_fault_is_found(tmp_path):
         assert late["check"] == "case"
         assert "mesh_driver.py" in late["where"]
         assert not late["waits"]
+    if unavailable_reason() is None:
+        status = {check: one["status"] for check, one in checks_in(first["simulated"]).items()}
+        assert status == dict.fromkeys([*ORDER, "rank"], "passed")
+        assert "simulated" in checks_in(first["simulated"])["step"]["detail"]
+        for messages in answers["stray"]:
+            rank = checks_in(messages)["rank"]
+            assert rank["evidence"]["check"] == "case"
+            assert "criterion.weight" in rank["detail"]
+    assert {checks_in(first["too_old"])[check]["status"] for check in ORDER} == {"skipped"}
     # Only the first rank answers the checks; the others tell how they ended.
     assert all([*checks_in(one)] == ["rank"] for ranks in answers.values() for one in ranks[1:] if checks_in(one))

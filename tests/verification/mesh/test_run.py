@@ -39,7 +39,7 @@ class Run:
         self.codes: dict[int, object] = {}
 
     def launch(self, rank, size, local_size=None):
-        return Launch(rank, size, local_size or size, "127.0.0.1", 1, "test/0", has_store=True)
+        return Launch(rank, size, rank, local_size or size, "127.0.0.1", 1, "test/0", has_store=True)
 
     def rank(self, number, messages, size, **options):
         (self.folder / f"{number}.json").write_text(json.dumps(messages))
@@ -263,7 +263,7 @@ def test_a_rank_without_the_first_has_no_exit_code(ranks):
 class TestHost:
     def test_a_stranger_is_not_heard(self, monkeypatch):
         monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.3)
-        host = meeting.Host(Launch(0, 2, 2, "127.0.0.1", 1, "test/0", has_store=True))
+        host = meeting.Host(Launch(0, 2, 0, 2, "127.0.0.1", 1, "test/0", has_store=True))
         place, port, _ = host.address.split(" ")
         for line in (b"GET / HTTP/1.1\r\n", b'{"token": "wrong", "rank": 1}\n', b"[]\n"):
             with socket.create_connection((place, int(port))) as stranger:
@@ -274,7 +274,7 @@ class TestHost:
 
     def test_a_rank_that_is_killed(self, monkeypatch):
         monkeypatch.setattr(meeting, "GRACE_SECONDS", 60.0)
-        launch = Launch(0, 3, 3, "127.0.0.1", 1, "test/0", has_store=True)
+        launch = Launch(0, 3, 0, 3, "127.0.0.1", 1, "test/0", has_store=True)
         rank = Rank(launch, ["none"])
         host = rank._host
         place, port, token = host.address.split(" ")
@@ -287,4 +287,4 @@ class TestHost:
             rank._agree(host, VerifyRequest("x"))
 
     def test_another_rank_names_none(self):
-        assert Rank(Launch(1, 2, 2, "127.0.0.1", 1, "test/0", has_store=True), ["none"]).killed_rank() is None
+        assert Rank(Launch(1, 2, 1, 2, "127.0.0.1", 1, "test/0", has_store=True), ["none"]).killed_rank() is None

@@ -13,6 +13,7 @@ from distributed_checkpoints import Distributed
 from torchrun import ended, torchrun
 
 import ckptmove
+from ckptmove.errors import CaseUnusable
 
 SCHEMA = json.loads((Path(ckptmove.__file__).parent / "api" / "schema.json").read_text())
 EXAMPLE = re.search(r"```python\n(# train.py\n.*?)```", Path("docs/mesh.md").read_text(), re.DOTALL)[1]
@@ -92,3 +93,19 @@ def test_a_killed_process_is_named(run):
     validate(report)
     named = report["error"]["message"] if report["error"] else report["results"][0]["rank_faults"]
     assert "rank 1" in str(named) or named[0]["rank"] == 1, errors
+
+
+@pytest.mark.parametrize(("to", "typed"), [("cpu", ""), ("cuda:0", " --to cuda")])
+def test_a_sharded_case_without_torchrun_has_the_line_to_type(run, monkeypatch, to, typed):
+    monkeypatch.chdir(run)
+    (run / "whole.py").write_text(
+        "import ckptmove, torch\n"
+        "def case(device):\n"
+        "    model = torch.nn.Linear(2, 2)\n"
+        "    return ckptmove.Case(model, torch.optim.SGD(model.parameters()), state={})\n"
+    )
+    case = "train.py:case" if to == "cpu" else "whole.py:case"
+    with pytest.raises(CaseUnusable) as caught:
+        ckptmove.verify("ckpt", to=to, case=case)
+    line = f"torchrun --nproc-per-node 1 -m ckptmove verify ckpt{typed} --case {case}"
+    assert caught.value.message.endswith(line)
