@@ -135,6 +135,8 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
     with open_checkpoint(
         request.path,
         request.limits,
+        # A plan needs the sites of the storages.
+        keep_tree=request.outline or request.expect is not None,
         keep_going=request.keep_going,
         check=request.check,
         jobs=request.jobs or cores(),

@@ -36,6 +36,7 @@ def open_checkpoint(
     objects: bool = True,
     ranks: bool = True,
     keep_trees: bool = False,
+    keep_tree: bool = True,
     keep_going: bool = False,
     check: bool = False,
     jobs: int = 1,
@@ -45,8 +46,8 @@ def open_checkpoint(
 ) -> Iterator[OpenCheckpoint]:
     """Read a checkpoint without the bytes of its tensors, after undoing an interrupted conversion in place.
 
-    The tree of a single file is kept until the checkpoint is closed. The trees of a directory or an archive are
-    dropped one by one, because thousands of them do not fit into memory.
+    The tree of a single file is kept until the checkpoint is closed, unless it is not needed. The trees of a directory
+    or an archive are dropped one by one, because thousands of them do not fit into memory.
 
     Args:
         location: path or URL of the checkpoint.
@@ -54,6 +55,7 @@ def open_checkpoint(
         files: whether to read an archive of files as a checkpoint.
         objects: whether to read the objects of a distributed checkpoint that are not tensors.
         ranks: whether to read files of several ranks, with shards of the same DTensors, as one checkpoint.
+        keep_tree: whether to keep the tree of a single file. Without it, its storages have no sites.
         keep_trees: whether to keep the trees of a directory or an archive.
         keep_going: whether to leave out files of a directory or an archive that cannot be read. The error of the first
             is raised if none can be read.
@@ -75,11 +77,11 @@ def open_checkpoint(
             location = as_location(location)
             traffic = None
             if isinstance(location, Address):
-                found, traffic = _remote(location, limits, stack, files=files, members=members)
+                found, traffic = _remote(location, limits, stack, files=files, keep_tree=keep_tree, members=members)
             elif is_folder(location):
                 found = _listing(location, limits, members)
             else:
-                found = _file(location, limits, stack, files=files)
+                found = _file(location, limits, stack, files=files, keep_tree=keep_tree)
             if isinstance(found, OpenCheckpoint):
                 checkpoint = _looked_into(found, check=check, jobs=jobs, outline=outline, progress=progress)
             else:
@@ -109,17 +111,23 @@ def _listing(folder: str, limits: Limits, members: Sequence[WalkedFile] | None) 
     return listing if members is None else listing.only({member.path for member in members})
 
 
-def _file(path: str, limits: Limits, stack: ExitStack, *, files: bool) -> OpenCheckpoint | Listing:
+def _file(path: str, limits: Limits, stack: ExitStack, *, files: bool, keep_tree: bool) -> OpenCheckpoint | Listing:
     """Read a checkpoint file, or list an archive of files."""
     if isinstance(path, OpenFile):
-        return _read(FileObjectSource(path), None, limits, stack, files=files)
+        return _read(FileObjectSource(path), None, limits, stack, files=files, keep_tree=keep_tree)
     recovered = recover(path)
     source = open_source(path)
-    return _read(source, source.place, limits, stack, files=files, recovered=recovered)
+    return _read(source, source.place, limits, stack, files=files, keep_tree=keep_tree, recovered=recovered)
 
 
 def _remote(
-    address: Address, limits: Limits, stack: ExitStack, *, files: bool, members: Sequence[WalkedFile] | None
+    address: Address,
+    limits: Limits,
+    stack: ExitStack,
+    *,
+    files: bool,
+    keep_tree: bool,
+    members: Sequence[WalkedFile] | None,
 ) -> tuple[OpenCheckpoint | Listing, Traffic]:
     """Read a remote checkpoint file, or list a remote directory or archive; and the requests."""
     from ckptmove.io.remote.filesystem import list_members, open_remote
@@ -127,7 +135,7 @@ def _remote(
 
     found = open_remote(address, limits) if members is None else list_members(address, members)
     if isinstance(found, RemoteSource):
-        return _read(found, None, limits, stack, files=files), found.traffic
+        return _read(found, None, limits, stack, files=files, keep_tree=keep_tree), found.traffic
     return found, found.traffic
 
 
@@ -138,12 +146,13 @@ def _read(
     stack: ExitStack,
     *,
     files: bool,
+    keep_tree: bool,
     recovered: str = "",
 ) -> OpenCheckpoint | Listing:
     """Read a checkpoint file, or list an archive of files."""
     stack.callback(source.close)
     try:
-        part = FilePart(read_file(source, limits), limits, place)
+        part = FilePart(read_file(source, limits, keep_tree=keep_tree), limits, place)
     except ArchiveOfFiles:
         if not files or isinstance(source, FileObjectSource):
             raise

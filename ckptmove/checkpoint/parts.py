@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
@@ -15,10 +15,11 @@ from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.build import build_inventory
 from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.naming import naming
-from ckptmove.errors import DamagedArchive, DistributedFile, LimitExceeded, UnreadableInput
+from ckptmove.errors import DamagedArchive, DamagedPickle, DistributedFile, LimitExceeded, UnreadableInput
 from ckptmove.formats.opening import container_of
 from ckptmove.io.counted import CountedSource
 from ckptmove.pickles.collector import collector_paused
+from ckptmove.pickles.compact_memo import NeedsEveryOperation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -195,17 +196,28 @@ class FileContent(NamedTuple):
 
     Attributes:
         container: its container.
-        machine: machine that has read its object pickle; for a format without one, it holds the equivalent tree.
+        machine: machine that has read its object pickle; for a format without one, it holds the equivalent tree. None
+            if only the inventory was needed.
         inventory: its inventory, with the names, keys and sites of the file.
+        pickle_bytes: length of the pickle that its sites refer to.
+        nbytes: length of its pickles, which limits the walks over its tree.
     """
 
     container: Container
-    machine: Machine
+    machine: Machine | None
     inventory: Inventory
+    pickle_bytes: int
+    nbytes: int
 
 
-def read_file(source: ByteSource, limits: Limits) -> FileContent:
+def read_file(source: ByteSource, limits: Limits, *, keep_tree: bool = True) -> FileContent:
     """Read a checkpoint file, without the bytes of its tensors.
+
+    Args:
+        source: its bytes.
+        limits: resource limits for reading it.
+        keep_tree: whether the tree is needed, and the sites of the storages; an inventory without them takes less
+            memory.
 
     Raises:
         ArchiveOfFiles: if it is a zip or a tar of files, which may be checkpoints.
@@ -222,8 +234,16 @@ def read_file(source: ByteSource, limits: Limits) -> FileContent:
     if container.name == "torch-zip" and path.endswith(".distcp"):
         raise DistributedFile(path)  # a file of one piece looks like any other torch.save
     with collector_paused():
-        machine = container.read()
-        return FileContent(container, machine, build_inventory(container, machine, limits))
+        if not keep_tree:
+            # Damage is reported as by the reading of every operation.
+            with suppress(DamagedPickle, NeedsEveryOperation):
+                return _content(container, container.read_for_inventory(), limits)._replace(machine=None)
+        return _content(container, container.read(), limits)
+
+
+def _content(container: Container, machine: Machine, limits: Limits) -> FileContent:
+    inventory = build_inventory(container, machine, limits)
+    return FileContent(container, machine, inventory, len(machine.data), machine.end - machine.begin)
 
 
 class FilePart(OpenPart):
@@ -241,14 +261,13 @@ class FilePart(OpenPart):
             limits: resource limits for reading it again.
             disk: place of its bytes; None if they are compressed or in memory.
         """
-        container, machine, self.inventory = content
+        container, machine, self.inventory, self.pickle_bytes, nbytes = content
         self.name, self.path, self.base, self.rows = "", container.source.path, 0, ()
         self.byteorder, self.placeholder, self.disk = container.byteorder, container.placeholder, disk
         self.has_own_checksums = container.has_checksums()
-        self.pickle_bytes = len(machine.data)
         self._limits = limits
-        self._budget = container.limits, machine.end - machine.begin
-        self._held: tuple[Container, Machine] | None = (container, machine)
+        self._budget = container.limits, nbytes
+        self._held: tuple[Container, Machine | None] | None = (container, machine)
         self._files: OpenFiles | None = None
         self._few_spans: dict[str, Span | None] = {}
 
@@ -280,7 +299,8 @@ class FilePart(OpenPart):
             UnreadableInput, LimitExceeded: if the file is no longer readable.
         """
         if self._held is not None:
-            yield self._held
+            container, machine = self._held
+            yield container, machine or container.read()
             return
         source = cast("OpenFiles", self._files).listing.open(self.name)  # only a file of several is dropped
         try:
@@ -291,6 +311,15 @@ class FilePart(OpenPart):
             yield container, machine
         finally:
             source.close()
+
+    @contextmanager
+    def _container(self) -> Iterator[Container]:
+        """The container alone."""
+        if self._held is not None:
+            yield self._held[0]
+        else:
+            with self.content() as (container, _):
+                yield container
 
     @property
     def has_checksums(self) -> bool:
@@ -318,13 +347,13 @@ class FilePart(OpenPart):
         return None if span is None else StoredBytes(self.source, span, self.byteorder)
 
     def tree(self) -> Value:
-        if self._held is not None:
+        if self._held is not None and self._held[1] is not None:
             return self._held[1].root
         with naming(self.path), collector_paused():
             return container_of(self.source, self._limits).read().root
 
     def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
-        with self.content() as (container, _):
+        with self._container() as container:
             source = container.source
             if progress is not None:
                 container.source = CountedSource(source, progress)
@@ -349,7 +378,7 @@ class FilePart(OpenPart):
     def _spans(self) -> Mapping[str, Span | None]:
         """Spans of all storages, by key in the file."""
         keys = (self.own_name(storage.key) for storage in self.inventory.storages)
-        with self.content() as (container, _):
+        with self._container() as container:
             return {key: container.storage_span(key) for key in keys}
 
     @cached_property

@@ -135,6 +135,14 @@ class Container(ABC):
         """
         return interpret(self.object_pickle(), self.limits)
 
+    def read_for_inventory(self) -> Machine:
+        """As :meth:`read`, but the tree may be one that takes less memory and serves only to build an inventory.
+
+        Raises:
+            NeedsEveryOperation: if only :meth:`read` can read it.
+        """
+        return self.read()
+
     def code(self) -> Iterable[tuple[str, str]]:
         """Name and text of each source file that is stored with the object.
 

@@ -160,6 +160,9 @@ class TorchExport(TorchZip):
         """A pickle built from the JSON, followed by the pickles of the archive."""
         return self._machine.data
 
+    def read_for_inventory(self) -> Machine:
+        return self.read()
+
     def read(self) -> Machine:
         """The machine that has read :meth:`object_pickle`; its tree has the names of an ``ExportedProgram``."""
         return self._machine

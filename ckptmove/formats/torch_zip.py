@@ -31,6 +31,7 @@ from ckptmove.io.inflate import inflate
 from ckptmove.io.part import PartSource
 from ckptmove.io.segments import blocks_of, length
 from ckptmove.model import ArchiveFact, Span
+from ckptmove.pickles.machine import interpret_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
     from ckptmove.model import StorageRef
+    from ckptmove.pickles.state import Machine
 
 #: torch's default alignment, in bytes, without a ``.storage_alignment`` record (``kFieldAlignment``).
 _ALIGNMENT: Final = 64
@@ -114,6 +116,9 @@ class TorchZip(Container):
     def object_pickle(self) -> bytes:
         """The pickle of the saved object."""
         return self._read(self._inside["data.pkl"], "pickle bytes")
+
+    def read_for_inventory(self) -> Machine:
+        return interpret_tensors(self.object_pickle(), self.limits)
 
     def extras(self) -> Iterator[tuple[str, bytes]]:
         """Records of the archive that are neither pickles nor storages: code, and files that a user added.

@@ -94,6 +94,9 @@ class TorchScript(TorchZip):
         """The pickles of the module, its constants, its bytecode and the inputs of its trace, one after the other."""
         return b"".join(self._read(record, "pickle bytes") for record in self._pickles())
 
+    def read_for_inventory(self) -> Machine:
+        return self.read()
+
     def read(self) -> Machine:
         """Interpret all pickles: the root of the returned machine is the module, with its constants as an attribute."""
         return interpret_parts(self.object_pickle(), self._parts(), self.limits)

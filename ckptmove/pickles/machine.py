@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.pickles import atoms, memory, structure
+from ckptmove.pickles.compact_memo import NeedsEveryOperation
 from ckptmove.pickles.memory import StopReached
-from ckptmove.pickles.plain_objects import NeedsEveryOperation, PlainObjects
+from ckptmove.pickles.plain_objects import PlainObjects
+from ckptmove.pickles.plain_tensors import PlainTensors
 from ckptmove.pickles.scan import GETS, WEIGHTS_ONLY_OPCODES, operation_end
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.tree import Tuple
 from ckptmove.torch_facts.weights_only import dangerous
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ckptmove.limits import Limits
     from ckptmove.pickles.state import Handler
@@ -105,12 +107,29 @@ def interpret_objects(data: bytes, limits: Limits, classes: frozenset[str]) -> M
 
     Arguments and errors as of :func:`interpret`.
     """
-    if len(data) <= limits.pickle_bytes:
-        machine, handlers = Machine(data, limits), PlainObjects(classes).handlers()
-        with suppress(DamagedPickle, NeedsEveryOperation):
-            _walk(machine, [handlers.get(code, handler) for code, handler in enumerate(_DISPATCH)])
-            return machine
+    with suppress(DamagedPickle, NeedsEveryOperation):
+        return _interpret_with(data, limits, PlainObjects(classes).handlers())
     return interpret(data, limits)
+
+
+def interpret_tensors(data: bytes, limits: Limits) -> Machine:
+    """Read one pickle as data, with plain tensors as :class:`PlainTensor`, for an inventory.
+
+    Its tree cannot be edited, and its storages have no sites.
+
+    Arguments and errors as of :func:`interpret`.
+
+    Raises:
+        NeedsEveryOperation: if only :func:`interpret` can read it.
+    """
+    return _interpret_with(data, limits, PlainTensors().handlers())
+
+
+def _interpret_with(data: bytes, limits: Limits, handlers: dict[int, Handler]) -> Machine:
+    _check_size(data, limits)
+    machine = Machine(data, limits)
+    _walk(machine, _table(_HANDLERS | handlers))
+    return machine
 
 
 def interpret(data: bytes, limits: Limits, begin: int = 0, excess: int = 0) -> Machine:
@@ -129,11 +148,15 @@ def interpret(data: bytes, limits: Limits, begin: int = 0, excess: int = 0) -> M
         DamagedPickle: if the bytes are not a pickle of protocol 0 to 5.
         LimitExceeded: if the pickle needs more than the limits allow.
     """
-    if len(data) - begin > limits.pickle_bytes:
-        raise LimitExceeded("the size of a pickle in bytes", limit=limits.pickle_bytes, actual=len(data) - begin)
+    _check_size(data, limits, begin)
     machine = Machine(data, limits, begin, excess)
     _walk(machine, _DISPATCH)
     return machine
+
+
+def _check_size(data: bytes, limits: Limits, begin: int = 0) -> None:
+    if len(data) - begin > limits.pickle_bytes:
+        raise LimitExceeded("the size of a pickle in bytes", limit=limits.pickle_bytes, actual=len(data) - begin)
 
 
 def runs_before(data: bytes, limits: Limits) -> tuple[str, ...]:
@@ -162,12 +185,12 @@ def _recorded(handler: Handler) -> Handler:
     return handle
 
 
-def _table() -> list[Handler]:
-    known = atoms.HANDLERS | structure.HANDLERS | memory.HANDLERS
+def _table(known: Mapping[int, Handler]) -> list[Handler]:
     return [
         known[code] if code in WEIGHTS_ONLY_OPCODES else _recorded(known[code]) if code in known else _unknown
         for code in range(256)
     ]
 
 
-_DISPATCH = _table()
+_HANDLERS = atoms.HANDLERS | structure.HANDLERS | memory.HANDLERS
+_DISPATCH = _table(_HANDLERS)

@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.pickles import structure
+from ckptmove.pickles.compact_memo import GET_BYTES, HANDLERS, LONG_GET, LONG_GET_BYTES, NotPlain, number, recalled
 from ckptmove.pickles.tree import WITHIN, Global, PlainKind, PlainObject, Tuple
 
 if TYPE_CHECKING:
@@ -28,20 +29,12 @@ _FIELD: Final = rb"(%b)(N|%b|%b|%b|%b)" % (_GET, _INT, _TEXT, _SIZE, _GET)
 _OBJECT: Final = re.compile(rb"(?s)\)\x81\x94\}\x94\(%b(?:%b)?(?:%b)?ub" % (_FIELD * 2, _FIELD, _FIELD))
 _NUMBERS: Final = re.compile(rb"(?s)" + _INT)
 
-_EMPTY_TUPLE, _NONE, _NEW_TEXT, _GETS, _LONG_GET, _NEW_MEMO = ord(")"), ord("N"), 0x8C, frozenset(b"hj"), ord("j"), 0x94
-#: Length of a GET by its opcode, and of the operations of a ``torch.Size`` after those of its numbers.
-_GET_BYTES, _LONG_GET_BYTES, _SIZE_END = 2, 5, 4
+_EMPTY_TUPLE, _NONE, _NEW_TEXT, _GETS = ord(")"), ord("N"), 0x8C, frozenset(b"hj")
+#: Length of the operations of a ``torch.Size`` after those of its numbers.
+_SIZE_END: Final = 4
 _SIZE_CLASS: Final = "torch.Size"
 #: Nodes that are kept to be used again: most sizes and offsets are those of many tensors.
 _MOST_KNOWN: Final = 1 << 14
-
-
-class NotPlain(Exception):
-    """A value of an object is not plain."""
-
-
-class NeedsEveryOperation(Exception):
-    """The pickle numbers its memo itself, or reads a part of an object that is not kept."""
 
 
 class PlainObjects:
@@ -50,19 +43,14 @@ class PlainObjects:
     def __init__(self, classes: frozenset[str]) -> None:
         """Read the objects of some classes, by their full names."""
         self._classes = classes
-        # By their bytes in the pickle: no index of the memo changes its value, see `_handle_put`.
+        # By their bytes in the pickle: no index of the memo changes its value, see `compact_memo`.
         self._kinds: dict[tuple[str, tuple[bytes | None, ...]], PlainKind] = {}
         self._values: dict[bytes, tuple[Value, tuple[Value, ...]]] = {}
         self._known: dict[tuple[PlainKind, tuple[Value, ...]], PlainObject] = {}
 
     def handlers(self) -> dict[int, Handler]:
-        """Handlers that replace those of the machine: its memo has no starts, and nothing is recorded for edits."""
-        return {
-            _EMPTY_TUPLE: self._handle,
-            _NEW_MEMO: _handle_memoize,
-            ord("h"): _handle_get(_GET_BYTES),
-            ord("j"): _handle_get(_LONG_GET_BYTES),
-        } | dict.fromkeys(b"gpqr", _handle_put)
+        """Handlers that replace those of the machine."""
+        return HANDLERS | {_EMPTY_TUPLE: self._handle}
 
     def _handle(self, machine: Machine, position: int) -> int:
         """Handle EMPTY_TUPLE: it follows a class if an object begins."""
@@ -103,7 +91,7 @@ class PlainObjects:
         return known
 
     def _new_kind(self, machine: Machine, name: str, found: tuple[bytes | None, ...]) -> PlainKind:
-        fields = [_recalled(machine, raw) for raw in found if raw is not None]
+        fields = [recalled(machine, raw) for raw in found if raw is not None]
         names = tuple([field for field in fields if type(field) is str])
         if len(set(names)) < len(fields):
             raise NotPlain
@@ -124,13 +112,13 @@ def _read_value(machine: Machine, raw: bytes) -> tuple[Value, tuple[Value, ...]]
         text = _text(raw)
         return text, (text,)
     if code not in _GETS:
-        return None if code == _NONE else _number(raw), ()
-    begin = _LONG_GET_BYTES if code == _LONG_GET else _GET_BYTES
-    value = _recalled(machine, raw[:begin])
+        return None if code == _NONE else number(raw), ()
+    begin = LONG_GET_BYTES if code == LONG_GET else GET_BYTES
+    value = recalled(machine, raw[:begin])
     if len(raw) > begin:
         if type(value) is not Global or value.full_name != _SIZE_CLASS:
             raise NotPlain
-        numbers = tuple(map(_number, _NUMBERS.findall(raw, begin, len(raw) - _SIZE_END)))
+        numbers = tuple(map(number, _NUMBERS.findall(raw, begin, len(raw) - _SIZE_END)))
         size = Tuple(numbers, (-1,) * len(numbers))
         # The tuple of numbers, unless it is empty; the tuple of arguments, which nothing else reads; the size.
         return size, ((size, WITHIN, size) if numbers else (WITHIN, size))
@@ -139,41 +127,8 @@ def _read_value(machine: Machine, raw: bytes) -> tuple[Value, tuple[Value, ...]]
     return value, ()
 
 
-def _recalled(machine: Machine, raw: bytes) -> Value:
-    """The value that a GET reads from the memo."""
-    return machine.memo[raw[1] if len(raw) == _GET_BYTES else int.from_bytes(raw[1:], "little")]
-
-
-def _number(raw: bytes) -> int:
-    """The argument of BININT1, BININT2, BININT or LONG1."""
-    if raw[0] in b"KM":
-        return int.from_bytes(raw[1:], "little")
-    return int.from_bytes(raw[1:] if raw[0] == ord("J") else raw[2:], "little", signed=True)
-
-
 def _text(raw: bytes) -> str:
     """The argument of SHORT_BINUNICODE, if it ends where the pattern ends."""
     if raw[1] != len(raw) - 3:
         raise NotPlain
     return raw[2:-1].decode()
-
-
-def _handle_memoize(machine: Machine, position: int) -> int:
-    machine.memo.append(machine.stack[-1])
-    return position + 1
-
-
-def _handle_put(_: Machine, position: int) -> int:
-    raise NeedsEveryOperation(position)
-
-
-def _handle_get(length: int) -> Handler:
-    def handle(machine: Machine, position: int) -> int:
-        value = _recalled(machine, machine.data[position : position + length])
-        if value is WITHIN:
-            raise NeedsEveryOperation(position)
-        machine.stack.append(value)
-        machine.starts.append(position)
-        return position + length
-
-    return handle

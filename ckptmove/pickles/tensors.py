@@ -6,10 +6,12 @@ The argument orders are those of torch/_utils.py (``_rebuild_tensor_v2`` and sim
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from ckptmove.errors import DamagedPickle
 from ckptmove.model import StorageRef, TensorRecord
+from ckptmove.pickles.compact_memo import NeedsEveryOperation
 from ckptmove.pickles.rebuild_arguments import (
     LARGEST,
     SPARSE_PARTS,
@@ -28,7 +30,7 @@ from ckptmove.pickles.rebuild_arguments import (
     sparse_parts,
     view_of,
 )
-from ckptmove.pickles.tree import Call, Global, Node, Opaque, Persistent, Tuple
+from ckptmove.pickles.tree import Call, Global, Node, Opaque, Persistent, PlainStorage, PlainTensor, Tuple
 from ckptmove.torch_facts.devices import NO_DEVICE
 from ckptmove.torch_facts.dtypes import ITEM_BYTES, PACKED, SCRIPT_STORAGE_DTYPE, STORAGE_DTYPE
 from ckptmove.torch_facts.weights_only import classify
@@ -84,16 +86,21 @@ class TensorReader:
     def gather(self, persistents: Iterable[Persistent]) -> None:
         """Add all storages of a pickle, including those that no tensor uses: torch creates them too."""
         for node in persistents:
+            if type(node) is PlainStorage:
+                known = self._storages.setdefault(node.ref.key, node.ref)
+                if known is not node.ref and known._replace(tag_sites=(), class_sites=()) != node.ref:
+                    raise NeedsEveryOperation  # the first one counts for all tensors
+                continue
             try:
                 self._gathered[id(node)] = self._storage(node)
-            except (NotATensor, ValueError):  # noqa: PERF203  # a try without an error is free since Python 3.11
+            except (NotATensor, ValueError):  # a try without an error is free since Python 3.11
                 continue  # not the id of a storage
 
-    def is_tensor(self, call: Call) -> bool:
-        """Whether a call is one of torch's rebuild functions."""
-        return self._function(call) is not None
+    def is_tensor(self, value: Value) -> bool:
+        """Whether a value is a call of one of torch's rebuild functions."""
+        return type(value) is PlainTensor or (type(value) is Call and self._function(value) is not None)
 
-    def tensor(self, call: Call, name: str, role: Role) -> TensorRecord | None:
+    def tensor(self, call: Call | PlainTensor, name: str, role: Role) -> TensorRecord | None:
         """Return the record of the tensor that a call would rebuild, and set ``attached``.
 
         Returns:
@@ -104,6 +111,8 @@ class TensorReader:
         """
         if self.attached:
             self.attached = []
+        if isinstance(call, PlainTensor):
+            return _plain(call, name, role)
         try:
             rebuild = self._functions.get(id(call.func)) or self._known(call)
             return rebuild(self, arguments(call), name, role)
@@ -168,6 +177,8 @@ class TensorReader:
 
     def _inner(self, value: Value, name: str, role: Role) -> TensorRecord:
         """Return the record of a tensor in the arguments of another tensor."""
+        if type(value) is PlainTensor:
+            return _plain(value, name, role)
         if type(value) is not Call:
             raise NotATensor
         return self._nested_rebuild(self._known(value), arguments(value), name, role)
@@ -232,7 +243,9 @@ class TensorReader:
             nbytes = numel * ITEM_BYTES[dtype]
             storage = StorageRef(key, device, dtype, numel, nbytes, (starts[3],), (starts[1],))
             self._storages[key] = storage
-        elif storage.tag_sites[0] != starts[3]:  # a tensor with two paths has the same sites twice
+        elif (
+            storage.tag_sites and storage.tag_sites[0] != starts[3]
+        ):  # a tensor with two paths has the same sites twice
             tags, classes = self._sites.setdefault(key, ({storage.tag_sites[0]: None}, {storage.class_sites[0]: None}))
             tags[starts[3]] = None
             classes[starts[1]] = None
@@ -291,7 +304,7 @@ class TensorReader:
         record = self._view(storage, storage.dtype, args, name, role)._replace(requires_grad=args.items[5] is True)
         parts: list[TensorRecord] = [record._replace(name=f"{name}.values" if name else "values")]
         for label, value in zip(("scheme", "scales", "zero_points"), items(args.items[4]), strict=False):
-            if type(value) is Call:  # per-channel parameters are tensors themselves
+            if isinstance(value, Call | PlainTensor):  # per-channel parameters are tensors themselves
                 parts.append(self._part(value, name, label, role))
         return record._replace(kind="quantized", parts=tuple(parts) if len(parts) > 1 else ())
 
@@ -364,3 +377,12 @@ class TensorReader:
         "torch._tensor._rebuild_from_type": _from_type,
         "torch.tensor._rebuild_from_type": _from_type,
     }
+
+
+def _plain(tensor: PlainTensor, name: str, role: Role) -> TensorRecord:
+    storage = tensor.storage.ref
+    nbytes = prod(tensor.shape) * ITEM_BYTES[storage.dtype]
+    return TensorRecord(
+        name, role, storage.device, storage.dtype, tensor.shape, tensor.stride, storage.key, tensor.offset, nbytes,
+        requires_grad=tensor.requires_grad,
+    )  # fmt: skip

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Sequence as AnySequence
 
+    from ckptmove.model import StorageRef
+
 #: Opcodes of the calls that a :class:`Call` stands for.
 REDUCE: Final = ord("R")
 NEWOBJ: Final = 0x81
@@ -287,6 +289,49 @@ class PlainObject(Node):
         """Return the value of a field, or None if it is absent."""
         fields = self.kind.fields
         return self.values[fields.index(field)] if field in fields else None
+
+
+class PlainStorage(Persistent):
+    """The persistent id of a storage that only plain tensors have.
+
+    Attributes:
+        ref: the storage, without sites.
+    """
+
+    __slots__ = ("ref",)
+
+    def __init__(self, ref: StorageRef) -> None:
+        super().__init__(None, -1)
+        self.ref = ref
+
+
+class PlainTensor(Node):
+    """A tensor of ``_rebuild_tensor_v2`` without attributes and hooks, within its storage: it replaces a call.
+
+    Attributes:
+        storage: its storage.
+        offset: its first element in the storage.
+        shape: its sizes.
+        stride: strides in elements.
+        requires_grad: as saved.
+    """
+
+    __slots__ = ("offset", "requires_grad", "shape", "storage", "stride")
+
+    def __init__(
+        self,
+        storage: PlainStorage,
+        offset: int,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        *,
+        requires_grad: bool,
+    ) -> None:
+        self.storage = storage
+        self.offset = offset
+        self.shape = shape
+        self.stride = stride
+        self.requires_grad = requires_grad
 
 
 #: Nodes whose value is not known without executing the pickle.

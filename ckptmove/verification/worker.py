@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Answer the request in the last command-line argument."""
+    request = VerifyRequest.from_json(sys.argv[-1])
+    if request.rank and find_site(request.to or "cpu").mode == "real":
+        return  # the device is used by the first process only
     messages: SimpleQueue[str] = SimpleQueue()
     _follow_parent(messages)
     # Output of libraries goes to standard error: standard output is for answers.
@@ -66,9 +69,6 @@ def main() -> None:
     os.dup2(2, 1)
     # A case is stepped once: torch.compile would take minutes, and does not know a simulated device.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    request = VerifyRequest.from_json(sys.argv[-1])
-    if request.rank and find_site(request.to or "cpu").mode == "real":
-        return  # the device is used by the first process only
     is_limited = limit_memory(request)
     # The user's model or optimizer may need the real torch._dynamo.
     if not request.runs_training and (request.optimizer is None or request.optimizer in BY_NAME):

@@ -4,11 +4,14 @@ import signal
 
 import pytest
 
+from ckptmove.api.failures import Failure
 from ckptmove.cli import guard
 from ckptmove.cli.ranks import on_ranks, own_rank, require_one
+from ckptmove.cli.render.verification import outcome
 from ckptmove.cli.signals import Terminated
 from ckptmove.errors import UsageError
 from ckptmove.io.remote.address import Address
+from ckptmove.verification.evidence import CheckResult, RanksOfRun, VerifyResult
 from ckptmove.verification.mesh.errors import RankFailed
 from ckptmove.verification.request import VerifyRequest
 
@@ -70,3 +73,36 @@ def test_an_error_that_the_first_rank_does_not_hear_is_written(monkeypatch, caps
 def test_another_command_does_not_wait_for_ranks(monkeypatch):
     monkeypatch.setattr(guard, "own_rank", lambda: Rank(code=7))
     assert guard._agreed(3, ["inspect", "x"]) == 3
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_only_the_first_rank_writes_an_error(monkeypatch, capsys, is_first):
+    rank = Rank()
+    monkeypatch.setattr(rank, "reports", lambda failure: is_first, raising=False)
+    monkeypatch.setattr(guard, "own_rank", lambda: rank)
+    assert guard._report(Failure(**Rank.failure), ["verify", "x"]) == 2
+    assert bool(capsys.readouterr().err) == is_first
+
+
+def verdict(*, passed=True, parity="passed", exact=True, **run):
+    check = CheckResult("parity", parity, "a detail", (("exact", exact),))
+    checks = (CheckResult("keys", "passed" if passed else "failed", ""), check)
+    return VerifyResult(
+        path="x", target="cpu", mode="cpu", passed=passed, proven=passed and parity == "passed", checks=checks,
+        findings=(), run=RanksOfRun(ranks=4, **run),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("result", "ranks", "proof"),
+    [
+        (verdict(shape=(2, 2), dims=("dp", "tp"), saved_by=4), "4 ranks (2\u00d72: dp, tp), saved by 4", "bit for bit"),
+        (verdict(saved_by=8, resharded=True, exact=False), "4 ranks, resharded from 8 to 4", "within tolerance"),
+        (verdict(shape=(4,), parity="skipped"), "4 ranks (4)", "a detail"),
+        (verdict(passed=False, saved_by=4, resharded=True), "4 ranks, saved by 4, resharded", ""),
+    ],
+)
+def test_the_verdict_of_ranks(result, ranks, proof):
+    line = outcome(result)
+    assert line.startswith(f"{'passed' if result.passed else 'failed'}, cpu, {ranks}")
+    assert line.endswith(proof)

@@ -217,5 +217,5 @@ def test_a_sample_of_all_parameters_and_not_of_all_tensors_proves_no_resume(tmp_
 
 @pytest.mark.parametrize("count", [0, -3])
 def test_a_sample_of_nothing_is_refused(checkpoint, count):
-    with pytest.raises(UsageError, match=f"--sample .* not {count}"):
+    with pytest.raises(UsageError, match=f"sample .* not {count}"):
         verify(checkpoint, sample=count)

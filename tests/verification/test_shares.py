@@ -111,6 +111,11 @@ def test_weights_alone(make, same):
     assert same(path)["step"]["status"] == "skipped"
 
 
+def test_an_optimizer_without_its_model(make, same):
+    tree = make.tree()
+    assert same(make.save({"optimizer": tree["optimizer"]}, device="cpu"))["step"]["evidence"]["standins"] == 4
+
+
 @pytest.mark.parametrize(
     ("spoil", "failed"),
     [
@@ -289,6 +294,14 @@ def test_another_child_is_killed_after_the_first_has_ended():
     assert answers.checks["restore"].detail.endswith("ValueError: oh")
 
 
+def test_another_child_may_end_before_the_first():
+    with child([sys.executable, "-c", WAITS], "{}") as one, child([sys.executable, "-c", ""], "{}") as two:
+        relay = children._Relay(two, one)
+        relay.start()
+        relay.join()
+        assert (relay.failure, one.poll()) == (None, None)
+
+
 def test_a_refusal_of_another_child_is_one_of_the_request():
     answers = collected(WAITS, 'print(\'{"imports": "a:B"}\'); print(\'{"refusal": "no such class"}\')')
     assert answers.refusal == "no such class"
@@ -319,3 +332,7 @@ def test_an_accelerator_is_used_by_one_process(make, monkeypatch, rank):
     site = worker.find_site("cuda:0")._replace(mode="real")
     monkeypatch.setattr(worker, "find_site", lambda _: site)
     assert worker._group(request, print, None).size == 1
+    if rank:
+        monkeypatch.setattr(sys, "argv", ["worker", request.to_json()])
+        monkeypatch.setattr(worker, "run", None)
+        worker.main()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckptmove.checkpoint.inventory.numpy_scalars import scalar_value
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, members
 from ckptmove.model import OPAQUE, FlagValue, OptimizerRecord, ParamGroup, StateEntry
-from ckptmove.pickles.tree import Call, Node, Sequence, items_of
+from ckptmove.pickles.tree import Call, Node, PlainTensor, Sequence, items_of
 from ckptmove.torch_facts.optimizers import DEVICE_FLAGS, candidates
 
 if TYPE_CHECKING:
@@ -135,6 +135,6 @@ def _group(pairs: Dict, where: str, object_keys: dict[int, str]) -> ParamGroup:
 
 def _parameter_key(item: Value, object_keys: dict[int, str]) -> str:
     """Return the key of a parameter; a pickled optimizer lists the parameters themselves, which get numbers."""
-    if isinstance(item, Call):
+    if isinstance(item, Call | PlainTensor):
         return object_keys.setdefault(id(item), str(len(object_keys)))
     return key_text(item)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.pickles.tree import Call, Dict, Global, List, Node, Sequence, Tuple, items_of
+from ckptmove.pickles.tree import Call, Dict, Global, List, Node, PlainTensor, Sequence, Tuple, items_of
 from ckptmove.torch_facts.weights_only import modern_name
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _node_text(key: Node) -> str:
     if isinstance(key, Call) and key.name == "_codecs.encode":  # bytes in protocol 2
         text = key.args.items[0] if isinstance(key.args, Sequence) and key.args.items else None
         return text if type(text) is str else "<bytes>"
-    return f"<{type(key).__name__.lower()}>"
+    return "<call>" if type(key) is PlainTensor else f"<{type(key).__name__.lower()}>"
 
 
 def key_fault(pairs: Dict) -> str:

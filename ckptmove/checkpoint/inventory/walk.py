@@ -20,7 +20,7 @@ from ckptmove.checkpoint.trainers import COUNTER_KEYS
 from ckptmove.errors import LimitExceeded
 from ckptmove.model import Mention
 from ckptmove.pickles.tensors import TensorReader
-from ckptmove.pickles.tree import Call, Dict, Node, Opaque, Persistent, Sequence
+from ckptmove.pickles.tree import Call, Dict, Node, Opaque, Persistent, PlainTensor, Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,10 +119,9 @@ class Walk:
         elif isinstance(value, Sequence):
             self._enter_sequence(key, value, place)
         elif type(value) is Persistent:
-            name = self._name(key, place)
-            record = self.reader.storage(value, name, self._leaf_role(key, place))
-            if record is not None:
-                self._add_tensor(record, place)
+            self._storage(key, value, place)
+        elif type(value) is PlainTensor:
+            self._tensor(key, value, place)
         elif not isinstance(value, Node):
             self._atom(key, value, start, place)
         elif type(value) is Opaque and role_of_key(key) == "rng":
@@ -136,7 +135,7 @@ class Walk:
 
     # --- leaves ------------------------------------------------------------------------------------------------------
 
-    def _tensor(self, key: str, call: Call, place: Place) -> None:
+    def _tensor(self, key: str, call: Call | PlainTensor, place: Place) -> None:
         if place.repeats and id(call) in self._registered:
             return
         role = place.role
@@ -144,7 +143,7 @@ class Walk:
             role = self._leaf_role(key, place)
         record = self.reader.tensor(call, self._name(key, place), role)
         if record is None:
-            self._enter_object(key, call, place)
+            self._enter_object(key, cast("Call", call), place)  # a plain tensor has a record
             return
         settled = settled_role(record, key, place)
         if settled != role:
@@ -157,6 +156,11 @@ class Walk:
         if self.reader.attached:
             attached = [member for value in self.reader.attached for member in objects.attached_members(value)]
             self._push(iter(attached), self._inner(key, place), call)
+
+    def _storage(self, key: str, node: Persistent, place: Place) -> None:
+        record = self.reader.storage(node, self._name(key, place), self._leaf_role(key, place))
+        if record is not None:
+            self._add_tensor(record, place)
 
     def _device(self, key: str, call: Call, place: Place) -> None:
         self._note_container(key, place, call.name)
@@ -308,7 +312,7 @@ class Walk:
         if type(node) is Call and shapes.has_module_versions(node):
             return True
         values = pairs.flat[1::2]
-        tensors = sum(type(value) is Call and self.reader.is_tensor(value) for value in values)
+        tensors = sum(map(self.reader.is_tensor, values))
         if tensors * 2 < len(values) or not tensors:
             return False
         if any("." in key for key in keys):

@@ -200,10 +200,9 @@ class Reader:
                 is_kept = self._keep_trees or listing.is_remote
                 source = self._files.source(path) if is_kept else listing.open(path)
                 with closing(source):  # a kept one is opened again when it is read
-                    content = read_file(source, limits)
-                    stated = zero_file(path, content.machine.root)
+                    part = FilePart(read_file(source, limits), limits, listing.disk(file))
+                    stated = zero_file(path, part.tree())
                     self._zero_files += () if stated is None else (stated,)
-                    part = FilePart(content, limits, listing.disk(file))
                     inventory = moved_inventory(path, part.inventory, self._base)
                     row = file_record(path, inventory, listing.expression(path))
                     part.put_into(self._files, inventory, self._base, row)

@@ -107,7 +107,7 @@ class ShardsPart(PiecedPart):
         counts: dict[str, int] = {}
         for file in folder.files:
             with naming(listing.full(file.path)), closing(files.source(file.path)) as source:
-                container, _, inventory = read_file(source, limits)
+                container, _, inventory, *_ = read_file(source, limits, keep_tree=False)
                 offsets = chunk_offsets(container.notes, source.path)
                 counts[file.path] = len(inventory.tensors)
                 for record in inventory.tensors:

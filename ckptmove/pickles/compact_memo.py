@@ -1,0 +1,86 @@
+"""Handlers of the memo for a tree that is read in larger steps than operations, and is not edited.
+
+The memo has no starts, and nothing is recorded for edits. The pickle must number its memo in order, as Python does: an
+index then never changes its value, and equal bytes mean equal values.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.pickles.tree import WITHIN
+
+if TYPE_CHECKING:
+    from ckptmove.pickles.state import Handler, Machine
+    from ckptmove.pickles.tree import Value
+
+GET_BYTES, LONG_GET_BYTES = 2, 5
+LONG_GET: Final = ord("j")
+
+
+class NeedsEveryOperation(Exception):
+    """The pickle numbers its memo itself, or reads a value that is not kept."""
+
+
+class NotPlain(Exception):
+    """A value is not one that is read in a larger step."""
+
+
+def recalled(machine: Machine, raw: bytes) -> Value:
+    """Return the value of a BINGET or LONG_BINGET.
+
+    Raises:
+        IndexError: if the memo does not have its index.
+    """
+    return machine.memo[raw[1] if len(raw) == GET_BYTES else int.from_bytes(raw[1:], "little")]
+
+
+def number(raw: bytes) -> int:
+    """Return the argument of a BININT1, BININT2, BININT or LONG1."""
+    if raw[0] in b"KM":
+        return int.from_bytes(raw[1:], "little")
+    return int.from_bytes(raw[1:] if raw[0] == ord("J") else raw[2:], "little", signed=True)
+
+
+def _memoize(machine: Machine, position: int) -> int:
+    machine.memo.append(machine.stack[-1])
+    return position + 1
+
+
+def _put(length: int) -> Handler:
+    def handle(machine: Machine, position: int) -> int:
+        end = position + length
+        if int.from_bytes(machine.data[position + 1 : end], "little") != len(machine.memo):
+            raise NeedsEveryOperation
+        machine.memo.append(machine.stack[-1])
+        return end
+
+    return handle
+
+
+def _get(length: int) -> Handler:
+    def handle(machine: Machine, position: int) -> int:
+        value = recalled(machine, machine.data[position : position + length])
+        if value is WITHIN:
+            raise NeedsEveryOperation
+        machine.stack.append(value)
+        machine.starts.append(position)
+        return position + length
+
+    return handle
+
+
+def _other(_: Machine, __: int) -> int:
+    """Protocol 0 is read operation by operation."""
+    raise NeedsEveryOperation
+
+
+HANDLERS: Final[dict[int, Handler]] = {
+    0x94: _memoize,
+    ord("q"): _put(2),
+    ord("r"): _put(5),
+    ord("h"): _get(GET_BYTES),
+    ord("j"): _get(LONG_GET_BYTES),
+    ord("p"): _other,
+    ord("g"): _other,
+}
