@@ -13,7 +13,7 @@ import sys
 import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from threading import Thread
+from threading import Lock, Thread
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from ckptmove.verification.case.strays import MARK, end_strays
@@ -36,7 +36,7 @@ _LONGEST_LINE: Final = 300
 #: Marks of the running children, by process id.
 _MARKS: Final[dict[int, str]] = {}
 _LONGEST_END: Final = 2**16
-#: Beginning of a line with results for the first child.
+#: Beginning of a line with results for the first child; null after the last ones of a child.
 GATHERED: Final = '{"gathered": '
 #: The user's code that a check runs.
 _OWN_CODE: Final = {CASE: "your case", SCRIPT: "your script"}
@@ -189,7 +189,8 @@ def collect(
     # Read in a thread: a child whose standard error pipe is full would block forever.
     drain = Thread(target=lambda: errors.append(_end_of(cast("IO[str]", process.stderr))), daemon=True)
     guard = Thread(target=lambda: late.append(_outlast(process, mark, timeout)), daemon=True)
-    relays = [_Relay(other, process) for other in others]
+    writing = Lock()
+    relays = [_Relay(other, process, rank, writing) for rank, other in enumerate(others, 1)]
     for thread in (drain, guard, *relays):
         thread.start()
     answers = Answers()
@@ -223,9 +224,10 @@ class _Relay(Thread):
         failure: answers and ending of the child if it failed while the first one was running; else None.
     """
 
-    def __init__(self, process: Process, first: Process) -> None:
+    def __init__(self, process: Process, first: Process, rank: int, writing: Lock) -> None:
         super().__init__(daemon=True)
         self.failure: tuple[Answers, _Ending] | None = None
+        self._rank, self._writing = rank, writing
         self._process, self._mark = process, _MARKS[process.pid]
         self._first, self._first_mark = first, _MARKS[first.pid]
         # A descriptor of its own: that of the file object may be closed, and its number used again, before a write.
@@ -242,13 +244,15 @@ class _Relay(Thread):
                 self._send(line.encode())
             elif not _take(line, answers):
                 output = (output + line)[:_LONGEST_LINE]
-        os.close(self._pipe)
         code = self._process.wait()
         self.end_process()
         drain.join()
         if code or answers.refusal:
             self.failure = answers, _Ending(code, output, "".join(errors), None)
             _end_all(self._first, self._first_mark)
+        else:  # without this line, a first child that expects more results would wait forever
+            self._send(f'{GATHERED}null, "rank": {self._rank}}}\n'.encode())
+        os.close(self._pipe)
 
     def end(self) -> None:
         """Kill the child, and wait for this thread."""
@@ -260,7 +264,8 @@ class _Relay(Thread):
         _end_all(self._process, self._mark)
 
     def _send(self, data: bytes) -> None:
-        with suppress(OSError):  # the first child has ended
+        # A line longer than the pipe's free space is written in several parts; lines of other relays stay out of it.
+        with self._writing, suppress(OSError):  # the first child has ended
             while data:
                 data = data[os.write(self._pipe, data) :]
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from heapq import heapreplace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from ckptmove.formats.opening import container_class
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.pairing import Pairing
+    from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.model import OptimizerRecord
 
 
@@ -63,8 +66,8 @@ def share(
 ) -> Share:
     """One of several shares, which together are the checkpoint; every process computes the same ones.
 
-    A parameter and its state are in one share, and so are all tensors of one name, of one storage, or of one member
-    of an archive, which is read as a whole.
+    A parameter and its state are in one share, and so are all tensors of one name, of one storage, or of one file that
+    torch loads into memory as a whole, as it does a member of an archive.
 
     Args:
         checkpoint: the checkpoint.
@@ -78,7 +81,7 @@ def share(
         sizes[record.name] = sizes.get(record.name, 0) + record.nbytes
         bundles.tie(record.name, *(("storage", one.storage) for one in record.dense() if one.storage is not None))
     for part in checkpoint.parts:
-        if not (part.is_file or part.is_assembled):
+        if _is_loaded_whole(part):
             bundles.tie(("part", part.name), *(record.name for record in part.inventory.tensors))
     keys = [dict.fromkeys(key for group in optimizer.groups for key in group.params) for optimizer, _ in pairings]
     for place, (optimizer, pairing) in enumerate(pairings):
@@ -97,6 +100,18 @@ def share(
             frozenset(key for key in of_one if bundles.of((place, key)) in mine) for place, of_one in enumerate(keys)
         ),
     )
+
+
+def _is_loaded_whole(part: OpenPart) -> bool:
+    """Whether torch copies a part into memory instead of mapping it; each process that loads it has a copy."""
+    if part.is_assembled:
+        return False
+    if not part.is_file:
+        return True
+    kind = container_class(part.inventory.container)
+    if kind.not_weights_only or kind.loader == "safetensors":  # not loaded, or mapped by safetensors
+        return False
+    return not kind.is_mappable or any(fact.kind == "compressed-storage" for fact in part.inventory.facts)
 
 
 class _Bundles:

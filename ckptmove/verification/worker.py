@@ -104,7 +104,7 @@ class _Children:
     def __init__(self, request: VerifyRequest, emit: Emit, messages: SimpleQueue[str]) -> None:
         self.rank, self.size = request.rank, cast("int", request.jobs)
         self._emit, self._messages = emit, messages
-        self._waiting: list[list[Mapping[str, Any]]] = [[] for _ in range(1, self.size)]
+        self._waiting: list[list[Any]] = [[] for _ in range(1, self.size)]
 
     def gather(self, value: dict[str, Any]) -> list[Mapping[str, Any]]:
         if self.rank:
@@ -113,7 +113,10 @@ class _Children:
         while not all(self._waiting):
             message = json.loads(self._messages.get())
             self._waiting[message["rank"] - 1].append(message["gathered"])
-        return [found.pop(0) for found in self._waiting]
+        results = [found.pop(0) for found in self._waiting]
+        if None in results:
+            raise ChildProcessError("another process of this verification ended before it sent its results")
+        return results
 
 
 def _follow_parent(messages: SimpleQueue[str]) -> None:

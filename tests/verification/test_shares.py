@@ -7,12 +7,17 @@ import math
 import os
 import signal
 import sys
+import zipfile
+from contextlib import ExitStack
+from queue import SimpleQueue
+from threading import Lock
 
 import pytest
 import torch
 from distributed_checkpoints import Distributed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from ckptmove.api.functions import verify
 from ckptmove.checkpoint.opening import open_checkpoint
@@ -22,7 +27,9 @@ from ckptmove.io.cores import cores
 from ckptmove.limits import Limits
 from ckptmove.verification import child as children
 from ckptmove.verification import run as module
-from ckptmove.verification.child import CHILD_CHECKS, child, collect
+from ckptmove.verification import worker
+from ckptmove.verification.checks import check_to_json, passed
+from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.shares import share
 from ckptmove.verification.worker import run
@@ -208,6 +215,48 @@ def test_shares_are_a_partition_of_about_equal_size(tmp_path_factory, sizes, cou
     assert max(loads) - min(loads) <= max(sizes) * 12 + 4
 
 
+def deflated(path):
+    """A copy whose last storage is deflated."""
+    packed = f"{path}.deflated"
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(packed, "w") as target:
+        for item in source.infolist():
+            kind = zipfile.ZIP_DEFLATED if item.filename.endswith("/data/1") else zipfile.ZIP_STORED
+            target.writestr(item.filename, source.read(item), kind)
+    return packed
+
+
+def legacy(path):
+    torch.save(torch.load(path), path, _use_new_zipfile_serialization=False)
+    return path
+
+
+def safetensors(path):
+    save_file(torch.load(path), path)
+    return path
+
+
+def scripted(path):
+    module = torch.nn.Module()
+    for name, value in torch.load(path).items():
+        module.register_buffer(name, value)
+    torch.jit.save(torch.jit.script(module), path)
+    return path
+
+
+@pytest.mark.parametrize(("change", "owners"), [(str, 2), (safetensors, 2), (scripted, 2), (legacy, 1), (deflated, 1)])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_file_that_is_not_mapped_is_loaded_by_one_process(make, change, owners):
+    path = change(make.save({"one": torch.ones(64), "two": torch.ones(64)}, device="cpu"))
+    with open_checkpoint(path, Limits()) as checkpoint:
+        shares = [share(checkpoint, [], index, 2) for index in range(2)]
+    assert {name for one in shares for name in one.names} == {"one", "two"}
+    assert sum(bool(one.names) for one in shares) == owners
+
+
+def test_a_file_of_an_old_torch(make, same):
+    assert not statuses(same(legacy(make(device="cpu"))))
+
+
 @pytest.fixture
 def two(monkeypatch):
     """Small checkpoints have two children, too."""
@@ -296,10 +345,56 @@ def test_another_child_is_killed_after_the_first_has_ended():
 
 def test_another_child_may_end_before_the_first():
     with child([sys.executable, "-c", WAITS], "{}") as one, child([sys.executable, "-c", ""], "{}") as two:
-        relay = children._Relay(two, one)
+        relay = children._Relay(two, one, 1, Lock())
         relay.start()
         relay.join()
         assert (relay.failure, one.poll()) == (None, None)
+
+
+READS = f"""
+import json, sys, time
+time.sleep(0.5)
+if sorted(json.loads(sys.stdin.readline())["rank"] for _ in range(3)) == [1, 2, 3]:
+    print({json.dumps({"check": check_to_json(passed("restore", "fine"))})!r})
+"""
+
+
+def test_long_results_of_several_children_stay_apart():
+    """A pipe holds 64 KiB: all wait to write the rest of their lines while the first one sleeps."""
+    with ExitStack() as stack:
+        first, *others = (
+            stack.enter_context(child([sys.executable, "-c", code], "{}"))
+            for code in (READS, *map(SENDS.format, (1, 2, 3)))
+        )
+        answers = collect(first, wanted=("restore",), others=others)
+    assert answers.checks["restore"] == passed("restore", "fine")
+
+
+SENDS = """
+import json, time
+print(json.dumps({{"gathered": {{"names": "x" * 2**20}}, "rank": {}}}), flush=True)
+time.sleep(600)
+"""
+
+
+def test_results_after_which_a_child_ended_are_complete():
+    messages = SimpleQueue()
+    for value in ({"a": 1}, None):
+        messages.put(json.dumps({"gathered": value, "rank": 1}))
+    group = worker._Children(VerifyRequest(path="c.pt", jobs=2), print, messages)
+    assert group.gather({}) == [{"a": 1}]
+    with pytest.raises(ChildProcessError):
+        group.gather({})
+
+
+def test_a_child_that_ends_without_results_fails_the_first_check(two, make, monkeypatch):
+    command = worker_command()
+    command[2] = f"import json, os, sys\nif json.loads(sys.argv[-1])['rank']: os._exit(0)\n{command[2]}"
+    monkeypatch.setattr(module, "worker_command", lambda: command)
+    found = verify(make(device="cpu"), to="cpu", jobs=2, timeout=300)
+    restore = next(check for check in found.checks if check.name == "restore")
+    assert (restore.status, restore.evidence) == ("failed", (("exit_code", 1),))
+    assert "ChildProcessError" in restore.detail
 
 
 def test_a_refusal_of_another_child_is_one_of_the_request():
@@ -326,8 +421,6 @@ sys.stdin.read()
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_accelerator_is_used_by_one_process(make, monkeypatch, rank):
     """The other one ends without an answer."""
-    from ckptmove.verification import worker
-
     request = VerifyRequest(path=make(), to="cuda:0", jobs=2, rank=rank)
     site = worker.find_site("cuda:0")._replace(mode="real")
     monkeypatch.setattr(worker, "find_site", lambda _: site)
