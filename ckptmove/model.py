@@ -26,7 +26,7 @@ ArchiveForm: TypeAlias = Literal["zip", "tar"]
 FactKind: TypeAlias = Literal[
     "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",
     "encoded-storage", "stray-bytes", "kept-for-undo", "unnamed-file", "newer-file", "other-save",
-    "damaged-piece", "missing-end", "missing-rank", "other-step",
+    "damaged-piece", "missing-end", "missing-rank", "missing-replica", "other-step",
     "inner-archive", "graph-device"]  # fmt: skip
 LACKING: Final = frozenset({"missing-storage", "short-storage", "past-end"})  # bytes are missing, and in every copy too
 
@@ -273,8 +273,9 @@ class ArchiveFact:
             conversion in place. ``unnamed-file``: a file that the ``.metadata`` in its directory does not name.
             ``newer-file``: a file that was written later than its ``.metadata``; ``other-save`` if its step counts are
             those of another save. ``damaged-piece``: a piece that differs from its entry in the ``.metadata``.
-            ``missing-rank``: a file of a rank that is not there, unlike those of other ranks. ``other-step``: a file of
-            a rank whose step count is not that of the other ranks.
+            ``missing-rank``: a file of a rank that is not there, unlike those of other ranks;
+            ``missing-replica`` if the others have all parts of its tensors. ``other-step``: a file of a rank whose step
+            count is not that of the other ranks.
             ``missing-end``: a tar of files may be cut off. ``inner-archive``: an archive in an archive, which is not
             read. ``graph-device``: a weight that its graph expects on another device.
         record: name of the record or key of the storage; for a stream, which has no names, a description.

@@ -278,3 +278,8 @@ def missing_ranks(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         message = f"{amount(len(lost), 'file')} of ranks missing: {some(lost, _SHOWN)}"
         fix = f"copy them from the machines of these ranks, then: ckptmove inspect --check {quoted(inventory.path)}"
         yield found("F808", message, lost, fix)
+    replicas = [fact.record for fact in inventory.facts if fact.kind == "missing-replica"]
+    if replicas:
+        message = f"{amount(len(replicas), 'file')} of ranks missing, only replicas: {some(replicas, _SHOWN)}"
+        fix = "no tensor needs them; to resume on the same ranks, copy them from the machines of these ranks"
+        yield found("F808", message, replicas, fix)._replace(severity=Severity.INFO)

@@ -375,7 +375,7 @@ _ENTRIES: Final = (
         name="missing-rank",
         severity=Severity.ERROR,
         when="files of ranks are missing: the device mesh of the others, or the world size in their names, has more "
-        "ranks than there are files",
+        "ranks than there are files (info if the other files have every part of each tensor)",
         why="Each rank has saved its own shards. The others load without an error, and the shards of the missing ranks "
         "are in no file.",
         mend="Copy the missing files from the machines of their ranks, or go back to an earlier checkpoint.",

@@ -175,7 +175,7 @@ def _order(value: Value, dimensions: int) -> list[int]:
     """Dimensions of the mesh in the order in which they split the tensor: ``shard_order`` changes it for one axis."""
     found = [at for entry in items(value or Tuple((), ())) if type(entry) is Call for at in sizes(entry.arguments[1])]
     rest = [at for at in range(dimensions) if at not in found]
-    if any(at >= dimensions for at in found):
+    if any(at >= dimensions for at in found) or len(set(found)) < len(found):
         raise NotATensor
     return [*found, *rest]
 
@@ -185,7 +185,7 @@ def _split(runs: list[_Run], number: int, index: int, factor: int) -> list[_Run]
     total = sum(end - first for first, end in runs)
     found: list[_Run] = []
     part = -(-total // factor)
-    if total and factor > _MOST_RUNS:
+    if total and factor * len(runs) > _MOST_RUNS:  # each part is looked for in each run
         raise NotATensor
     for start in range(0, total, part) if total else ():
         own = -(-min(part, total - start) // number)

@@ -148,11 +148,17 @@ ONE = mesh_of((1,), (0,))
             mesh_of((2, 2), (0, 0)),
             [made(PLACEMENTS + "_StridedShard", dim=axis, split_factor=300) for axis in range(2)],
         ),
+        node(
+            (2**20,),
+            mesh_of((2, 2), (0, 0)),
+            [made(PLACEMENTS + "_StridedShard", dim=0, split_factor=factor) for factor in (512, 64)],
+        ),
         node((2,), ONE, ["Shard"]),
         node((2,), "a mesh", [placed(Shard(0))]),
         node((2,), mesh_of((1,), (0,), mesh=None), [placed(Shard(0))]),
         node((2,), mesh_of((1,), (0,), _rank="0"), [placed(Shard(0))]),
         node((2,), ONE, [placed(Shard(0))], shard_order=items(Call(Global("s", "E"), items(0, items(3)), -1))),
+        node((8,), ONE, [placed(Shard(0))], shard_order=items(Call(Global("s", "E"), items(0, items(0, 0)), -1))),
     ],
 )  # fmt: skip
 def test_what_torch_does_not_write_so(wrong) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ckptmove.formats.chunks import Chunk
     from ckptmove.io.contracts import Progress
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact, Inventory, TensorRecord
+    from ckptmove.model import ArchiveFact, FactKind, Inventory, TensorRecord
     from ckptmove.pickles.tree import Value
 
 #: Beginnings of the keys of storages: of assembled tensors, and of those of the first rank.
@@ -214,7 +214,10 @@ class RankFilesPart(OpenPart):
             machine.persistents = [node for node in nodes(machine.root) if type(node) is Persistent]
             inventory = build_inventory(RankFiles(container.source, self._limits), machine, self._limits)
         moved = moved_inventory(self.name, inventory, self.base)
-        missing = (FileFact("missing-rank", path, 0, path) for path in self._group.missing)
+        gaps = [*self._uncovered()]
+        if self._group.missing:  # they are the cause of the gaps
+            kind: FactKind = "missing-rank" if gaps else "missing-replica"
+            gaps = [FileFact(kind, path, 0, path) for path in self._group.missing]
         return replace(
             moved,
             size_bytes=sum(one.size_bytes for one in files),
@@ -224,12 +227,12 @@ class RankFilesPart(OpenPart):
             globals=tuple(dict.fromkeys(use for one in files for use in one.globals)),
             foreign_opcodes=tuple(dict.fromkeys(code for one in files for code in one.foreign_opcodes)),
             filled_classes=tuple(dict.fromkeys(name for one in files for name in one.filled_classes)),
-            facts=(*(fact for one in files for fact in one.facts), *missing, *self._uncovered()),
+            facts=(*(fact for one in files for fact in one.facts), *gaps),
         )
 
     def _uncovered(self) -> Iterator[FileFact]:
-        """Facts about tensors that the shards of all ranks do not cover, or cover twice."""
-        for number, path in enumerate(self._paths if not self._group.missing else ()):
+        """Facts about tensors that the shards do not cover, or cover twice."""
+        for number, path in enumerate(self._paths):
             saved = self._group.files[0].shards[path]
             chunks = {box.chunk for box in self.boxes_of(f"{_SHARDS}{number}") if box.chunk.volume}
             missing = prod(saved.shard.shape) - sum(chunk.volume for chunk in chunks)

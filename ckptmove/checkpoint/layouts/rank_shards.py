@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from functools import partial
+from itertools import islice
+from math import isnan
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.inventory.tensor_nodes import named_items
@@ -17,18 +18,21 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.formats.dtensors import LocalShard
-    from ckptmove.model import OptimizerRecord, TensorRecord
+    from ckptmove.model import TensorRecord
     from ckptmove.pickles.tree import Value
 
-_NUMBER: Final = re.compile(r"\d+")
+#: A number in a name that int() reads: its limit is 4,300 digits.
+_NUMBER: Final = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
 #: Text before the number of the rank in a name, which other numbers may follow.
 _RANK: Final = re.compile(r"rank[_.-]?$", re.IGNORECASE)
 #: Tensors of a DTensor: the local one, and the ranks of its mesh.
 _IN_DTENSOR: Final = ("_local_tensor", "_spec.mesh._rank_map", "_spec.mesh.mesh", "_spec.mesh._root_mesh._rank_map")
 #: Names that tell the number of ranks, as in verl's ``model_world_size_8_rank_0.pt``.
-_WORLD_SIZE: Final = re.compile(r"(.*world_size_(\d+)_rank_)(\d+)(.*)")
+_WORLD_SIZE: Final = re.compile(r"(.*world_size_(\d{1,9})_rank_)(\d{1,9})(?!\d)(.*)")
 #: Ranks of a checkpoint; a name could have any number.
 _MOST_RANKS: Final = 1 << 16
+#: Missing files that are named, over all groups: a few names could state any number of them.
+_MOST_MISSING: Final = 1 << 12
 
 
 class SavedShard(NamedTuple):
@@ -153,14 +157,17 @@ def group_by_rank(files: Iterable[RankFile]) -> list[RankGroup]:
             name = f"{file.part.name[:start]}*{file.part.name[end:]}"
             named.setdefault(name, {})[file.rank] = file
             widths.setdefault(name, set()).add(end - start)
-    groups = []
+    groups: list[RankGroup] = []
+    left = _MOST_MISSING
     for name, by_rank in named.items():
         ordered = [by_rank[rank] for rank in sorted(by_rank)]
         if _agree(ordered):
             ranks = {rank for file in ordered for saved in file.shards.values() for rank in saved.shard.ranks}
-            ranks.update(_numbered(name))
+            ranks.update(_numbered(name) if left > 0 else ())
             width = max(widths[name]) if len(widths[name]) == 1 else 0
-            missing = (name.replace("*", f"{rank:0{width}}", 1) for rank in sorted(ranks - by_rank.keys()))
+            lost = sorted(ranks - by_rank.keys())[: max(left, 1)]  # at least one, so that none looks complete
+            left -= len(lost)
+            missing = (name.replace("*", f"{rank:0{width}}", 1) for rank in lost)
             groups.append(RankGroup(name, ordered, tuple(missing)))
     return groups
 
@@ -168,35 +175,39 @@ def group_by_rank(files: Iterable[RankFile]) -> list[RankGroup]:
 def find_two_saves(group: RankGroup) -> tuple[str, ...]:
     """Paths of the files whose step count is not that of most others: files of another save.
 
-    One count of each optimizer is read. A rank that was killed while it replaced its file leaves the earlier one.
+    One count of each optimizer is read. A rank that was killed while it replaced its file leaves the earlier one. A
+    file without a count, or whose count is unreadable or NaN, is not counted: it may only be damaged.
     """
     counts: dict[tuple[float | None, ...], list[str]] = {}
     for file in group.files:
-        own = tuple(map(partial(_first_count, file.part), file.part.inventory.optimizers))
-        counts.setdefault(own, []).append(file.part.name)
-    most = max(counts.values(), key=len)
+        own = tuple(_first_counts(file.part))
+        if own and not any(number is None or isnan(number) for number in own):
+            counts.setdefault(own, []).append(file.part.name)
+    most = max(counts.values(), key=len, default=[])
     return tuple(name for names in counts.values() if names is not most for name in names)
 
 
-def _first_count(part: FilePart, optimizer: OptimizerRecord) -> float | None:
-    records = (entry.tensor("step") for entry in optimizer.state)
-    record = next(filter(None, records), None)
-    return None if record is None else part.number(record)
+def _first_counts(part: FilePart) -> Iterator[float | None]:
+    """The first step count of each optimizer that has one; None if it cannot be read."""
+    for optimizer in part.inventory.optimizers:
+        record = next(filter(None, (entry.tensor("step") for entry in optimizer.state)), None)
+        if record is not None:
+            yield part.number(record)
 
 
 def missing_by_name(names: Iterable[str]) -> list[str]:
-    """Names of the files that are missing in sets of names with a world size and a rank."""
-    found: dict[tuple[str, str, int], set[int]] = {}
+    """Names of the files that are missing in sets of names with a world size and a rank: the first of very many."""
+    found: dict[tuple[str, str, int], dict[int, str]] = {}
     for name in names:
         match = _WORLD_SIZE.fullmatch(name)
         if match is not None and int(match[2]) <= _MOST_RANKS:
-            found.setdefault((match[1], match[4], int(match[2])), set()).add(int(match[3]))
-    return [
-        f"{before}{rank}{after}"
-        for (before, after, size), ranks in found.items()
-        for rank in range(size)
-        if rank not in ranks
-    ]
+            found.setdefault((match[1], match[4], int(match[2])), {})[int(match[3])] = match[3]
+    lost: list[str] = []
+    for (before, after, size), texts in found.items():
+        width = max((len(text) for text in texts.values() if text.startswith("0")), default=0)
+        missing = (f"{before}{rank:0{width}}{after}" for rank in range(size) if rank not in texts)
+        lost += islice(missing, _MOST_MISSING - len(lost))
+    return lost
 
 
 def _rank_in(name: str, rank: int) -> tuple[int, int] | None:

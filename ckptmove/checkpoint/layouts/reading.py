@@ -242,7 +242,8 @@ class Reader:
             elif id(part) not in joined:
                 parts.append(part)
         self._parts = parts
-        known = {path for group in groups for path in group.missing}
+        # A file that is there, but unreadable, is not missing.
+        known = {path for group in groups for path in group.missing} | self._listing.names
         lost = missing_by_name(part.name for part in parts) if self._ranks else []
         self._lost += (ArchiveFact("missing-rank", path, 0) for path in lost if path not in known)
 

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from ckptmove.io.listing import Listing
     from ckptmove.pickles.tree import Value
 
-#: Prefix, data-parallel rank and model-parallel rank; every rank writes its partition of the optimizer.
-OPTIMIZER_FILE: Final = re.compile(r"((?:bf16_|fp16_)?)zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+#: Prefix, data-parallel rank and model-parallel rank; every rank writes its partition of the optimizer. The limit for
+#: digits is far below that of int().
+OPTIMIZER_FILE: Final = re.compile(r"((?:bf16_|fp16_)?)zero_pp_rank_(\d{1,9})_mp_rank_(\d{1,9})_optim_states\.pt")
 #: Data-parallel rank, which only stage 3 has, and model-parallel rank.
-MODEL_FILE: Final = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
+MODEL_FILE: Final = re.compile(r"(?:zero_pp_rank_(\d{1,9})_)?mp_rank_(\d{1,9})_model_states\.pt")
 #: Missing files that an error names.
 _NAMED: Final = 3
 

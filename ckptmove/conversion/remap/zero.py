@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 #: Keys of the model states that describe the partitions.
 _OF_PARTITIONS: Final = frozenset({"param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params"})
-_DIGITS: Final = re.compile(r"\d+")
+#: A number in a name that int() reads: its limit is 4,300 digits.
+_DIGITS: Final = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
 
 
 class _Rank(NamedTuple):

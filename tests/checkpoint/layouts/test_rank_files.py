@@ -15,6 +15,7 @@ import untraced
 from torch.utils._pytree import tree_flatten
 
 import ckptmove
+from ckptmove.checkpoint.layouts.rank_shards import missing_by_name
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CrcMismatch, DamagedArchive, MissingShard
 from ckptmove.findings.context import Context
@@ -155,7 +156,8 @@ def test_missing_ranks_are_named(copy, answers, tmp_path) -> None:
     folder = copy("strided")
     (folder / "rank02.pt").unlink()
     (finding,) = findings(folder, "F808")
-    assert finding.where == ("rank02.pt",)
+    assert (finding.where, finding.severity) == (("rank02.pt",), "error")
+    assert not findings(folder, "F802")
     assert failing(answers(folder)) == {"restore", "step"}
     with open_checkpoint(str(folder)) as checkpoint:
         check = fail_on_findings(check_file(checkpoint.parts), find_all(checkpoint.inventory, Context()))
@@ -170,7 +172,8 @@ def test_replicas_make_up_for_missing_ranks(copy, saved, tmp_path) -> None:
     for rank in (0, 3):
         (folder / f"rank{rank:02}.pt").unlink()
     (finding,) = findings(folder, "F808")
-    assert finding.where == ("rank00.pt", "rank03.pt")
+    assert (finding.where, finding.severity) == (("rank00.pt", "rank03.pt"), "info")
+    assert not findings(folder, "F802")
     ckptmove.convert(folder, output=tmp_path / "run.pth")
     new, whole = torch.load(tmp_path / "run.pth", weights_only=True), full(saved, "hsdp")
     assert all(same(new[key], whole[key]) for key in ("model", "optim"))
@@ -184,6 +187,44 @@ def test_the_world_size_in_a_name_tells_what_is_missing(copy) -> None:
     assert not findings(folder / "model_world_size_4_rank_0.pt", "F808")
 
 
+def test_a_file_that_is_unreadable_is_not_missing(copy) -> None:
+    folder = copy("verl")
+    path = folder / "extra_state_world_size_4_rank_1.pt"
+    path.write_bytes(path.read_bytes()[:-30])
+    with open_checkpoint(str(folder), keep_going=True) as checkpoint:
+        assert [type(error) for error in checkpoint.unreadable] == [DamagedArchive]
+        assert not [fact for fact in checkpoint.inventory.facts if fact.kind == "missing-rank"]
+
+
+def test_missing_names_are_padded_and_limited() -> None:
+    assert missing_by_name(["world_size_3_rank_001.pt"]) == ["world_size_3_rank_000.pt", "world_size_3_rank_002.pt"]
+    lost = missing_by_name(f"{letter}_world_size_65536_rank_7" for letter in "abc")
+    assert len(lost) == 4096
+    assert (lost[0], lost[-1]) == ("a_world_size_65536_rank_0", "a_world_size_65536_rank_4096")
+
+
+def test_missing_files_are_limited_over_all_groups(copy) -> None:
+    folder = copy("verl")
+    for path in folder.iterdir():
+        path.rename(folder / path.name.replace("size_4", "size_65536"))
+    with open_checkpoint(str(folder)) as checkpoint:
+        kinds = [fact.kind for fact in checkpoint.inventory.facts]
+    assert 4096 <= kinds.count("missing-rank") + kinds.count("missing-replica") <= 2 * 4096
+
+
+def test_names_with_thousands_of_digits(tmp_path, saved) -> None:
+    digits = "1" * 5000
+    names = [
+        f"model_world_size_{digits}_rank_0.pt", f"model_world_size_4_rank_{digits}.pt", f"rank_{digits}.pt",
+        f"zero_pp_rank_{digits}_mp_rank_00_optim_states.pt", f"mp_rank_{digits}_model_states.pt",
+    ]  # fmt: skip
+    with zipfile.ZipFile(tmp_path / "run.zip", "w") as archive:
+        for name in names:
+            archive.write(saved / "verl" / "model_world_size_4_rank_0.pt", name)
+    found = ckptmove.inspect(tmp_path / "run.zip").inventory
+    assert len(found.files) == 5
+
+
 def test_a_file_of_an_earlier_save_is_named(copy) -> None:
     folder = copy("verl")
     assert not findings(folder, "F807")
@@ -195,6 +236,20 @@ def test_a_file_of_an_earlier_save_is_named(copy) -> None:
     edit(folder / "optim_world_size_4_rank_2.pt", earlier)
     (finding,) = findings(folder, "F807")
     assert finding.where == ("optim_world_size_4_rank_2.pt",)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("step", [torch.tensor(float("nan")), torch.ones(2), "none"])
+def test_a_step_count_that_is_no_number_is_of_no_other_save(copy, ranks, step) -> None:
+    folder = copy("verl")
+
+    def damage(tree):
+        for state in tree["state"].values():
+            state["step"] = copied(step)
+
+    for rank in range(ranks):
+        edit(folder / f"optim_world_size_4_rank_{rank}.pt", damage)
+    assert not findings(folder, "F807")
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------

@@ -283,6 +283,14 @@ def test_keys_of_storages_may_be_anything(tmp_path):
         gathered(folder, tmp_path / "other.pth")
 
 
+def test_a_folder_with_thousands_of_digits(tmp_path):
+    folder = zero_runs.made(tmp_path / "run")
+    with zipfile.ZipFile(tmp_path / "run.zip", "w") as archive:
+        for path in folder.iterdir():
+            archive.write(path, f"global_step{'1' * 5000}/{path.name}")
+    assert gathered(tmp_path / "run.zip", tmp_path / "run.pth").keys() == gathered(folder, tmp_path / "like.pth").keys()
+
+
 def test_several_checkpoints_are_refused(tmp_path):
     for step in (9, 10):
         zero_runs.made(tmp_path / "run" / f"global_step{step}")
