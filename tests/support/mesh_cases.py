@@ -178,6 +178,13 @@ def spoiled(name):
     return lambda device: build("fsdp", state=lambda model, optim: {"app": App(model, optim, SPOILERS[name])})
 
 
+class StillSGD(torch.optim.SGD):
+    """A class whose step does nothing."""
+
+    def step(self, closure=None):
+        return None
+
+
 class OwnSGD(torch.optim.SGD):
     """A class that is not torch's."""
 
@@ -195,6 +202,14 @@ def of_objects(model, optimizer):
 def with_average(model, optimizer):
     own = state_of(model, optimizer)
     return {"a": {name: value.clone() for name, value in own["model"].items()}, **own}
+
+
+def from_ones(parameters):
+    """Values of 1.0 that no update of this rate changes in bfloat16."""
+    ones = list(parameters)
+    for one in ones:
+        local(one.detach()).fill_(1.0)
+    return torch.optim.AdamW(ones, lr=1e-5)
 
 
 def slow(parameters):
@@ -339,6 +354,8 @@ CASES = {
     "wider": lambda device: build("fsdp", width=8),
     "double": lambda device: build("fsdp", dtype=torch.float64),
     "frozen": options(adamw, frozen=True),
+    "below_precision": options(from_ones, dtype=torch.bfloat16),
+    "still": options(lambda one: StillSGD(one, lr=0.1)),
     "weights": lambda device: build("fsdp", state=of_model),
     "unread": options(slow, state=without_momentum),
     **{name: options(make) for name, make in OPTIMIZERS.items()},

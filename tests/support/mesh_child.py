@@ -1,9 +1,9 @@
 """A child process of a rank without torch: says what a test has written for its rank, in the protocol of the worker.
 
-    mesh_child.py FOLDER RANK ADDRESS
+    mesh_child.py FOLDER RANK
 
-FOLDER/RANK.json holds the messages; ``"die"`` ends the process, and ``"hang"`` stops it. Rank 0 publishes its address
-in FOLDER/address.
+FOLDER/RANK.json holds the messages; ``"die"`` ends the process, and ``"hang"`` stops it. Rank 0 gets its
+address on the first line, and publishes it in FOLDER/address.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-folder, rank, address = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+folder, rank = Path(sys.argv[1]), sys.argv[2]
 script = json.loads((folder / f"{rank}.json").read_text())
 
 
@@ -27,7 +27,7 @@ for text in ('{"torch": "imported"}', "a line of a library", "[]"):
 if script == ["no store"]:
     sys.exit(1)
 if rank == "0":
-    (folder / "new").write_text(address)
+    (folder / "new").write_text(sys.stdin.readline().strip())
     (folder / "new").rename(folder / "address")
 else:
     while not (folder / "address").exists():

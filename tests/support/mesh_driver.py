@@ -26,7 +26,7 @@ from ckptmove.verification.simulated.device import unavailable_reason
 LAYOUTS = ("fsdp", "flat", "hsdp", "tp", "uneven", "ddp", "wrapped")
 #: Checkpoint and case of each scenario.
 SCENARIOS = {
-    **{f"{name} to {name}": (name, name) for name in (*LAYOUTS, "frozen", *mesh_cases.OPTIMIZERS)},
+    **{f"{name} to {name}": (name, name) for name in (*LAYOUTS, "frozen", "below_precision", *mesh_cases.OPTIMIZERS)},
     **{f"fsdp to {name}": ("fsdp", name) for name in ("hsdp", "tp", "ddp", "plain")},
     **{name: ("app", f"after_{name}") for name in mesh_cases.SPOILERS},
     **{
@@ -37,6 +37,7 @@ SCENARIOS = {
         )
     },
     "unread": ("unread", "unread"),
+    "still": ("still", "still"),
     "weights": ("weights", "weights"),
     "schedule": ("schedule", "fsdp"),
     "truncated": ("truncated", "fsdp"),
@@ -96,7 +97,7 @@ def late(folder):
 
 
 def accelerated(folder):
-    """The proof on simulated devices, one for each rank; and by a torch that cannot simulate them."""
+    """The proof on simulated devices, one for each rank; by a torch that cannot simulate them; and without a case."""
     found = {}
     find = worker.find_site
     for name, site in (
@@ -110,6 +111,10 @@ def accelerated(folder):
         request = VerifyRequest(str(folder / "fsdp"), to=own.target, case=f"mesh_cases:{name}", devices=4)
         worker.answer(request, messages.append)
         dist.barrier()
+    worker.find_site = lambda _: Site("cpu", "real")
+    found["accelerator"] = []
+    worker.answer(VerifyRequest(str(folder / "fsdp"), to="cpu"), found["accelerator"].append)
+    dist.barrier()
     worker.find_site = find
     return found
 

@@ -37,5 +37,8 @@ def torchrun(words, *, ranks, folder, nodes="1", rdzv="127.0.0.1:0"):
 
 def ended(process):
     """Wait for a run. Returns its exit code, its standard output and its standard error."""
-    output, errors = process.communicate(timeout=300)
+    try:
+        output, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()  # one that is late; its ranks end with it
     return process.returncode, output, errors

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from ckptmove.verification.mesh.launch import Launch
 
 #: Seconds to wait for the other ranks: until all have started, and for their last messages once one has failed.
-_START_SECONDS: Final = 300.0
+START_SECONDS: Final = 300.0
 GRACE_SECONDS: Final = 10.0
+#: Bounds of the first message, which a stranger may send: seconds between its parts, and characters.
+_TOKEN_SECONDS: Final = 30.0
+_LONGEST_FIRST: Final = 2**20
 _LOCAL: Final = "127.0.0.1"
 
 
@@ -58,9 +61,11 @@ class Host:
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._connections: dict[int, socket.socket] = {}
         #: First messages of the ranks: their options, or an error.
-        self.hellos: dict[int, dict[str, Any] | None] = {}
+        self.hellos: dict[int, dict[str, Any]] = {}
         #: Last messages.
         self.endings: dict[int, dict[str, Any] | None] = {}
+        #: Whether the child of this rank was ended because another rank had failed.
+        self.has_ended_child = False
         self._failed = Event()
         Thread(target=self._accept, daemon=True).start()
 
@@ -77,10 +82,12 @@ class Host:
 
     def _listen_to(self, connection: socket.socket) -> None:
         rank = None
+        connection.settimeout(_TOKEN_SECONDS)
         with suppress(OSError, ValueError, LookupError, TypeError), connection, _reader(connection) as reader:
-            first = json.loads(reader.readline())
+            first = json.loads(reader.readline(_LONGEST_FIRST))
             if not secrets.compare_digest(str(first["token"]), self._token):
                 return  # a stranger
+            connection.settimeout(None)
             rank = int(first["rank"])
             self._connections[rank] = connection
             self._news.put(News(rank, first))
@@ -101,6 +108,7 @@ class Host:
         def wait() -> None:
             self._failed.wait()
             time.sleep(GRACE_SECONDS)
+            self.has_ended_child = True
             end()
 
         Thread(target=wait, daemon=True).start()
@@ -119,7 +127,7 @@ class Host:
 
     def wait_for_start(self) -> None:
         """Wait until every other rank has sent its first message, or one of them has ended."""
-        until = time.monotonic() + _START_SECONDS
+        until = time.monotonic() + START_SECONDS
         while len(self.hellos) < self._size - 1 and not self.endings and self._take(until):
             pass
 
@@ -132,7 +140,7 @@ class Host:
     def killed(self) -> list[int]:
         """Ranks whose processes ended without a last message, if there are any within a few seconds."""
         until = time.monotonic() + GRACE_SECONDS
-        while None not in self.endings.values() and self._take(until):
+        while len(self.endings) < self._size - 1 and None not in self.endings.values() and self._take(until):
             pass
         return [rank for rank, ending in self.endings.items() if ending is None]
 
@@ -165,7 +173,7 @@ class Guest:
             OSError: if rank 0 cannot be reached.
         """
         host, port, token = address.split(" ")
-        connection = socket.create_connection((host, int(port)), timeout=_START_SECONDS)
+        connection = socket.create_connection((host, int(port)), timeout=START_SECONDS)
         connection.settimeout(None)
         self._connection = connection
         self._started, self._ended = Event(), Event()

@@ -123,8 +123,11 @@ class Proof:
         moved, count = sum(one.moved for one in found), sum(one.parameters for one in found)
         where = f"{name} on {amount(self._ranks.size, 'rank')} of {self._setting.label}"
         detail = f"{where}: {moved:,} of {amount(count, 'shard')} moved, all finite, step counts +1"
+        below, idle = sum(one.below for one in found), sum(one.idle for one in found)
+        detail += f", {amount(below, 'shard')} with an update below its precision" * bool(below)
+        still = [] if moved or below or idle == count else ["neither a parameter nor a moment changed"]
         figures = {"optimizer": name, "shards": count, "moved": moved}
-        return self._settle("step", [one.faults for one in found], detail, named=True, **figures)
+        return self._settle("step", [one.faults + still for one in found], detail, named=True, **figures)
 
     def _parity(self, subject: Subject, stored: StoredRegions) -> bool:
         why_not = why_not_elementwise(subject.optimizer)
@@ -146,7 +149,7 @@ class Proof:
     def _fresh(self, subject: Subject, _: StoredRegions) -> bool:
         changed, state = self._fresh_steps
         if not state:
-            bare = why_not_elementwise(subject.optimizer) or "there is no state that a step could use"
+            bare = why_not_elementwise(subject.optimizer) or "no stored state could change the step"
             self._answer(skipped("fresh", bare, with_state=0))
             return True
         faults = [] if changed else ["a step without the stored state gives the same"]

@@ -24,7 +24,7 @@ from ckptmove.verification.file_checks import fail_on_findings
 from ckptmove.verification.mesh.errors import RankFailed
 from ckptmove.verification.mesh.faults import MESH_CHECKS, RANK, rank_failure
 from ckptmove.verification.mesh.launch import find_launch
-from ckptmove.verification.mesh.meeting import GRACE_SECONDS, Guest, Host
+from ckptmove.verification.mesh.meeting import GRACE_SECONDS, START_SECONDS, Guest, Host
 from ckptmove.verification.run import LATE_SHARE, checks_without_torch, refuse_request, settled, verdict
 from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
 
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 _WORKER: Final = "ckptmove.verification.mesh.worker"
 #: Kinds of devices that a machine has several of, one for each rank.
 _INDEXED: Final = frozenset({"cuda", "xpu"})
+#: Exit code of a rank that cannot reach rank 0.
+_UNREACHED: Final = 3
+_PORTS: Final = "any TCP port of the machine of rank 0 must be open to the machines of the other ranks"
 _KILLED: Final = "its process was killed"
 _CHECKS: Final = ("file", "keys", "restore", "options", "placement", "structure", *MESH_CHECKS[3:])
 
@@ -154,7 +157,7 @@ class Rank:
         with self._stack:
             if self._host is not None:
                 return self._dismiss(self._host, code)
-            with suppress(OSError, TorchBroken):
+            with suppress(OSError, TorchBroken, RankFailed):
                 self._join({"failure": self.failure or {}})
             if self._guest is None:
                 return None
@@ -169,19 +172,31 @@ class Rank:
         return code
 
     def _join(self, hello: dict[str, object]) -> Process:
-        """Start the child, and connect to rank 0. Does nothing if that is done."""
+        """Start the child, and connect to rank 0. Does nothing if that is done.
+
+        Raises:
+            RankFailed: if the process of rank 0 cannot be reached.
+            TorchBroken: if the child ends before it has the address.
+        """
         if self._process is not None:
             return self._process
-        address = "" if self._host is None else self._host.address
-        process = self._stack.enter_context(child(self._command, address))
-        self._process = process
-        if self._host is None:
-            for message in _messages(process):
-                if "address" in message:
-                    self._guest = Guest(message["address"], self._launch.rank, hello)
-                    return process
-            raise TorchBroken(f"rank {self._launch.rank} cannot reach the store of torchrun")
-        return process
+        process = self._process = self._stack.enter_context(child(self._command, ""))
+        if self._host is not None:
+            with suppress(OSError):  # it has died, which its missing answers show
+                give(process, self._host.address)  # with a token, which its command line would show to all users
+            return process
+        for message in _messages(process):
+            if "address" in message:
+                self._guest = self._connect(message["address"], hello)
+                return process
+        raise TorchBroken(f"rank {self._launch.rank} cannot reach the store of torchrun")
+
+    def _connect(self, address: str, hello: dict[str, object]) -> Guest:
+        try:
+            return Guest(address, self._launch.rank, hello)
+        except OSError as error:
+            reason = f"its process cannot be reached from rank {self._launch.rank}: {error}"
+            raise RankFailed(0, reason, path=None, hint=_PORTS, exit_code=_UNREACHED) from error
 
     def _send(self, process: Process, request: VerifyRequest) -> None:
         """Give the child its request. The accelerator of a rank is the one with its index on its machine."""
@@ -194,10 +209,7 @@ class Rank:
     def _agree(self, host: Host, request: VerifyRequest) -> None:
         """Wait for the other ranks, and compare their options."""
         host.wait_for_start()
-        for rank in host.others:
-            hello = host.hellos.get(rank)
-            if hello is None:
-                raise RankFailed(rank, "it ended before it began", path=None, hint="", exit_code=1)
+        for rank, hello in sorted(host.hellos.items()):
             if "failure" in hello:
                 failure: dict[str, Any] = hello["failure"]
                 raise RankFailed(
@@ -215,6 +227,13 @@ class Rank:
                     f"the ranks have different options: {name} is {theirs.get(name)!r} on rank {rank}, "
                     f"and {mine[name]!r} on rank 0"
                 )
+        missing = {*host.others} - {*host.hellos}
+        if missing and host.endings:
+            ended = min(host.endings)
+            raise RankFailed(ended, "it ended before all ranks had started", path=None, hint="", exit_code=1)
+        if missing:
+            late = f"it did not start within {START_SECONDS:g} s"
+            raise RankFailed(min(missing), late, path=None, hint=_PORTS, exit_code=1)
 
     def _result(
         self,
@@ -261,16 +280,19 @@ class Rank:
 
     def _endings(self, answers: Answers) -> Iterator[tuple[int, dict[str, Any]]]:
         """Last messages of all ranks."""
+        host = cast("Host", self._host)
         own = _ending_of(answers)
+        if host.has_ended_child and cast("int", dict(own.evidence).get("exit_code", 0)) < 0:
+            own = failed(RANK, "it still ran when another rank had failed", lost=True)
         facts = {"unusable": answers.unusable, "refusal": answers.refusal, "late": answers.facts.get("late")}
         yield 0, {"check": check_to_json(own), **facts}
-        host = cast("Host", self._host)
         for rank in host.others:
             content = host.endings.get(rank, {})
             reason = _KILLED if content is None else f"it did not end within {GRACE_SECONDS:g} s"
             if content and "failure" in content:
                 reason = content["failure"]["message"]
-            yield rank, content if content and "check" in content else {"check": check_to_json(failed(RANK, reason))}
+            ended = failed(RANK, reason, lost=content == {})
+            yield rank, content if content and "check" in content else {"check": check_to_json(ended)}
 
 
 def _refuse_options(request: VerifyRequest) -> None:

@@ -48,7 +48,10 @@ _SHOWN: Final = 300
 
 
 def main() -> None:
-    """Join the other ranks, wait for the request on standard input, and answer it."""
+    """Join the other ranks, wait for the request on standard input, and answer it.
+
+    The first rank gets the address of its parent on the line before.
+    """
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     stdin = os.fdopen(os.dup(0), encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -67,7 +70,7 @@ def main() -> None:
     launch = cast("Launch", find_launch(os.environ))  # its parent has one
     store = _store(launch)
     if launch.is_first:
-        store.set(_ADDRESS, sys.argv[-1])
+        store.set(_ADDRESS, lines.get())
     else:
         emit({_ADDRESS: store.get(_ADDRESS).decode()})
     request = VerifyRequest.from_json(lines.get())
@@ -84,9 +87,9 @@ def main() -> None:
 
 
 def _follow(stdin: Any, lines: queue.SimpleQueue[str]) -> None:
-    """Read the request, and kill this process group when the other end of the pipe closes."""
-    lines.put(stdin.readline())
-    stdin.read()
+    """Pass on each line, and kill this process group when the other end of the pipe closes."""
+    for line in stdin:
+        lines.put(line.rstrip("\n"))
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
@@ -135,7 +138,7 @@ class _Rank:
             Thread(target=self._report_late, args=(self._request.deadline,), daemon=True).start()
         try:
             if self._entrance is None:
-                share_checks(self._request, self._emit, _Shares(Ranks(self._enter, self._request.timeout)))
+                self._share()
             else:
                 self._prove(self._entrance, self._request.case or "")
         except CaseUnusable as error:
@@ -146,6 +149,16 @@ class _Rank:
             self._emit({"check": check_to_json(self._fault(error))})
         else:
             self._emit({"check": check_to_json(passed(RANK, "ended"))})
+
+    def _share(self) -> None:
+        """Make the checks of a checkpoint without a case; on a real accelerator, rank 0 makes all of them."""
+        ranks = Ranks(self._enter, self._request.timeout)
+        if find_site(self._request.to or "cpu").mode != "real":
+            share_checks(self._request, self._emit, _Shares(ranks))
+            return
+        ranks.gather(None)  # a rank that ends while another one still connects would fail that
+        if ranks.rank == 0:
+            share_checks(self._request, self._emit)
 
     def _prove(self, entrance: Entrance, case_name: str) -> None:
         request = self._request

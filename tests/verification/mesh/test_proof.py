@@ -20,6 +20,7 @@ FOUND_BY = {
     "forget": ("restore", [0, 1, 2, 3]),
     "drift": ("parity", None),
     "idle": ("step", [3]),
+    "still": ("step", [0, 1, 2, 3]),
     "explode": ("step", [0, 1, 2, 3]),
     "average": ("keys", None),
     "objects": ("keys", None),
@@ -36,6 +37,7 @@ FOUND_BY = {
 }
 #: Checks that are skipped although nothing failed.
 SKIPPED = {"SGD to SGD": ["fresh"], "Mine to Mine": ["parity", "fresh"], "rate0 to rate0": ["fresh"]}
+SKIPPED |= {"below_precision to below_precision": ["fresh"]}
 UNUSABLE = ["three", "no_state", "dicts", "other_state", "flattened"]
 REFUSED = ["file", "below"]
 RESHARDED = ["fsdp to hsdp", "fsdp to tp", "fsdp to ddp", "fsdp to plain"]
@@ -58,7 +60,7 @@ def facts_in(messages):
 def test_every_layout_passes_and_every_fault_is_found(tmp_path):
     answers = answers_of(tmp_path)
     first = {scenario: ranks[0] for scenario, ranks in answers.items()}
-    assert {*answers} == {*mesh_driver.SCENARIOS, "simulated", "stray", "too_old", "late"}
+    assert {*answers} == {*mesh_driver.SCENARIOS, "simulated", "stray", "too_old", "accelerator", "late"}
 
     healthy = [name for name in answers if " to " in name or name in {"ask_again", "schedule"}]
     for name in healthy:
@@ -109,5 +111,6 @@ def test_every_layout_passes_and_every_fault_is_found(tmp_path):
             assert rank["evidence"]["check"] == "case"
             assert "criterion.weight" in rank["detail"]
     assert {checks_in(first["too_old"])[check]["status"] for check in ORDER} == {"skipped"}
+    assert checks_in(first["accelerator"])["step"]["status"] == "passed"
     # Only the first rank answers the checks; the others tell how they ended.
     assert all([*checks_in(one)] == ["rank"] for ranks in answers.values() for one in ranks[1:] if checks_in(one))

@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ class Run:
 
 @pytest.fixture
 def ranks(tmp_path, monkeypatch):
-    monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(meeting, "GRACE_SECONDS", 60.0)
     (tmp_path / "train.py").write_text("def case(device): ...\n")
     monkeypatch.chdir(tmp_path)
     return Run(tmp_path, Distributed.save(tmp_path / "ckpt", {"w": torch.ones(3)}))
@@ -164,9 +165,10 @@ def test_the_timeout_names_the_rank_that_the_others_wait_for(ranks):
     assert ranks.codes == {0: 1, 1: 1, 2: 1}
 
 
-def test_a_rank_that_hangs_after_another_failed_is_ended(ranks):
+def test_a_rank_that_hangs_after_another_failed_is_ended(ranks, monkeypatch):
+    monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.3)
     result = ranks.start([MODE, "hang"], [MODE, fault("ValueError: no data")], [MODE, "hang"])
-    assert (1, "case", "ValueError: no data") in [tuple(one) for one in result.run.faults]
+    assert [tuple(one) for one in result.run.faults] == [(1, "case", "ValueError: no data")]
     assert ranks.codes == {0: 1, 1: 1, 2: 1}
 
 
@@ -248,11 +250,38 @@ def test_a_rank_that_cannot_reach_the_first_keeps_its_error(ranks):
     assert rank.finish(3) is None
 
 
+def test_a_rank_to_which_the_port_is_closed(ranks):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        (ranks.folder / "address").write_text(f"127.0.0.1 {closed.getsockname()[1]} token")
+    rank = ranks.rank(1, [ENDED], 2)
+    with pytest.raises(RankFailed, match="rank 0") as caught:
+        rank.attend(ranks.request())
+    assert caught.value.exit_code == 3
+    assert caught.value.hint
+    assert not rank.reports({"message": "unreached"})
+    assert rank.finish(3) is None
+    failed_before = ranks.rank(1, [ENDED], 2)
+    assert not failed_before.reports({"message": "unreadable"})
+    assert failed_before.finish(3) is None
+    assert failed_before.failure == {"message": "unreadable"}
+
+
+def test_a_child_that_died_before_it_had_the_address(ranks, monkeypatch):
+    monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.3)
+
+    def give(process, line):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(run, "give", give)
+    assert ranks.rank(0, [ENDED], 2).finish(1) == 1
+
+
 def test_a_rank_without_the_first_has_no_exit_code(ranks):
     first, second = ranks.rank(0, [ENDED], 2), ranks.rank(1, [ENDED], 2)
     with ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(second.attend, ranks.request())
-        first._join({})
+        process = first._join({})
+        assert first._host._token not in " ".join(process.args)
         first._host.wait_for_start()
         first._host._connections[1].shutdown(socket.SHUT_RDWR)
         waiting.result()
@@ -279,12 +308,41 @@ class TestHost:
         host = rank._host
         place, port, token = host.address.split(" ")
         with socket.create_connection((place, int(port))) as connection:
-            connection.sendall(json.dumps({"token": token, "rank": 2, "request": ""}).encode() + b"\n")
+            hello = {"token": token, "rank": 2, "request": VerifyRequest("x").to_json()}
+            connection.sendall(json.dumps(hello).encode() + b"\n")
         assert host.killed() == [2]
         assert rank.killed_rank().message.startswith("rank 2")
         host.wait_for_start()  # does not wait for rank 1: one has ended
-        with pytest.raises(RankFailed, match="rank 1"):
+        with pytest.raises(RankFailed, match="rank 2"):
             rank._agree(host, VerifyRequest("x"))
+
+    def test_a_rank_that_does_not_start(self, monkeypatch):
+        monkeypatch.setattr(meeting, "START_SECONDS", 0.1)
+        rank = Rank(Launch(0, 2, 0, 2, "127.0.0.1", 1, "test/0", has_store=True), ["none"])
+        with pytest.raises(RankFailed, match="rank 1") as caught:
+            rank._agree(rank._host, VerifyRequest("x"))
+        assert caught.value.hint
+
+    @pytest.mark.parametrize("line", [b"", b"x" * 2**21])
+    def test_a_first_message_is_bounded(self, monkeypatch, line):
+        monkeypatch.setattr(meeting, "_TOKEN_SECONDS", 60.0 if line else 0.1)
+        host = meeting.Host(Launch(0, 2, 0, 2, "127.0.0.1", 1, "test/0", has_store=True))
+        place, port, _ = host.address.split(" ")
+        with socket.create_connection((place, int(port)), timeout=30) as stranger, suppress(ConnectionError):
+            stranger.sendall(line)
+            assert stranger.recv(1) == b""
+        assert host.hellos == {}
+
+    def test_if_all_have_ended_none_is_waited_for(self, monkeypatch):
+        monkeypatch.setattr(meeting, "GRACE_SECONDS", 60.0)
+        host = meeting.Host(Launch(0, 2, 0, 2, "127.0.0.1", 1, "test/0", has_store=True))
+        place, port, token = host.address.split(" ")
+        with socket.create_connection((place, int(port))) as connection:
+            for message in ({"token": token, "rank": 1}, {"failed": False}):
+                connection.sendall(json.dumps(message).encode() + b"\n")
+            host.wait_for_end()
+        monkeypatch.setattr(host, "_take", None)
+        assert host.killed() == []
 
     def test_another_rank_names_none(self):
         assert Rank(Launch(1, 2, 1, 2, "127.0.0.1", 1, "test/0", has_store=True), ["none"]).killed_rank() is None

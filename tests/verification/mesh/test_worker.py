@@ -20,8 +20,8 @@ from ckptmove.verification.request import VerifyRequest
 def test_a_child_ends_with_its_parent(monkeypatch):
     killed, lines = [], queue.SimpleQueue()
     monkeypatch.setattr(os, "killpg", lambda group, number: killed.append((group, number)))
-    worker._follow(io.StringIO("{}\n"), lines)
-    assert lines.get() == "{}\n"
+    worker._follow(io.StringIO("{}\n{}\n"), lines)
+    assert lines.get() == "{}"
     assert killed == [(os.getpgrp(), signal.SIGKILL)]
 
 
