@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.formats.contract import Container
     from ckptmove.io.contracts import Progress, Segment
+    from ckptmove.model import Inventory
     from ckptmove.moves import MoveRequest
     from ckptmove.pickles.state import Machine
 
@@ -148,6 +149,7 @@ class Conversion:
         if self.remapped is not None and self.remapped.is_reordered and new.optimizers:
             self.notes.append(_GUESSED_ORDER)
         self.notes += _of_first_rank(checkpoint)
+        self.notes += _absent_shards(inventory)
         self._is_refused = is_refused(new)
         self._unmatched = tuple(unmatched_options(inventory, move))
         self.unchecked: list[str] = []
@@ -219,6 +221,13 @@ def _of_first_rank(checkpoint: OpenCheckpoint) -> Iterator[str]:
         if isinstance(part, RankFilesPart) and part.differing:
             names = some(part.differing, _SHOWN)
             yield f"not the same in the files of all ranks, so those of {part.lead.name} are used: {names}"
+
+
+def _absent_shards(inventory: Inventory) -> Iterator[str]:
+    """Note on shards that may be missing, which a new file no longer shows."""
+    absent = [fact.record for fact in inventory.facts if fact.kind == "absent-shard"]
+    if absent:
+        yield f"shards may be missing (F809), and the end of tensors in the new file too: {some(absent, _SHOWN)}"
 
 
 def _require_whole(inventory: DirectoryInventory) -> None:

@@ -1,4 +1,4 @@
-"""Rules about the bytes of the file: F801 to F808."""
+"""Rules about the bytes of the file: F801 to F809."""
 
 from __future__ import annotations
 
@@ -283,3 +283,12 @@ def missing_ranks(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         message = f"{amount(len(replicas), 'file')} of ranks missing, only replicas: {some(replicas, _SHOWN)}"
         fix = "no tensor needs them; to resume on the same ranks, copy them from the machines of these ranks"
         yield found("F808", message, replicas, fix)._replace(severity=Severity.INFO)
+
+
+def absent_shards(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """F809: shards in safetensors may be missing."""
+    lost = [fact.record for fact in inventory.facts if fact.kind == "absent-shard"]
+    if lost:
+        message = f"shards may be missing at the end of tensors: {some(lost, _SHOWN)}"
+        fix = f"compare the shapes of the tensors with the model: ckptmove inspect {quoted(inventory.path)} --tensors"
+        yield found("F809", message, lost, fix)

@@ -380,6 +380,17 @@ _ENTRIES: Final = (
         "are in no file.",
         mend="Copy the missing files from the machines of their ranks, or go back to an earlier checkpoint.",
     ),
+    Entry(
+        code="F809",
+        name="absent-shard",
+        severity=Severity.WARNING,
+        when="a rank has no file of safetensors shards, and most bytes in the files of the other ranks are in tensors "
+        "with fewer chunks than other tensors have",
+        why="HuggingFaceStorageWriter saves no shapes of whole tensors: a tensor ends where its last chunk ends. If "
+        "the file of the last rank is lost, its tensors are too short. A checkpoint with tensors that one rank has "
+        "saved whole, because all ranks have them, looks the same.",
+        mend="Compare the shapes with those of the model. If they are too short, copy the missing file.",
+    ),
 )
 
 #: Every code, in the documented order.

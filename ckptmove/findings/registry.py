@@ -48,6 +48,7 @@ RULES: Final[tuple[FindingRule, ...]] = (
     archive.newer_files,
     archive.mixed_saves,
     archive.missing_ranks,
+    archive.absent_shards,
 )
 
 #: Rules that compare files with each other: skipped if a file could not be read.

@@ -18,16 +18,17 @@ from ckptmove.formats.chunks import Chunk, flaw_of
 from ckptmove.formats.rebuild_calls import rebuild_call
 from ckptmove.formats.safetensors_file import SafetensorsFile
 from ckptmove.io.part import MemorySource
+from ckptmove.model import ArchiveFact
 from ckptmove.pickles.rebuild_arguments import NotATensor, bytes_of
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.tree import Call, Dict, Global, Tuple
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact, StorageRef
+    from ckptmove.model import StorageRef
     from ckptmove.pickles.tree import Value
 
 #: ``SHARDED_FILE_NAME``: the rank from 1, the index of the file from 1, and the number of files.
@@ -163,13 +164,13 @@ class SafetensorsShards(SafetensorsFile):
             limits: resource limits for reading it.
 
         Raises:
-            MissingShard: if a chunk or a file is missing.
+            MissingShard: if a chunk in the middle of a tensor is missing, or a file of all ranks.
             DamagedArchive: if the chunks of a tensor do not fit together.
             LimitExceeded: if the search for overlaps takes too many comparisons.
         """
         self.source, self.limits = MemorySource(path, b""), limits
         self.tensors = {name: _assembled(name, own, path) for name, own in pieces.items()}
-        _require_all(self.tensors, files, path)
+        self._facts = tuple(_absent(self.tensors, files, path))
 
     def read(self) -> Machine:
         """The tree of a state_dict of whole tensors, without a place in any pickle."""
@@ -184,8 +185,8 @@ class SafetensorsShards(SafetensorsFile):
         return machine
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
-        """Return no facts: all chunks are there."""
-        return ()
+        """The shards that may be missing at the end of tensors, the first of each file."""
+        return self._facts
 
 
 def _assembled(name: str, pieces: Sequence[ShardPiece], path: str) -> ShardedTensor:
@@ -205,11 +206,12 @@ def _assembled(name: str, pieces: Sequence[ShardPiece], path: str) -> ShardedTen
     return ShardedTensor(first.dtype, shape, own)
 
 
-def _require_all(tensors: Mapping[str, ShardedTensor], files: Iterable[str], path: str) -> None:
-    """Raise an error if shards are missing: of all ranks, in the middle of a tensor, or at the end of most tensors.
+def _absent(tensors: Mapping[str, ShardedTensor], files: Iterable[str], path: str) -> Iterator[ArchiveFact]:
+    """The shards that may be missing at the end of tensors; an error if one is missing of all ranks, or in the middle.
 
-    A rank without a chunk of the tensors of a file does not write the file, so an absent one may be complete. At the
-    end of a tensor its chunks show no gap, so those of most tensors must be larger than ``torch.chunk`` makes them.
+    A rank without a chunk of the tensors of a file does not write the file. Chunks show no gap at the end of a tensor,
+    where one may be missing if those of most tensors are larger than ``torch.chunk`` makes them. But so are tensors
+    that one rank saves whole, since all ranks have them.
     """
     names = {file: cast("ShardName", shard_name(file)) for file in files}
     ranks: dict[tuple[int, int], set[int]] = {}
@@ -219,24 +221,33 @@ def _require_all(tensors: Mapping[str, ShardedTensor], files: Iterable[str], pat
     for tensor in tensors.values():
         for place in {names[piece.file][1:] for piece in tensor.pieces}:
             held.setdefault(place, []).append(tensor)
-    for count in {count for _, count in ranks}:
-        lost = count - sum(other == count for _, other in ranks)
-        if lost > 0:
-            first = next(number for number in range(1, count + 1) if (number, count) not in ranks)
-            raise MissingShard(path, ShardName(1, first, count).text, lost - 1, _LOST)
+    _require_numbers(ranks, path)
     last = max(name.rank for name in names.values())
     parts = max((len(tensor.pieces) for tensor in tensors.values()), default=0)
     for (number, count), own in held.items():
         there = ranks[number, count]
-        if len(there) < last and _is_short(own, parts):
-            first = next(rank for rank in range(1, last + 1) if rank not in there)
-            raise MissingShard(path, ShardName(first, number, count).text, last - len(there) - 1, _LOST)
+        absent = next((rank for rank in range(1, last + 1) if rank not in there), None)
+        if absent is not None:
+            file = ShardName(absent, number, count).text
+            if any(tensor.uncovered for tensor in own):
+                raise MissingShard(path, file, last - len(there) - 1, _LOST)
+            if _is_short(own, parts):
+                yield ArchiveFact("absent-shard", file, 0)
     for key, tensor in tensors.items():
         if tensor.uncovered:
             raise DamagedArchive(path, f"no shard has some elements of tensor {key[:_SHOWN]!r}")
 
 
+def _require_numbers(ranks: Mapping[tuple[int, int], set[int]], path: str) -> None:
+    """Raise an error if no rank has the file of a number."""
+    for count in {count for _, count in ranks}:
+        lost = count - sum(other == count for _, other in ranks)
+        if lost > 0:
+            first = next(number for number in range(1, count + 1) if (number, count) not in ranks)
+            raise MissingShard(path, ShardName(1, first, count).text, lost - 1, _LOST)
+
+
 def _is_short(tensors: Sequence[ShardedTensor], parts: int) -> bool:
-    """Whether a chunk is missing in the middle of a tensor, or at the end of tensors with most of the bytes."""
+    """Whether a chunk may be missing at the end of tensors with most of the bytes."""
     cut = sum(tensor.nbytes for tensor in tensors if tensor.is_cut(parts))
-    return any(tensor.uncovered for tensor in tensors) or 2 * cut > sum(tensor.nbytes for tensor in tensors)
+    return 2 * cut > sum(tensor.nbytes for tensor in tensors)

@@ -145,6 +145,7 @@ TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any
             "F806": "newer-file",
             "F807": "other-save",
             "F808": "missing-rank",
+            "F809": "absent-shard",
         }.items()
     },
 }  # fmt: skip

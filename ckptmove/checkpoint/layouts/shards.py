@@ -16,6 +16,8 @@ from ckptmove.checkpoint.layouts.merge import moved_inventory
 from ckptmove.checkpoint.layouts.pieced_part import PiecedPart, StoredPiece
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.parts import read_file
+from ckptmove.errors import DamagedArchive
+from ckptmove.formats.safetensors_file import SafetensorsFile
 from ckptmove.formats.safetensors_shards import (
     SafetensorsShards,
     ShardPiece,
@@ -95,7 +97,7 @@ class ShardsPart(PiecedPart):
             base: offset of its sites; it has none.
 
         Raises:
-            MissingShard: if shards are missing.
+            MissingShard: if shards are certainly missing.
             UnreadableInput: if a shard is unreadable or damaged, or shards do not fit together.
             LimitExceeded: if a shard needs more than the limits allow.
         """
@@ -108,6 +110,8 @@ class ShardsPart(PiecedPart):
         for file in folder.files:
             with naming(listing.full(file.path)), closing(files.source(file.path)) as source:
                 container, _, inventory, *_ = read_file(source, limits, keep_tree=False)
+                if not isinstance(container, SafetensorsFile):
+                    raise DamagedArchive(source.path, f"a {container.name} file has the name of a shard")
                 offsets = chunk_offsets(container.notes, source.path)
                 counts[file.path] = len(inventory.tensors)
                 for record in inventory.tensors:

@@ -161,13 +161,50 @@ def test_every_piece_is_compared(shards):
 
 @pytest.mark.parametrize(
     "name",
-    ["shard-00001-model-00001-of-00002", "shard-00003-model-00001-of-00002", "shard-00002-model-00002-of-00002"],
+    ["shard-00001-model-00001-of-00002", "shard-00002-model-00002-of-00002"],
 )
 def test_a_missing_shard_is_an_error(shards, name):
     (shards / f"{name}.safetensors").unlink()
     with pytest.raises(MissingShard) as caught:
         ckptmove.inspect(shards)
     assert caught.value.name == f"{name}.safetensors"
+
+
+@pytest.mark.parametrize(("ranks", "rank", "index"), [(3, 3, 1), (2, 2, 1), (2, 2, 2)])
+@pytest.mark.parametrize("inside", ["", "sharded"])
+def test_a_shard_that_may_be_missing_at_the_end_is_a_warning(tmp_path, ranks, rank, index, inside):
+    folder = write(tmp_path / "run" / inside, ranks=ranks)
+    lost = folder / ShardName(rank, index, 2).text
+    lost.unlink()
+    (finding,) = ckptmove.inspect(tmp_path / "run").findings
+    assert (finding.code, finding.severity) == ("F809", "warning")
+    assert finding.where == (str(lost.relative_to(tmp_path / "run")),)
+    result = ckptmove.convert(tmp_path / "run", output=tmp_path / "run.safetensors")
+    assert any(lost.name in note for note in result.notes)
+
+
+def test_tensors_that_one_rank_saves_whole_are_no_error(tmp_path):
+    """As of torch with a ``fqn_to_index_mapping``: a file of chunks, and one of plain tensors."""
+    plain = torch.arange(12.0)
+    notes = {"DCP_SHARDING_INFO": json.dumps({"plain": {"saved_offsets": [0]}})}
+    save_file({"plain": plain}, tmp_path / ShardName(1, 2, 2).text, metadata=notes)
+    for rank in range(2):
+        notes = {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": [rank * 2, 0]}})}
+        save_file({"w": torch.ones(2, 4)}, tmp_path / ShardName(rank + 1, 1, 2).text, metadata=notes)
+    assert same(ckptmove.load(tmp_path), {"plain": plain, "w": torch.ones(4, 4)})
+    assert ckptmove.verify(tmp_path).ok
+
+
+@pytest.mark.parametrize("is_legacy", [False, True])
+def test_a_file_of_torch_with_the_name_of_a_shard_is_an_error(tmp_path, is_legacy):
+    path = tmp_path / ShardName(1, 1, 1).text
+    torch.save({"w": torch.ones(2)}, path, _use_new_zipfile_serialization=not is_legacy)
+    with pytest.raises(DamagedArchive) as caught:
+        ckptmove.inspect(tmp_path)
+    assert path.name in str(caught.value)
+    with pytest.raises(DamagedArchive):
+        ckptmove.convert(tmp_path, output=tmp_path / "new.pth")
+    assert ckptmove.inspect(path).inventory.tensors  # by itself it is a checkpoint
 
 
 def test_a_file_missing_for_all_ranks_is_an_error(shards):
