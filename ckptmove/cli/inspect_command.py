@@ -96,7 +96,8 @@ def run_inspect(
             exit_code=NO if left.fails(strict=strict) else YES,
             detail=detail,
             strict=strict,
-            version=version,
+            # --skip-seen inspects it again: a file of it may be readable by then.
+            version=None if inspection.unreadable else version,
         )
         renderer.inspect(answer)
         return answer.exit_code, inspection.unreadable

@@ -35,7 +35,7 @@ class Walk(NamedTuple):
 
     Attributes:
         files: the files, without hidden ones.
-        errors: errors of folders that could not be listed.
+        errors: errors of folders that could not be listed, and of links that lead to no readable file.
     """
 
     files: list[WalkedFile]
@@ -59,11 +59,22 @@ def walk(folder: str) -> Walk:
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(f"{path}/")
-                    elif entry.is_file():
-                        found.files.append(_file(path, entry.stat()))
+                    else:
+                        _add_file(found, path, entry)
         except OSError as error:
             found.errors.append(AccessFailed(error.filename or folder, reason_of(error)))
     return found
+
+
+def _add_file(found: Walk, path: str, entry: os.DirEntry[str]) -> None:
+    """Add a file, or an error of this entry alone."""
+    try:
+        if entry.is_file():
+            found.files.append(_file(path, entry.stat()))
+    except FileNotFoundError:
+        return  # it was deleted while the folder was listed
+    except OSError as error:
+        found.errors.append(AccessFailed(entry.path, reason_of(error)))
 
 
 def is_left_out(name: str) -> bool:
@@ -87,7 +98,10 @@ def local_fingerprint(path: str) -> str | None:
         found = os.stat(path)
     except (OSError, ValueError):
         return None
-    return fingerprint(walk(path).files if stat.S_ISDIR(found.st_mode) else [_file("", found)])
+    if not stat.S_ISDIR(found.st_mode):
+        return fingerprint([_file("", found)])
+    below = walk(path)
+    return None if below.errors else fingerprint(below.files)
 
 
 def _file(path: str, found: os.stat_result) -> WalkedFile:

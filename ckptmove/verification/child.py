@@ -36,6 +36,8 @@ _LONGEST_LINE: Final = 300
 #: Marks of the running children, by process id.
 _MARKS: Final[dict[int, str]] = {}
 _LONGEST_END: Final = 2**16
+#: Seconds that another child has to end after the first one: its exit functions have two.
+_EXIT_SECONDS: Final = 3
 #: Beginning of a line with results for the first child; null after the last ones of a child.
 GATHERED: Final = '{"gathered": '
 #: The user's code that a check runs.
@@ -201,10 +203,10 @@ def collect(
         if stage is not None:
             stage(_next_stage(answers, wanted))
     failures = [relay.failure for relay in relays if relay.failure is not None]
-    for relay in relays:
-        relay.end()
     for thread in (drain, guard):
         thread.join()
+    for relay in relays:
+        relay.end(_EXIT_SECONDS if process.wait() == 0 else 0)
     ending = _Ending(process.wait(), output, "".join(errors), timeout if any(late) else None)
     if failures and ending.timeout is None:
         theirs, ending = failures[0]
@@ -254,8 +256,9 @@ class _Relay(Thread):
             self._send(f'{GATHERED}null, "rank": {self._rank}}}\n'.encode())
         os.close(self._pipe)
 
-    def end(self) -> None:
-        """Kill the child, and wait for this thread."""
+    def end(self, seconds: float) -> None:
+        """Kill the child after some seconds, unless it ends before, and wait for this thread."""
+        self.join(seconds)
         self.end_process()
         self.join()
 

@@ -12,11 +12,13 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.inventory.partitions import is_partitioned
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.checkpoint.summary import counted_parameters
 from ckptmove.conversion.shards import parse_size
 from ckptmove.errors import UsageError
+from ckptmove.formats.dtensors import CLASSES
 from ckptmove.moves import Remap
 from ckptmove.text import size
 from ckptmove.torch_facts.devices import parse_target
@@ -91,7 +93,8 @@ def verify_fit(request: VerifyRequest, devices: str) -> VerifyResult:
         devices: the value of ``--fit``.
 
     Raises:
-        UsageError: if the value has another form, or is combined with an option for the other checks.
+        UsageError: if the value has another form, or is combined with an option for the other checks; if the
+            parameters are in partitions of ZeRO, or in a file of one rank.
         UnreadableInput: if the checkpoint cannot be read, is damaged, or is not a checkpoint.
         LimitExceeded: if it needs more than the limits allow.
     """
@@ -99,6 +102,7 @@ def verify_fit(request: VerifyRequest, devices: str) -> VerifyResult:
     wanted = parse_fit(devices)
     target = parse_target(request.to or "cuda")
     with open_checkpoint(request.path, request.limits) as checkpoint:
+        _require_whole(checkpoint.inventory)
         parts = find_parts(checkpoint.inventory)
     fit = _figures(parts, wanted)
     check = _check(parts, fit)
@@ -165,6 +169,14 @@ def _refuse_others(request: VerifyRequest) -> None:
         raise UsageError(
             f"--fit reads only the metadata and makes no other check: it cannot be combined with {given[0]}"
         )
+
+
+def _require_whole(inventory: Inventory) -> None:
+    """Raise UsageError if the shapes of the parameters are not in the inventory."""
+    if any(map(is_partitioned, inventory.optimizers)):
+        raise UsageError("--fit needs whole parameters, and ZeRO saves partitions: gather them first, by convert -o")
+    if any(one.subclass in CLASSES for one in inventory.tensors):
+        raise UsageError("--fit needs whole parameters, and this file has the shards of one rank: name the folder")
 
 
 def _bytes_on(record: TensorRecord, rank: int, ranks: int) -> int:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from threading import Barrier, Lock
+from threading import Barrier, Event, Lock, Timer
 
 import pytest
 
@@ -66,3 +66,11 @@ def test_results_come_as_calls_end() -> None:
         if number == 4:
             first.wait()
     assert order == [1, 2, 3, 4, 0]
+
+
+def test_a_call_takes_longer_than_one_wait(monkeypatch) -> None:
+    monkeypatch.setattr("ckptmove.cli.ahead._SECONDS", 0.001)
+    may_end = Event()
+    Timer(0.1, may_end.set).start()
+    ahead = Ahead(may_end.wait, [10], 1)
+    assert [(number, ahead.take()) for number in ahead.as_completed()] == [(10, True)]

@@ -142,7 +142,18 @@ def test_seen_checkpoints_are_skipped_unless_they_change(lines, bucket, sent, be
     bucket.put_object(Bucket="bucket", Key="runs/hf/scheduler.pt", Body=(SAMPLES / "adamw-cuda3.pth").read_bytes())
     said, again = lines("s3://bucket/runs/**", "--skip-seen", "seen.jsonl")
     assert {line["path"] for line in again} == {found[-1]["path"], changed, "s3://bucket/runs/hf"}
-    assert f"{NUMBER - len(again)} of them skipped" in said.err
+    assert f"{NUMBER - len(again)} skipped" in said.err
+
+
+def test_a_checkpoint_with_an_unreadable_file_is_inspected_again(lines, bench) -> None:
+    (bench / "hf").mkdir()
+    shutil.copy(SAMPLES / "adamw-cuda3.pth", bench / "hf" / "optimizer.pt")
+    (bench / "hf" / "scheduler.pt").write_bytes((SAMPLES / "adamw-cuda3.pth").read_bytes()[:999])
+    first, found = lines("hf")
+    assert [line["version"] for line in found if "version" in line] == [None]
+    (bench / "seen.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in found))
+    second, again = lines("hf", "--skip-seen", "seen.jsonl")
+    assert (first.code, again) == (second.code, found) == (3, found)
 
 
 @pytest.mark.parametrize("way", ["local", "s3", "http"])

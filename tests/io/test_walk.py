@@ -44,6 +44,28 @@ def test_a_folder_that_cannot_be_listed(folder, monkeypatch) -> None:
     assert [error.kind for error in found.errors] == ["access-failed"]
 
 
+def test_an_entry_that_cannot_be_read_does_not_hide_the_others(folder) -> None:
+    (folder / "again.pth").symlink_to(folder / "again.pth")
+    found = walk(str(folder))
+    assert {file.path for file in found.files} == {"a.pth", "sub/b.pth", "sub/dcp/.metadata"}
+    assert [(error.kind, error.path) for error in found.errors] == [("access-failed", str(folder / "again.pth"))]
+    assert local_fingerprint(str(folder)) is None
+
+
+def test_a_file_that_is_deleted_meanwhile(folder, monkeypatch) -> None:
+    make = module._file
+
+    def vanished(path, found):
+        if path == "a.pth":
+            raise FileNotFoundError
+        return make(path, found)
+
+    monkeypatch.setattr(module, "_file", vanished)
+    found = walk(str(folder))
+    assert {file.path for file in found.files} == {"sub/b.pth", "sub/dcp/.metadata"}
+    assert found.errors == []
+
+
 def test_a_fingerprint_changes_with_a_file(folder) -> None:
     seen = {local_fingerprint(str(folder))}
     assert local_fingerprint(str(folder)) in seen

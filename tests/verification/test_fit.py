@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+import zero_runs
 from torch import nn
 
 import ckptmove
@@ -110,6 +111,10 @@ def test_a_checkpoint_that_does_not_fit(saved) -> None:
     assert "no number of ranks" in ckptmove.verify(saved, fit="4x0.1KB").checks[0].detail
 
 
+def test_the_verdict_as_one_line(saved) -> None:
+    assert str(ckptmove.verify(saved, fit="4x1GB")).endswith("fits on 4 ranks")
+
+
 def test_weights_alone(tmp_path) -> None:
     torch.save(Net().state_dict(), tmp_path / "weights.pth")
     odd = nn.Linear(3, 1)
@@ -132,6 +137,11 @@ def test_a_sharded_checkpoint(tmp_path) -> None:
     sharded, whole = tmp_path / "dcp", tmp_path / "whole.pth"
     torch.save({"model": Net().state_dict()}, whole)
     assert ckptmove.verify(sharded, fit="3x1GB").fit.parameters >= ckptmove.verify(whole, fit="3x1GB").fit.parameters
+
+
+def test_partitions_of_parameters(tmp_path) -> None:
+    with pytest.raises(UsageError):
+        ckptmove.verify(zero_runs.made(tmp_path / "run", ranks=3), fit="4x1GB")
 
 
 @pytest.mark.parametrize("text", ["64", "x80GiB", "64x", "0x80GiB", "64x80", "9999999x1GB", "-1x1GB"])

@@ -31,6 +31,7 @@ from ckptmove.verification import worker
 from ckptmove.verification.checks import check_to_json, passed
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.request import VerifyRequest
+from ckptmove.verification.restore import RestoreTally
 from ckptmove.verification.shares import share
 from ckptmove.verification.worker import run
 
@@ -88,6 +89,23 @@ def test_healthy_files(make, same, optimizer, options):
     assert not statuses(same(make(optimizer, device="cpu", **options)))
 
 
+def test_parameters_that_are_stepped_together(make, same):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def loss():
+        optimizer.zero_grad()
+        value = model(torch.ones(1, 3)).square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    path = make.folder / "lbfgs.pt"
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    checks = same(path)
+    assert checks["step"]["status"] == "passed"
+
+
 def test_a_simulated_device(make, same):
     checks = same(make(), "cuda:0")
     assert checks["step"]["evidence"]["simulated"]
@@ -116,6 +134,14 @@ def test_weights_alone(make, same):
     path = make.folder / "w.pt"
     torch.save({"0.weight": torch.ones(3, 2), "0.bias": torch.ones(3)}, path)
     assert same(path)["step"]["status"] == "skipped"
+
+
+def test_tensors_on_meta_are_counted_by_their_kind(make, same):
+    tree = make.tree()
+    tree["extra"] = {"a": torch.empty(3, device="meta"), "b": torch.empty(2, device="meta")}
+    path = make.folder / "meta.pt"
+    torch.save(tree, path)
+    assert "2 meta tensors" in same(path)["restore"]["detail"]
 
 
 def test_an_optimizer_without_its_model(make, same):
@@ -429,3 +455,9 @@ def test_an_accelerator_is_used_by_one_process(make, monkeypatch, rank):
         monkeypatch.setattr(sys, "argv", ["worker", request.to_json()])
         monkeypatch.setattr(worker, "run", None)
         worker.main()
+
+
+def test_tensors_without_bytes_are_added_by_kind():
+    tally = RestoreTally(apart={"meta": 1})
+    tally.join(RestoreTally(apart={"meta": 2, "text-encoded": 1}).to_json())
+    assert tally.apart == {"meta": 3, "text-encoded": 1}

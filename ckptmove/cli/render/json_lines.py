@@ -68,9 +68,10 @@ class JsonLinesRenderer(Renderer):
         from ckptmove.cli.streams import say
         from ckptmove.text import size
 
-        rest = f", {summary.skipped:,} of them skipped as seen" if summary.skipped else ""
+        rest = f", {summary.skipped:,} skipped as seen" if summary.skipped else ""
         end = "" if summary.is_complete else ", interrupted"
-        say(f"{summary.good:,} of {summary.checkpoints:,} without an error{rest}{end}")
+        good, inspected = (number - summary.skipped for number in (summary.good, summary.checkpoints))
+        say(f"{good:,} of {inspected:,} without an error{rest}{end}")
         rows = [
             (code, severity, name, f"{number:,}") for (code, name, severity), number in sorted(self._findings.items())
         ]

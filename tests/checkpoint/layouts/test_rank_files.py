@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 import ckptmove
 from ckptmove.checkpoint.layouts.rank_shards import missing_by_name
 from ckptmove.checkpoint.opening import open_checkpoint
-from ckptmove.errors import CrcMismatch, DamagedArchive, MissingShard
+from ckptmove.errors import CrcMismatch, DamagedArchive, MissingShard, UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.torch_facts.weights_only import DTENSOR_NAMES
@@ -435,6 +435,12 @@ def test_one_file_of_a_rank_loads_too(saved, answers) -> None:
     assert "the files of all ranks" in found["step"]["detail"]
     with open_checkpoint(str(saved / "strided" / "rank01.pt")) as checkpoint:
         assert not [one for one in find_all(checkpoint.inventory, Context()) if one.severity == "error"]
+
+
+def test_memory_is_computed_from_the_folder_and_not_from_a_file_of_a_rank(saved) -> None:
+    assert ckptmove.verify(saved / "strided", fit="2x1GB").passed
+    with pytest.raises(UsageError):
+        ckptmove.verify(saved / "strided" / "rank01.pt", fit="2x1GB")
 
 
 def test_the_shards_of_two_processes_are_added() -> None:

@@ -52,6 +52,13 @@ def test_each_partition_is_paired_with_its_own_state(tmp_path, stage):
     assert not names & {"O204", "O206"}
 
 
+def test_a_large_partition_of_zeros_is_no_padding(tmp_path, answers, monkeypatch):
+    monkeypatch.setattr("ckptmove.verification.step.resume._MOST_PADDING", 0)
+    folder = zero_runs.made(tmp_path / "run", ranks=3)
+    found = answers(folder, "cpu")
+    assert found["step"]["evidence"]["parameters"] == 6
+
+
 def test_a_file_of_one_rank_is_stepped(tmp_path, answers):
     folder = zero_runs.made(tmp_path / "run", ranks=3)
     assert statuses(answers(folder / "zero_pp_rank_2_mp_rank_00_optim_states.pt", "cpu")) == ["passed"] * 3
