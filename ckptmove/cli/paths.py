@@ -92,7 +92,7 @@ def expand_glob(pattern: str) -> Sequence[str]:
     pattern = as_operand(pattern)
     if isinstance(pattern, Address):
         return _expand_url(pattern)
-    if os.path.lexists(pattern) or not has_magic(pattern):
+    if os.path.lexists(pattern) or not has_magic(pattern) or "\0" in pattern:  # no path has a null character
         return [pattern]
     # Path.glob rejects absolute patterns before Python 3.13, and drops a leading `./`.
     return sorted(glob(pattern, recursive=True)) or [pattern]

@@ -98,7 +98,7 @@ def identified(target: Target) -> Target:
 def _matching(word: str, config: Config) -> tuple[list[Target], int]:
     """The checkpoints that one of several words means, and the number of files that a search leaves out."""
     search = _SEARCH.fullmatch(word)
-    if search is None or os.path.lexists(word):
+    if search is None or os.path.lexists(word) or "\0" in word:  # no path has a null character
         return [Target(path) for path in checkpoint_paths([word], config, "inspect")], 0
     return _search(search["folder"], word)
 

@@ -236,6 +236,12 @@ def test_a_search_that_finds_nothing(lines, bench, word, kind) -> None:
     assert said.code == 3
 
 
+@pytest.mark.parametrize("word", ["a\0/[b", "a\0/**"])
+def test_a_null_character_in_a_path(lines, bench, word) -> None:
+    said, _ = lines(word)
+    assert said.code == 3
+
+
 def test_patterns_of_a_search(bench, monkeypatch) -> None:
     from ckptmove.cli.config import Config
 

@@ -22,6 +22,7 @@ CASES = {
     "CRLF in place": (b"a\r\nb\r\n", ("in place of", 1, 1, "n"), b"n\r\nb\r\n"),
     "one CRLF among LF": (b"a\r\nb\nc\n", ("after", 1, 1, "n"), b"a\r\nn\r\nb\nc\n"),
     "CR": (b"a\rb\r", ("after", 1, 1, "n"), b"a\rn\rb\r"),
+    "CR before an empty line": (b"a\rb\n\n", ("after", 1, 2, "n"), b"a\rb\nn\r\n\n"),
     "tabs": (b"if a:\n\tif b:\n\t\tc\n", ("after", 3, 3, "n"), b"if a:\n\tif b:\n\t\tc\n\t\tn\n"),
     "after the last line": (b"a\r\n\tb", ("after", 2, 2, "n"), b"a\r\n\tb\r\n\tn"),
     "before the last line": (b"a\r\nb", ("before", 2, 2, "n"), b"a\r\nn\r\nb"),

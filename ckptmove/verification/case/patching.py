@@ -68,6 +68,8 @@ class Edit(NamedTuple):
         if begin < end:
             pieces[2 * begin : 2 * end - 1] = [line]
         elif 2 * begin < len(pieces):
+            if ending == "\r" and pieces[2 * begin : 2 * begin + 2] == ["", "\n"]:
+                ending = "\r\n"  # the two would be one ending
             pieces[2 * begin : 2 * begin] = [line, ending]
         else:  # after a last line without a line ending
             pieces += [ending, line]
