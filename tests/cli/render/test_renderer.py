@@ -45,6 +45,7 @@ class Markdown(Renderer):
 @pytest.fixture
 def markdown(say, monkeypatch):
     """Type a command with ``--format markdown`` and get the lines of its report."""
+    say("rules", "--help")  # builds the commands, once for all tests, before there is another format
     monkeypatch.setitem(RENDERERS, "markdown", Markdown)
 
     def markdown(*words):
@@ -82,6 +83,7 @@ def test_errors_are_written_in_a_new_format(markdown) -> None:
 
 
 def test_a_format_that_leaves_an_answer_out_writes_nothing(say, monkeypatch) -> None:
+    say("rules", "--help")  # as above
     monkeypatch.setitem(RENDERERS, "none", lambda _out: Renderer())
     assert say("rules", "--format", "none") == say("rules", "D101", "--format", "none")
     assert (say("inspect", "a.pth", "b.pth", "--format", "none").code, say("rules", "--format", "none").out) == (3, "")
