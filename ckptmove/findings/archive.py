@@ -258,16 +258,15 @@ def newer_files(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 
 def mixed_saves(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """F807: files of a distributed checkpoint, or of several ranks, are of two saves."""
+    fix = f"resume from another checkpoint: a save that was interrupted has spoiled {quoted(inventory.path)}"
     steps = [fact.record for fact in inventory.facts if fact.kind == "other-step"]
     if steps:
         message = f"{amount(len(steps), 'file')} with another step count than those of the other ranks: two saves"
-        fix = f"resume from another checkpoint: a save that was interrupted has spoiled {quoted(inventory.path)}"
         yield found("F807", message, steps, fix)
     facts = [fact for fact in inventory.facts if fact.kind == "other-save"]
     if facts:
         newer = amount(len(facts), "file")
         message = f"{newer} written after the .metadata, with other step counts than the rest: two saves in one folder"
-        fix = f"resume from another checkpoint: a save that was interrupted has spoiled {quoted(inventory.path)}"
         yield found("F807", message, [fact.record for fact in facts], fix)
 
 

@@ -422,8 +422,8 @@ def _dense(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
     inside = name + "." * bool(name)  # the root has no name
     if tensor.layout == torch.sparse_coo:
         raw: Any = tensor
-        yield f"{inside}indices", raw._indices()  # noqa: SLF001  # `indices()` refuses an uncoalesced tensor
-        yield f"{inside}values", raw._values()  # noqa: SLF001  # `values()` refuses an uncoalesced tensor
+        yield f"{inside}indices", raw._indices()  # `indices()` refuses an uncoalesced tensor
+        yield f"{inside}values", raw._values()  # `values()` refuses an uncoalesced tensor
     elif tensor.layout in _COMPRESSED:
         for part in _COMPRESSED[tensor.layout]:
             yield f"{inside}{part}", getattr(tensor, part)()

@@ -29,7 +29,7 @@ def program_tensors(part: OpenPart, place: str | BinaryIO) -> Iterator[tuple[str
         part: the archive.
         place: its path or file object.
     """
-    reader = torch._C.PyTorchFileReader(place)  # noqa: SLF001  # torch has no public name for it
+    reader = torch._C.PyTorchFileReader(place)
     sizes = {storage.key: storage.nbytes for storage in part.inventory.storages}
     storages: dict[str, torch.UntypedStorage] = {}
     for record in part.inventory.tensors:
@@ -53,7 +53,7 @@ def program_pickles(place: str | BinaryIO) -> Iterator[tuple[str, object]]:
     Raises:
         UnpicklingError: if weights-only mode refuses a pickle.
     """
-    reader = torch._C.PyTorchFileReader(place)  # noqa: SLF001  # torch has no public name for it
+    reader = torch._C.PyTorchFileReader(place)
     names = frozenset(reader.get_all_records())
     models = [name[len("models/") : -len(".json")] for name in names if name.startswith("models/")]
     for model in models:

@@ -42,7 +42,7 @@ class Uncompiled(ModuleType):
         if name == "__file__":
             raise AttributeError(name)
         if sys.modules.get(_NAME) is self:
-            del sys.modules[_NAME], _torch._dynamo  # noqa: SLF001  # the real module must not find this one
+            del sys.modules[_NAME], _torch._dynamo  # the real module must not find this one
         import torch._dynamo as real  # noqa: PLC0415  # a slow import
 
         return getattr(real, name)
@@ -51,4 +51,4 @@ class Uncompiled(ModuleType):
 def leave_out_dynamo() -> None:
     """Install :class:`Uncompiled` as ``torch._dynamo``, unless the real module is imported already."""
     if _NAME not in sys.modules:
-        _torch._dynamo = sys.modules[_NAME] = Uncompiled(_NAME)  # noqa: SLF001  # no public name for it
+        _torch._dynamo = sys.modules[_NAME] = Uncompiled(_NAME)

@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ckptmove.cli.render.verification import outcome  # noqa: E402  # after the skip
-from ckptmove.errors import UsageError  # noqa: E402  # after the skip
-from ckptmove.testing import assert_resumes  # noqa: E402  # after the skip
-from ckptmove.verification.evidence import CheckResult, VerifyResult  # noqa: E402  # after the skip
-from ckptmove.verification.run import _is_proven  # noqa: E402  # after the skip
+from ckptmove.cli.render.verification import outcome
+from ckptmove.errors import UsageError
+from ckptmove.testing import assert_resumes
+from ckptmove.verification.evidence import CheckResult, VerifyResult
+from ckptmove.verification.run import _is_proven
 
 SCRIPT = """
 import torch

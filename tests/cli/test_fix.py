@@ -12,15 +12,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ckptmove.cli.render.answers import VerifyAnswer  # noqa: E402  # after the skip
-from ckptmove.cli.render.human import HumanRenderer  # noqa: E402  # after the skip
-from ckptmove.cli.render.verification import diff_lines  # noqa: E402  # after the skip
-from ckptmove.cli.streams import Output, page_of  # noqa: E402  # after the skip
-from ckptmove.errors import WriteFailed  # noqa: E402  # after the skip
-from ckptmove.io.sink import FileSink  # noqa: E402  # after the skip
-from ckptmove.verification.checks import passed  # noqa: E402  # after the skip
-from ckptmove.verification.evidence import FixedFile, VerifyResult  # noqa: E402  # after the skip
-from ckptmove.verification.request import VerifyRequest  # noqa: E402  # after the skip
+from ckptmove.cli.render.answers import VerifyAnswer
+from ckptmove.cli.render.human import HumanRenderer
+from ckptmove.cli.render.verification import diff_lines
+from ckptmove.cli.streams import Output, page_of
+from ckptmove.errors import WriteFailed
+from ckptmove.io.sink import FileSink
+from ckptmove.verification.checks import passed
+from ckptmove.verification.evidence import FixedFile, VerifyResult
+from ckptmove.verification.request import VerifyRequest
 
 pytestmark = pytest.mark.usefixtures("simulates")
 

@@ -13,11 +13,11 @@ import typer
 
 torch = pytest.importorskip("torch")
 
-from simulation import on_a_simulated_device  # noqa: E402  # after the skip
+from simulation import on_a_simulated_device
 
-from ckptmove.api import functions as api  # noqa: E402  # after the skip
-from ckptmove.cli.app import app  # noqa: E402  # after the skip
-from ckptmove.verification.case.strays import MARK, end_strays  # noqa: E402  # after the skip
+from ckptmove.api import functions as api
+from ckptmove.cli.app import app
+from ckptmove.verification.case.strays import MARK, end_strays
 
 TRAIN = """
 import sys

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-import catalogue  # after the skip
+import catalogue
 from faults import FAULTS  # it imports torch
 
 from ckptmove.findings.catalogue import CATALOGUE

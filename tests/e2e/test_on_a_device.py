@@ -13,9 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from trained import Training, as_plain, device_by_path, tensors_of  # noqa: E402  # it imports torch
+from trained import Training, as_plain, device_by_path, tensors_of  # it imports torch
 
-from ckptmove import convert  # noqa: E402  # after the skip
+from ckptmove import convert
 
 #: Optimizers without a threshold that a rounding error could push a number over, as the signs of Rprop are.
 NAMES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam")

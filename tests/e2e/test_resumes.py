@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from trained import OPTIMIZERS, Training, as_plain, device_by_path, tensors_of  # noqa: E402  # it imports torch
+from trained import OPTIMIZERS, Training, as_plain, device_by_path, tensors_of  # it imports torch
 
-from ckptmove import convert  # noqa: E402  # after the skip
+from ckptmove import convert
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch.optim.SparseAdam's own constructor
 

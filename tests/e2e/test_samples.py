@@ -28,8 +28,8 @@ import ckptmove
 
 torch = pytest.importorskip("torch")
 
-from older_torch import safetensors_table  # noqa: E402  # after the skip
-from weights_only_lists import numbers  # noqa: E402  # after the skip
+from older_torch import safetensors_table
+from weights_only_lists import numbers
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 MANIFEST = json.loads((SAMPLES / "MANIFEST.json").read_text(encoding="utf-8"))

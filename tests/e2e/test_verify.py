@@ -14,14 +14,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from simulation import on_a_simulated_device  # noqa: E402  # after the skip
+from simulation import on_a_simulated_device
 
-from ckptmove import convert  # noqa: E402  # after the skip
-from ckptmove.errors import MissingFile, TorchMissing, UsageError  # noqa: E402  # after the skip
-from ckptmove.model import Severity  # noqa: E402  # after the skip
-from ckptmove.verification.checks import CHECKS  # noqa: E402  # after the skip
-from ckptmove.verification.request import VerifyRequest  # noqa: E402  # after the skip
-from ckptmove.verification.run import verify_checkpoint  # noqa: E402  # after the skip
+from ckptmove import convert
+from ckptmove.errors import MissingFile, TorchMissing, UsageError
+from ckptmove.model import Severity
+from ckptmove.verification.checks import CHECKS
+from ckptmove.verification.request import VerifyRequest
+from ckptmove.verification.run import verify_checkpoint
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import ckptmove  # noqa: E402  # after the skip
-from ckptmove.errors import CkptMoveError  # noqa: E402  # after the skip
+import ckptmove
+from ckptmove.errors import CkptMoveError
 
 _ENTRY_BYTES = 46
 #: The zip64 record, its locator and the end record.

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ckptmove.verification.case import peak  # noqa: E402  # it imports torch
-from ckptmove.verification.place import Site  # noqa: E402  # it imports torch
+from ckptmove.verification.case import peak  # it imports torch
+from ckptmove.verification.place import Site  # it imports torch
 
 KIB = 1024
 #: Linear(64, 64), Linear(64, 64): two weights of 16 KiB and two biases of one block.

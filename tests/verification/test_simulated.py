@@ -11,11 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402  # after the skip
+from torch import nn
 
-from ckptmove.verification.simulated import device as simulated  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.device import SimulatedDevice, unavailable_reason  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.errors import CrossDeviceError  # noqa: E402  # it imports torch
+from ckptmove.verification.simulated import device as simulated  # it imports torch
+from ckptmove.verification.simulated.device import SimulatedDevice, unavailable_reason  # it imports torch
+from ckptmove.verification.simulated.errors import CrossDeviceError  # it imports torch
 
 OPTIMIZERS = sorted(
     name for name, cls in vars(torch.optim).items() if isinstance(cls, type) and name != torch.optim.Optimizer.__name__

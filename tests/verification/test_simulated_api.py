@@ -11,13 +11,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.distributed.checkpoint as dcp  # noqa: E402  # after the skip
-from torch import nn  # noqa: E402  # after the skip
+import torch.distributed.checkpoint as dcp
+from torch import nn
 
-from ckptmove.verification.simulated import loading as simulated_loading  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated import targets  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.device import SimulatedDevice  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.unsupported import unsupported_operation  # noqa: E402  # of errors of torch
+from ckptmove.verification.simulated import loading as simulated_loading  # it imports torch
+from ckptmove.verification.simulated import targets  # it imports torch
+from ckptmove.verification.simulated.device import SimulatedDevice  # it imports torch
+from ckptmove.verification.simulated.unsupported import unsupported_operation  # of errors of torch
 
 
 def test_the_module_of_the_target_answers_as_long_as_the_device_stands(mps):

@@ -10,18 +10,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import operators  # noqa: E402  # of the benchmarks
-from torch import nn  # noqa: E402  # after the skip
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # after the skip
-from torch.func import functional_call, grad, vmap  # noqa: E402  # after the skip
-from torch.nn import functional as F  # noqa: E402, N812  # after the skip
-from torch.utils import _pytree as pytree  # noqa: E402  # after the skip
-from torch.utils.checkpoint import checkpoint  # noqa: E402  # after the skip
+import operators  # of the benchmarks
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F  # noqa: N812
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
-from ckptmove.verification.simulated import autocast  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.autocast_policies import KINDS, Policy, policies  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.device import SimulatedDevice  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.errors import MissingOnMps  # noqa: E402  # it imports torch
+from ckptmove.verification.simulated import autocast  # it imports torch
+from ckptmove.verification.simulated.autocast_policies import KINDS, Policy, policies  # it imports torch
+from ckptmove.verification.simulated.device import SimulatedDevice  # it imports torch
+from ckptmove.verification.simulated.errors import MissingOnMps  # it imports torch
 
 HALF, SINGLE = torch.float16, torch.float32
 #: Calls that torch's operator database lacks, each with the shapes of its operands.

@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402  # after the skip
+from torch import nn
 
-from ckptmove.verification.simulated import targets  # noqa: E402  # it imports torch
+from ckptmove.verification.simulated import targets  # it imports torch
 
 
 def test_what_is_written_to_data_is_no_new_version(cuda):

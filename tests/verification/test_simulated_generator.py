@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402  # after the skip
+from torch import nn
 
-from ckptmove.verification.simulated import generator as simulated_generator  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.device import SimulatedDevice  # noqa: E402  # it imports torch
+from ckptmove.verification.simulated import generator as simulated_generator  # it imports torch
+from ckptmove.verification.simulated.device import SimulatedDevice  # it imports torch
 
 DRAWS = {
     "randn": lambda device, generator: torch.randn(3, generator=generator, device=device),

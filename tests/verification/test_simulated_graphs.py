@@ -9,10 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402  # after the skip
-from torch.nn import functional as F  # noqa: E402, N812  # after the skip
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
-from ckptmove.verification.simulated.unsupported import NotSimulated  # noqa: E402  # it imports torch
+from ckptmove.verification.simulated.unsupported import NotSimulated  # it imports torch
 
 
 class Recurrent(nn.Module):

@@ -6,12 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import operators  # noqa: E402  # of the benchmarks
-from torch.nn import functional as F  # noqa: E402, N812  # after the skip
-from torch.utils import _pytree as pytree  # noqa: E402  # after the skip
+import operators  # of the benchmarks
+from torch.nn import functional as F  # noqa: N812
+from torch.utils import _pytree as pytree
 
-from ckptmove.verification.simulated import half_precision  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.unsupported import unsupported_operation  # noqa: E402  # it imports torch
+from ckptmove.verification.simulated import half_precision  # it imports torch
+from ckptmove.verification.simulated.unsupported import unsupported_operation  # it imports torch
 
 #: Operators for which only the CPU has no kernel.
 LACKING = {

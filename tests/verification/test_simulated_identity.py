@@ -12,13 +12,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402  # after the skip
-from torch.utils.checkpoint import checkpoint  # noqa: E402  # after the skip
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402  # after the skip
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
-from ckptmove.verification.simulated import identity  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.device import PlainTensor, SimulatedDevice  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.unsupported import NotSimulated, unsupported_operation  # noqa: E402  # of errors of torch
+from ckptmove.verification.simulated import identity  # it imports torch
+from ckptmove.verification.simulated.device import PlainTensor, SimulatedDevice  # it imports torch
+from ckptmove.verification.simulated.unsupported import NotSimulated, unsupported_operation  # of errors of torch
 
 CUDA = torch.device("cuda:0")
 NAMED = ("cuda", "cuda:0", CUDA, torch.device("cuda"), 0)

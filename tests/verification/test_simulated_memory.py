@@ -9,15 +9,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, settings  # noqa: E402  # after the skip
-from hypothesis import strategies as st  # noqa: E402  # after the skip
-from torch import nn  # noqa: E402  # after the skip
-from torch.utils.checkpoint import checkpoint  # noqa: E402  # after the skip
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from ckptmove.verification.simulated.accounting import recorded  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.device import PlainTensor, SimulatedDevice  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.identity import foreach_by_default  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.unsupported import unsupported_operation  # noqa: E402  # it imports torch
+from ckptmove.verification.simulated.accounting import recorded  # it imports torch
+from ckptmove.verification.simulated.device import PlainTensor, SimulatedDevice  # it imports torch
+from ckptmove.verification.simulated.identity import foreach_by_default  # it imports torch
+from ckptmove.verification.simulated.unsupported import unsupported_operation  # it imports torch
 
 WIDTH, ROWS, LAYERS = 64, 32, 4
 ACTIVATION, WEIGHT = ROWS * WIDTH * 4, WIDTH * WIDTH * 4

@@ -9,12 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402  # after the skip
-from torch.nn import functional  # noqa: E402  # after the skip
+from torch import nn
+from torch.nn import functional
 
-from ckptmove.verification.simulated import mps  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.device import SimulatedDevice  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.errors import MissingOnMps, RefusedOnMps  # noqa: E402  # as the others
+from ckptmove.verification.simulated import mps  # it imports torch
+from ckptmove.verification.simulated.device import SimulatedDevice  # it imports torch
+from ckptmove.verification.simulated.errors import MissingOnMps, RefusedOnMps  # as the others
 
 SETTING = "PYTORCH_ENABLE_MPS_FALLBACK"
 

@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import operators  # noqa: E402  # of the benchmarks
-from torch import nn  # noqa: E402  # after the skip
+import operators  # of the benchmarks
+from torch import nn
 
-from ckptmove.verification.simulated.unsupported import NotSimulated  # noqa: E402  # it imports torch
+from ckptmove.verification.simulated.unsupported import NotSimulated  # it imports torch
 
 FINE = {operators.PASSED, operators.ROUNDED}
 #: Lazy conjugation and negation, kernels that another backend lacks, and functions that torch wrote in Python.

@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402  # after the skip
+from torch.utils.data import DataLoader, TensorDataset
 
-from ckptmove.verification.simulated import pinning as simulated_pinning  # noqa: E402  # it imports torch
+from ckptmove.verification.simulated import pinning as simulated_pinning  # it imports torch
 
 
 def test_a_tensor_of_the_cpu_is_pinned(cuda):

@@ -9,10 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402  # after the skip
+from torch import nn
 
-from ckptmove.verification.simulated import targets  # noqa: E402  # it imports torch
-from ckptmove.verification.simulated.device import SimulatedDevice  # noqa: E402  # it imports torch
+from ckptmove.verification.simulated import targets  # it imports torch
+from ckptmove.verification.simulated.device import SimulatedDevice  # it imports torch
 
 ORDINAL = "CUDA error: invalid device ordinal"
 

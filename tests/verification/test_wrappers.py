@@ -14,7 +14,7 @@ from ckptmove.verification.loaded import LoadedFiles, named_tensors
 
 pytest.importorskip("torchao")
 
-import torchao.optim  # after the skip
+import torchao.optim
 
 STEPS = ("step", "parity", "fresh")
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.simulated.errors import RefusedOperation
 
 #: The one function that runs the engine.
-ENGINE: Final = graph._engine_run_backward.__code__  # noqa: SLF001  # no public name for it
+ENGINE: Final = graph._engine_run_backward.__code__
 _OWN: Final = re.compile(
     r"[\\/]ckptmove[\\/]verification[\\/](simulated[\\/](device|identity)|case[\\/]backward)\.py$|[\\/]torch[\\/]_(compile|dynamo[\\/].*)\.py$"
 )
@@ -51,14 +51,14 @@ _RUNS: Final = _Runs()
 
 def is_running() -> bool:
     """Whether the engine runs in this thread."""
-    return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001  # no public name for it
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def note_node(error: RefusedOperation) -> None:
     """Note the graph node of a refused operation, unless Python code of a hook or a function called it."""
-    frames = _frames_to_engine(sys._getframe(1))  # noqa: SLF001  # the frames, without an exception that left them
+    frames = _frames_to_engine(sys._getframe(1))  # the frames, without an exception that left them
     is_torchs = all(_OWN.search(frame.f_code.co_filename) for frame in frames)
-    node: Any = torch._C._current_autograd_node()  # noqa: SLF001  # no public name for it
+    node: Any = torch._C._current_autograd_node()
     if is_torchs and node is not None:
         error.node = node.name()
         error.made_by = frames_of(node.metadata.get("traceback_", ()))
@@ -83,7 +83,7 @@ def make_guard(kind: Any) -> Any:
         kind: the device type that it reports.
     """
 
-    class Guard(torch._C._acc.DeviceGuard):  # noqa: SLF001  # not in every torch
+    class Guard(torch._C._acc.DeviceGuard):  # not in every torch
         def type_(self) -> Any:
             try:
                 # CPython looks for an exception only if the conversion of an index returned -1, and then takes the
@@ -123,7 +123,7 @@ def _gradients_checked(name_of: Callable[[torch.device], str]) -> Iterator[None]
         wanted = [place for place, needed in enumerate(node.needs_input_grad) if needed]
         edges = [(index, *edge) for index, edge in enumerate(node.next_functions) if edge[0] is not None]
         for place, (index, following, number) in zip(wanted, edges, strict=False):
-            device = shown(following._input_metadata[number].device)  # noqa: SLF001  # no public name for it
+            device = shown(following._input_metadata[number].device)
             if (
                 place >= len(found)
                 or not isinstance(found[place], torch.Tensor)
@@ -144,7 +144,7 @@ def _gradients_checked(name_of: Callable[[torch.device], str]) -> Iterator[None]
 
 
 def _wrong(node: Any, index: int, devices: tuple[str, str], gradient: torch.Tensor) -> WrongGradient:
-    function = node._forward_cls  # noqa: SLF001  # no public name for the user's class
+    function = node._forward_cls  # no public name for the user's class
     error = WrongGradient(node.name(), index, devices, gradient, function.__name__)
     backward = getattr(function.backward, "__wrapped__", function.backward)  # by `once_differentiable`
     code = getattr(backward, "__code__", None)
@@ -166,7 +166,7 @@ def _first_gradient(code: Any) -> str:
 def _reraised(name_of: Callable[[torch.device], str]) -> Iterator[None]:
     """Raise the exceptions that the guard kept when the engine returns."""
     module: Any = torch.autograd
-    engine = module._engine_run_backward  # noqa: SLF001  # as `torch.autograd.backward` and `grad` call it
+    engine = module._engine_run_backward  # as `torch.autograd.backward` and `grad` call it
 
     def run(outputs: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
         gradients = _checked_gradients(outputs, gradients, name_of)
@@ -185,11 +185,11 @@ def _reraised(name_of: Callable[[torch.device], str]) -> Iterator[None]:
             raise _first_of(kept)
         return result
 
-    module._engine_run_backward = run  # noqa: SLF001  # restored when the context ends
+    module._engine_run_backward = run  # restored when the context ends
     try:
         yield
     finally:
-        module._engine_run_backward = engine  # noqa: SLF001  # restore the engine
+        module._engine_run_backward = engine  # restore the engine
 
 
 def _first_of(kept: list[BaseException]) -> BaseException:

@@ -232,7 +232,7 @@ def _culprit(stray: torch.Tensor, frames: list[Running], scene: Scene) -> _Culpr
     root = scene.watch.origin(lineage[-1])
     made = None if root is None else root.spot.line
     if known is not None:
-        is_itself = known.tensor is stray or known.tensor is stray._base  # noqa: SLF001  # no public name for it
+        is_itself = known.tensor is stray or known.tensor is stray._base
         fix = of_tensor(known, lineage, frames, root, scene)
         at = scene.late if known.kind == "state" else None
         return _Culprit(known.name, fix, made, "" if is_itself else through, at)

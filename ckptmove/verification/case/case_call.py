@@ -223,7 +223,7 @@ def noted_calls(entrance: Entrance) -> Iterator[dict[int, Given]]:
 
     def noted(case: Case, *args: Any, **kwargs: Any) -> None:
         init(case, *args, **kwargs)
-        frame = sys._getframe(1)  # noqa: SLF001  # the caller, without a traceback
+        frame = sys._getframe(1)  # the caller, without a traceback
         found = user_frames(entrance, frame)
         statement = found[0].spot.statement if found else None
         if statement is not None:

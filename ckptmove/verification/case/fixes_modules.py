@@ -67,7 +67,7 @@ def reachable_module(tensor: torch.Tensor, frames: Sequence[Running]) -> Reachab
         tensor: the tensor.
         frames: frames of the user's code, the innermost last. The outermost that reaches the module names it best.
     """
-    sought = {id(tensor), id(tensor._base)} - {id(None)}  # noqa: SLF001  # no public name for it
+    sought = {id(tensor), id(tensor._base)} - {id(None)}
     for running in frames:
         for name, value, holder in _values(running.frame):
             is_dict = isinstance(value, dict)

@@ -82,7 +82,7 @@ def locator(entrance: Entrance) -> Callable[[FrameType], Place]:
 
 def _trace_of_node() -> Sequence[str]:
     """Stack of the operation that made the current node of the graph, as anomaly detection keeps it."""
-    node: Any = torch._C._current_autograd_node()  # noqa: SLF001  # no public name for it
+    node: Any = torch._C._current_autograd_node()
     return _NO_LINES if node is None else node.metadata.get("traceback_", _NO_LINES)
 
 

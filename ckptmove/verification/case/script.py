@@ -146,7 +146,7 @@ def _foreign(bench: Bench) -> list[str]:
 
 def _end_process() -> None:
     """End the process while the script runs, after exit functions, which remove temporary folders; they may hang."""
-    last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)  # noqa: SLF001  # no public name for it
+    last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
     last.start()
     last.join(_LONGEST_EXIT)
     os._exit(0)
@@ -211,7 +211,7 @@ def _watched(
     runner = threading.get_ident()
 
     def expire() -> None:
-        frame = entrance.caller(sys._current_frames().get(runner))  # noqa: SLF001  # the only way to see another thread
+        frame = entrance.caller(sys._current_frames().get(runner))  # the only way to see another thread
         line = home if frame is None else line_of(frame.f_code.co_filename, frame.f_lineno)
         fault = f"no optimizer step after the load within the time limit (--timeout); it was at {line}: {line.source}"
         end(failed(SCRIPT, fault, **line_evidence(line), proven=False))

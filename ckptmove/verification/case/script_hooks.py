@@ -83,7 +83,7 @@ def recorded(
         (writer, "prepare_local_plan", _prepare_plan),
         *((pickles, name, _unpickle) for name in ("load", "loads")),
         # Of joblib, dill and others. Attributes of the class written in C cannot be set.
-        *((kind, "__init__", _construct) for kind in (pickles._Unpickler, *pickles.Unpickler.__subclasses__())),  # noqa: SLF001  # joblib's base
+        *((kind, "__init__", _construct) for kind in (pickles._Unpickler, *pickles.Unpickler.__subclasses__())),
         *((torch.multiprocessing, name, _start) for name in ("spawn", "start_processes")),
         (nn.Module, "load_state_dict", _load_module),
         (torch.optim.Optimizer, "load_state_dict", _load_optimizer),

@@ -138,7 +138,7 @@ class Session:
 
     def here(self) -> Line:
         """The user's line that runs in this thread."""
-        frame = self.entrance.caller(sys._getframe(1))  # noqa: SLF001  # the frame, without a traceback
+        frame = self.entrance.caller(sys._getframe(1))  # the frame, without a traceback
         return self._home if frame is None else line_of(frame.f_code.co_filename, frame.f_lineno)
 
     def is_checkpoint(self, file: object) -> bool:

@@ -66,7 +66,7 @@ class Steps:
         self._session.raise_if_stopped()
         self.judge_raised()
         is_outer = not self._is_open(optimizer)
-        self._open.append(Started(optimizer, sys._getframe(1), self._session.here()))  # noqa: SLF001  # the caller
+        self._open.append(Started(optimizer, sys._getframe(1), self._session.here()))  # the caller
         if not is_outer:
             return
         self._session.stop_if_passed()
@@ -96,7 +96,7 @@ class Steps:
             Stopped: if the exception is a fault of the step by itself, or too many steps raised one.
         """
         running = set[FrameType]()
-        for frame in sys._current_frames().values():  # noqa: SLF001  # of all threads
+        for frame in sys._current_frames().values():  # of all threads
             one: FrameType | None = frame
             while one is not None:
                 running.add(one)

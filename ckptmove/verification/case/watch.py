@@ -35,7 +35,7 @@ _LOADER: Final = DataLoader.__iter__.__code__.co_filename
 #: `Origin.operation` of a tensor that a loader made.
 LOADED: Final = "torch.utils.data.DataLoader"
 #: `Optimizer.add_param_group` reads it for each parameter.
-_IS_LEAF: Final[Any] = vars(torch._C.TensorBase)["is_leaf"].__get__  # noqa: SLF001  # as a function mode is given it
+_IS_LEAF: Final[Any] = vars(torch._C.TensorBase)["is_leaf"].__get__  # as a function mode is given it
 _MOVES: Final = frozenset({torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.xpu})
 
 
@@ -123,7 +123,7 @@ class Watch(TorchFunctionMode):
         """Make a call of torch, and record it."""
         kwargs = kwargs or {}
         self.before_call()
-        frame = sys._getframe(1)  # noqa: SLF001  # the caller, without a traceback
+        frame = sys._getframe(1)  # the caller, without a traceback
         self._note_site(func, frame)
         try:
             result = func(*args, **kwargs)
@@ -154,7 +154,7 @@ class Watch(TorchFunctionMode):
             seen.add(id(following))
             yield following
             origin = self.origin(following)
-            following = following._base if origin is None else origin.parent  # noqa: SLF001  # no public name for it
+            following = following._base if origin is None else origin.parent
             if following is not None and following.device == self._device:  # a parameter that was moved since
                 return
 

@@ -71,12 +71,12 @@ def build(root: Value, storage: Callable[[Persistent], Any]) -> Any:
         Exception: as of torch's rebuild functions, if their arguments are not what torch writes.
     """
     # The rebuild functions put sparse tensors on this list, and torch.load does not check them by default.
-    unchecked = torch._utils._sparse_tensors_to_validate  # noqa: SLF001
+    unchecked = torch._utils._sparse_tensors_to_validate
     try:
         made = _Builder(storage).build(root)
         unchecked[:] = [tensor for tensor in unchecked if not tensor.is_meta]
         with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
-            torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]  # noqa: SLF001
+            torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
     finally:
         unchecked.clear()
     return made

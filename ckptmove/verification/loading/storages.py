@@ -89,11 +89,11 @@ class Storages:
         """A view of a storage, one object for each, as in torch/serialization.py ``_legacy_load``."""
         found = self._views.get((key, first, numel))
         if found is None:
-            item = whole._element_size()  # noqa: SLF001  # `element_size` warns
+            item = whole._element_size()  # `element_size` warns
             if whole.device.type == "meta":  # a storage on the meta device has no slices
                 untyped = _empty(numel * item, "meta")
             else:
-                untyped = whole._untyped_storage[first * item : (first + numel) * item]  # noqa: SLF001  # no copy
+                untyped = whole._untyped_storage[first * item : (first + numel) * item]  # no copy
             found = self._views[key, first, numel] = _typed(untyped, whole.dtype)
         return found
 

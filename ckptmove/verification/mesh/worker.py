@@ -206,7 +206,7 @@ class _Rank:
     def _report_late(self, deadline: float) -> None:
         """Report the line that the main thread has reached, shortly before the timeout."""
         time.sleep(max(0.0, deadline - time.time()))
-        frame = sys._current_frames().get(main_thread().ident or 0)  # noqa: SLF001  # the only way to see a thread
+        frame = sys._current_frames().get(main_thread().ident or 0)  # the only way to see a thread
         own = None if self._entrance is None else self._entrance.caller(frame)
         where = "" if own is None else f" at {line_of(own.f_code.co_filename, own.f_lineno)}"
         waits = False

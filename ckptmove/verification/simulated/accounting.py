@@ -132,7 +132,7 @@ class DeviceMemory:
         if self.used > self.peak:
             self.peak, self._count_at_peak = self.used, self._count
             self._freed.clear()
-            self._place = self._locate(sys._getframe(1))  # noqa: SLF001  # the frames, without an exception that left them
+            self._place = self._locate(sys._getframe(1))  # the frames, without an exception that left them
 
     def remove(self, one: Allocation) -> None:
         """Stop counting a storage."""
@@ -147,7 +147,7 @@ class DeviceMemory:
         return Usage(self._device, self.peak, self.limit, self._place, (*live, *self._freed))
 
     def _out_of_memory(self, nbytes: int) -> Exception:
-        place = self._locate(sys._getframe(1))  # noqa: SLF001  # see above
+        place = self._locate(sys._getframe(1))  # see above
         usage = Usage(self._device, self.used, self.limit, place, tuple(self._live.values()), nbytes)
         kind, total = targets.kind_of(self._device), size(self.total)
         error: Any
@@ -192,7 +192,7 @@ class MemoryRecord:
             device: its simulated device.
         """
         for storage in _storages(host):
-            key, nbytes = storage._cdata, storage.nbytes()  # noqa: SLF001  # torch has no public name for it
+            key, nbytes = storage._cdata, storage.nbytes()
             nbytes = -(-nbytes // _BLOCK) * _BLOCK
             known = self._known.get(key)
             if known is not None:
@@ -214,7 +214,7 @@ class MemoryRecord:
         """Set the role of tensors; other values, and storages that have a role, are left out."""
         for tensor in tensors:
             for storage in _storages(getattr(tensor, "host", None)):
-                known = self._known.get(storage._cdata)  # noqa: SLF001  # see above
+                known = self._known.get(storage._cdata)  # see above
                 if known is not None and known.kind == "other":
                     known.kind = kind
 

@@ -136,8 +136,8 @@ def _separate(call: Callable[..., object]) -> Callable[..., object]:
 def _as_python() -> Iterator[None]:
     """Let `torch.jit.script` return Python, except in the formulas that torch loads for the first forward-mode AD."""
     module: Any = forward_ad
-    was_enabled = bool(torchscript._enabled)  # noqa: SLF001  # torch has no public name for it
-    load = module._maybe_load_decompositions  # noqa: SLF001  # the same
+    was_enabled = bool(torchscript._enabled)
+    load = module._maybe_load_decompositions  # the same
 
     def loaded() -> None:
         torchscript.enable()
@@ -147,10 +147,10 @@ def _as_python() -> Iterator[None]:
             torchscript.disable()
 
     torchscript.disable()
-    module._maybe_load_decompositions = loaded  # noqa: SLF001  # the same
+    module._maybe_load_decompositions = loaded  # the same
     try:
         yield
     finally:
-        module._maybe_load_decompositions = load  # noqa: SLF001  # the same
+        module._maybe_load_decompositions = load  # the same
         if was_enabled:
             torchscript.enable()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Operation = OpOverload[..., Any]
 
 _KEY: Final[Any] = DispatchKey.__members__["AutocastPrivateUse1"]  # torch's annotations leave it out
-_AFTER: Final = torch._C._dispatch_keyset_full_after(_KEY)  # noqa: SLF001  # no public name for it
+_AFTER: Final = torch._C._dispatch_keyset_full_after(_KEY)
 #: The operations with a dtype argument that replace those without, from ``AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE``.
 _WITH_DTYPE: Final[dict[str, Operation]] = {
     "aten::norm.Scalar": torch.ops.aten.norm.ScalarOpt_dtype,
@@ -93,7 +93,7 @@ def _run(func: Operation, name: str, keys: DispatchKeySet, *args: Any, **kwargs:
         return func.redispatch(keys & _AFTER, *args, **kwargs)
     if policy is Policy.BANNED:
         raise RuntimeError(_BANNED)
-    with torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(_KEY)):  # noqa: SLF001  # as in torch.library
+    with torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(_KEY)):  # as in torch.library
         if policy is Policy.FP32_SET_OPT_DTYPE:
             return func(*args, **kwargs) if not _is_eligible(args[0], kind) else _with_dtype(func, args, kwargs)
         if policy is Policy.FP32_APPEND_DTYPE:
@@ -147,7 +147,7 @@ def _cast(tensor: torch.Tensor, to: torch.dtype, kind: str) -> torch.Tensor:
     """A tensor in another dtype, by ``cached_cast`` in aten/src/ATen/autocast_mode.cpp."""
     if tensor.dtype == to or not _is_eligible(tensor, kind):
         return tensor
-    is_parameter = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()  # noqa: SLF001  # no public name for it
+    is_parameter = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
     if not (is_parameter and to == torch.get_autocast_dtype(kind) and torch.is_autocast_cache_enabled()):
         return tensor.to(to)
     source, cast = _CASTS.get(id(tensor), (None, tensor))

@@ -68,7 +68,7 @@ def policies(kind: str) -> dict[str, Policy]:
     """
     if kind not in KINDS:
         return {}
-    listed = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{kind.upper()}")  # noqa: SLF001  # no public name for it
+    listed = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{kind.upper()}")
     names = {operation: operation.removeprefix("aten::").partition(".")[0] for operation in listed}
     known = _POLICIES | _ON_MPS if kind == "mps" else _POLICIES
     found = {operation: known.get(name, Policy.FP32) for operation, name in names.items()}

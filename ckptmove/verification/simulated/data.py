@@ -28,9 +28,9 @@ def parameters_moved_in_place() -> Iterator[None]:
     refuses if a graph or a weak reference holds one. Back from a Python backend it would make new parameters.
     """
     module: Any = torch
-    functions: Any = torch._C._nn  # noqa: SLF001  # as `nn.Module.to` calls it
-    parse = functions._parse_to  # noqa: SLF001  # the same
-    swap, is_compatible = module.utils.swap_tensors, module._has_compatible_shallow_copy_type  # noqa: SLF001  # as `_apply` calls it
+    functions: Any = torch._C._nn  # as `nn.Module.to` calls it
+    parse = functions._parse_to  # the same
+    swap, is_compatible = module.utils.swap_tensors, module._has_compatible_shallow_copy_type  # as `_apply` calls it
 
     # Any signature: torch/_dynamo/polyfills, which much of torch imports, compares it with its own.
     def compatible(*tensors: torch.Tensor, **_names: torch.Tensor) -> bool:
@@ -41,15 +41,15 @@ def parameters_moved_in_place() -> Iterator[None]:
         named = {name: of_number(one) if name == "device" else one for name, one in kwargs.items()}
         return parse(*map(of_number, args[:1]), *args[1:], **named)
 
-    functions._parse_to = parsed  # noqa: SLF001  # while the device is active
+    functions._parse_to = parsed  # while the device is active
     module.utils.swap_tensors = swap_tensors
-    module._has_compatible_shallow_copy_type = compatible  # noqa: SLF001  # while the device is active
+    module._has_compatible_shallow_copy_type = compatible  # while the device is active
     try:
         yield
     finally:
-        functions._parse_to = parse  # noqa: SLF001  # restore the function
+        functions._parse_to = parse  # restore the function
         module.utils.swap_tensors = swap
-        module._has_compatible_shallow_copy_type = is_compatible  # noqa: SLF001  # restore the function
+        module._has_compatible_shallow_copy_type = is_compatible  # restore the function
 
 
 def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
@@ -61,13 +61,13 @@ def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
     kept = {name: value for name, value in one.__dict__.items() if name not in _OWN}
     one.__class__, other.__class__ = other.__class__, one.__class__
     one.__dict__, other.__dict__ = other.__dict__ | kept, one.__dict__
-    torch._C._swap_tensor_impl(one, other)  # noqa: SLF001  # no other way
+    torch._C._swap_tensor_impl(one, other)  # no other way
     for tensor in (one, other):
-        hooks, later = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # noqa: SLF001  # no public names
+        hooks, later = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # no public names
         if hooks:
-            tensor._backward_hooks = hooks  # noqa: SLF001  # no public name
+            tensor._backward_hooks = hooks  # no public name
         if later:
-            tensor._post_accumulate_grad_hooks = later  # noqa: SLF001  # no public name
+            tensor._post_accumulate_grad_hooks = later  # no public name
 
 
 def become(tensor: torch.Tensor, value: torch.Tensor) -> None:

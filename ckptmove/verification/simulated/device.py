@@ -145,7 +145,7 @@ class SimulatedTensor(torch.Tensor):
     def __new__(cls, host: torch.Tensor, device: torch.device) -> Self:
         accounting.count(host, device)
         strided = host.layout is torch.strided
-        make: Callable[..., Self] = TensorBase._make_wrapper_subclass  # noqa: SLF001  # no public way to make a tensor without memory
+        make: Callable[..., Self] = TensorBase._make_wrapper_subclass  # no public way to make a tensor without memory
         # Like its host, a view in inference mode may be a normal tensor.
         is_normal = torch.is_inference_mode_enabled() and not host.is_inference()
         with torch.inference_mode(mode=False) if is_normal else contextlib.nullcontext():
@@ -160,9 +160,9 @@ class SimulatedTensor(torch.Tensor):
             )
         # torch resolves lazy conjugation and negation before it calls `__torch_dispatch__`.
         if host.is_conj():
-            torch._C._set_conj(outer, True)  # noqa: SLF001  # no public name for it
+            torch._C._set_conj(outer, True)
         if host.is_neg():
-            torch._C._set_neg(outer, True)  # noqa: SLF001  # no public name for it
+            torch._C._set_neg(outer, True)
         outer.host = host
         outer.simulated_index = device.index
         return outer
@@ -210,7 +210,7 @@ class SimulatedTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         if isinstance(self, nn.Parameter):
             data = SimulatedTensor(self.host, self.simulated_on)
-            return torch._utils._rebuild_parameter, (data, self.requires_grad, OrderedDict())  # noqa: SLF001  # as a parameter's own
+            return torch._utils._rebuild_parameter, (data, self.requires_grad, OrderedDict())  # as a parameter's own
         # torch would set the lazy bits of a restored tensor, and not those of its host.
         plain: Any = self.host.detach().resolve_conj().resolve_neg().requires_grad_(self.requires_grad)
         on_device(plain.untyped_storage(), self.simulated_on)
@@ -456,7 +456,7 @@ def _register_backend() -> Any:
     `torch.tensor`, `torch.as_tensor` and sparse constructors allocate, copy and read with Python dispatch switched off.
     Libraries and guard must live as long as the process: their kernels are removed when they are collected.
     """
-    guard = make_guard(torch._C._autograd.DeviceType.PrivateUse1)  # noqa: SLF001  # as in torch's own guard
+    guard = make_guard(torch._C._autograd.DeviceType.PrivateUse1)  # as in torch's own guard
     module = DeviceModule(targets.kind)
     getattr(backend_registration, _SETUP)(BACKEND, backend_module=module, device_guard=guard)
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch has no annotation

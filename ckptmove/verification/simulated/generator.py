@@ -58,7 +58,7 @@ class DeviceGenerator(Generator):
 
 def address(generator: Any) -> int:
     """Address of a generator, the same for all its objects."""
-    return int(generator._cdata)  # noqa: SLF001  # no public name for it
+    return int(generator._cdata)
 
 
 def with_state(device: torch.device, state: torch.Tensor) -> DeviceGenerator:

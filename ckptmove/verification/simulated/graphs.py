@@ -49,7 +49,7 @@ class _Memory:
     def storage(self) -> torch.UntypedStorage:
         """Its storage. If the script has freed it, an input has lost its values, as on a GPU: they are NaN."""
         kind: Any = torch.UntypedStorage
-        used: torch.UntypedStorage | None = kind._new_with_weak_ptr(self._used.cdata)  # noqa: SLF001  # no public name for it
+        used: torch.UntypedStorage | None = kind._new_with_weak_ptr(self._used.cdata)
         if used is not None:
             return used
         if self._own is None:
@@ -80,7 +80,7 @@ class _Operand(NamedTuple):
         """The tensor."""
         made = torch.empty(0, dtype=self.dtype).set_(self.memory.storage(), self.offset, self.size, self.stride)
         made = made.conj() if self.is_conj else made
-        return made._neg_view() if self.is_neg else made  # noqa: SLF001  # no public name for it
+        return made._neg_view() if self.is_neg else made
 
 
 def _operand(host: torch.Tensor) -> _Operand:
@@ -93,9 +93,9 @@ def _operand(host: torch.Tensor) -> _Operand:
         raise NotSimulated("a sparse or quantized tensor in a CUDA graph")
     storage: Any = host.untyped_storage()
     offset: Any = host.storage_offset()
-    memory = _KNOWN.get(storage._cdata)  # noqa: SLF001  # torch has no public name for it
+    memory = _KNOWN.get(storage._cdata)
     if memory is None:
-        memory = _KNOWN[storage._cdata] = _Memory(storage)  # noqa: SLF001  # the same
+        memory = _KNOWN[storage._cdata] = _Memory(storage)  # the same
     return _Operand(memory, host.dtype, host.size(), host.stride(), offset, host.is_conj(), host.is_neg())
 
 
@@ -305,5 +305,10 @@ def run(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 @contextlib.contextmanager
 def _outside_of_modes() -> Iterator[None]:
     """Run operations on the CPU without the simulation's modes, and without autograd."""
-    with torch.inference_mode(mode=False), torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():  # noqa: SLF001  # no public name for it
+    with (
+        torch.inference_mode(mode=False),
+        torch.no_grad(),
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+    ):
         yield

@@ -88,7 +88,7 @@ class TargetDevices(TorchFunctionMode):
         """Make a call of torch."""
         kwargs = kwargs or {}
         for kind in filter(_overrides, types):
-            if not torch._C._is_torch_function_enabled():  # noqa: SLF001  # false in what the method of a class calls
+            if not torch._C._is_torch_function_enabled():  # false in what the method of a class calls
                 break
             with self:  # a class of the user needs the mode, which is off here
                 result = kind.__torch_function__(func, types, args, kwargs)
@@ -193,12 +193,12 @@ def shown_everywhere(modes: Callable[[], AbstractContextManager[None]]) -> Itera
     Args:
         modes: opens the contexts of a thread.
     """
-    bindings: Any = torch._C  # noqa: SLF001  # no public name for it
-    group = bindings._group_tensors_by_device_and_dtype  # noqa: SLF001  # used by optimizers and `clip_grad_norm_`
-    make: Any = TensorBase._make_wrapper_subclass  # noqa: SLF001  # used by every wrapper subclass
+    bindings: Any = torch._C
+    group = bindings._group_tensors_by_device_and_dtype  # used by optimizers and `clip_grad_norm_`
+    make: Any = TensorBase._make_wrapper_subclass  # used by every wrapper subclass
     on_default: Any = DeviceContext.__torch_function__
     start = threading.Thread.start
-    push: Any = bindings._autograd._push_saved_tensors_default_hooks  # noqa: SLF001  # used by `saved_tensors_hooks`
+    push: Any = bindings._autograd._push_saved_tensors_default_hooks  # used by `saved_tensors_hooks`
     device_of_storage: Any = vars(StorageBase)["device"].__get__  # the getter of both kinds
 
     def grouped(*args: Any, **kwargs: Any) -> Any:
@@ -230,7 +230,7 @@ def shown_everywhere(modes: Callable[[], AbstractContextManager[None]]) -> Itera
     with contextlib.ExitStack() as stack:
         stack.enter_context(_replaced(bindings, "_group_tensors_by_device_and_dtype", grouped))
         stack.enter_context(_replaced(torch.Tensor, "_make_wrapper_subclass", staticmethod(made)))
-        stack.enter_context(_replaced(bindings._autograd, "_push_saved_tensors_default_hooks", pushed))  # noqa: SLF001  # see above
+        stack.enter_context(_replaced(bindings._autograd, "_push_saved_tensors_default_hooks", pushed))  # see above
         stack.enter_context(_replaced(DeviceContext, "__torch_function__", in_context))
         stack.enter_context(_replaced(threading.Thread, "start", started))
         stack.enter_context(_replaced(torch.UntypedStorage, "device", property(of_storage)))
@@ -257,7 +257,7 @@ def foreach_by_default(kind: type[torch.Tensor]) -> Iterator[None]:
     """Let torch choose foreach for tensors of a class as for its own, while the context is open."""
     with contextlib.ExitStack() as stack:
         for module in (optimizers, _foreach_utils):
-            types = [*module._foreach_supported_types, kind]  # noqa: SLF001  # no public name for it
+            types = [*module._foreach_supported_types, kind]
             stack.enter_context(_replaced(module, "_foreach_supported_types", types))
         yield
 

@@ -19,6 +19,6 @@ def lazy_kernels() -> Any:
 
     Without them, an operation of several steps (`linalg_pinv`) takes its own lazily conjugated tensors for plain ones.
     """
-    include = torch._C._dispatch_tls_local_include_set()  # noqa: SLF001  # no public name for it
-    exclude = torch._C._dispatch_tls_local_exclude_set()  # noqa: SLF001  # the same
-    return torch._C._ForceDispatchKeyGuard(include, exclude - _KEYS)  # noqa: SLF001  # the same
+    include = torch._C._dispatch_tls_local_include_set()
+    exclude = torch._C._dispatch_tls_local_exclude_set()  # the same
+    return torch._C._ForceDispatchKeyGuard(include, exclude - _KEYS)  # the same

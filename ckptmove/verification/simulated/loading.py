@@ -51,10 +51,10 @@ def storages_on_device(place: Callable[[torch.Tensor, torch.device], torch.Tenso
     Args:
         place: wraps a CPU tensor as a tensor of the device, with the same memory.
     """
-    module: Any = torch._utils  # noqa: SLF001  # no public name for it
-    rebuild = module._rebuild_tensor  # noqa: SLF001  # every kind of tensor is rebuilt by it
+    module: Any = torch._utils
+    rebuild = module._rebuild_tensor  # every kind of tensor is rebuilt by it
     storages: Any = torch.storage
-    move = storages._to  # noqa: SLF001  # called by `storage.cuda` and `storage.to`
+    move = storages._to  # called by `storage.cuda` and `storage.to`
 
     def moved(storage: Any, device: torch.device, non_blocking: bool = False) -> Any:
         home = targets.meant_by(device)
@@ -65,7 +65,7 @@ def storages_on_device(place: Callable[[torch.Tensor, torch.device], torch.Tenso
         return on_device(storage.clone(), home)  # the device has no memory of its own here
 
     def rebuilt(storage: Any, *rest: Any) -> Any:
-        untyped = storage._untyped_storage  # noqa: SLF001  # as `_rebuild_tensor` does
+        untyped = storage._untyped_storage  # as `_rebuild_tensor` does
         device = getattr(untyped, "simulated_on", None)
         if device is None:
             return rebuild(storage, *rest)
@@ -74,10 +74,10 @@ def storages_on_device(place: Callable[[torch.Tensor, torch.device], torch.Tenso
         on_device(untyped, device)
         return place(tensor, device)
 
-    module._rebuild_tensor = rebuilt  # noqa: SLF001  # replaced while the device is active
-    storages._to = moved  # noqa: SLF001  # the same
+    module._rebuild_tensor = rebuilt  # replaced while the device is active
+    storages._to = moved  # the same
     try:
         yield
     finally:
-        module._rebuild_tensor = rebuild  # noqa: SLF001  # restore the function
-        storages._to = move  # noqa: SLF001  # the same
+        module._rebuild_tensor = rebuild  # restore the function
+        storages._to = move  # the same

@@ -153,7 +153,7 @@ def _missing(name: str, key: str) -> str | None:
     ends_in = delegates.get(name) or _CALLED.get(name)
     if ends_in is not None:
         return _missing(ends_in, key)
-    has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key  # noqa: SLF001  # torch has no public name for it
+    has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
     return name if name in _FALLBACKS or not has_kernel(f"aten::{name}", key) else None
 
 

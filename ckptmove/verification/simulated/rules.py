@@ -97,7 +97,7 @@ def refuse_dtype(target: str, dtype: torch.dtype) -> None:
 
 def schema_of(func: Operation) -> torch.FunctionSchema:
     """The schema of an ATen operation: its name, and the arguments that it writes to."""
-    return func._schema  # noqa: SLF001  # torch has no public name for it
+    return func._schema
 
 
 def operand_devices(

@@ -54,7 +54,7 @@ def at_index(index: int) -> torch.device:
 
 def _device(*args: Any) -> torch.device:
     """A torch.device, which a function mode would replace by that of the target."""
-    with torch._C.DisableTorchFunction():  # noqa: SLF001  # torch has no public name for it
+    with torch._C.DisableTorchFunction():
         return torch.device(*args)
 
 

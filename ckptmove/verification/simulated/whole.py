@@ -56,7 +56,7 @@ def run_whole(
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:  # noqa: SLF001  # no public name
+        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:  # no public name
             return _run_in_parts(func, args, kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         device = operand_devices(func, args, kwargs, tag_of)[0]
@@ -160,7 +160,7 @@ class _WholeOp(torch.autograd.Function):
         if torch.is_grad_enabled():  # `create_graph=True`
             found = _Gradient.apply(ctx, *ctx.operands, *grads)  # type: ignore[no-untyped-call]  # torch has no annotation
         else:
-            keep: bool = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001  # no public name for it
+            keep: bool = torch._C._autograd._get_current_graph_task_keep_graph()
             hosts = _captured(functools.partial(ctx.host.backward, keep), grads, ctx.inner)
             found = [None if host is None else ctx.place(host) for host in hosts]
         result: list[Any] = [None] * len(ctx.needs_input_grad)
