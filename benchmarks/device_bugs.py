@@ -28,13 +28,13 @@ ROOT: Final = Path(__file__).resolve().parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(ROOT.parent / "tests" / "support"))
 
-import torch._dynamo  # noqa: E402, F401  # optimizers import it; here, before children are forked
-from mutations import CHANGES_KEYS, KINDS, Mutant, mutants  # noqa: E402  # after the path above
-from warm_worker import Servers  # noqa: E402  # after the path above
+import torch._dynamo  # noqa: F401  # optimizers import it; here, before children are forked
+from mutations import CHANGES_KEYS, KINDS, Mutant, mutants
+from warm_worker import Servers
 
-import ckptmove  # noqa: E402  # after the path above
-from ckptmove.verification import child  # noqa: E402  # after the path above
-from ckptmove.verification.case.patching import Edit  # noqa: E402  # after the path above
+import ckptmove
+from ckptmove.verification import child
+from ckptmove.verification.case.patching import Edit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from fuzz import whole_bombs  # noqa: E402  # which lies beside this folder
-from fuzz.bombs import by_family  # noqa: E402  # which lies beside this folder
-from fuzz.folders import folders  # noqa: E402  # which lies beside this folder
+from fuzz import whole_bombs
+from fuzz.bombs import by_family
+from fuzz.folders import folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ IN_ONE_PROCESS: Final[dict[str, Any]] = {"no_dist": True} if "no_dist" in inspec
 def safetensors_table(file: io.BufferedReader) -> tuple[dict[str, Any], int]:
     """The table of a safetensors file, and where its tensors begin: by torch's own reader, where it has one."""
     try:
-        from torch.distributed.checkpoint._hf_utils import _get_safetensors_file_metadata  # noqa: PLC0415  # may lack
+        from torch.distributed.checkpoint._hf_utils import _get_safetensors_file_metadata
     except ImportError:
         length = int.from_bytes(file.read(8), "little")
         return json.loads(file.read(length)), 8 + length

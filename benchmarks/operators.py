@@ -53,7 +53,7 @@ def operators() -> list[Any]:
     """Torch's operator database: objects of `torch.testing._internal.opinfo.core.OpInfo`."""
     gc.disable()  # it would run over the objects of the database again and again
     try:
-        from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415  # takes seconds
+        from torch.testing._internal.common_methods_invocations import op_db
     finally:
         gc.enable()
     return list(op_db)
@@ -74,19 +74,19 @@ def outcomes(operator: Any, device: SimulatedDevice, dtype: torch.dtype, samples
         with device:
             torch.manual_seed(0)
             made = list(islice(operator.sample_inputs(device.device, dtype, requires_grad=differentiable), samples))
-    except Exception as error:  # noqa: BLE001  # of any operator
+    except Exception as error:
         yield _refused(error)
         return
     for sample in made:
         try:
             expected = _results(operator, sample, lambda leaf: _on_cpu(leaf, device), differentiable)
-        except Exception:  # noqa: BLE001  # of any operator: not a valid call
+        except Exception:  # of any operator: not a valid call
             continue
         try:
             with device:
                 found = _results(operator, sample, lambda leaf: leaf, differentiable)
                 found = pytree.tree_map_only(torch.Tensor, device.to_cpu, found)
-        except Exception as error:  # noqa: BLE001  # of any operator
+        except Exception as error:
             yield _refused(error)
         else:
             yield _compared(expected, found, operator.name in _UNINITIALIZED)

@@ -91,7 +91,7 @@ class Phrase(str):
 
     in_python: str
 
-    def __new__(cls, *parts: str | Argument) -> Phrase:  # noqa: PYI034  # Self came with Python 3.11
+    def __new__(cls, *parts: str | Argument) -> Phrase:
         """Spell the options among some texts."""
         phrase = super().__new__(cls, "".join(one.in_shell if isinstance(one, Argument) else one for one in parts))
         phrase.in_python = "".join(map(spelled_in_python, parts))
@@ -138,4 +138,4 @@ def _escape(letter: str) -> str:
     if letter.isprintable():
         return letter
     code = ord(letter)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"  # noqa: PLR2004  # Python's own escapes
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -51,7 +51,7 @@ def require_paths(words: Sequence[str], options: Mapping[str, object]) -> None:
     if len(words) > 1 and len(devices) == 1 and not options["to"]:
         raise NotAPath(devices[0], "--to")
     has_output = options["output"] or options["output_dir"] or options["in_place"]
-    if len(words) == 2 and missing == [words[1]] and not has_output and not has_magic(words[1]):  # noqa: PLR2004  # as of cp
+    if len(words) == 2 and missing == [words[1]] and not has_output and not has_magic(words[1]):
         raise NotAPath(words[1], "--output")
 
 

@@ -25,7 +25,7 @@ class ProgressBar:
         self._bar: Progress | None = None
         self._has_stages = False
 
-    def __enter__(self) -> ProgressBar:  # noqa: PYI034  # Self came with Python 3.11
+    def __enter__(self) -> ProgressBar:
         """Start."""
         return self
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ckptmove.api.failures import Failure
 
-_SIGNS: Final = "✓✗–…"  # noqa: RUF001  # characters of reports
+_SIGNS: Final = "✓✗–…"
 #: Errors of a write to a closed pipe: EPIPE, and on Windows, which has no SIGPIPE, also EINVAL.
 _READER_GONE: Final = frozenset({errno.EPIPE} if hasattr(signal, "SIGPIPE") else {errno.EPIPE, errno.EINVAL})
 

@@ -238,7 +238,7 @@ def _is_table(part: OpenPart) -> bool:
     """Whether a file holds a dict of tensors and nothing else in its tree."""
     pairs = as_dict(part.tree())
     names = {part.own_name(record.name) for record in part.inventory.tensors}
-    return pairs is not None and all(type(key) is str and key in names for key in pairs.keys())  # noqa: SIM118  # no mapping
+    return pairs is not None and all(type(key) is str and key in names for key in pairs.keys())
 
 
 def _named(parts: Mapping[str, OpenPart], side: OpenCheckpoint) -> str:

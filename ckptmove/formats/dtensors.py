@@ -86,7 +86,7 @@ def dtensor_call(value: Value) -> Call | None:
     """The call that rebuilds a DTensor, or the DTensor in a parameter; None for any other value."""
     if type(value) is Call and value.name == _PARAMETER and value.arguments:
         value = value.arguments[0]
-    if type(value) is not Call or value.name != _FROM_TYPE or len(value.arguments) != 4:  # noqa: PLR2004  # with a state
+    if type(value) is not Call or value.name != _FROM_TYPE or len(value.arguments) != 4:  # with a state
         return None
     function, kind, *_ = value.arguments
     if type(function) is not Global or function.full_name != _WRAPPER:

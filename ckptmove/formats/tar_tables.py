@@ -187,7 +187,7 @@ class MemberReader:
     def read_entry(self, what: str) -> tuple[int, Value, Value]:
         """Read a pickle of three values; the first is a key."""
         root = self.read_value()
-        if type(root) is not Tuple or len(root.items) != 3:  # noqa: PLR2004  # as both members have them
+        if type(root) is not Tuple or len(root.items) != 3:
             raise self.damage(f"the pickle of a {what} is invalid")
         key, second, third = root.items
         return self.as_key(key), second, third

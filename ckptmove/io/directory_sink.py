@@ -52,7 +52,7 @@ class DirectorySink:
         self._folders: list[tuple[Path, int]] = []
         self.leftover: str | None = None
 
-    def __enter__(self) -> DirectorySink:  # noqa: PYI034  # Self came with Python 3.11
+    def __enter__(self) -> DirectorySink:
         """Create the temporary directory.
 
         Raises:

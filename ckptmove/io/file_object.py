@@ -28,7 +28,7 @@ class OpenFile(str):
 
     file: BinaryIO
 
-    def __new__(cls, file: BinaryIO) -> OpenFile:  # noqa: PYI034  # Self came with Python 3.11
+    def __new__(cls, file: BinaryIO) -> OpenFile:
         """Name a file object by its class."""
         named = super().__new__(cls, f"<{type(file).__name__}>")
         named.file = file

@@ -43,7 +43,7 @@ class FileSink(NewFile):
         self._claim = Claim(self._output.parent)
         super().__init__(output, self._claim.names.part)
 
-    def __enter__(self) -> FileSink:  # noqa: PYI034  # Self came with Python 3.11
+    def __enter__(self) -> FileSink:
         """Open the temporary file.
 
         Raises:

@@ -171,7 +171,7 @@ def _decimal_long(raw: bytes) -> int:
 def _quoted(raw: bytes) -> str:
     stripped = raw.strip()
     quote = stripped[:1]
-    if len(stripped) < 2 or quote not in {b"'", b'"'} or not stripped.endswith(quote):  # noqa: PLR2004  # two quotes
+    if len(stripped) < 2 or quote not in {b"'", b'"'} or not stripped.endswith(quote):  # two quotes
         raise ValueError("a STRING without quotes")
     return _python2_text(_ESCAPE.sub(_unescape, stripped[1:-1]))
 

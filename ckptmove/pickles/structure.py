@@ -266,7 +266,7 @@ def _extend(machine: Machine, items: list[Value], starts: list[int]) -> None:
 
 def _setitem(machine: Machine, position: int) -> int:
     stack, starts = machine.stack, machine.starts
-    if len(stack) < 3:  # noqa: PLR2004  # the dict, a key, a value
+    if len(stack) < 3:  # the dict, a key, a value
         raise IndexError
     flat, flat_starts = stack[-2:], starts[-2:]
     del stack[-2:]

@@ -270,8 +270,8 @@ class TensorReader:
             self._note_overrun(name, dtype, offset + span, room)
         return TensorRecord(
             name, role, storage.device, dtype, shape, stride, storage.key, offset, numel * item_bytes,
-            "tensor" if len(found) < 7 else lazy_kind(found[6]), "",  # noqa: PLR2004  # only v2 has metadata
-            len(found) > 4 and found[4] is True,  # noqa: PLR2004  # v1 has four arguments
+            "tensor" if len(found) < 7 else lazy_kind(found[6]), "",  # only v2 has metadata
+            len(found) > 4 and found[4] is True,  # v1 has four arguments
         )  # fmt: skip
 
     def _note_overrun(self, name: str, dtype: str, end: int, room: int) -> None:

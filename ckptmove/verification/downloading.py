@@ -42,7 +42,7 @@ def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callab
         return request
     if request.download is None:
         raise NotLocal(request.path, VERIFY_IS_LOCAL)
-    from ckptmove.io.remote.download import download  # noqa: PLC0415  # for a URL only
+    from ckptmove.io.remote.download import download
 
     try:
         download(request.path, request.download, request.limits, progress, settle)

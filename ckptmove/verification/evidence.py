@@ -166,7 +166,7 @@ class RanksOfRun(NamedTuple):
     def __str__(self) -> str:
         """The ranks, their mesh, and by how many ranks the checkpoint was saved."""
         dims = f": {', '.join(self.dims)}" if self.dims else ""
-        mesh = f" ({'×'.join(map(str, self.shape))}{dims})" if self.shape else ""  # noqa: RUF001  # a product
+        mesh = f" ({'×'.join(map(str, self.shape))}{dims})" if self.shape else ""
         saved = f", saved by {self.saved_by}" if self.saved_by is not None else ""
         if self.resharded:
             is_other = self.saved_by not in {None, self.ranks}

@@ -209,7 +209,7 @@ def _move_line(source: str, target: str, names: Sequence[str]) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""  # noqa: PLR2004  # two examples will do
+    more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""
     return f"{', '.join(names[:2])}{more}"
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FIT: Final = "fit"
 #: Most ranks, and the limit of the search for a number of ranks that fits.
 _MOST_RANKS: Final = 1 << 20
-_FORM: Final = re.compile(r"\s*(\d{1,7})\s*[xX*×]\s*(\S.*)", re.DOTALL)  # noqa: RUF001  # the sign that people type
+_FORM: Final = re.compile(r"\s*(\d{1,7})\s*[xX*×]\s*(\S.*)", re.DOTALL)
 
 
 class Devices(NamedTuple):

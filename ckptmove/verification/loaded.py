@@ -289,7 +289,7 @@ def _load_one(part: OpenPart, stored: StoredTensors) -> Loaded:
 def _know_dtensors() -> None:
     """Import DTensor, if this torch has it; without it, weights-only mode refuses the file."""
     try:
-        import torch.distributed.tensor  # noqa: PLC0415  # for files with DTensors only
+        import torch.distributed.tensor  # for files with DTensors only
     except ImportError:  # built without torch.distributed
         return
     # It warns of each mesh whose process groups do not exist here.

@@ -20,7 +20,7 @@ def measure_with_torch(one: bytes, dtype: str, two: bytes, other: str) -> Gap | 
 def measure_of_torch() -> Measure | None:
     """The measuring function, or None if torch cannot be imported."""
     try:
-        from ckptmove.verification.magnitude import measure  # noqa: PLC0415  # importing torch takes seconds
+        from ckptmove.verification.magnitude import measure  # importing torch takes seconds
     except (ImportError, OSError):
         return None
     return measure

@@ -50,7 +50,7 @@ def limit_memory(request: VerifyRequest) -> bool:
     if is_foreign or find_site(request.to or "cpu").mode == "real":
         return False
     try:
-        import resource  # noqa: PLC0415  # Windows has no limits
+        import resource
 
         pages = int(_FIGURES.read_text(encoding="ascii").split()[5])
     except (ImportError, OSError):

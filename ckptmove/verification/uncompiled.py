@@ -43,7 +43,7 @@ class Uncompiled(ModuleType):
             raise AttributeError(name)
         if sys.modules.get(_NAME) is self:
             del sys.modules[_NAME], _torch._dynamo  # the real module must not find this one
-        import torch._dynamo as real  # noqa: PLC0415  # a slow import
+        import torch._dynamo as real
 
         return getattr(real, name)
 

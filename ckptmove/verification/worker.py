@@ -213,7 +213,7 @@ def _trained(pairings: tuple[Pairing, ...]) -> frozenset[str]:
 
 
 def _emit_training(bench: Bench, emit: Emit) -> None:
-    from ckptmove.verification.case.user_code import edited_sources  # noqa: PLC0415  # for --case and --script only
+    from ckptmove.verification.case.user_code import edited_sources  # for --case and --script only
 
     def answer(check: CheckResult) -> None:
         emit({"check": check_to_json(check)})
@@ -222,11 +222,11 @@ def _emit_training(bench: Bench, emit: Emit) -> None:
     try:
         with edited_sources(request.edits):
             if request.case is not None:
-                from ckptmove.verification.case.check import check_case  # noqa: PLC0415  # slow import
+                from ckptmove.verification.case.check import check_case
 
                 answer(check_case(bench, request.case))
             if request.script is not None:
-                from ckptmove.verification.case.script import check_script  # noqa: PLC0415  # slow import
+                from ckptmove.verification.case.script import check_script
 
                 answer(check_script(bench, request.script, request.script_args, answer))
     except CaseUnusable as error:

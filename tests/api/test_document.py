@@ -135,7 +135,7 @@ def test_checks_are_lines_that_a_terminal_cannot_obey() -> None:
         "          figure = x\\x0ay",
         "✗ step    a\\x1b[2Jb",
         "          simulated = True",
-        "– parity  nothing to compare",  # noqa: RUF001  # the sign of a skipped check
+        "– parity  nothing to compare",
         "failed, simulated cuda:0",
     ]
     old = list(verification.verification_lines(Page(unicode=False, columns=30), result(), verbose=False))

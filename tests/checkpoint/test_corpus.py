@@ -174,7 +174,7 @@ def test_a_table_of_tensors_is_the_one_that_torch_reads(name):
 def test_a_table_of_tensors_is_the_one_that_the_library_reads(name):
     safetensors = pytest.importorskip("safetensors")
     with safetensors.safe_open(CORPUS / name, framework="pt") as theirs:
-        expected = {key: theirs.get_tensor(key) for key in theirs.keys()}  # noqa: SIM118  # no mapping
+        expected = {key: theirs.get_tensor(key) for key in theirs.keys()}
     inventory = read(name)
     assert {tensor.name for tensor in inventory.tensors} == set(expected)
     for tensor in inventory.tensors:

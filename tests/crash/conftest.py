@@ -289,7 +289,7 @@ class Crashes:
             try:
                 with _standing_before(recorder, self._monkeypatch):
                     change()
-            except BaseException as error:  # noqa: BLE001  # an interruption is one of those that are tried
+            except BaseException as error:  # an interruption is one of those that are tried
                 raised = error
             if recorder.seen <= place:
                 return

@@ -30,7 +30,7 @@ def entries(data):
 def is_refused_by_torch(path):
     try:
         torch.load(path, weights_only=True)
-    except Exception:  # noqa: BLE001  # whatever it says
+    except Exception:
         return True
     return False
 

@@ -61,7 +61,7 @@ def _is_known(code: int) -> bool:
     """Whether the unpickler complains of anything but the opcode itself."""
     try:
         _weights_only_unpickler.load(io.BytesIO(bytes([code])), encoding="utf-8")
-    except Exception as error:  # noqa: BLE001  # what is complained of may be the argument or the operands: none is there
+    except Exception as error:  # what is complained of may be the argument or the operands: none is there
         return str(error) != f"Unsupported operand {code}"
     return True
 

@@ -150,7 +150,7 @@ def test_no_such_devices(text) -> None:
         parse_fit(text)
 
 
-@pytest.mark.parametrize("text", ["64x80GiB", " 64 x 80 GiB", "64X80gib", "64×80GiB", "64*80GiB"])  # noqa: RUF001
+@pytest.mark.parametrize("text", ["64x80GiB", " 64 x 80 GiB", "64X80gib", "64×80GiB", "64*80GiB"])
 def test_devices(text) -> None:
     assert parse_fit(text) == (64, 80 * 2**30)
 

@@ -53,7 +53,7 @@ def dtypes_of(call):
     """The dtypes of the results, or the class of the error."""
     try:
         results = call()
-    except Exception as error:  # noqa: BLE001  # any operation
+    except Exception as error:
         return type(error).__name__
     return [leaf.dtype for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
 

@@ -64,7 +64,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         size_bytes=container.source.size,
         torch_version=container.torch_version or detected.torch_version,
         producer=container.producer or detected.producer,
-        root_keys=tuple(key_text(key) for key in root.keys()) if root is not None else (),  # noqa: SIM118  # no mapping
+        root_keys=tuple(key_text(key) for key in root.keys()) if root is not None else (),
         tensors=tuple(walk.tensors),
         storages=storages,
         mentions=tuple(mentions),
@@ -111,7 +111,7 @@ def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickl
         container=container,
         layout="other",
         size_bytes=0,
-        root_keys=tuple(key_text(key) for key in pairs.keys()) if pairs is not None else (),  # noqa: SIM118  # no mapping
+        root_keys=tuple(key_text(key) for key in pairs.keys()) if pairs is not None else (),
         tensors=tuple(walk.tensors),
         storages=walk.reader.storages(),
         mentions=tuple(walk.mentions),

@@ -90,7 +90,7 @@ def _describe_sequence(value: Sequence) -> tuple[str, Iterator[Member] | None]:
     if any(isinstance(item, Node) for item in value.items):
         return f"{kind} ({len(value.items)})", _numbered(value)
     shown = ", ".join(_short(item) for item in value.items[:8])
-    more = ", …" if len(value.items) > 8 else ""  # noqa: PLR2004  # the number of items in the line above
+    more = ", …" if len(value.items) > 8 else ""
     return (f"{kind} ({len(value.items)}): {shown}{more}"[: 2 * _LONGEST] if value.items else f"{kind} (0)"), None
 
 
@@ -122,7 +122,7 @@ def _short(value: Value) -> str:
         return value.full_name
     if isinstance(value, Opaque):
         return value.description
-    if isinstance(value, int) and value.bit_length() > 256:  # noqa: PLR2004  # longer than a line
+    if isinstance(value, int) and value.bit_length() > 256:  # longer than a line
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, str | bytes) and len(value) > _LONGEST:
         return f"{value[:_LONGEST]!r}…"

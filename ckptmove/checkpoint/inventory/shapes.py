@@ -56,7 +56,7 @@ def _from_arguments(call: Call) -> Dict:
     if type(pairs) is Dict:
         return pairs
     for pair in items_of(pairs):
-        if isinstance(pair, Sequence) and len(pair.items) == 2:  # noqa: PLR2004  # key and value
+        if isinstance(pair, Sequence) and len(pair.items) == 2:  # key and value
             result.flat += pair.items
             result.starts += pair.starts
     return result

@@ -10,7 +10,7 @@ from ckptmove.cli.render.text import shorten, width
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_MARKS: Final = {"passed": "✓", "failed": "✗", "skipped": "–"}  # noqa: RUF001  # a dash: neither yes nor no
+_MARKS: Final = {"passed": "✓", "failed": "✗", "skipped": "–"}  # a dash: neither yes nor no
 _ASCII_MARKS: Final = {"passed": "ok", "failed": "FAILED", "skipped": "-"}
 #: Style of devices in tables.
 DEVICE_STYLE: Final = "cyan"

@@ -56,7 +56,7 @@ def gather(root: Dict, path: str) -> Value:
         NotGathered: if a key is in several shards, or a shard is not a dict.
     """
     groups: dict[str, list[tuple[str, Value]]] = {}
-    names = _group_names([cast("str", key) for key in root.keys()])  # noqa: SIM118  # no mapping
+    names = _group_names([cast("str", key) for key in root.keys()])
     for key, value, _ in root.pairs():
         groups.setdefault(names[cast("str", key)], []).append((cast("str", key), value))
     values = {name: _joined(files, path) for name, files in groups.items()}

@@ -279,7 +279,7 @@ class _Plain:
         if any(isinstance(value, Node) and type(value) is not Global for value in args):
             raise NoPlainValue(_TWO_FORMS)
         parts = tuple_items(call.state)
-        is_pair = len(parts) == 2 and all(part is None or as_dict(part) is not None for part in parts)  # noqa: PLR2004
+        is_pair = len(parts) == 2 and all(part is None or as_dict(part) is not None for part in parts)
         pairs = state_dict_of(call.state) if is_pair else as_dict(call.state)
         if pairs is None:
             return Dict([], []) if is_pair else call.state
@@ -318,7 +318,7 @@ class _Plain:
 
     def _subclass(self, call: Call, name: str, link: _Link) -> Value:
         args = call.arguments
-        inner = Call(args[0], args[2], -1) if len(args) > 2 else None  # noqa: PLR2004  # function, class, arguments
+        inner = Call(args[0], args[2], -1) if len(args) > 2 else None  # function, class, arguments
         if inner is None or not self._reader.is_tensor(inner) or inner.name == _WRAPPER or not _is_rebuilt(inner.name):
             raise NoPlainValue("only its class rebuilds the tensor")
         kind = callable_name(args[1])

@@ -275,7 +275,7 @@ class _Renaming:
         if not self._is_first(pairs):
             return
         names = {name for group in record.groups for name in group.params}
-        parts = {key: split_key(key, names) for key in pairs.keys() if isinstance(key, str)}  # noqa: SIM118  # no mapping
+        parts = {key: split_key(key, names) for key in pairs.keys() if isinstance(key, str)}
         new = self._map(record.where, dict.fromkeys(name for _, name, _ in parts.values() if name))
         prefix = f"{record.where}." if record.where else ""
         for key, (_, name, rest) in parts.items():

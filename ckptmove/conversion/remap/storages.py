@@ -244,7 +244,7 @@ def _dense_views(found: Iterable[Node]) -> dict[int, _View]:
                 break
             if func.full_name in _DENSE and args.items:
                 views.setdefault(id(args), _View(args, func)).holders.append(holder)
-            if func.full_name not in _FROM_TYPE or len(args.items) <= 2:  # noqa: PLR2004  # function, class, arguments
+            if func.full_name not in _FROM_TYPE or len(args.items) <= 2:  # function, class, arguments
                 break
             holder = args
             func, args = args.items[0], args.items[2]

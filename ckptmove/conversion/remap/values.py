@@ -57,7 +57,7 @@ def callable_name(value: Value) -> str:
     while type(value) is Call and modern_name(value.name) in {_PARTIAL, _GETATTR}:
         items = value.arguments
         if value.name != _PARTIAL:
-            if len(items) != 2 or type(items[1]) is not str:  # noqa: PLR2004  # object and name
+            if len(items) != 2 or type(items[1]) is not str:  # object and name
                 raise NoPlainValue("another call computes its name")
             attributes.insert(0, items[1])
         value = items[0] if items else None
@@ -237,7 +237,7 @@ def _array(call: Call) -> Value:
 def _parts_of_array(call: Call) -> tuple[Value, ...]:
     items = call.arguments
     if call.name == _DILL_ARRAY:  # (function, arguments, state, attributes)
-        return tuple_items(items[2]) if len(items) > 2 else ()  # noqa: PLR2004
+        return tuple_items(items[2]) if len(items) > 2 else ()
     return items if call.name.endswith("._frombuffer") else tuple_items(call.state)
 
 
@@ -266,7 +266,7 @@ def _elements(dtype: Call, content: Value, numel: int) -> list[Value]:
     raw, letter = bytes_of(content), FORMATS.get(code)
     if raw is not None and letter is not None and len(raw) == numel * struct.calcsize(order + letter):
         return list(struct.unpack(f"{order}{numel}{letter}", raw))
-    width = 4 * int(code[1:]) if code[:1] == "U" and code[1:].isdecimal() and len(code) < 10 else 0  # noqa: PLR2004
+    width = 4 * int(code[1:]) if code[:1] == "U" and code[1:].isdecimal() and len(code) < 10 else 0
     if raw is not None and width and len(raw) == numel * width:
         return [_text(raw[begin : begin + width], order) for begin in range(0, len(raw), width)]
     raise NoPlainValue(f"numpy dtype '{code}' has no plain value")

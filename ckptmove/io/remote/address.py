@@ -55,7 +55,7 @@ class Address(str):
     url: str
     place: Place | None
 
-    def __new__(cls, url: str, place: Place | None = None) -> Address:  # noqa: PYI034  # Self came with Python 3.11
+    def __new__(cls, url: str, place: Place | None = None) -> Address:
         """Hide the credentials of a URL."""
         # The whole text is a URL here: a password may have spaces and quotes.
         whole = url if "::" in url else _WHOLE_URL.sub(_without_credentials, url)

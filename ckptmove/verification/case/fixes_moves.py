@@ -162,7 +162,7 @@ def _rebound(carrier: _Carrier, running: Running, scene: Scene) -> tuple[Fix, st
     move = _move(device, running)
     texts = {one.name: moved(one.name, one.value, move) for one in together}
     text = f"{', '.join(texts)} = {', '.join(texts.values())}"
-    if len(texts) < 2 or not all(texts.values()):  # noqa: PLR2004  # a pair
+    if len(texts) < 2 or not all(texts.values()):
         text = assignment(carrier.name, carrier.value, move)
     fix = before(running.spot.line.path, place, text) if text else NO_FIX
     return (fix, device) if fix.where else None

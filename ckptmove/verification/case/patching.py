@@ -86,7 +86,7 @@ class Edit(NamedTuple):
 
 def digest(lines: Sequence[str]) -> str:
     r"""SHA-256 of the lines of a file in UTF-8, each with ``\n``: independent of encoding and line endings."""
-    import hashlib  # noqa: PLC0415  # slow import, used by verify only
+    import hashlib
 
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 

@@ -74,8 +74,8 @@ class Running(NamedTuple):
 def library() -> Any:
     """``executing.Source``; None without ``executing`` and ``asttokens``: then fixes are sentences, no edits."""
     try:
-        import asttokens  # noqa: F401, PLC0415  # `executing` gives positions of nodes only with it
-        from executing import Source  # noqa: PLC0415  # an optional dependency
+        import asttokens  # noqa: F401  # `executing` gives positions of nodes only with it
+        from executing import Source
     except ImportError:
         return None
     return Source

@@ -174,7 +174,7 @@ class _Rank:
             part = distributed_part(checkpoint)
             place = stack.enter_context(on_target(site, ranks.size))
             if site.mode == "simulated":
-                from ckptmove.verification.mesh.simulated import sharding  # noqa: PLC0415  # for a simulated device
+                from ckptmove.verification.mesh.simulated import sharding  # for a simulated device
 
                 stack.enter_context(sharding(place.device))
             else:

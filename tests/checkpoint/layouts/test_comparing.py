@@ -56,7 +56,7 @@ def loaded(folder):
             found |= dict(tensors_of(torch.load(path, map_location="cpu", weights_only=False), name))
         elif path.suffix == ".safetensors":
             with safe_open(path, "pt") as stored:
-                found |= {f"{name}.{key}": stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118  # no mapping
+                found |= {f"{name}.{key}": stored.get_tensor(key) for key in stored.keys()}
     return found
 
 

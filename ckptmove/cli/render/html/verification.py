@@ -15,7 +15,7 @@ from ckptmove.verification.checks import finding_to_json
 if TYPE_CHECKING:
     from ckptmove.verification.evidence import CheckResult, FixedFile, VerifyResult
 
-_MARKS: Final = {"passed": "✓", "failed": "✗", "skipped": "–"}  # noqa: RUF001  # as in the terminal
+_MARKS: Final = {"passed": "✓", "failed": "✗", "skipped": "–"}
 
 
 def result_section(result: VerifyResult, verdict: str, status: str, name: str) -> Markup:
