@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-#: Longest wait that a signal does not end.
+#: Longest wait: a signal that comes just before a wait is raised only at its end.
 _SECONDS: Final = 0.2
 _Q = TypeVar("_Q")
 _A = TypeVar("_A")
@@ -40,6 +40,8 @@ class Ahead(Generic[_Q, _A]):
         """Wait for the next result, and start another call; raises what the call raised."""
         _, future = self._running.popleft()
         try:
+            while not wait([future], _SECONDS).done:
+                pass
             return future.result()
         finally:
             self._start()
@@ -50,7 +52,6 @@ class Ahead(Generic[_Q, _A]):
         The result has to be taken before the next request.
         """
         while self._running:
-            # Without a limit, a signal shortly before the wait would be raised at its end.
             done = wait([future for _, future in self._running], _SECONDS, FIRST_COMPLETED).done
             first = next((one for one in self._running if one[1] in done), None)
             if first is not None:

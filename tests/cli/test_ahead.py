@@ -74,3 +74,10 @@ def test_a_call_takes_longer_than_one_wait(monkeypatch) -> None:
     Timer(0.1, may_end.set).start()
     ahead = Ahead(may_end.wait, [10], 1)
     assert [(number, ahead.take()) for number in ahead.as_completed()] == [(10, True)]
+
+
+def test_a_result_takes_longer_than_one_wait(monkeypatch) -> None:
+    monkeypatch.setattr("ckptmove.cli.ahead._SECONDS", 0.001)
+    may_end = Event()
+    Timer(0.1, may_end.set).start()
+    assert Ahead(may_end.wait, [10], 1).take()
