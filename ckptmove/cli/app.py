@@ -173,7 +173,7 @@ def convert(
         bool, typer.Option("--skip-existing", help="Leave out checkpoints whose output exists.")
     ] = False,
     in_place: Annotated[
-        bool, typer.Option("--in-place", help="Change the file itself; writes kilobytes, whatever its size.")
+        bool, typer.Option("--in-place", help="Change the file itself; writes only kilobytes.")
     ] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Restore the file from before --in-place.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,

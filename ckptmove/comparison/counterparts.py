@@ -85,9 +85,9 @@ def find_counterparts(one: OpenCheckpoint, other: OpenCheckpoint) -> Counterpart
     found.parts = [(mine, theirs) for mine, theirs in both if theirs is not None]
     ours, theirs = _by_name(one), _by_name(other)
     alike = {name for side in (ours, theirs) for name, group in side.items() if len(group) > 1}
-    told = _spelled(ours, alike) | _spelled(theirs, alike)
+    spelling_of = _spelled(ours, alike) | _spelled(theirs, alike)
     for name in dict.fromkeys((*ours, *theirs)):
-        pairs, removed, added = _of_one_name(ours.get(name, []), theirs.get(name, []), told)
+        pairs, removed, added = _of_one_name(ours.get(name, []), theirs.get(name, []), spelling_of)
         found.pairs += pairs
         found.removed += removed
         found.added += added
@@ -122,23 +122,23 @@ def _spelled(tensors: dict[str, list[Stored]], alike: set[str]) -> dict[int, Spe
         part = group[0].part
         own = [stored.record._replace(name=stored.own_name, storage=part.own_key(stored.record)) for stored in group]
         with naming(part.path):
-            told = spellings(part.tree(), {record.name for record in own}, own, part.budget())
+            spelling_of = spellings(part.tree(), {record.name for record in own}, own, part.budget())
         pairs = zip(own, group, strict=True)
-        found |= {id(stored.record): told[id(record)] for record, stored in pairs if id(record) in told}
+        found |= {id(stored.record): spelling_of[id(record)] for record, stored in pairs if id(record) in spelling_of}
     return found
 
 
 def _of_one_name(
-    mine: Sequence[Stored], theirs: Sequence[Stored], told: dict[int, Spelling]
+    mine: Sequence[Stored], theirs: Sequence[Stored], spelling_of: dict[int, Spelling]
 ) -> tuple[list[tuple[Stored, Stored]], list[Stored], list[Stored]]:
     """Pairs by spelling of the name, then in order for names that no key tells apart; and the rest of both sides."""
     by_spelling: dict[Spelling, deque[Stored]] = {}  # keys other than text and numbers may have the same spelling
     for stored in theirs:
-        if id(stored.record) in told:
-            by_spelling.setdefault(told[id(stored.record)], deque()).append(stored)
+        if id(stored.record) in spelling_of:
+            by_spelling.setdefault(spelling_of[id(stored.record)], deque()).append(stored)
     pairs, left = [], []
     for stored in mine:
-        alike = by_spelling.get(told[id(stored.record)]) if id(stored.record) in told else None
+        alike = by_spelling.get(spelling_of[id(stored.record)]) if id(stored.record) in spelling_of else None
         if alike:
             pairs.append((stored, alike.popleft()))
         else:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _PARTS: Final = ("state", "param_groups")
 
 
-class ObjectsBeside:
-    """Objects other than tensors in two parts, for comparison.
+class ObjectComparison:
+    """Comparison of the objects other than tensors in two parts.
 
     Attributes:
         keeps_less: whether a part is a distributed checkpoint, which stores less than a file: for example, no order of

@@ -15,7 +15,7 @@ from ckptmove.checkpoint.inventory.tensor_nodes import TensorNodes
 from ckptmove.checkpoint.layouts.detect import is_index
 from ckptmove.comparison.counterparts import seen_from_top
 from ckptmove.comparison.differences import Change, Uncompared
-from ckptmove.comparison.objects import ObjectsBeside
+from ckptmove.comparison.objects import ObjectComparison
 from ckptmove.text import some
 
 if TYPE_CHECKING:
@@ -110,15 +110,15 @@ class Remainder:
         for part in (mine, other):
             for name in part.lost():
                 self.uncompared.append(Uncompared(part.full_name(name), f"missing or cut off in {part.path}"))
-        beside = ObjectsBeside(mine, other, self._found.twins)
+        objects = ObjectComparison(mine, other, self._found.twins)
         sites = self._following(mine), self._following(other)
-        kept = beside.kept_changes(sites) if beside.keeps_less else ()
-        found = chain(kept, beside.twin_changes(flags_count=self._devices_count))
+        kept = objects.kept_changes(sites) if objects.keeps_less else ()
+        found = chain(kept, objects.twin_changes(flags_count=self._devices_count))
         lost = [mine.full_name(name) for part in (mine, other) for name in part.lost()]
         placed = (one._replace(path=mine.full_name(one.path)) for one in found)
         self.changed += (Change(one.path, "object", one.ours, one.theirs) for one in _without(placed, lost))
-        self.notes += beside.notes
-        if beside.is_mixed:
+        self.notes += objects.notes
+        if objects.is_mixed:
             return
         ours, theirs = mine.extras(), other.extras()
         for name in dict.fromkeys((*ours, *theirs)):
@@ -126,8 +126,8 @@ class Remainder:
             # Objects of a distributed checkpoint are also in its tree, where the comparison finds absent ones.
             if before != after and not (mine.is_distributed and None in {before, after}):
                 self.changed.append(Change(mine.full_name(name), "object", _digest(before), _digest(after)))
-        if not beside.keeps_less:
-            self.changed += _tree_changes(mine, other, beside, sites)
+        if not objects.keeps_less:
+            self.changed += _tree_changes(mine, other, objects, sites)
 
     def _following(self, part: OpenPart) -> Collection[int]:
         """Sites in the pickle of a part that are not compared, because they follow the device."""
@@ -140,8 +140,8 @@ class Remainder:
             moved = {names[index] for names in self._found.moved}
             for part in side.parts:
                 if part.name and part.name not in moved and seen_from_top(side, part.name) not in places:
-                    told = f"a checkpoint ({part.inventory.container})", "absent"
-                    self.changed.append(Change(part.name, "object", *(told if index == 0 else reversed(told))))
+                    states = f"a checkpoint ({part.inventory.container})", "absent"
+                    self.changed.append(Change(part.name, "object", *(states if index == 0 else reversed(states))))
 
     # --- the others ----------------------------------------------------------------------------------------------
 
@@ -182,9 +182,9 @@ class Remainder:
         self._note_on(lone, ": not compared, because empty folders are skipped")
 
     def _note_on(self, names: Iterable[str], what: str) -> None:
-        told = list(names)
-        if told:
-            self.notes.append(f"{some(told, _SHOWN)}{what}")
+        listed = list(names)
+        if listed:
+            self.notes.append(f"{some(listed, _SHOWN)}{what}")
 
 
 def device_sites(inventory: Inventory, base: int = 0) -> frozenset[int]:
@@ -202,20 +202,20 @@ def device_sites(inventory: Inventory, base: int = 0) -> frozenset[int]:
 
 
 def _tree_changes(
-    mine: OpenPart, other: OpenPart, beside: ObjectsBeside, sites: tuple[Collection[int], Collection[int]]
+    mine: OpenPart, other: OpenPart, objects: ObjectComparison, sites: tuple[Collection[int], Collection[int]]
 ) -> Iterator[Change]:
-    told = {record.name for record in mine.inventory.tensors}
-    told |= {mine.full_name(other.own_name(record.name)) for record in other.inventory.tensors}
+    named = {record.name for record in mine.inventory.tensors}
+    named |= {mine.full_name(other.own_name(record.name)) for record in other.inventory.tensors}
     lost = [mine.full_name(name) for part in (mine, other) for name in part.lost()]
 
     def is_apart(path: str, key: str) -> bool:
-        return beside.is_apart(mine.own_name(path), key)
+        return objects.is_apart(mine.own_name(path), key)
 
     found = tree_changes(other.tree(), sites[1], mine.tree(), sites[0], mine.name, TensorNodes(), is_apart)
     for one in _without(found, lost):
         if mine.represents_extra(one.theirs) and other.represents_extra(one.ours):
             continue  # a long string, which is compared as an extra
-        if one.is_lone_tensor and ".".join(part for part in one.path.split(".") if part not in _MODULE_PARTS) in told:
+        if one.is_lone_tensor and ".".join(part for part in one.path.split(".") if part not in _MODULE_PARTS) in named:
             continue  # already reported as added or removed
         yield Change(one.path, "object", one.theirs, one.ours)
 

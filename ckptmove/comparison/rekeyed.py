@@ -66,12 +66,12 @@ class Twins(NamedTuple):
         """
         if not self.keys:
             return
-        told: set[str] = set()
+        reported: set[str] = set()
         for path, mine, theirs in (*self._groups(), *self._options(), *self._scalars()):
             is_flag = path.rpartition(".")[2] in DEVICE_FLAGS and not flags_count
             is_same = (type(mine), repr(mine)) == (type(theirs), repr(theirs)) and mine is not OPAQUE
-            if path not in told and not (is_same or is_flag):
-                told.add(path)
+            if path not in reported and not (is_same or is_flag):
+                reported.add(path)
                 yield path, mine, theirs
 
     def _groups(self) -> Iterator[tuple[str, object, object]]:

@@ -216,7 +216,7 @@ class Conversion:
 
 
 def _of_first_rank(checkpoint: OpenCheckpoint) -> Iterator[str]:
-    """Notes on tensors of which only those of the first rank are in the new file."""
+    """Notes on tensors that differ between ranks: the new file has those of the first rank."""
     for part in checkpoint.parts:
         if isinstance(part, RankFilesPart) and part.differing:
             names = some(part.differing, _SHOWN)

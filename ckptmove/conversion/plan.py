@@ -81,7 +81,7 @@ def plan_for(inventory: Inventory, device: str) -> MovePlan:
 
 
 def plan_before_remap(inventory: Inventory, request: MoveRequest) -> MovePlan:
-    """Plan the moves of a checkpoint of which parts may be dropped or cast before they move.
+    """Plan the moves of a checkpoint, parts of which may be dropped or cast before they move.
 
     Casts are planned if they are requested; a dtype that the target lacks is no error here.
     """

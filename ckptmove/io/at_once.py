@@ -28,7 +28,7 @@ def at_once(call: Callable[[_Item], _Result], items: Iterable[_Item], jobs: int)
         jobs: number of calls at a time.
 
     Raises:
-        Exception: whatever a call raises.
+        Exception: the exception of the first call that fails.
     """
     if jobs == 1 or not _READS_AT_ONCE:
         yield from map(call, items)

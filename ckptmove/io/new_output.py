@@ -45,7 +45,7 @@ def require_new_folder(source: str, output: str, *, force: bool) -> None:
         raise OutputIsSource(output)
     shared = shared_folder(before, after)
     if shared == before:
-        raise OutputIsSource(output, "lies inside of the source")
+        raise OutputIsSource(output, "is inside the source")
     if shared == after:
         raise OutputIsSource(output, "holds the source")
     clear_leftovers(Path(output).parent)

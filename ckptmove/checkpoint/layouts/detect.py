@@ -80,8 +80,8 @@ def layout_of(listing: Listing, records: Sequence[FileRecord]) -> str:
             folders.setdefault(file.folder, []).append(file)
     for folder in sorted(folders, key=lambda folder: (folder.count("/") + bool(folder), folder)):
         files = folders[folder]
-        said = {file.name: by_path[file.path].layout for file in files if file.path in by_path}
-        layout = _by_signs([file.name for file in files], said) or _by_pointer(listing, folder, said)
+        layout_of = {file.name: by_path[file.path].layout for file in files if file.path in by_path}
+        layout = _by_signs([file.name for file in files], layout_of) or _by_pointer(listing, folder, layout_of)
         if layout is not None:
             return layout
     return "sharded" if any(record.part is not None for record in records) else "other"
@@ -103,28 +103,28 @@ def _counters_in(listing: Listing, path: str) -> Counters:
     return read_counters((key, value) for key, value in pairs if type(value) in {int, float})
 
 
-def _by_signs(names: Sequence[str], said: Mapping[str, str]) -> str | None:
+def _by_signs(names: Sequence[str], layout_of: Mapping[str, str]) -> str | None:
     signs = [(trainer.layout, trainer.sign) for trainer in TRAINERS if trainer.sign is not None]
     for layout, sign in signs:
         if any(map(sign.fullmatch, names)):
             return layout
     for layout, _ in signs:
-        if layout in said.values():
+        if layout in layout_of.values():
             return layout
-    if ACCELERATE_OPTIMIZER in said and any(file_role(name) == "model" for name in said):
+    if ACCELERATE_OPTIMIZER in layout_of and any(file_role(name) == "model" for name in layout_of):
         return "accelerate"
-    if "dcp" in said.values():
+    if "dcp" in layout_of.values():
         return "megatron" if MEGATRON_COMMON in names else "dcp"
-    return "sharded" if any(map(SHARD_FILE.fullmatch, said)) else None
+    return "sharded" if any(map(SHARD_FILE.fullmatch, layout_of)) else None
 
 
-def _by_pointer(listing: Listing, folder: str, said: Mapping[str, str]) -> str | None:
+def _by_pointer(listing: Listing, folder: str, layout_of: Mapping[str, str]) -> str | None:
     """Layout of the file that ``last_checkpoint`` names: mmengine writes a path, Detectron2 a name."""
     path = f"{folder}/{POINTER_FILE}".lstrip("/")
     if path not in listing.names:
         return None
     text = _read(listing, path, _POINTER_BYTES).decode("utf-8", "replace")
-    layout = said.get(text.strip().replace("\\", "/").rpartition("/")[2])
+    layout = layout_of.get(text.strip().replace("\\", "/").rpartition("/")[2])
     return layout if layout is not None and trainer_of(layout).is_pointed else None
 
 

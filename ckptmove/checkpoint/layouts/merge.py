@@ -46,7 +46,7 @@ def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
     # Code in an archive depends on dtypes, so its storages are not cast: they get no class sites.
     is_code = container_class(inventory.container).has_code
     storages = map(mover.storage, inventory.storages)
-    told = (place,) if place in {"scheduler", "scaler", "rng"} else ()
+    roles = (place,) if place in {"scheduler", "scaler", "rng"} else ()
     return replace(
         inventory,
         root_keys=_root_keys(path, inventory),
@@ -55,11 +55,11 @@ def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
         mentions=tuple(map(mover.mention, inventory.mentions)),
         optimizers=tuple(map(mover.optimizer, inventory.optimizers)),
         facts=tuple(FileFact.of(fact, path) for fact in inventory.facts),
-        contents=inventory.contents.union(told),
+        contents=inventory.contents.union(roles),
         rng_devices=tuple((mover.name(where), count) for where, count in inventory.rng_devices),
         last_rates=tuple((mover.name(where), rates) for where, rates in inventory.last_rates),
         sections=(
-            *((path, role) for role in told),
+            *((path, role) for role in roles),
             *((mover.name(where), role) for where, role in inventory.sections),
         ),
     )

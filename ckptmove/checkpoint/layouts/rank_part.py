@@ -194,8 +194,8 @@ class RankFilesPart(OpenPart):
         done = 0
         for file in self._group.files:
             own = file.part.inventory
-            told = None if progress is None else shifted_progress(progress, done, self.inventory.size_bytes)
-            found += file.part.check(told, jobs)[len(own.facts) :]
+            shifted = None if progress is None else shifted_progress(progress, done, self.inventory.size_bytes)
+            found += file.part.check(shifted, jobs)[len(own.facts) :]
             done += own.size_bytes
         return (*self.inventory.facts, *found)
 

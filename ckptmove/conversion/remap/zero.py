@@ -215,7 +215,7 @@ class _Gathering:
         return pairs
 
     def _kept(self, part: FilePart) -> Dict:
-        """The root of a file of which values are kept, and its storages, under keys of the checkpoint."""
+        """The root of a file whose values are kept. Its storages get keys of the whole checkpoint."""
         root = self._pairs(part.tree(), part.name)
         prefix = f"{part.name}/"
         rename_storages(nodes(root), lambda key: prefix + key)
@@ -287,7 +287,7 @@ class _Gathering:
         return rebuild_call(key, dtype, shape)
 
     def _frozen(self) -> Iterator[tuple[str, Value]]:
-        """Frozen parameters of stage 3, of which each rank has a fragment; those of other stages are in the module."""
+        """Frozen parameters of stage 3. Each rank has a fragment of each; in other stages, they are in the module."""
         shapes = as_dict(self._model.get("frozen_param_shapes")) if self._is_stage_3 else None
         for name, shape in (self._sizes(shapes) if shapes is not None else {}).items():
             rest, runs = prod(shape), []

@@ -47,7 +47,7 @@ _DEEPEST_PATH: Final = 64
 _LETTERS: Final = 1 << 20
 _LETTERS_PER_BYTE: Final = 8
 _SHOWN: Final = 80
-#: Classes of which there are several objects for each piece.
+#: Classes with several objects for each piece.
 REPEATED: Final = frozenset({_CHUNK, _INDEX, _PLACE})
 
 

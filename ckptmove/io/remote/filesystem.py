@@ -278,10 +278,10 @@ def _listing(
     files: list[ListedFile] = []
     addresses: dict[str, Address] = {}
     heads: dict[str, HttpFile] = {}
-    for path, (name, told) in found.items():
+    for path, (name, listed) in found.items():
         addresses[path] = Address(fs.unstrip_protocol(name), Place(fs, name))
-        nbytes = told
-        if nbytes is None:  # an index of a web server tells no sizes
+        nbytes = listed
+        if nbytes is None:  # the index of a web server has no sizes
             heads[path] = HttpFile(addresses[path], fs, traffic)
             nbytes = heads[path].size
         is_hidden = any(folder.startswith(".") for folder in path.split("/")[:-1])

@@ -151,13 +151,13 @@ class HttpFile:
         async with session.get(self._fs.encode_url(self._address.url), **options) as response:
             self._traffic.add(requests=len(response.history))
             headers = response.headers
-            told = _CONTENT_RANGE.match(headers.get("Content-Range", ""))
+            content_range = _CONTENT_RANGE.match(headers.get("Content-Range", ""))
             begin, total, most = 0, response.content_length, MOST_WHOLE
             until = 0
-            if told is not None:
-                begin, until, total = int(told[1] or 0), int(told[2] or -1) + 1, int(told[3])
+            if content_range is not None:
+                begin, until, total = int(content_range[1] or 0), int(content_range[2] or -1) + 1, int(content_range[3])
             if response.status == _PARTIAL:
-                total, most = (total, end - start) if told is not None else (None, 0)
+                total, most = (total, end - start) if content_range is not None else (None, 0)
             is_wanted = response.status in {_OK, _PARTIAL} and (response.content_length or 0) <= most
             body = await _at_most(response.content, most) if is_wanted else None
             self._traffic.add(nbytes=len(body or b""))

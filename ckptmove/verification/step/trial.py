@@ -91,8 +91,8 @@ def _limit(trial: Trial, drafts: Sequence[Draft], error: ForeignError) -> str:
     try:
         step_without_file(trial.recipe, drafts, trial.source, TorchDevice("cpu"))
     except ForeignError as anywhere:
-        told = error_text(anywhere)
-        return f"{trial.recipe.name} makes no step from gradients and the state of its parameters: {told}"
+        error_on_cpu = error_text(anywhere)
+        return f"{trial.recipe.name} makes no step from gradients and the state of its parameters: {error_on_cpu}"
     return ""
 
 

@@ -249,11 +249,11 @@ def _fresh(tally: TrialTally) -> CheckResult:
     figures: dict[str, object] = {"with_state": len(tally.with_state), "changed": len(tally.changed)}
     same = sorted(tally.with_state - tally.changed - frozenset().union(*tally.bare.values()))
     owns = _each(tally)
-    told = [(f"{own.where}: " if len(owns) > 1 else "", own) for own in owns]
-    lost = [f"{where}{text}" for where, own in told if not own.changed and LOST in own.bare for text in _bare(own)]
+    labeled = [(f"{own.where}: " if len(owns) > 1 else "", own) for own in owns]
+    lost = [f"{where}{text}" for where, own in labeled if not own.changed and LOST in own.bare for text in _bare(own)]
     if lost:
         return failed("fresh", [f"the state was lost: {lost[0]}", *lost[1:]], **figures)
-    bare = [f"{where}{text}" for where, own in told for text in _bare(own)]
+    bare = [f"{where}{text}" for where, own in labeled for text in _bare(own)]
     if not tally.with_state and not bare:
         return skipped("fresh", _NO_STEP, **figures)
     if not tally.changed and not same:

@@ -293,7 +293,7 @@ def test_what_could_not_be_removed_is_told(build, monkeypatch):
     [
         ("run", "is the source"),
         ("link", "is the source"),
-        ("run/inner/out", "inside of the source"),
+        ("run/inner/out", "inside the source"),
         ("", "holds the source"),
     ],
 )

@@ -233,10 +233,10 @@ class Treemap {
   key(event) {
     const tile = this.tile ?? this.tiles;
     const row = tile.parent?.children ?? [tile];
-    const beside = (step) => row[(row.indexOf(tile) + step + row.length) % row.length];
+    const sibling = (step) => row[(row.indexOf(tile) + step + row.length) % row.length];
     const actions = {
-      ArrowRight: () => this.select(tile.depth ? beside(1) : tile.children?.[0] ?? tile),
-      ArrowLeft: () => this.select(tile.depth ? beside(-1) : tile),
+      ArrowRight: () => this.select(tile.depth ? sibling(1) : tile.children?.[0] ?? tile),
+      ArrowLeft: () => this.select(tile.depth ? sibling(-1) : tile),
       ArrowDown: () => this.select(tile.children?.[0] ?? tile),
       ArrowUp: () => this.select(tile.parent ?? tile),
       Enter: () => (tile.data.children ? this.zoom(tile.data) : this.reveal(tile.data.row)),
