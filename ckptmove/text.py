@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -30,10 +29,13 @@ def some(words: Sequence[str], most: int = 1) -> str:
 
 def size(nbytes: float) -> str:
     """Format a byte count with a binary unit: ``512 B``, ``6.8 KiB``, ``80.0 GiB``."""
-    if nbytes < _KIB:
+    if round(nbytes) < _KIB:
         return f"{nbytes:.0f} B"
-    power = min(int(math.log2(nbytes)) // 10, len(_UNITS))
-    return f"{nbytes / _KIB**power:.1f} {_UNITS[power - 1]}"
+    scaled, *units = nbytes / _KIB, *_UNITS
+    while round(scaled, 1) >= _KIB and len(units) > 1:  # 1023.96 KiB is 1.0 MiB
+        scaled /= _KIB
+        del units[0]
+    return f"{scaled:.1f} {units[0]}"
 
 
 class Command(str):

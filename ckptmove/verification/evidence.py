@@ -181,7 +181,7 @@ class VerifyResult(OneLine):
     Attributes:
         path: the path as the caller passed it.
         target: device of the step.
-        mode: ``real``, ``simulated`` or ``cpu``.
+        mode: ``real``, ``simulated`` or ``cpu``; None with ``fit``, which makes no step.
         passed: whether no check failed.
         proven: whether every optimizer was stepped on its own stored parameters and options, and its step used the
             stored state. False if a step was skipped, if anything replaced values that the file does not contain, or if
@@ -199,7 +199,7 @@ class VerifyResult(OneLine):
 
     path: str
     target: str
-    mode: Literal["real", "simulated", "cpu"]
+    mode: Literal["real", "simulated", "cpu"] | None
     passed: bool
     proven: bool
     checks: tuple[CheckResult, ...]
@@ -219,7 +219,7 @@ class VerifyResult(OneLine):
     def __str__(self) -> str:
         """The verdict as one line."""
         if self.fit is not None:
-            return f"{self.path}: {'fits' if self.passed else 'does not fit'} on {self.fit.ranks:,} ranks"
+            return f"{self.path}: {'fits' if self.passed else 'does not fit'} on {amount(self.fit.ranks, 'rank')}"
         verdict = "failed" if not self.passed else "passed" if self.proven else "passed, but not proven"
         part = f", by a sample: {self.sample}" if self.sample is not None else ""
         mode = f" ({self.mode})" if self.mode != self.target else ""

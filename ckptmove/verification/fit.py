@@ -9,6 +9,7 @@ _fsdp_param.py ``FSDPParam._init_sharded_param``). Buffers are not split.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 FIT: Final = "fit"
 #: Most ranks, and the limit of the search for a number of ranks that fits.
 _MOST_RANKS: Final = 1 << 20
-_FORM: Final = re.compile(r"\s*(\d{1,7})\s*[xX*×]\s*(\S.*)", re.DOTALL)
+_FORM: Final = re.compile(r"\s*([0-9]{1,7})\s*[xX*×]\s*(\S.*)")
 
 
 class Devices(NamedTuple):
@@ -80,9 +81,11 @@ def parse_fit(text: str) -> Devices:
         UsageError: if the text has another form.
     """
     found = _FORM.fullmatch(text)
-    if found is None or not 0 < int(found[1]) <= _MOST_RANKS:
-        raise UsageError(f"--fit takes the number of devices and the memory of each, as 64x80GiB, not '{text:.40}'")
-    return Devices(int(found[1]), parse_size(found[2]))
+    with suppress(UsageError):
+        if found is not None and 0 < int(found[1]) <= _MOST_RANKS:
+            return Devices(int(found[1]), parse_size(found[2]))
+    form = f"a number of devices, at most {_MOST_RANKS:,}, and the memory of each with its unit, as 64x80GiB"
+    raise UsageError(f"--fit takes {form}, not {text[:40]!r}")
 
 
 def verify_fit(request: VerifyRequest, devices: str) -> VerifyResult:
@@ -109,7 +112,7 @@ def verify_fit(request: VerifyRequest, devices: str) -> VerifyResult:
     return VerifyResult(
         path=request.path,
         target=target,
-        mode="simulated",
+        mode=None,
         passed=check.status == "passed",
         proven=False,
         checks=(check,),
@@ -213,22 +216,36 @@ def _check(parts: Parts, fit: Fit) -> CheckResult:
     shares = ((fit.parameters, "parameters"), (fit.gradients, "gradients"), (fit.optimizer, "optimizer state"))
     listed = ", ".join(f"{name} {size(nbytes)}" for nbytes, name in (*shares, (fit.buffers, "buffers")) if nbytes)
     has_state = "" if fit.optimizer else "; the checkpoint has no optimizer state"
-    needed = f"{size(fit.total)} of {size(fit.capacity)} on the fullest of {fit.ranks:,} ranks ({listed}){has_state}"
-    if fit.free >= 0:
-        gathered = f"the largest parameter takes {size(fit.largest_parameter)} while it is gathered"
-        rest = f"{size(fit.free)} left for activations and gathered parameters: {gathered}"
-        return passed(FIT, f"{needed}; {rest}", **fit._asdict())
+    where = f"on the fullest of {fit.ranks:,} ranks" if fit.ranks > 1 else "on 1 rank"
+    detail = f"{size(fit.total)} of {size(fit.capacity)} {where} ({listed}){has_state}"
+    gathered = _gathered(fit, fit.ranks)
+    left = f"{size(fit.free)} left for activations" if fit.free >= 0 else ""
+    if gathered and left:
+        detail += f"; {left} and gathered parameters: the largest takes {size(gathered)}"
+    elif left:
+        detail += f"; {left}"
+    if fit.free >= gathered:
+        return passed(FIT, detail, **fit._asdict())
     least = _least_ranks(parts, fit)
     fewer = f"; {least:,} ranks are enough" if least else "; no number of ranks is enough: some parts cannot be split"
-    return failed(FIT, f"{needed}{fewer}", **fit._asdict())
+    return failed(FIT, f"{detail}{fewer}", **fit._asdict())
+
+
+def _gathered(fit: Fit, ranks: int) -> int:
+    """Bytes of the largest parameter while it is gathered; a single rank has it whole."""
+    return fit.largest_parameter if ranks > 1 else 0
 
 
 def _least_ranks(parts: Parts, fit: Fit) -> int:
     """The smallest number of ranks that fits; 0 if there is none."""
-    if sum(parts.on(0, _MOST_RANKS)) > fit.capacity:
+
+    def fits(ranks: int) -> bool:
+        return sum(parts.on(0, ranks)) + _gathered(fit, ranks) <= fit.capacity
+
+    if not fits(_MOST_RANKS):
         return 0
     low, high = fit.ranks, _MOST_RANKS
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if sum(parts.on(0, middle)) <= fit.capacity else (middle, high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
     return high

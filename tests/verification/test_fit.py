@@ -100,19 +100,34 @@ def test_the_figures_are_those_of_fsdp(saved, ranks) -> None:
 
 def test_a_checkpoint_that_does_not_fit(saved) -> None:
     whole = ckptmove.verify(saved, fit="1x1GB").fit.total
-    result = ckptmove.verify(saved, fit="1x2KB")
+    result = ckptmove.verify(saved, fit="1x4KB")
     assert not result.passed
     assert not result.ok
     (check,) = result.checks
     assert (check.name, check.status) == ("fit", "failed")
-    assert whole > 2000
-    least = next(ranks for ranks in range(1, 100) if ckptmove.verify(saved, fit=f"{ranks}x2KB").passed)
+    assert whole > 4000
+    least = next(ranks for ranks in range(1, 100) if ckptmove.verify(saved, fit=f"{ranks}x4KB").passed)
     assert f" {least} ranks" in check.detail
     assert "no number of ranks" in ckptmove.verify(saved, fit="4x0.1KB").checks[0].detail
 
 
+def test_a_gathered_parameter_has_to_fit(saved) -> None:
+    for ranks in (1, 64):
+        fit = ckptmove.verify(saved, fit=f"{ranks}x1GB").fit
+        gathered = fit.largest_parameter if ranks > 1 else 0
+        enough = (fit.total + gathered) / 1000
+        assert ckptmove.verify(saved, fit=f"{ranks}x{enough}KB").passed
+        assert not ckptmove.verify(saved, fit=f"{ranks}x{enough - 0.001:.3f}KB").passed
+
+
 def test_the_verdict_as_one_line(saved) -> None:
     assert str(ckptmove.verify(saved, fit="4x1GB")).endswith("fits on 4 ranks")
+    assert str(ckptmove.verify(saved, fit="1x1GB")).endswith("fits on 1 rank")
+    assert "1 ranks" not in ckptmove.verify(saved, fit="1x1GB").checks[0].detail
+
+
+def test_no_device_has_a_mode(saved) -> None:
+    assert ckptmove.verify(saved, fit="4x1GB").to_dict()["results"][0]["mode"] is None
 
 
 def test_weights_alone(tmp_path) -> None:
@@ -144,10 +159,18 @@ def test_partitions_of_parameters(tmp_path) -> None:
         ckptmove.verify(zero_runs.made(tmp_path / "run", ranks=3), fit="4x1GB")
 
 
-@pytest.mark.parametrize("text", ["64", "x80GiB", "64x", "0x80GiB", "64x80", "9999999x1GB", "-1x1GB"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "64", "x80GiB", "64x", "0x80GiB", "64x80", "9999999x1GB", "1048577x1GB", "-1x1GB", "4x-1GB", "4x0GB",
+        "4x9999999999999999GB", "4x1GB\nx", "٦x1GB",
+    ],
+)  # fmt: skip
 def test_no_such_devices(text) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         parse_fit(text)
+    assert "\n" not in str(caught.value)
+    assert "64x80GiB" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["64x80GiB", " 64 x 80 GiB", "64X80gib", "64×80GiB", "64*80GiB"])
