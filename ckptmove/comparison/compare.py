@@ -18,7 +18,7 @@ from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.comparison.differences import Change, Criteria, DiffResult, Uncompared
 from ckptmove.comparison.gaps import gap_between
-from ckptmove.comparison.other_content import Remainder
+from ckptmove.comparison.other_content import OtherContent
 from ckptmove.conversion.remap.errors import NotGathered
 from ckptmove.conversion.remap.zero import gather_partitions
 from ckptmove.errors import DamagedArchive, LimitExceeded
@@ -146,17 +146,17 @@ class _Comparison:
         self._total = sum(mine.record.nbytes for mine, _ in found.pairs)
         for mine, other in found.pairs:
             self._pair(mine, other)
-        remainder = Remainder(self._one, self._other, found, devices_count=self._criteria.devices)
-        remainder.compare()
+        rest = OtherContent(self._one, self._other, found, devices_count=self._criteria.devices)
+        rest.compare()
         return DiffResult(
             first=self._one.path,
             second=self._other.path,
             tensors=len(found.pairs),
             added=tuple(stored.record.name for stored in found.added),
             removed=tuple(stored.record.name for stored in found.removed),
-            changed=(*self._changed, *remainder.changed),
-            uncompared=(*self._uncompared, *found.ambiguous, *remainder.uncompared),
-            notes=(*remainder.notes, *self._notes(found)),
+            changed=(*self._changed, *rest.changed),
+            uncompared=(*self._uncompared, *found.ambiguous, *rest.uncompared),
+            notes=(*rest.notes, *self._notes(found)),
         )
 
     def _notes(self, found: Counterparts) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from ckptmove.checkpoint.inventory.spellings import spellings
 from ckptmove.checkpoint.naming import naming
 from ckptmove.comparison.differences import Uncompared
-from ckptmove.comparison.rekeyed import find_twins
+from ckptmove.comparison.rekeyed import find_rekeyed
 from ckptmove.text import some
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.inventory.spellings import Spelling
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
-    from ckptmove.comparison.rekeyed import Twins
+    from ckptmove.comparison.rekeyed import RekeyedOptimizer
     from ckptmove.model import TensorRecord
 
 #: Key that matches a tensor across files of different names: the folder of its file, and its name in the file.
@@ -59,7 +59,7 @@ class Counterparts:
         ambiguous: tensors with several possible counterparts.
         parts: files with the same path on both sides.
         moved: files with different paths that contain counterparts, by their names in the first and in the second.
-        twins: optimizers with the same path on both sides, but different keys or another form.
+        rekeyed: optimizers with the same path on both sides, but different keys or another form.
     """
 
     pairs: list[tuple[Stored, Stored]] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Counterparts:
     ambiguous: list[Uncompared] = field(default_factory=list)
     parts: list[tuple[OpenPart, OpenPart]] = field(default_factory=list)
     moved: dict[tuple[str, str], tuple[OpenPart, OpenPart]] = field(default_factory=dict)
-    twins: tuple[Twins, ...] = ()
+    rekeyed: tuple[RekeyedOptimizer, ...] = ()
 
 
 def find_counterparts(one: OpenCheckpoint, other: OpenCheckpoint) -> Counterparts:
@@ -91,7 +91,7 @@ def find_counterparts(one: OpenCheckpoint, other: OpenCheckpoint) -> Counterpart
         found.pairs += pairs
         found.removed += removed
         found.added += added
-    found.twins = find_twins(one, other)
+    found.rekeyed = find_rekeyed(one, other)
     _look_by_parameter(found, one)
     _look_in_other_files(found, one, other)
     return found
@@ -151,10 +151,10 @@ def _of_one_name(
 
 def _look_by_parameter(found: Counterparts, one: OpenCheckpoint) -> None:
     """Pair unmatched state of optimizers that key their parameters differently on the other side."""
-    if not found.twins:
+    if not found.rekeyed:
         return
     ours, theirs = ({stored.record.name: stored for stored in side} for side in (found.removed, found.added))
-    for mine, other in chain.from_iterable(twin.tensors() for twin in found.twins):
+    for mine, other in chain.from_iterable(optimizer.tensors() for optimizer in found.rekeyed):
         if mine.name in ours and other.name in theirs:
             found.pairs.append((ours.pop(mine.name), theirs.pop(other.name)))
     paired = {id(stored.record) for pair in found.pairs for stored in pair}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from ckptmove.checkpoint.parts import OpenPart
-    from ckptmove.comparison.rekeyed import Twins
+    from ckptmove.comparison.rekeyed import RekeyedOptimizer
 
 #: Keys of an optimizer's state_dict, flat or not.
 _PARTS: Final = ("state", "param_groups")
@@ -31,19 +31,19 @@ class ObjectComparison:
         opaque: paths of options and state that are objects of some class and cannot be compared.
     """
 
-    def __init__(self, ours: OpenPart, theirs: OpenPart, twins: Sequence[Twins]) -> None:
+    def __init__(self, ours: OpenPart, theirs: OpenPart, rekeyed: Sequence[RekeyedOptimizer]) -> None:
         """Prepare the comparison of two parts.
 
         Args:
             ours: the first part.
             theirs: the part that it should equal.
-            twins: optimizers whose keys or form differ (:func:`ckptmove.comparison.rekeyed.find_twins`).
+            rekeyed: optimizers whose keys or form differ (:func:`ckptmove.comparison.rekeyed.find_rekeyed`).
         """
         self._ours, self._theirs = ours, theirs
         own = {id(optimizer) for optimizer in ours.inventory.optimizers}
-        self._twins = [twin for twin in twins if id(twin.one) in own]
+        self._rekeyed = [optimizer for optimizer in rekeyed if id(optimizer.one) in own]
         #: Optimizers compared parameter by parameter. If the parameters cannot be matched, they are compared as stored.
-        self._wheres = {ours.own_name(twin.one.where) for twin in self._twins if twin.keys}
+        self._wheres = {ours.own_name(optimizer.one.where) for optimizer in self._rekeyed if optimizer.keys}
         self.keeps_less = ours.is_distributed or theirs.is_distributed
         self.is_mixed = ours.is_distributed != theirs.is_distributed
         self.uncompared: list[str] = []
@@ -52,10 +52,10 @@ class ObjectComparison:
     @property
     def notes(self) -> Iterator[str]:
         """Notes on objects that were not compared, or not compared as stored."""
-        for twin in self._twins:
-            where = twin.one.where or "the optimizer"
-            how = "compared parameter by parameter" if twin.keys else "its parameters could not be matched"
-            if twin.is_reordered:
+        for optimizer in self._rekeyed:
+            where = optimizer.one.where or "the optimizer"
+            how = "compared parameter by parameter" if optimizer.keys else "its parameters could not be matched"
+            if optimizer.is_reordered:
                 yield f"{where} lists its parameters in another order on the other side: compared by name"
             else:
                 yield f"{where} has different keys on the other side: {how}"
@@ -86,14 +86,14 @@ class ObjectComparison:
             else:
                 yield change
 
-    def twin_changes(self, *, flags_count: bool) -> Iterator[TreeChange]:
+    def rekeyed_changes(self, *, flags_count: bool) -> Iterator[TreeChange]:
         """Differences in options and other non-tensor state between optimizers, matched by parameter.
 
         Args:
             flags_count: whether options that follow the device are compared too.
         """
-        for twin in self._twins:
-            for path, mine, theirs in twin.changes(flags_count=flags_count):
+        for optimizer in self._rekeyed:
+            for path, mine, theirs in optimizer.changes(flags_count=flags_count):
                 if OPAQUE in (mine, theirs) and ABSENT not in (mine, theirs):
                     self.opaque.append(path)
                 else:

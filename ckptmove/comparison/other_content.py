@@ -36,7 +36,7 @@ _SHOWN: Final = 4
 _DIGITS: Final = 12
 
 
-class Remainder:
+class OtherContent:
     """Compares all content other than tensors.
 
     Attributes:
@@ -110,10 +110,10 @@ class Remainder:
         for part in (mine, other):
             for name in part.lost():
                 self.uncompared.append(Uncompared(part.full_name(name), f"missing or cut off in {part.path}"))
-        objects = ObjectComparison(mine, other, self._found.twins)
+        objects = ObjectComparison(mine, other, self._found.rekeyed)
         sites = self._following(mine), self._following(other)
         kept = objects.kept_changes(sites) if objects.keeps_less else ()
-        found = chain(kept, objects.twin_changes(flags_count=self._devices_count))
+        found = chain(kept, objects.rekeyed_changes(flags_count=self._devices_count))
         lost = [mine.full_name(name) for part in (mine, other) for name in part.lost()]
         placed = (one._replace(path=mine.full_name(one.path)) for one in found)
         self.changed += (Change(one.path, "object", one.ours, one.theirs) for one in _without(placed, lost))

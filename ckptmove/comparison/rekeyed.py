@@ -31,7 +31,7 @@ class _Absent:
 ABSENT: Final = _Absent()
 
 
-class Twins(NamedTuple):
+class RekeyedOptimizer(NamedTuple):
     """An optimizer whose keys, form or order of names differ between two checkpoints.
 
     Attributes:
@@ -107,7 +107,7 @@ def _side_by_side(
         yield f"{where}.{name}", ours.get(name, ABSENT), theirs.get(name, ABSENT)
 
 
-def find_twins(one: OpenCheckpoint, other: OpenCheckpoint) -> tuple[Twins, ...]:
+def find_rekeyed(one: OpenCheckpoint, other: OpenCheckpoint) -> tuple[RekeyedOptimizer, ...]:
     """Optimizers with the same path in two checkpoints, whose keys, form or order of names differ.
 
     If both use the same keys, parameters are matched by key; otherwise by the name of their tensor in the model.
@@ -119,14 +119,18 @@ def find_twins(one: OpenCheckpoint, other: OpenCheckpoint) -> tuple[Twins, ...]:
     found = []
     for at, record in enumerate(one.inventory.optimizers):
         place = theirs.get(record.where.removeprefix(one.top))
-        twin = None if place is None else other.inventory.optimizers[place]
-        if twin is None or place is None or (_form(record) == _form(twin) and not _differ_in_order(record, twin)):
+        counterpart = None if place is None else other.inventory.optimizers[place]
+        if (
+            counterpart is None
+            or place is None
+            or (_form(record) == _form(counterpart) and not _differ_in_order(record, counterpart))
+        ):
             continue
         keys = {key: key for key in _keys(record)}
-        if _keys(record) != _keys(twin):
+        if _keys(record) != _keys(counterpart):
             ours, others = _by_tensor(one, ours_paired()[at]), _by_tensor(other, theirs_paired()[place])
             keys = {key: others[name] for name, key in ours.items()} if ours.keys() == others.keys() else {}
-        found.append(Twins(record, twin, keys))
+        found.append(RekeyedOptimizer(record, counterpart, keys))
     return tuple(found)
 
 

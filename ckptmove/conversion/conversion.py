@@ -156,16 +156,16 @@ class Conversion:
         self.resources = ExitStack()
         self.overflowed: list[int] = []
         reason = checkpoint.no_devices if self.plan.is_empty and self.remapped is None else ""
-        is_idle = bool(reason) and request.output is None and not request.in_place
+        is_needless = bool(reason) and request.output is None and not request.in_place
         is_stopped = request.strict and bool(self._unmatched)
-        self.is_writing = not (request.dry_run or is_stopped or is_idle)
-        if isinstance(inventory, DirectoryInventory) and not is_idle:
+        self.is_writing = not (request.dry_run or is_stopped or is_needless)
+        if isinstance(inventory, DirectoryInventory) and not is_needless:
             _require_whole(inventory)
         if reason:
             several = "archive" if self._container == "archive" else "directory"
             what = "file" if checkpoint.listing is None else several
-            self.notes.append(reason + f"; nothing was written (-o OUT copies the {what})" * is_idle)
-        is_free = is_idle or request.force or request.in_place
+            self.notes.append(reason + f"; nothing was written (-o OUT copies the {what})" * is_needless)
+        is_free = is_needless or request.force or request.in_place
         if request.dry_run and not is_free and exists(request.target):
             self.notes.append(f"{request.target} already exists: --force replaces it")
 

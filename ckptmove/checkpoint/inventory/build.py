@@ -125,7 +125,7 @@ def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickl
 
 
 def _judged(name: str, opened: frozenset[str]) -> GlobalUse:
-    """Judge a global; names whose calls the container has read itself are not dangerous."""
+    """Classify a global; names whose calls the container has read itself are not dangerous."""
     return classify(name)._replace(verdict="unknown") if name in opened else classify(name)
 
 

@@ -124,7 +124,7 @@ def model_state(
         raise Mismatch(f"{name} does not fit {place_of(chosen.where)}: {chosen.faults}")
     state = {wanted[bare]: source.tensor(record) for bare, record in chosen.stored.items()}
     for key in [key for bare, key in wanted.items() if bare not in chosen.stored]:  # tied weights that are stored once
-        state[key] = next(value for twin, value in state.items() if own[twin] is own[key])
+        state[key] = next(value for alike, value in state.items() if own[alike] is own[key])
     return chosen.where, state
 
 
