@@ -1,6 +1,6 @@
-"""Where ckptmove and torch tell of the same file: the comparisons, for the tests and for the table of a whole corpus.
+"""Compare what ckptmove and torch read from the same file.
 
-Never lets torch unpickle anything but in weights-only mode.
+Files are unpickled by torch in weights-only mode only. The tests and ``corpus.py`` use the comparisons.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SAFETENSORS_DTYPES = {
 
 
 class NotComparableError(Exception):
-    """torch does not say what is in the file."""
+    """torch cannot read the file."""
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor below what weights-only mode returned, by the path that ckptmove gives it."""
+    """Every tensor in a loaded object, with its name in ckptmove."""
     if isinstance(value, torch.Tensor):
         yield prefix[:-1], value
         return
@@ -47,10 +47,10 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def differences(path: Path, inventory: Inventory) -> list[str]:
-    """What torch says otherwise than an inventory: of names, dtypes, shapes, strides, offsets and devices.
+    """Differences between an inventory and torch: in names, dtypes, shapes, strides, offsets and devices.
 
     Raises:
-        NotComparableError: torch refuses the file, or reads nothing like it.
+        NotComparableError: if torch refuses the file, or has no reader for its format.
     """
     if inventory.container in {"torch-zip", "torch-legacy"}:
         return _of_torch_load(path, inventory)
@@ -70,7 +70,7 @@ def _of_torch_load(path: Path, inventory: Inventory) -> list[str]:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch on how old some files are
+            warnings.simplefilter("ignore")  # torch warns about old files
             expected = dict(flatten(torch.load(path, map_location=record, weights_only=True)))
     except (pickle.UnpicklingError, RuntimeError, AttributeError) as error:
         raise NotComparableError(_first_line(error)) from error
@@ -83,14 +83,14 @@ def _of_torch_load(path: Path, inventory: Inventory) -> list[str]:
         if found[name].requires_grad != tensor.requires_grad:
             differing.append(f"{name}: requires_grad is {tensor.requires_grad}")
         if tensor.untyped_storage().nbytes() and tags[tensor.untyped_storage().data_ptr()] != found[name].device:
-            differing.append(f"{name}: lies on {tags[tensor.untyped_storage().data_ptr()]}")
+            differing.append(f"{name}: is on {tags[tensor.untyped_storage().data_ptr()]}")
     return differing
 
 
 def _of_jit_load(path: Path, inventory: Inventory) -> list[str]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch on the age of TorchScript
+            warnings.simplefilter("ignore")  # torch warns that TorchScript is deprecated
             expected = torch.jit.load(path, map_location="cpu").state_dict()  # type: ignore[no-untyped-call]  # torch.jit has no annotations
     except RuntimeError as error:
         raise NotComparableError(_first_line(error)) from error
@@ -120,14 +120,14 @@ def _first_line(error: BaseException) -> str:
 
 
 def round_trip(path: Path, folder: Path) -> str:
-    """Move what moves to devices of its own and back, and say what came back.
+    """Convert a file to other devices and back, and compare the result with the file.
 
     Returns:
-        ``same bytes``; ``same tensors`` where only the pickle is written otherwise: a string that stood once for a
-        device that moved and for one that did not is spelled out for each; ``other tensors``.
+        ``same bytes``; ``same tensors`` if only the pickle differs (a device string that was shared by a device that
+        moved and one that did not is then written twice); ``other tensors``.
 
     Raises:
-        CkptMoveError: the file cannot be converted.
+        CkptMoveError: if the file cannot be converted.
     """
     homes = {tensor.device for tensor in inspect(str(path)).inventory.tensors} - {NO_DEVICE} or {"cpu"}
     there = {home: f"hpu:{index}" for index, home in enumerate(sorted(homes), start=5)}
@@ -136,13 +136,13 @@ def round_trip(path: Path, folder: Path) -> str:
     convert(str(away), map_location={there[home]: home for home in there}, output=str(back), force=True)
     if back.read_bytes() == path.read_bytes():
         return "same bytes"
-    # What lay where it must not, a step counter on a GPU, is mended on the way, and stays so.
-    mended = {name for edit in plan.edits if edit.target not in there.values() for name in edit.names}
-    return "same tensors" if _contents(back, mended) == _contents(path, mended) else "other tensors"
+    # A tensor on a wrong device, such as a step counter on a GPU, is moved to the right one and stays there.
+    corrected = {name for edit in plan.edits if edit.target not in there.values() for name in edit.names}
+    return "same tensors" if _contents(back, corrected) == _contents(path, corrected) else "other tensors"
 
 
-def _contents(path: Path, mended: set[str]) -> list[tuple[object, ...]]:
+def _contents(path: Path, corrected: set[str]) -> list[tuple[object, ...]]:
     return [
-        (one.name, one.name in mended or one.device, one.dtype, one.shape, one.stride, one.storage_offset)
+        (one.name, one.name in corrected or one.device, one.dtype, one.shape, one.stride, one.storage_offset)
         for one in inspect(str(path), check=True).inventory.tensors
     ]

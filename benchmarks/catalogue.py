@@ -1,9 +1,9 @@
-"""Two catalogues and one table: faults made on purpose that are found, and healthy files that raise no alarm.
+"""Verify checkpoints with injected faults, which must be found, and healthy ones, which must raise no alarm.
 
     python benchmarks/catalogue.py
 
-Every checkpoint is of real training, and verified as `ckptmove verify` does, but in this process. What is not found and
-every false alarm is listed below the table, and makes the exit code 1.
+Every checkpoint comes from a real training run. It is verified as `ckptmove verify` does, but in this process. Faults
+that are not found and false alarms are listed below the table, and make the exit code 1.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding
     from ckptmove.verification.evidence import VerifyResult
 
-#: Those that a step can be made for: torch before 2.10 simulates no device.
+#: Devices that a step can run on: torch before 2.10 cannot simulate one.
 TARGETS = tuple(target for target in ("cpu", "cuda:0", "mps") if not find_site(target).reason)
 DTYPES = ("float32", "bfloat16")
 
@@ -59,10 +59,10 @@ class Healthy:
     """A checkpoint with nothing wrong.
 
     Attributes:
-        optimizer: class in ``torch.optim``, or of another library, which is then named for the step.
-        layout: how it is saved.
-        dtype: of the model, and so of its moments.
-        target: where it was trained, and is to go on.
+        optimizer: class in ``torch.optim``, or in another library, which is then passed to ``--optimizer``.
+        layout: key of ``LAYOUTS``.
+        dtype: dtype of the model, and of its moments.
+        target: device of the training run, and of the resume.
         tensors: options of the optimizer that are tensors, which torch leaves on the CPU.
     """
 
@@ -82,9 +82,9 @@ class Healthy:
         return f"{self.optimizer}, {self.layout}, {self.dtype}, {self.target}{options}"
 
     def make(self, folder: Path) -> str:
-        """The file or directory."""
+        """Write the checkpoint; return its path."""
         if self.is_low_bit:
-            # Nothing but an accelerator makes a wrapper subclass that says it is on one, or the conversion.
+            # Without an accelerator, only a conversion makes a wrapper subclass with its device.
             tree = low_bit_tree(self.optimizer, getattr(torch, self.dtype))
             path = LAYOUTS[self.layout](tree, folder, lambda _: "cpu")
             return path if self.target == "cpu" else str(convert(path, to=self.target).output)
@@ -97,9 +97,9 @@ _TENSORS: dict[str, Callable[[], Any]] = {
     "lr": lambda: torch.tensor(1e-3),
     "betas": lambda: (torch.tensor(0.9), torch.tensor(0.99)),
 }
-#: Layouts of files. A distributed checkpoint keeps a tuple of tensors as an object, which is not read: not proven.
+#: Layouts of files. A distributed checkpoint stores a tuple of tensors as an object: its values are not proven.
 _FILES = tuple(layout for layout in LAYOUTS if layout != "distributed")
-#: Layouts that are files, whose wrapper subclasses torch.load returns.
+#: Layouts whose wrapper subclasses torch.load returns.
 _LOADED = ("plain", "lightning", "hf-trainer")
 HEALTHY = tuple(
     itertools.starmap(
@@ -112,19 +112,19 @@ HEALTHY = tuple(
         ],
     )
 )
-#: True of torchao's subclasses: torch.load takes them once torchao is imported.
+#: A correct finding for torchao's subclasses: torch.load accepts them only after torchao is imported.
 _NEEDS_IMPORT = "S701"
 
 
 @dataclass(frozen=True)
 class OneOfSeveral:
-    """A healthy run on one GPU of a machine with several: in its file, that index and an RNG state for each GPU.
+    """A healthy run on one GPU of several. The file has the index of this GPU, and an RNG state for each GPU.
 
     Attributes:
         optimizer: class in ``torch.optim``.
-        layout: how it is saved.
-        device: where it was trained.
-        states: how many per-device RNG states ``torch.cuda.get_rng_state_all`` returned.
+        layout: key of ``LAYOUTS``.
+        device: device of the training run.
+        states: number of per-device RNG states that ``torch.cuda.get_rng_state_all`` returned.
     """
 
     optimizer: str
@@ -136,13 +136,13 @@ class OneOfSeveral:
         return f"{self.optimizer}, {self.layout}, {self.device}, {self.states} RNG states"
 
     def make(self, folder: Path) -> str:
-        """The file."""
+        """Write the checkpoint; return its path."""
         tree = Training(self.optimizer).train(3).tree()
         tree["rng"]["cuda"] = [torch.zeros(16, dtype=torch.uint8) for _ in range(self.states)]
         return LAYOUTS[self.layout](tree, folder, device_by_path(self.device, self.optimizer))
 
 
-#: The layouts are those that keep the RNG states of a tree.
+#: Only in the layouts that keep RNG states.
 ON_ONE_OF_SEVERAL = tuple(
     itertools.starmap(
         OneOfSeveral,
@@ -157,7 +157,7 @@ class HealthyCase:
 
     Attributes:
         example: name of the script.
-        target: where it was trained, and is to go on.
+        target: device of the training run, and of the resume.
     """
 
     example: str
@@ -167,12 +167,12 @@ class HealthyCase:
         return f"{self.example}, {self.target}"
 
     def make(self, folder: Path) -> str:
-        """The file."""
+        """Write the checkpoint; return its path."""
         return LAYOUTS["plain"](example_tree(self.example), folder, device_by_path(self.target, "AdamW"))
 
     @property
     def case(self) -> str:
-        """The function that returns its case."""
+        """The value of ``--case``."""
         return f"{EXAMPLES / self.example}.py:case"
 
 
@@ -182,7 +182,7 @@ HEALTHY_CASES = tuple(itertools.starmap(HealthyCase, itertools.product(("gan", "
 
 
 def verdict(path: str, **options: Any) -> VerifyResult:
-    """What ``verify`` says, its steps made in this process."""
+    """The result of ``verify``, with its steps in this process."""
 
     @contextmanager
     def started(_command: object, request: str) -> Iterator[list[dict[str, object]]]:
@@ -193,16 +193,16 @@ def verdict(path: str, **options: Any) -> VerifyResult:
     def collected(messages: list[dict[str, object]], _stage: object, *_wanted: object) -> child.Answers:
         answers = child.Answers()
         for message in messages:
-            child._take(json.dumps(message), answers)  # noqa: SLF001  # as the process's own lines are taken
+            child._take(json.dumps(message), answers)  # noqa: SLF001  # messages of a child process are read like this
         return answers
 
     with patch.object(run, "child", started), patch.object(run, "collect", collected), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch says of the state that it restores
+        warnings.simplefilter("ignore")  # torch warns about the restored state
         return run.verify_checkpoint(VerifyRequest(path=path, **options))
 
 
 def is_found(fault: Fault, folder: Path) -> bool:
-    """Whether a fault is caught by what has to catch it."""
+    """Whether a fault is found by its finding or check."""
     path, options = fault.make(folder)
     result = verdict(path, **options)
     if fault.caught_by in {*CHECKS, CASE}:
@@ -211,7 +211,7 @@ def is_found(fault: Fault, folder: Path) -> bool:
 
 
 def alarms(healthy: AnyHealthy, folder: Path) -> list[str]:
-    """What is said against a healthy checkpoint."""
+    """False alarms for a healthy checkpoint."""
     path = healthy.make(folder)
     if isinstance(healthy, HealthyCase):
         result = verdict(path, to=healthy.target, case=healthy.case)
@@ -220,13 +220,13 @@ def alarms(healthy: AnyHealthy, folder: Path) -> list[str]:
     if isinstance(healthy, Healthy):
         named: dict[str, Any] = {"optimizer": healthy.optimizer} if ":" in healthy.optimizer else {}
         with torch.compiler.set_stance("force_eager") if named else nullcontext():
-            told = _against(verdict(path, to=healthy.target, **named))
+            raised = _against(verdict(path, to=healthy.target, **named))
         needs_import = healthy.optimizer.startswith("torchao.")
-        return [text for text in told if not (needs_import and text.startswith(_NEEDS_IMPORT))]
+        return [text for text in raised if not (needs_import and text.startswith(_NEEDS_IMPORT))]
     found = [finding for count in (None, 8) for finding in ckptmove.inspect(path, device_count=count).findings]
     asked: tuple[dict[str, Any], ...] = ({}, {"devices": 8}, {"to": healthy.device})
-    told = [text for options in asked for text in _against(verdict(path, **options))] if TARGETS != ("cpu",) else []
-    return [*_loud(found), *told]
+    raised = [text for options in asked for text in _against(verdict(path, **options))] if TARGETS != ("cpu",) else []
+    return [*_loud(found), *raised]
 
 
 def _against(result: VerifyResult) -> list[str]:
@@ -239,27 +239,29 @@ def _loud(findings: Iterable[Finding]) -> list[str]:
 
 
 def main() -> int:
-    """Print the table; returns the exit code."""
+    """Print the table; return the exit code."""
     missed: list[str] = []
     false: list[str] = []
     every: tuple[AnyHealthy, ...] = (*HEALTHY, *ON_ONE_OF_SEVERAL, *HEALTHY_CASES)
     with tempfile.TemporaryDirectory() as scratch:
         for index, fault in enumerate(FAULTS):
             if is_found(fault, Path(scratch) / f"fault{index}") == bool(fault.unseen):
-                missed.append(f"{'found after all' if fault.unseen else 'not found'}: {fault.name} ({fault.caught_by})")
+                missed.append(
+                    f"{'unexpectedly found' if fault.unseen else 'not found'}: {fault.name} ({fault.caught_by})"
+                )
         for index, healthy in enumerate(every):
             false += [f"{healthy}: {text}" for text in alarms(healthy, Path(scratch) / f"healthy{index}")]
     unseen = [fault for fault in FAULTS if fault.unseen]
     found = len(FAULTS) - len(unseen) - len(missed)
     print("| catalogue | checkpoints | found | false alarms |")
     print("|---|---:|---:|---:|")
-    print(f"| faults made on purpose | {len(FAULTS)} | {found} of {len(FAULTS)} | |")
+    print(f"| injected faults | {len(FAULTS)} | {found} of {len(FAULTS)} | |")
     own = [text for text in false if text.startswith(tuple(map(str, HEALTHY_CASES)))]
     rest = len(every) - len(HEALTHY_CASES)
     print(f"| healthy: optimizer, layout, dtype, device | {rest} | | {len(false) - len(own)} |")
     print(f"| healthy: script with a case, device | {len(HEALTHY_CASES)} | | {len(own)} |")
     print(f"\nwith torch {torch.__version__}, steps on {', '.join(TARGETS)}")
-    print("\nNot told by a file alone:")
+    print("\nNot visible in a file alone:")
     print("\n".join(f"* {fault.name}: {fault.unseen}" for fault in unseen))
     print("\n".join(["", *missed, *false]))
     return 1 if missed or false else 0

@@ -1,13 +1,17 @@
-"""A table of what ckptmove makes of every file below a folder, and whether torch agrees.
+"""Read and convert every file below a folder, and compare the result with torch.
 
     python benchmarks/corpus.py FOLDER
 
-A row for each of its subfolders, which say what kind of files they hold. A file is *refused* by an error of ckptmove's
-own; *same bytes* says how many were so after every tensor that moves had been moved to another device and back, *same
-tensors* how many held the same although their pickle is written otherwise then;
-*agreed* how many are, tensor by tensor, what torch.load(weights_only=True) or torch.jit.load says: name, dtype, shape,
-stride, offset, device. torch cannot be asked about the rest: it refuses them, or has no reader for them. Whatever
-disagrees, and every traceback, is listed below the table, and makes the exit code 1.
+The table has a row for each subfolder. Its columns count files:
+
+* *refused*: ckptmove raises an error of its own.
+* *same bytes*: the file is unchanged after a conversion to other devices and back.
+* *same tensors*: only its pickle is written differently then.
+* *agreed*: torch.load(weights_only=True) or torch.jit.load finds the same name, dtype, shape, stride, offset and device
+  for every tensor.
+* *not comparable*: torch refuses the file, or has no reader for its format.
+
+Differences from torch and tracebacks are listed below the table, and make the exit code 1.
 """
 
 from __future__ import annotations
@@ -29,13 +33,13 @@ COLUMNS = ("files", "read", "refused", "converted", "same bytes", "same tensors"
 
 @dataclass(slots=True)
 class Row:
-    """What was counted of the files of one kind: by column, and the kinds of the errors that refused some."""
+    """Counts for the files of one kind: by column, and by kind of error for refused files."""
 
     counts: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
 
     def cells(self) -> list[str]:
-        """The figures, in the order of the columns; the errors last."""
+        """The counts in the order of the columns, then the errors."""
         errors = ", ".join(f"{kind} {count}" for kind, count in self.refusals.most_common())
         return [*(str(self.counts[column]) for column in COLUMNS), errors]
 
@@ -55,7 +59,7 @@ def look_at(path: Path, row: Row, scratch: Path) -> list[str]:
         back = round_trip(path, scratch)
         row.counts["converted"] += 1
         row.counts[back] += 1
-        wrong += ["other tensors after the way there and back"] if back == "other tensors" else []
+        wrong += ["other tensors after a conversion to other devices and back"] if back == "other tensors" else []
     except CkptMoveError as error:
         row.counts["refused"] += 1
         row.refusals[error.kind] += 1
@@ -65,7 +69,7 @@ def look_at(path: Path, row: Row, scratch: Path) -> list[str]:
 
 
 def print_table(rows: dict[str, Row]) -> None:
-    """Print a line for each kind and one for all."""
+    """Print a line for each kind, and a line for all."""
     total = Row()
     for row in rows.values():
         total.counts.update(row.counts)
@@ -80,7 +84,9 @@ def print_table(rows: dict[str, Row]) -> None:
 
 def main() -> int:
     """Print the table of a folder; return the exit code."""
-    parser = argparse.ArgumentParser(description="What ckptmove makes of every file below a folder.")
+    parser = argparse.ArgumentParser(
+        description="Read and convert every file below a folder, and compare it with torch."
+    )
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     rows: dict[str, Row] = {}

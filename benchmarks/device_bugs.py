@@ -1,4 +1,4 @@
-"""Device bugs in training scripts: how many `verify --script` names, and how many its fixes end.
+"""Count the device bugs in training scripts that `verify --script` names, and that its fixes remove.
 
 ``python benchmarks/device_bugs.py`` runs each script of `scripts/`, and each of its mutants (`mutations.py`), on a
 simulated ``cuda:0``. The suggested fix is pasted and the script run again, up to `RUNS` times. Every script, and every
@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent
-# Small tensors, and as many processes as processors.
+# Tensors are small, and there is a process for each processor.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(ROOT.parent / "tests" / "support"))
 
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 SCRIPTS: Final = ROOT / "scripts"
-#: Runs in which a bug has to end: the first finds it.
+#: Maximum number of runs for a bug to be fixed; the first run finds it.
 RUNS: Final = 3
-#: Maximum number of runs, for the fixes of a bug that needs more than `RUNS`.
+#: Number of runs after which a script is given up.
 _MOST_RUNS: Final = 5
 _SECONDS: Final = 120
 _HEALTHY: Final = "healthy"
-#: Mutants that a GPU runs too, and why.
+#: Mutants that are no bugs on a GPU, with the reason.
 HARMLESS: Final[dict[tuple[str, str], str]] = {
     ("amp_recipe", "state"): "an item of a CPU tensor is set from a tensor without dimensions: a copy",
     ("clip", "created"): "an index may be on the CPU",
@@ -74,11 +74,11 @@ class Row:
         script: its name.
         kind: the bug in it; ``healthy`` for none.
         status: of the check *script* at the first run; ``not on the cpu`` if plain Python cannot run it.
-        named: the tensor or the line of the report is that of the bug.
+        named: whether the report names the tensor or a line of the bug.
         runs: runs until the check passed; 0 if it never did.
         report: detail of the check at the first run.
-        fixes: each fix that was pasted, with its place.
-        end: how the last run ended.
+        fixes: each pasted fix, with its place.
+        end: report of the last run.
     """
 
     script: str
@@ -97,7 +97,7 @@ class Row:
 
 
 def main() -> None:
-    """Run the scripts, keep each result as a line of a table, and print the summary."""
+    """Run the scripts, write each result to a table, and print the summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a script, a kind, or SCRIPT-KIND")
     parser.add_argument("--jobs", type=int, default=2)
@@ -114,7 +114,7 @@ def main() -> None:
             table.writeheader()
         folder = str((options.keep or Path(scratch)).resolve())
         processes = multiprocessing.get_context("spawn")
-        # Its workers may start processes, as those of multiprocessing.Pool may not.
+        # Workers of multiprocessing.Pool cannot start processes.
         with ProcessPoolExecutor(options.jobs, processes, _warm_up, (folder,)) as pool:
             for future in as_completed([pool.submit(run, task) for task in tasks]):
                 row = future.result()
@@ -146,7 +146,7 @@ _FOLDER = Path()
 
 
 def _warm_up(folder: str) -> None:
-    """Let the children of `verify` be forked, for this process and until it ends."""
+    """Fork the children of `verify` in this process from a server."""
     global _FOLDER  # noqa: PLW0603  # set once, in each process of the pool
     _FOLDER = Path(folder)
     vars(child)["subprocess"] = SimpleNamespace(

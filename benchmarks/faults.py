@@ -1,4 +1,4 @@
-"""Faults made on purpose, each with the finding or the check that has to catch it."""
+"""Injected faults, each with the finding or the check that has to find it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Where = tuple[str, ...]
 
 _CUDA = device_by_path("cuda:0", "AdamW")
-#: Where a step is made: torch that can simulate no device fails it for that reason alone, whatever is wrong.
+#: Device of the step: cuda:0, or cpu if this torch cannot simulate a device.
 _STEP = "cpu" if find_site("cuda:0").reason else "cuda:0"
 _STEPPED = device_by_path(_STEP, "AdamW")
 
@@ -34,19 +34,19 @@ def _leave(_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """A checkpoint with one thing wrong.
+    """A checkpoint with one fault.
 
     Attributes:
-        name: what is wrong.
+        name: the fault.
         caught_by: code of a finding, or name of a check.
         spoil: changes the tree before it is saved, or returns another dict.
-        place: where each tensor is saved from.
-        layout: how it is saved.
-        damage: changes the file or directory.
+        place: the device of each tensor, by its path.
+        layout: key of ``LAYOUTS``.
+        damage: changes the saved file or directory.
         to: the target.
-        against: whether it is held against what it was before.
-        unseen: why nothing can tell it; empty where something does.
-        options: what else ``verify`` is asked with.
+        against: whether it is compared with the original checkpoint.
+        unseen: reason why no check can find it; empty if one does.
+        options: other options of ``verify``.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Fault:
     options: dict[str, Any] = field(default_factory=dict)
 
     def make(self, folder: Path) -> tuple[str, dict[str, Any]]:
-        """The file, and what else ``verify`` is asked with."""
+        """Write the checkpoint; return its path and the options of ``verify``."""
         tree = Training("AdamW").train(3).tree()
         options: dict[str, Any] = {"to": self.to, **self.options}
         if self.against:
@@ -145,11 +145,11 @@ def _double(tree: Tree) -> Tree:
 
 
 def _flag(name: str) -> Callable[[Tree], None]:
-    return _set(_group, name, True)  # the value of an option
+    return _set(_group, name, True)  # the value of the flag
 
 
 def _another_width(tree: Tree) -> None:
-    """The optimizer of a model whose layers have 9 features in place of 5."""
+    """Replace the optimizer by that of a model whose layers have 9 features instead of 5."""
     model = torch.nn.Sequential(*[torch.nn.Linear(*shape) for shape in ((6, 9), (9, 6), (6, 9), (9, 6))])
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 6)).sum().backward()
@@ -167,7 +167,7 @@ class _Runs:
 
 
 def _on(device: str, *words: str) -> Callable[[Where], str]:
-    """As a healthy run, but for the tensors under a word."""
+    """Devices as in a healthy run, except for the tensors under some keys."""
     return lambda path: device if set(words) & set(path) else _CUDA(path)
 
 
@@ -192,7 +192,7 @@ def _flip(path: Path) -> None:
 
 
 def _change_data(content: bytearray, begin: int) -> None:
-    """Change a byte of the first tensor that torch has saved behind a place."""
+    """Change a byte of the first storage after a position."""
     header = content.rindex(b"PK\x03\x04", 0, content.index(b"/data/0", begin))
     name, extra = struct.unpack_from("<HH", content, header + 26)
     content[header + 30 + name + extra] ^= 1
@@ -244,7 +244,7 @@ def _case(name: str, function: str = "case") -> dict[str, Any]:
     return {"case": f"{EXAMPLES / name}.py:{function}"}
 
 
-#: What only a step of the user's own model shows; on the CPU there is no device to leave anything on.
+#: Faults that only a step of the user's model shows, on a device other than the CPU.
 _ON_A_DEVICE = (
     Fault("the images of a discriminator left on the CPU", "case", _of_example("gan", _nothing), to=_STEP,
           options=_case("gan", "broken")),
@@ -254,19 +254,19 @@ _ON_A_DEVICE = (
 
 
 def _extend(name: str, content: bytes) -> bytes:
-    """An extension code of ``copyreg`` in the object pickle, whose value is dropped."""
+    """Insert an extension code of ``copyreg`` into the object pickle, and pop its value."""
     return content[:2] + b"\x82\x050" + content[2:] if name.endswith("data.pkl") else content
 
 
 def _call_before(path: Path) -> None:
-    """A call of the shell in the second pickle of a file as torch wrote it before 1.6."""
+    """Insert a shell command into the second pickle of a file in the format before torch 1.6."""
     tree = torch.load(path, map_location="cpu", weights_only=True)
     torch.save(tree, path, _use_new_zipfile_serialization=False)
     call = b"\x80\x02cposix\nsystem\nX\x04\0\0\0true\x85R0M\xe9\x03."
     path.write_bytes(path.read_bytes().replace(b"\x80\x02M\xe9\x03.", call, 1))
 
 
-_NO_ORIGINAL = "nothing in the file says what it was: --against its original does"
+_NO_ORIGINAL = "the file does not store the original value: use --against with the original"
 
 FAULTS = (
     Fault("a layer on another device", "D101", place=_on("cpu", "1.weight")),
@@ -278,12 +278,12 @@ FAULTS = (
         to=None,
         options={"devices": 1},
     ),
-    Fault("a config that names another device", "D104", _set(lambda tree: tree, "device", torch.device("cuda:1"))),
+    Fault("a config with another device", "D104", _set(lambda tree: tree, "device", torch.device("cuda:1"))),
     Fault("step counts dragged to the GPU", "O201", place=_on("cuda:0", "step")),
     Fault("capturable for the CPU", "O202", _flag("capturable"), place=lambda _: "cpu", to="cpu"),
     Fault("fused with counts on the CPU", "O203", _flag("fused")),
     Fault("a moment of another width", "O204", lambda tree: _state(tree).update(exp_avg=torch.zeros(5, 7))),
-    Fault("the optimizer of another width", "O204", _another_width),
+    Fault("the optimizer of a model of another width", "O204", _another_width),
     Fault("the optimizer of another width in a Trainer folder", "O204", _another_width, layout="hf-trainer"),
     Fault("the state of one parameter lost", "O205", _drop(lambda tree: tree["optimizer"]["state"], 2)),
     Fault("more parameters than the model has", "O206", _set(_group, "params", list(range(40)))),
@@ -301,7 +301,7 @@ FAULTS = (
         _set(lambda tree: tree["rng"], "cuda", [torch.zeros(16, dtype=torch.uint8)] * 4),
         options={"devices": 1},
     ),
-    Fault("a scheduler of another learning rate", "R304", _set(_group, "lr", 0.5)),
+    Fault("a scheduler with another learning rate", "R304", _set(_group, "lr", 0.5)),
     Fault("float64 for mps", "T401", _double, place=device_by_path("mps", "AdamW"), to="mps"),
     Fault("float8 for mps", "T401", _set(lambda tree: tree, "teacher", torch.zeros(8).to(torch.float8_e4m3fn)),
           place=device_by_path("mps", "AdamW"), to="mps"),
@@ -314,25 +314,25 @@ FAULTS = (
         "K601",
         lambda tree: {**tree, "model": {f"module.{key}": value for key, value in tree["model"].items()}},
     ),
-    Fault("a Namespace among the options", "S701", _set(lambda tree: tree, "args", Namespace(lr=1))),
-    Fault("a call of the shell", "S702", _set(lambda tree: tree, "run", _Runs())),
-    Fault("a call of the shell before the object", "S702", damage=_call_before),
-    Fault("a call of the shell before the object fails the file", "file", damage=_call_before),
+    Fault("an argparse.Namespace", "S701", _set(lambda tree: tree, "args", Namespace(lr=1))),
+    Fault("a shell command", "S702", _set(lambda tree: tree, "run", _Runs())),
+    Fault("a shell command before the object", "S702", damage=_call_before),
+    Fault("a shell command before the object fails the file", "file", damage=_call_before),
     Fault("an extension code", "S702", damage=_rewritten(_extend)),
     Fault("an extension code fails the file", "file", damage=_rewritten(_extend)),
-    Fault("a set among the options", "S703", _set(lambda tree: tree, "frozen", {"model.0"})),
+    Fault("a set", "S703", _set(lambda tree: tree, "frozen", {"model.0"})),
     Fault("a changed byte", "F801", damage=_flip),
     Fault("a storage cut off", "F802", damage=_rewritten(_shorten)),
     Fault("zipped again", "F803", damage=_rewritten(lambda _, content: content, zipfile.ZIP_DEFLATED)),
-    Fault("four rows of a large table", "F804", _set(lambda tree: tree, "rows", torch.zeros(9000, 4)[:4])),
-    # --- the checks, and what no finding speaks of -------------------------------------------------------------------
+    Fault("a view of four rows of a large table", "F804", _set(lambda tree: tree, "rows", torch.zeros(9000, 4)[:4])),
+    # --- faults that checks find --------------------------------------------------------------------------------------
     Fault("a changed byte fails the file", "file", damage=_flip),
-    Fault("a random state that no generator takes", "restore", lambda tree: tree["rng"]["cpu"].zero_()),
+    Fault("an invalid random state", "restore", lambda tree: tree["rng"]["cpu"].zero_()),
     Fault("one changed bit", "restore", _one_bit, against=True),
     Fault("a moment in another dtype", "restore", _half, against=True),
-    Fault("an original of other training", "restore", lambda _: Training("AdamW").train(4).tree(), against=True),
+    Fault("an original from another run", "restore", lambda _: Training("AdamW").train(4).tree(), against=True),
     Fault("another weight_decay", "restore", _set(_group, "weight_decay", 0.5), against=True),
-    Fault("one group made two", "restore", _split, against=True),
+    Fault("one group split into two", "restore", _split, against=True),
     Fault("a changed byte in a piece", "F801", layout="distributed", damage=_flip_in_piece),
     Fault("a changed byte in a piece fails the file", "file", layout="distributed", damage=_flip_in_piece),
     Fault("a piece cut off", "F802", layout="distributed", damage=_cut_off),
@@ -340,7 +340,7 @@ FAULTS = (
     Fault("one changed bit of a distributed checkpoint", "restore", _one_bit, layout="distributed", against=True),
     Fault("another weight_decay in a distributed checkpoint", "restore", _set(_group, "weight_decay", 0.5),
           layout="distributed", against=True),
-    Fault("a count of zero in a distributed checkpoint", "numbers", _fill("step", 0.0), layout="distributed"),
+    Fault("a step count of zero in a distributed checkpoint", "numbers", _fill("step", 0.0), layout="distributed"),
     Fault("a moment of another width in a distributed checkpoint", "structure",
           lambda tree: _state(tree).update(exp_avg=torch.zeros(5, 7)), layout="distributed"),
     Fault("a changed byte in a member", "F801", layout="archive", damage=_flip_in_member),
@@ -362,14 +362,14 @@ FAULTS = (
     Fault("a parameter of the model missing", "structure",
           lambda tree: {**tree, "model": {"0.weight": tree["model"]["0.weight"]}, "ema": {}}),
     Fault("a parameter listed twice", "structure", lambda tree: _group(tree)["params"].append(0)),
-    Fault("a count of zero beside moments", "numbers", _fill("step", 0.0)),
-    Fault("a count that is no whole number", "numbers", _fill("step", 2.5)),
+    Fault("a step count of zero with moments", "numbers", _fill("step", 0.0)),
+    Fault("a step count that is not an integer", "numbers", _fill("step", 2.5)),
     Fault("a loss scale of NaN", "numbers", _set(lambda tree: tree["scaler"], "scale", float("nan"))),
     Fault("a scheduler with a rate of NaN", "numbers",
           _set(lambda tree: tree["scheduler"], "base_lrs", [float("nan")])),
-    Fault("a learning rate of infinity", "step", _set(_group, "lr", float("inf")), place=_STEPPED, to=_STEP),
+    Fault("an infinite learning rate", "step", _set(_group, "lr", float("inf")), place=_STEPPED, to=_STEP),
     Fault("betas of 1", "step", _set(_group, "betas", (1.0, 0.999)), place=_STEPPED, to=_STEP),
-    Fault("a moment of integers", "step", _integers, place=_STEPPED, to=_STEP),
+    Fault("a moment of an integer dtype", "step", _integers, place=_STEPPED, to=_STEP),
     Fault("the two moments of a parameter swapped", "N502", _swap_moments),
     Fault("the two models of a GAN swapped", "case", _of_example("gan", _swap_keys("netG", "netD")),
           place=_STEPPED, to=_STEP, options=_case("gan")),
@@ -380,8 +380,8 @@ FAULTS = (
           to=_STEP, options=_case("lightning_module")),
     *(_ON_A_DEVICE if _STEP != "cpu" else ()),
     Fault("all moments zero after three steps", "fresh", _zero_moments, place=_STEPPED, to=_STEP),
-    # --- what a file alone does not tell ------------------------------------------------------------------------------
-    Fault("a weight_decay of another value, without the original", "step", _set(_group, "weight_decay", 0.5),
+    # --- faults not visible in a file alone ---------------------------------------------------------------------------
+    Fault("another weight_decay, without the original", "step", _set(_group, "weight_decay", 0.5),
           place=_STEPPED, to=_STEP, unseen=_NO_ORIGINAL),
     Fault("states of one shape swapped, without the original", "step", _swap_entries(0, 4),
           place=_STEPPED, to=_STEP, unseen=_NO_ORIGINAL),

@@ -1,12 +1,12 @@
-"""How time and memory grow with what a file holds: with tensors, with records, with bytes, with views of one storage.
+"""Measure how time and memory grow with the number of tensors, records, bytes and views of one storage.
 
     python benchmarks/growth.py                     # the table
-    python benchmarks/growth.py --largest 100000    # no file with more tensors, records or views than these
+    python benchmarks/growth.py --largest 100000    # at most this many tensors, records or views
 
-Each kind of file is made in several sizes, and each command runs once on each of them, as a whole process. A row says
-by what factor the file has more than the one above it, and by what factor time and memory went up: linear is no more
-than the former. Start-up, which hangs on nothing, is the first row, and is not taken off. Time is that on a processor:
-one run on a machine that others use says nothing by the clock.
+Each kind of file is made in several sizes. Each command runs once on each file, as a whole process. A row has the
+ratios of size, time and memory to the row above: growth is linear if the ratio of time is at most that of size. The
+first row is the start-up, which the other rows include. Times are processor times, so that other work on the machine
+does not change them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from side_by_side import LOAD, LOAD_MMAP, MIB, Contender
 
-#: A model with its Adam states; every tensor has a record of its own.
+#: A model with its Adam states. Every tensor has its own record.
 MAKE_TENSORS = """
 import sys, torch
 path, count = sys.argv[1], int(sys.argv[2])
@@ -31,7 +31,7 @@ state = {i: {"exp_avg": torch.full((2,), 1.0), "exp_avg_sq": torch.full((2,), 1.
 group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "params": list(range(third))}
 torch.save({"model": model, "optimizer": {"state": state, "param_groups": [group]}}, path)
 """
-#: One storage, of which no byte is written: the file has a hole in its place.
+#: One storage whose bytes are not written: the file has a hole in their place.
 MAKE_HOLE = """
 import sys, torch
 with torch.serialization.skip_data():
@@ -46,13 +46,13 @@ torch.save({"model": {f"layers.{i}.weight": view for i, view in enumerate(torch.
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Files that differ in one figure.
+    """Files that differ in one size.
 
     Attributes:
-        figure: what there is more of.
-        recipe: a script that makes one, told its path and the figure.
-        sizes: the figures, ascending.
-        commands: names of the commands that are measured.
+        figure: what the size counts.
+        recipe: script that makes a file; its arguments are the path and the size.
+        sizes: the sizes, ascending.
+        commands: names of the measured commands.
     """
 
     figure: str
@@ -70,7 +70,7 @@ KINDS = (
 
 
 def contenders(source: Path, output: Path) -> dict[str, Contender]:
-    """What may be done with a file."""
+    """The commands for a file, by name."""
     ours = [sys.executable, "-m", "ckptmove"]
     convert = [*ours, "convert", str(source), "--to", "cuda:0"]
     return {
@@ -84,7 +84,7 @@ def contenders(source: Path, output: Path) -> dict[str, Contender]:
 
 
 def measure(kind: Kind, largest: int, folder: Path) -> None:
-    """Print the rows of one kind, a block for each command."""
+    """Print the rows of one kind of file, grouped by command."""
     rows: dict[str, list[tuple[int, Contender]]] = {name: [] for name in kind.commands}
     for size in kind.sizes:
         if size > largest and kind.recipe != MAKE_HOLE:
@@ -112,14 +112,12 @@ def measure(kind: Kind, largest: int, folder: Path) -> None:
 def main() -> None:
     """Make the files, run the commands, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--largest", type=int, default=1_000_000, help="tensors, records or views at most")
-    parser.add_argument("--folder", type=Path, help="where the files are made (default: a temporary folder)")
+    parser.add_argument("--largest", type=int, default=1_000_000, help="maximum number of tensors, records or views")
+    parser.add_argument("--folder", type=Path, help="folder for the files (default: a temporary folder)")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ckptmove-growth-", dir=options.folder))
     try:
-        print(
-            "| what grows | command | how many | CPU seconds | peak MiB | times as many | times the time | the memory |"
-        )
+        print("| what grows | command | how many | CPU seconds | peak MiB | size ratio | time ratio | memory ratio |")
         print("|---|---|---:|---:|---:|---:|---:|---:|")
         start = Contender("ckptmove --help", [sys.executable, "-m", "ckptmove", "--help"])
         start.run()

@@ -1,9 +1,9 @@
-"""What the worst files cost: time and memory of `inspect`, `convert`, `diff` and `verify` on files that ask for much.
+"""Measure `inspect`, `convert`, `diff` and `verify` on files that need much time or memory.
 
     python benchmarks/hostile.py [FAMILY...] [--size 1000000] [--commands inspect json convert dry-run diff verify]
 
-Never a test: it prints a table, a row for each family, and names what was worst in it. Seconds are those of the
-processor, which other work on the machine does not change; ``EACH=1`` prints every run.
+The table has a row for each family, with the worst file of each figure. Seconds are processor time, which other work on
+the machine does not change. ``EACH=1`` prints every run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fuzz.folders import folders
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Seconds after which a run is called a hang.
+#: Maximum number of seconds for a run.
 PATIENCE = 300
 COMMANDS = {
     "inspect": ["inspect", "{path}", "--tensors", "--tree", "--globals", "--check", "--expect", "cpu", "-v"],
@@ -39,9 +39,9 @@ COMMANDS = {
     "diff": ["diff", "{path}", "{path}"],
     "verify": ["verify", "{path}", "--to", "cuda:0"],
 }
-#: All but the one that imports torch for each, and what `convert` does in any case.
+#: The default: without `verify`, which imports torch in each run, and `dry-run`, which `convert` includes.
 USUAL = [name for name in COMMANDS if name not in {"verify", "dry-run"}]
-#: In a small process of its own: what a process took before it started another one would count as the other's.
+#: Run in a small process: the peak memory of a process includes that of its parent before the fork.
 MEASURE = """
 import os, signal, sys, time
 began = time.perf_counter()
@@ -63,12 +63,12 @@ class Run:
     """One command on one file.
 
     Attributes:
-        name: of the file.
-        command: what was run.
-        code: its exit code, negative for a signal.
-        seconds: of the processor, in all its processes.
-        clock: seconds by the clock.
-        mib: peak of resident memory, of its largest process.
+        name: name of the file.
+        command: a key of ``COMMANDS``.
+        code: exit code; negative for a signal.
+        seconds: processor time of all processes.
+        clock: elapsed seconds.
+        mib: peak of resident memory of the largest process.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def named(self) -> str:
-        """What was run on which file."""
+        """The file and the command."""
         return f"({self.name}, {self.command})"
 
 
@@ -98,7 +98,7 @@ def measured(name: str, command: str, words: list[str]) -> Run:
 
 
 def family(name: str, recipes: dict[str, Callable[[Path], None]], commands: dict[str, list[str]]) -> list[Run]:
-    """Every command on every file of a family; one row of the table."""
+    """Run every command on every file of a family, and print its row."""
     runs: list[Run] = []
     with tempfile.TemporaryDirectory() as folder:
         for recipe, make in recipes.items():
@@ -123,7 +123,7 @@ def family(name: str, recipes: dict[str, Callable[[Path], None]], commands: dict
 
 
 def written(make: Callable[[], bytes]) -> Callable[[Path], None]:
-    """A recipe of bytes as one that writes a file."""
+    """Turn a recipe that returns bytes into one that writes a file."""
 
     def write(path: Path) -> None:
         path.write_bytes(make())
@@ -139,7 +139,9 @@ def main() -> None:
     parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=USUAL)
     asked = parser.parse_args()
     commands = {name: COMMANDS[name] for name in asked.commands}
-    print("| family | inputs | exit codes | worst time | by the clock | worst memory |\n|---|---:|---|---|---|---|")
+    print(
+        "| family | inputs | exit codes | worst time | worst elapsed time | worst memory |\n|---|---:|---|---|---|---|"
+    )
     runs: list[Run] = []
     every = {
         name: {recipe: written(make) for recipe, make in recipes.items()}

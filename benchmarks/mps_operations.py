@@ -6,9 +6,8 @@ Each operation runs on its samples on a simulated mps, in every dtype that the C
 torch's tests expect the operation to work on mps, and whether the simulation refuses it. Below it are the operations
 on which the two disagree; the exit code is 1 if there are any. All operations take several minutes.
 
-torch's tests also expect failures that are no refusals: other values, values that are undefined, a crash.
-`_NO_REFUSAL` lists those that neither torch's sources nor the names of the Metal kernels in its macOS wheel explain by
-an error, with the reason.
+torch's tests also expect failures without an error: other values, undefined values, a crash. `_NO_REFUSAL` lists those
+for which neither torch's sources nor the Metal kernels in its macOS wheel have a check, with the reason.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _LISTED = "not in torch's list of operations that support complex numbers; no ch
 _OF_COMPLEX = "the result is complex on mps, which has no gradient"
 _FACTORED = "takes complex numbers for real ones: the matrix is not positive definite"
 _SAMPLED = "torch's tests cannot make the sample on mps"
-#: Operations that torch's tests expect to fail in these dtypes (None for all), without an error of torch, and why.
+#: Operations that torch's tests expect to fail without an error, in these dtypes (None for all), with the reason.
 _NO_REFUSAL: dict[str, tuple[tuple[torch.dtype, ...] | None, str]] = {
     "__rpow__": (_COMPLEX, _LISTED),
     "arange": ((torch.uint8,), "negative numbers in uint8"),
@@ -73,7 +72,7 @@ _NO_REFUSAL: dict[str, tuple[tuple[torch.dtype, ...] | None, str]] = {
 }
 
 
-#: Operations that the simulation refuses although they work on mps, and why.
+#: Operations that the simulation refuses although they work on mps, with the reason.
 _REFUSED_HERE = {
     "nn.functional.batch_norm": "an empty batch, for which torch takes float64 on a device of an extension"
 }
@@ -127,7 +126,7 @@ def _is_expected_to_fail(op: Any, dtype: torch.dtype, known: dict[str, Any]) -> 
 
 
 def outcome(op: Any, dtype: torch.dtype, mps: SimulatedDevice, samples: int) -> str:
-    """The first refusal of a simulated mps; `accepted` for none, empty without a sample that the CPU accepts."""
+    """The first refusal of a simulated mps; `accepted` if there is none, empty if the CPU accepts no sample."""
     result = ""
     for sample in islice(op.sample_inputs("cpu", dtype), samples):
         leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
-    #: Names whose tensors are passed on, and the names that get them.
+    #: Names whose tensors are passed on, and the names that receive them.
     _Flow = tuple[AbstractSet[str], AbstractSet[str]]
 
-#: The kinds, in the order of the table, and what each of them is.
+#: Description of each kind, in the order of the table.
 KINDS: Final = {
     "input": "the input is not moved",
     "target": "the target is not moved",
@@ -40,10 +40,10 @@ KINDS: Final = {
     "optimizer_state": "the state of the optimizer is moved to the CPU after it was loaded",
     "hard_coded": "the input is moved to `cuda:1`",
 }
-#: Kinds that change the keys of the model's state_dict: a mutant, and each script that its fixes make, is trained anew.
+#: Kinds that change the keys of the model's state_dict: a mutant, and each script with its fixes, is trained again.
 CHANGES_KEYS: Final = frozenset({"attribute", "plain_list"})
 
-#: Kinds whose tensors are made of others, where a fix may go.
+#: Kinds whose tensors are computed from others: a fix may be at those.
 _OF_BATCHES: Final = frozenset({"input", "target", "batch"})
 _TARGETS: Final = re.compile(r"(true_)?(targets?|labels?|tags|y|Y|masks|ratings|tgt|answers?|batch_y|tails?)$")
 _SECOND: Final = re.compile(r"teacher|target|ema|swa|average|netD|vgg|predictor|qf")
@@ -70,9 +70,9 @@ class Mutant(NamedTuple):
 
     Attributes:
         kind: a key of `KINDS`.
-        source: its text.
+        source: text of the script.
         lines: lines of the text that the insertion changed, from 1; empty if it only deleted lines.
-        names: variables that hold what is on the wrong device.
+        names: variables with a tensor on the wrong device.
     """
 
     kind: str
@@ -81,7 +81,7 @@ class Mutant(NamedTuple):
     names: frozenset[str]
 
     def aliases(self) -> frozenset[str]:
-        """The names of the same tensors elsewhere in the script; for a batch, also of what it is computed from."""
+        """Names of the same tensors elsewhere in the script; for a batch, also of its sources."""
         tree = ast.parse(self.source)
         functions: dict[str, list[ast.FunctionDef]] = {}
         for node in ast.walk(tree):
@@ -97,7 +97,7 @@ class Mutant(NamedTuple):
 
 
 class _Edit(NamedTuple):
-    """Text to put in place of a range of the source."""
+    """A replacement of a range of the source."""
 
     start: int
     end: int
@@ -207,7 +207,7 @@ class _Script:
         return any(isinstance(one, (ast.For, ast.While)) for one in self._ancestors(node))
 
     def _assigned(self, node: ast.AST) -> frozenset[str]:
-        """Variables that a statement assigns from an expression: the one at its place for a tuple."""
+        """Variables that a statement assigns from an expression; for a tuple, the one at the same position."""
         statement = self._statement(node)
         if isinstance(statement, ast.AugAssign):
             return _names(statement.target)
@@ -228,11 +228,11 @@ class _Script:
         return _Edit(*self._range(node), text)
 
     def _without_call(self, node: ast.Call, func: ast.Attribute, text: str = "") -> _Edit:
-        """The call of a method, with its dot, replaced: what it is called on stays, with its parentheses."""
+        """Replace a method call, with its dot; the object stays, with its parentheses."""
         return _Edit(self._range(func)[1] - len(f".{func.attr}"), self._range(node)[1], text)
 
     def _deleted(self, statement: ast.stmt) -> _Edit:
-        """A statement with its line, or ``pass`` in its place if it is alone in its block."""
+        """Delete a statement with its line, or replace it by ``pass`` if it is alone in its block."""
         parent: Any = self.parents[statement]
         blocks = [block for block in (getattr(parent, field, []) for field in ("body", "orelse", "finalbody")) if block]
         if any(block == [statement] for block in blocks):
@@ -240,7 +240,7 @@ class _Script:
         return _Edit(self._starts[statement.lineno - 1], self._starts[statement.end_lineno or statement.lineno], "")
 
     def _would_be_idle(self, node: ast.expr, text: str) -> bool:
-        """Whether the statement of a node does nothing with other text in place of the node."""
+        """Whether a statement would have no effect after a node in it is replaced."""
         statement = self._statement(node)
         if isinstance(statement, ast.Assign):
             return statement.value is node and ast.unparse(statement.targets[0]) == text
@@ -297,7 +297,7 @@ class _Script:
         return "batch" if has_objects and names & {"batch", "data"} else "input"
 
     def _of_comprehension(self, node: ast.Call, container: ast.ListComp | ast.DictComp, edit: _Edit) -> _Site:
-        """A list or dict whose members are moved: the whole of it stays, if nothing else is done to them."""
+        """Members of a list or dict that are moved; if only that, the list or dict replaces the comprehension."""
         inner = container.generators[0].iter
         element = container.elt if isinstance(container, ast.ListComp) else container.value
         named = _names(container.generators[0].target)
@@ -364,7 +364,7 @@ class _Script:
             yield _Site("plain_list", (self._replaced(node, self._text(node.args[0])),), self._assigned(node))
 
     def _of_resume(self) -> Iterator[_Site]:
-        """What depends on the order of moves and loads."""
+        """Bugs in the order of moves and loads."""
         for block in (one for one in ast.walk(self.tree) if isinstance(one, ast.If)):
             loads = [
                 node
@@ -422,7 +422,7 @@ def _closure(names: AbstractSet[str], flows: Sequence[_Flow]) -> set[str]:
 
 
 def _flows(node: ast.AST, functions: dict[str, list[ast.FunctionDef]]) -> Iterator[_Flow]:
-    """Names whose tensors a node passes on, and the names that get them."""
+    """Names whose tensors a node passes on, and the names that receive them."""
     if isinstance(node, (ast.For, ast.comprehension)):
         yield _seen(node.iter), _names(node.target)
     if isinstance(node, ast.For) and _seen(node.iter):
@@ -448,7 +448,7 @@ def _flows(node: ast.AST, functions: dict[str, list[ast.FunctionDef]]) -> Iterat
 
 
 def _pairs(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
-    """Targets of an assignment with their values, one by one for tuples."""
+    """Pairs of target and value of an assignment; one for each member of a tuple."""
     target, value = node.targets[0], node.value
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
         return list(zip(target.elts, value.elts, strict=False))
@@ -456,7 +456,7 @@ def _pairs(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
 
 
 def _given(functions: Sequence[ast.FunctionDef]) -> list[ast.expr]:
-    """What functions return and yield."""
+    """Expressions that functions return and yield."""
     nodes = (one for function in functions for one in ast.walk(function) if isinstance(one, (ast.Return, ast.Yield)))
     return [one.value for one in nodes if one.value is not None]
 

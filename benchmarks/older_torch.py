@@ -1,4 +1,4 @@
-"""What torch came to know later than 2.4, by the way that every torch knows: asked of torch, not of its version."""
+"""Use features of newer torch if it has them, and their equivalent in torch 2.4 otherwise."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 if TYPE_CHECKING:
     import io
 
-#: Says that one process saves, or loads, all of a distributed checkpoint; older torch takes that for granted by itself.
+#: Arguments to save or load a distributed checkpoint in one process; older torch needs none.
 IN_ONE_PROCESS: Final[dict[str, Any]] = {"no_dist": True} if "no_dist" in inspect.signature(save).parameters else {}
 
 
 def safetensors_table(file: io.BufferedReader) -> tuple[dict[str, Any], int]:
-    """The table of a safetensors file, and where its tensors begin: by torch's own reader, where it has one."""
+    """The header of a safetensors file, and the offset of its tensors, by torch's own reader if it has one."""
     try:
         from torch.distributed.checkpoint._hf_utils import _get_safetensors_file_metadata
     except ImportError:

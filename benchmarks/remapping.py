@@ -1,4 +1,4 @@
-"""Time and peak memory of each change that ``convert`` makes, side by side with the script that people use today.
+"""Measure each change that ``convert`` makes, next to the script that people use today.
 
     python benchmarks/remapping.py               # 3 GB
     python benchmarks/remapping.py --bytes 300e6 # smaller
@@ -30,7 +30,7 @@ torch.save({"model": model, "optimizer": {"state": state, "param_groups": [group
 """
 LOAD = "import sys, torch\nc = torch.load(sys.argv[1], map_location='cpu', weights_only=True)\n"
 SAVE = "torch.save(c, sys.argv[2])\n"
-#: What is done, the options of ``convert``, and the lines of the script between load and save.
+#: The change, the options of ``convert``, and the lines of the script between load and save.
 CHANGES = (
     ("strip a prefix", ["--strip-prefix="], "c['model'] = {k[7:]: v for k, v in c['model'].items()}\n" + SAVE),
     ("rename keys", ["--rename", "module.*=net.*"],

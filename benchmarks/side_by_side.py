@@ -1,13 +1,13 @@
-"""Speed and memory of ckptmove beside what people use today, in one run on one machine.
+"""Measure time and memory of ckptmove next to the scripts that people use today.
 
-Every row is a whole process, timed from outside by the operating system's own accounting (``wait4``); the commands of
-a comparison run in turn, so that a machine that slows down slows all of them. Medians are printed, and their ratio.
+Every run is a whole process, measured by the operating system (``wait4``). The commands of a comparison run in turn, so
+that a slow phase of the machine slows all of them. The table has medians and their ratios.
 
     python benchmarks/side_by_side.py                 # the table
     python benchmarks/side_by_side.py --runs 9 --keep # more runs, keep the files
     python benchmarks/side_by_side.py --large         # 3 GB as well
 
-The bytecode of what runs is compiled before, by the warm-up, as pip compiles what it installs.
+A warm-up compiles the bytecode first, as pip does when it installs a package.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MIB = 1024 * 1024
-#: Tensors from which on a comparison of steps would take longer than all the others.
+#: Number of tensors from which `verify` is not compared: it would take longer than all other comparisons.
 MANY = 10_000
 
 MAKE = """
@@ -90,15 +90,15 @@ COPY = 'cp "$1" "$2" && sync "$2"'
 
 @dataclass
 class Contender:
-    """A command of a comparison and its figures.
+    """A command of a comparison, and its measurements.
 
     Attributes:
-        name: how it is called in the table.
+        name: name in the table.
         command: the command line.
-        output: a file that it writes, removed before each run.
-        edits: a file of which ``output`` is a copy before each run, for what changes it in place.
-        seconds: wall time of each run.
-        cpu_seconds: time on a processor of each run, whoever else is at work.
+        output: the file that it writes, removed before each run.
+        edits: for a command that works in place: the file that is copied to ``output`` before each run.
+        seconds: elapsed time of each run.
+        cpu_seconds: processor time of each run.
         peak_bytes: largest resident set of each run.
     """
 
@@ -111,12 +111,12 @@ class Contender:
     peak_bytes: list[int] = field(default_factory=list)
 
     def run(self) -> None:
-        """Run it once and note the figures."""
+        """Run the command once, and measure it."""
         if self.output is not None:
             self.output.unlink(missing_ok=True)
             if self.edits is not None:
                 shutil.copyfile(self.edits, self.output)
-        os.sync()  # what the one before has left to be written is not this one's work
+        os.sync()  # pending writes of the run before would be counted here
         began = time.perf_counter()
         process = subprocess.Popen(
             self.command,
@@ -135,7 +135,7 @@ class Contender:
 
 
 def comparisons(folder: Path, sizes: dict[str, tuple[int, int]]) -> dict[str, list[Contender]]:
-    """The rows of the table, by what is compared; the first contender of each is what the others are measured by."""
+    """The contenders of each comparison, by its label; ratios are to the first one."""
     python = sys.executable
     ours = [python, "-m", "ckptmove"]
     table: dict[str, list[Contender]] = {}
@@ -153,7 +153,7 @@ def comparisons(folder: Path, sizes: dict[str, tuple[int, int]]) -> dict[str, li
             Contender("ckptmove.load(mmap=True) script", [python, "-c", OUR_LOAD_MAPPED, str(source)]),
             Contender("torch.load(mmap=True) script", [python, "-c", LOAD_MAPPED, str(source)]),
         ]
-        output = folder / "output.pt"  # of all of them, so that there is one at a time
+        output = folder / "output.pt"  # one file for all, to save disk space
         convert = [*ours, "convert", str(source), "--to", "cuda:0", "-o", str(output)]
         table[f"convert, {label}"] = [
             Contender("ckptmove convert", convert, output),
@@ -181,12 +181,12 @@ def comparisons(folder: Path, sizes: dict[str, tuple[int, int]]) -> dict[str, li
 
 
 def main() -> None:
-    """Make the files, run the contenders in turn, print the table."""
+    """Make the files, run the contenders in turn, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5, help="counted runs of each command (default 5)")
-    parser.add_argument("--folder", type=Path, help="where the files are made (default: a temporary folder)")
+    parser.add_argument("--folder", type=Path, help="folder for the files (default: a temporary folder)")
     parser.add_argument("--large", action="store_true", help="compare files of 3 GB as well")
-    parser.add_argument("--keep", action="store_true", help="leave the files there")
+    parser.add_argument("--keep", action="store_true", help="keep the files")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ckptmove-bench-", dir=options.folder))
     sizes = {
@@ -215,7 +215,7 @@ def main() -> None:
 
 
 def show(label: str, contenders: list[Contender]) -> None:
-    """Print the rows of one comparison; a ratio above 1 says how many times slower than ckptmove."""
+    """Print the rows of one comparison; a ratio of 2 is twice as slow as ckptmove."""
     base = statistics.median(contenders[0].seconds[1:])
     for contender in contenders:
         seconds = contender.seconds[1:]

@@ -1,4 +1,4 @@
-"""Checkpoints of real training, saved as if they had been on a device: what the catalogue is made of."""
+"""Checkpoints of real training runs on the CPU, saved with the tags of any device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Tree = dict[str, Any]
 
-#: Classes of other libraries: one with modes of its own and one with an infinite default.
+#: Classes of other libraries: one with train and eval modes, and one with an infinite default.
 OF_OTHERS = ("schedulefree:AdamWScheduleFree", "prodigyopt:Prodigy")
 OPTIMIZERS = tuple(
     name
@@ -40,7 +40,7 @@ LOW_BIT = tuple(
     )
     if importlib.util.find_spec(name.partition(".")[0]) is not None
 )
-#: Options with which each class keeps all the state that it can.
+#: Options that make a class keep all of its state.
 OPTIONS: dict[str, dict[str, Any]] = {
     "Adam": {"amsgrad": True},
     "AdamW": {"weight_decay": 0.01},
@@ -48,11 +48,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "RMSprop": {"centered": True, "momentum": 0.9},
     "SGD": {"momentum": 0.9, "nesterov": True},
 }
-#: Share of a batch that a step sees.
+#: Share of the elements of a batch that a step uses.
 _KEPT = 0.8
-#: Bookkeeping that torch leaves on the CPU.
+#: State that torch keeps on the CPU.
 _ON_CPU = frozenset({"step", "mu_product"})
-#: Where a tensor lr is kept: in the groups, and in the copies of a scheduler. torch never moves it.
+#: Keys of a tensor lr: in the groups, and in a scheduler. torch never moves it.
 _RATES = frozenset({"param_groups", "base_lrs", "_last_lr"})
 _PLACED: dict[int, tuple[torch.Tensor, str]] = {}
 
@@ -65,12 +65,12 @@ def _no_place(_storage: Any, _location: str) -> None:
     return None
 
 
-# Before the taggers of torch, which begin at 10; no two may have one number.
+# Priorities of torch's taggers begin at 10. Each priority can be used once.
 torch.serialization.register_package(7, _tag, _no_place)
 
 
 def model_for(name: str, dtype: torch.dtype) -> torch.nn.Module:
-    """Four layers of two shapes, without a bias where an optimizer takes matrices alone."""
+    """Four layers of two shapes; without a bias for an optimizer that only takes matrices."""
     bias = name != "Muon"
     layers = [torch.nn.Linear(*shape, bias=bias) for shape in ((6, 5), (5, 6), (6, 5), (5, 6))]
     return torch.nn.Sequential(*layers).to(dtype)
@@ -83,15 +83,15 @@ def class_of(name: str) -> Any:
 
 
 class Training:
-    """A model in training, with all that a resume has to bring back; its batches come from torch's generator.
+    """A training run, with everything that a resume restores. Its batches come from torch's generator.
 
     Attributes:
-        model: what is trained.
-        optimizer: by what.
-        scheduler: of its learning rate.
-        scaler: of its loss; it grows at every second step.
-        ema: the average of the parameters.
-        steps: how many were made.
+        model: the model.
+        optimizer: its optimizer.
+        scheduler: scheduler of the learning rate.
+        scaler: scaler of the loss, which grows at every second step.
+        ema: moving average of the parameters.
+        steps: number of steps made.
     """
 
     def __init__(self, name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", **options: Any) -> None:
@@ -102,7 +102,7 @@ class Training:
             self.model.parameters(), **(OPTIONS.get(name, {}) | options)
         )
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
-        # torch's kernel for the CPU knows no half precision, whose runs need no scaler on it.
+        # torch's kernel for the CPU has no half precision; such runs have no scaler.
         self.scaler = torch.amp.GradScaler(
             torch.device(device).type, 1024.0, growth_interval=2, enabled=dtype == torch.float32
         )
@@ -110,7 +110,7 @@ class Training:
         self.steps = 0
 
     def train(self, steps: int) -> Training:
-        """Go on for some steps."""
+        """Train for a number of steps."""
         self._set_mode("train")
         for _ in range(steps):
             batch = torch.randn(8, 6).to(self.device, next(self.model.parameters()).dtype)
@@ -134,7 +134,7 @@ class Training:
                     parameter.grad = None if parameter.grad is None else parameter.grad.to_sparse(1)
             return loss
 
-        if self.name == "LBFGS":  # it evaluates its gradients by itself, which a GradScaler does not support
+        if self.name == "LBFGS":  # it calls the closure, which a GradScaler does not support
             self.optimizer.step(closure)
         else:
             closure()
@@ -142,8 +142,8 @@ class Training:
             self.scaler.update()
 
     def tree(self) -> Tree:
-        """Everything that a resume needs."""
-        self._set_mode("eval")  # as schedulefree asks for
+        """The checkpoint: everything that a resume needs."""
+        self._set_mode("eval")  # schedulefree requires it
         return copy.deepcopy(
             {
                 "model": self.model.state_dict(),
@@ -157,13 +157,13 @@ class Training:
         )
 
     def _set_mode(self, mode: str) -> None:
-        """Put an optimizer with modes into one of them, which changes the parameters."""
+        """Set the mode of an optimizer that has modes; this changes the parameters."""
         change = getattr(self.optimizer, mode, None)
         if change is not None:
             change()
 
     def resume(self, tree: Tree) -> Training:
-        """Take over what :meth:`tree` has saved."""
+        """Restore the checkpoint that :meth:`tree` returned."""
         self.model.load_state_dict(tree["model"])
         self.optimizer.load_state_dict(tree["optimizer"])
         self.scheduler.load_state_dict(tree["scheduler"])
@@ -174,9 +174,9 @@ class Training:
 
 
 def low_bit_tree(name: str, dtype: torch.dtype) -> Tree:
-    """What is saved of three steps of an optimizer in :data:`LOW_BIT`, on the CPU.
+    """The checkpoint after three steps of an optimizer in :data:`LOW_BIT`, on the CPU.
 
-    Both libraries keep 8 bits of parameters of 4096 values and more.
+    Both libraries quantize the state of parameters with at least 4096 values.
     """
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 6)).to(dtype)
@@ -194,7 +194,7 @@ def low_bit_tree(name: str, dtype: torch.dtype) -> Tree:
     }  # fmt: skip
 
 
-#: Where the scripts are that have a case.
+#: Folder of the scripts with a case.
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
@@ -217,7 +217,7 @@ def parts_of(case: Case) -> dict[str, Any]:
 
 
 def example_tree(example: str) -> Tree:
-    """What a script whose case has a ``step`` would save after three of them."""
+    """The checkpoint of a script after three calls of the ``step`` of its case."""
     torch.manual_seed(0)
     case = case_of(example)
     assert case.step is not None
@@ -232,7 +232,7 @@ def example_tree(example: str) -> Tree:
 
 
 def tensors_of(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-    """Every tensor below a value, with its path."""
+    """Every tensor in a value, with its path."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, (dict, list, tuple)):
@@ -241,7 +241,7 @@ def tensors_of(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def device_by_path(device: str, name: str) -> Callable[[tuple[str, ...]], str]:
-    """Where torch itself would have each tensor, in a run on a device."""
+    """A function from the path of a tensor to its device, for a run on a device."""
 
     def place(path: tuple[str, ...]) -> str:
         stays = "rng" in path or (path[-1] in _ON_CPU and name != "ASGD") or not _RATES.isdisjoint(path)
@@ -251,7 +251,7 @@ def device_by_path(device: str, name: str) -> Callable[[tuple[str, ...]], str]:
 
 
 def save(tree: Any, path: Path, place: Callable[[tuple[str, ...]], str], **options: Any) -> str:
-    """Save a tree with the tags that a function gives its tensors; returns the path."""
+    """Save a tree, with the device of each tensor from a function; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _PLACED.clear()
     for where, tensor in tensors_of(tree):
@@ -264,12 +264,12 @@ def save(tree: Any, path: Path, place: Callable[[tuple[str, ...]], str], **optio
 
 
 def as_plain(tree: Tree, folder: Path, place: Callable[[tuple[str, ...]], str]) -> str:
-    """One dict, as the tutorials save it."""
+    """Save one dict, as PyTorch's tutorials do."""
     return save(tree, folder / "checkpoint.pth", place)
 
 
 def as_lightning(tree: Tree, folder: Path, place: Callable[[tuple[str, ...]], str]) -> str:
-    """As Lightning's Trainer saves it."""
+    """Save as Lightning's Trainer does."""
     whole = {
         "epoch": tree["epoch"], "global_step": tree["epoch"], "pytorch-lightning_version": "2.5.1", "loops": {},
         "callbacks": {}, "state_dict": tree["model"], "optimizer_states": [tree["optimizer"]],
@@ -279,7 +279,7 @@ def as_lightning(tree: Tree, folder: Path, place: Callable[[tuple[str, ...]], st
 
 
 def as_hf_folder(tree: Tree, folder: Path, place: Callable[[tuple[str, ...]], str]) -> str:
-    """As the Trainer of transformers saves it."""
+    """Save as the Trainer of transformers does."""
     run = folder / "checkpoint-500"
     save(tree["model"], run / "pytorch_model.bin", place)
     save(tree["optimizer"], run / "optimizer.pt", place)
@@ -291,7 +291,7 @@ def as_hf_folder(tree: Tree, folder: Path, place: Callable[[tuple[str, ...]], st
 
 
 def as_archive(tree: Tree, folder: Path, place: Callable[[tuple[str, ...]], str]) -> str:
-    """As stable-baselines3 saves it: a zip of files."""
+    """Save a zip of files, as stable-baselines3 does."""
     members = {
         "policy.pth": tree["model"],
         "policy.optimizer.pth": tree["optimizer"],
@@ -306,10 +306,10 @@ def as_archive(tree: Tree, folder: Path, place: Callable[[tuple[str, ...]], str]
 
 
 def as_distributed(tree: Tree, folder: Path, _place: Callable[[tuple[str, ...]], str]) -> str:
-    """As torch.distributed.checkpoint saves it; no device is stored."""
+    """Save with torch.distributed.checkpoint, which stores no devices."""
     run = folder / "step-500"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it tells that one process saves all of it
+        warnings.simplefilter("ignore")  # it warns that one process saves everything
         dcp_save(tree, storage_writer=FileSystemWriter(run, per_thread_copy_ahead=0), **IN_ONE_PROCESS)
     return str(run)
 

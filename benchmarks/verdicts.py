@@ -1,9 +1,9 @@
-"""What `verify` says of every checkpoint with an optimizer below a folder, once it is converted for a device.
+"""Convert every checkpoint with an optimizer below a folder, and print the verdict of `verify`.
 
     python benchmarks/verdicts.py FOLDER [--to DEVICE]
 
-A line for each file: its optimizers, the verdict, and the codes of what was found in it that is more than a note. Those
-that are no checkpoints, or have no optimizer, are counted at the end. The exit code is 1 where a check failed.
+Each line has a file, its optimizers, the verdict, and the codes of warnings and errors. Files without a checkpoint or
+an optimizer are counted at the end. The exit code is 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from ckptmove.model import Severity
 
 def main() -> int:
     """Print the verdicts of a folder; return the exit code."""
-    parser = argparse.ArgumentParser(description="What verify says of every checkpoint below a folder.")
+    parser = argparse.ArgumentParser(
+        description="Convert every checkpoint below a folder, and print the verdict of verify."
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--to", default="cuda:0", help="the device that each is converted for (default: cuda:0)")
+    parser.add_argument("--to", default="cuda:0", help="device to convert for (default: cuda:0)")
     asked = parser.parse_args()
     without, failed = 0, 0
     with tempfile.TemporaryDirectory() as scratch:
@@ -44,7 +46,7 @@ def main() -> int:
             names = ", ".join(str(one.algorithm) for one in optimizers)
             found = f" ({', '.join(codes)})" if codes else ""
             print(f"{path.relative_to(asked.folder)}: {names}: {outcome(result)}{found}", flush=True)
-    print(f"{without} more: no checkpoint of torch.save, or none with an optimizer")
+    print(f"{without} more: not a checkpoint of torch.save, or without an optimizer")
     return 1 if failed else 0
 
 

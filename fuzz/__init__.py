@@ -1,4 +1,4 @@
-"""Fuzzers: a target for each container, for archives, for directories and for the pickle machine, over one harness.
+"""Fuzzers for each container, for archives, for directories and for the pickle machine.
 
-Never part of the package, and never needed by the tests but for the harness, which replays what fuzzers have found.
+They are not part of the package. The tests use the harness, to replay inputs that fuzzers found, and the recipes.
 """

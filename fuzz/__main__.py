@@ -1,7 +1,6 @@
-"""``python -m fuzz TARGET [libFuzzer's own options]``: run one target until it is stopped, or finds something.
+"""Run one fuzz target until it fails or is stopped: ``python -m fuzz TARGET [libFuzzer options]``.
 
-Never leaves anything behind but what it found, in ``fuzz/found/TARGET``, and the inputs that reached new code, in
-``fuzz/corpus/TARGET``.
+Failing inputs are written to ``fuzz/found/TARGET``, inputs that reach new code to ``fuzz/corpus/TARGET``.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ with atheris.instrument_imports(include=["ckptmove"]):
     from fuzz.targets import TARGETS, seeds_by_target
 
 _HERE: Final = Path(__file__).parent
-#: Seconds and MiB that one input may take, and bytes that it may have.
+#: Limits for one input: seconds, MiB of memory, and size in bytes.
 _BOUNDS: Final = ("-timeout=20", "-rss_limit_mb=1500", "-max_len=65536", "-print_final_stats=1")
 
 
 def main() -> None:
-    """Write the seeds, and start the fuzzer."""
+    """Write the seeds and start the fuzzer."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name == "--list":
         sys.stdout.write(" ".join(TARGETS) + "\n")
@@ -51,7 +50,7 @@ def main() -> None:
 
 
 def _plain(data: bytes) -> bytes:
-    """The mutations of libFuzzer itself."""
+    """Mutate bytes with libFuzzer's own mutator."""
     return bytes(atheris.Mutate(data, len(data) + 64))
 
 

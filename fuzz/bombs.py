@@ -1,6 +1,6 @@
-"""Small files that ask for much: time, memory or depth. By family, each a recipe with a size.
+"""Recipes for small files that need much time, memory or depth, by family.
 
-Never larger than what is asked for: a test makes small ones, ``benchmarks/hostile.py`` large ones.
+Each recipe takes a size: tests make small files, ``benchmarks/hostile.py`` makes large ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def by_family(size: int) -> dict[str, dict[str, Callable[[], bytes]]]:
     """Recipes by family and name.
 
     Args:
-        size: what each grows with: operations of a pickle, records of an archive, rows of a table.
+        size: number of operations of a pickle, records of an archive, or rows of a table.
     """
     return {
         "memo and sharing": _memo(size),
@@ -35,7 +35,7 @@ def by_family(size: int) -> dict[str, dict[str, Callable[[], bytes]]]:
         "wide trees": _wide(size),
         "zip: inflation": zip_bombs.inflation(size),
         "zip: structure": zip_bombs.structure(size),
-        "zip: bits of its directory": zip_bombs.bits(),
+        "zip: bits of the central directory": zip_bombs.bits(),
         "streams of torch < 1.6": _legacy(size),
         "TorchScript": _script(size),
         "JSON of safetensors": _json(size),
@@ -48,7 +48,7 @@ def _zipped(pickled: bytes) -> Callable[[], bytes]:
 
 
 def _laughs(opening: bytes, closing: bytes, levels: int) -> bytes:
-    """Each level holds the one below ten times."""
+    """Nested containers: each level contains the one below ten times."""
     body = b"".join(b"(" + b"h%c" % (place - 1) * 10 + closing + b"q%c" % place for place in range(1, levels))
     return b"\x80\x02(" + opening + b"q\x00" + body + b"t."
 
@@ -72,12 +72,12 @@ def _memo(size: int) -> dict[str, Callable[[], bytes]]:
         "a long key in every path": _zipped(
             b"\x80\x02" + text("x" * size) + b"q\x000" + b"}h\x00" * 5000 + _TENSOR + b"s" * 5000 + b"."
         ),
-        "windows that lie over each other": lambda: archive_of(_windows(size), {"0": bytes(4 * size)}),
+        "overlapping views of one storage": lambda: archive_of(_views(size), {"0": bytes(4 * size)}),
     }
 
 
-def _windows(size: int) -> bytes:
-    """Views of one storage of ``size`` floats, of which no two are the same."""
+def _views(size: int) -> bytes:
+    """Distinct views of one storage of ``size`` floats."""
     count = struct.pack("<i", size)
     storage = STORAGE[1 : STORAGE.index(b"Q") + 1].replace(b"K\x04tQ", b"J" + count + b"tQ")
     views = (
@@ -98,10 +98,10 @@ def _nesting(size: int) -> dict[str, Callable[[], bytes]]:
         "states": _zipped(b"\x80\x02" + b"N" * (size + 1) + b"b" * size + b"."),
         "persistent ids": _zipped(b"\x80\x02N" + b"Q" * size + b"."),
         "marks": _zipped(b"\x80\x02" + b"(" * size + b"t" * size + b"."),
-        "as deep as allowed, of tensors": _zipped(b"\x80\x02" + b"}K\x00" * 4000 + _TENSOR + b"s" * 4000 + b"."),
+        "tensors nested as deep as allowed": _zipped(b"\x80\x02" + b"}K\x00" * 4000 + _TENSOR + b"s" * 4000 + b"."),
         "a list of itself": _zipped(b"\x80\x02]q\x00(" + wide + b"e."),
         "a dict of itself": _zipped(b"\x80\x02}q\x00(" + b"".join(b"Nh\x00" for _ in range(size)) + b"u."),
-        "a call of itself": _zipped(b"\x80\x02c__main__\nA\n)\x81q\x00}(" + text("a") + b"h\x00" + b"ub."),
+        "an object in its own state": _zipped(b"\x80\x02c__main__\nA\n)\x81q\x00}(" + text("a") + b"h\x00" + b"ub."),
         "parameters of parameters": _zipped(
             b"\x80\x02" + b"ctorch._utils\n_rebuild_parameter\n(" * 2000 + _TENSOR
             + b"\x88ccollections\nOrderedDict\n)RtR" * 2000 + b"."
@@ -118,7 +118,7 @@ def _figures() -> dict[str, Callable[[], bytes]]:
         "a string of 4 GiB": _zipped(b"\x80\x02X\xff\xff\xff\xffabc."),
         "bytes of 2**63": _zipped(b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7fabc."),
         "a frame of 2**64": _zipped(b"\x80\x04\x95" + b"\xff" * 8 + b"N."),
-        "frames that lie": _zipped(b"\x80\x04" + b"\x95\x03" + bytes(7) + b"N0" * 50_000 + b"N."),
+        "frames with a wrong length": _zipped(b"\x80\x04" + b"\x95\x03" + bytes(7) + b"N0" * 50_000 + b"N."),
         "an integer of a million digits": _zipped(b"\x80\x02L" + b"9" * 1_000_000 + b"L\n."),
         "an integer of 8 million bits": _zipped(b"\x80\x02\x8b\x00\x00\x10\x00" + b"\x7f" * 2**20 + b"."),
         "a storage of 2**63 elements": _zipped(b"\x80\x02" + tensor.replace(b"K\x04tQ", big + b"tQ") + b"."),
@@ -223,7 +223,7 @@ def _script(size: int) -> dict[str, Callable[[], bytes]]:
         return make
 
     return {
-        "code of nothing but devices": with_code(b'torch.device("cuda:0")\n' * (size // 20)),
+        "code that only names devices": with_code(b'torch.device("cuda:0")\n' * (size // 20)),
         "code of quotes": with_code(b'"' * size),
         "code of escapes": with_code(b'"\\' * size),
         "code of open calls": with_code(b"torch.device(" * (size // 10)),
@@ -243,7 +243,7 @@ def _script(size: int) -> dict[str, Callable[[], bytes]]:
 
 
 def _one_tensor(size: int) -> bytes:
-    """A module of ``model.json`` that names a tensor of many axes time and again."""
+    """A ``model.json`` whose module names one tensor of many axes many times."""
     tensor = {"dims": ["1"] * 150, "strides": ["1"] * 150, "dataType": "FLOAT", "device": "cpu"}
     whole = {"parameters": [{"name": ""}] * (size // 12)}
     return json.dumps({"mainModule": whole, "tensors": [tensor | {"data": {"key": "tensors/0"}}]}).encode()
@@ -264,15 +264,13 @@ def _json(size: int) -> dict[str, Callable[[], bytes]]:
         "sizes of zero": _table(b'{"a":{"dtype":"U8","shape":[' + b"0," * (size * 10) + b'0],"data_offsets":[0,0]}}'),
         "short keys": _table(b"{" + b",".join(b'"%d":0' % one for one in range(size)) + b"}"),
         "entries of metadata": _table(_metadata(size)),
-        "as many as allowed": _table(_metadata(min(size, 262_000))),
-        "quotes in a text": _table(b'{"__metadata__":{"a":"' + b'\\"' * (size * 5) + b'"}}'),
-        "escaped brackets in a text": _table(b'{"__metadata__":{"a":"' + b'\\\\{[\\"' * size + b'"}}'),
-        "more keys in a row": _table(
+        "entries of metadata, as many as allowed": _table(_metadata(min(size, 262_000))),
+        "quotes in a string": _table(b'{"__metadata__":{"a":"' + b'\\"' * (size * 5) + b'"}}'),
+        "escaped brackets in a string": _table(b'{"__metadata__":{"a":"' + b'\\\\{[\\"' * size + b'"}}'),
+        "extra keys in an entry": _table(
             b'{"a":{"dtype":"U8","shape":[],' + b",".join(b'"%x":""' % one for one in range(size)) + b"}}"
         ),
-        "lists, so that there may be strings": _table(
-            b'{"a":[' + b",".join(b'[],"","","%x"' % one for one in range(size // 2)) + b"]}"
-        ),
+        "lists and strings": _table(b'{"a":[' + b",".join(b'[],"","","%x"' % one for one in range(size // 2)) + b"]}"),
         "escapes": _table(b'{"' + b"\\u0041" * (size * 5) + b'":0}'),
         "a number of a million digits": _table(b'{"a":' + b"9" * size + b"}"),
         "many tensors": _table(json.dumps(rows).encode()),
@@ -299,7 +297,7 @@ def _nested(size: int) -> dict[str, Callable[[], bytes]]:
         "one stream many times": lambda: b"\x80\x03(" + call + b"q\x00" + b"h\x00" * size + b"l.",
         "streams in streams": lambda: inner,
         "short strings": lambda: b"\x80\x03(" + (b"B\x80\0\0\0" + bytes(128)) * (size // 10) + b"l.",
-        "text for bytes": lambda: (
+        "bytes encoded as text": lambda: (
             b"\x80\x02" + load + b"c_codecs\nencode\nX" + (size * 10).to_bytes(4, "little") + b"a" * (size * 10)
             + text("latin1") + b"\x86R\x85R."
         ),

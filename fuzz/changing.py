@@ -1,10 +1,9 @@
-"""What a fuzzer does with a file and what stands beside it: a journal, leftovers, links. And what must hold of it.
+"""Fuzz in-place conversions, recovery and undo of a file in a folder with a journal, leftovers and links.
 
-Never writes anything outside of a temporary folder, which it removes.
+An input is a folder, in which ``model.pth`` is the checkpoint. It is written to a temporary folder.
 
-An input stands for a folder in which ``model.pth`` is the checkpoint. Whatever is beside it, no file but this one ever
-changes; without a journal that is whole, and its own, this one does not either; and what was converted in place is put
-back byte for byte.
+The invariant: no other file changes. Without an intact journal of its own, the checkpoint is not recovered. ``--undo``
+restores it byte for byte.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
     from ckptmove.moves import MoveRequest
     from fuzz.wholes import Content
 
-#: The checkpoint, in the folder that an input stands for.
+#: Name of the checkpoint in the folder.
 CHECKPOINT: Final = "model.pth"
 
 
 def examine_changes(data: bytes) -> None:
-    """A file beside whatever there is: what was left is cleared up, and it is recovered, taken back and converted."""
+    """Remove the leftovers in a folder, then recover, undo and convert its checkpoint."""
     with folder_in_memory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what was recovered is warned of
+        warnings.simplefilter("ignore")  # a recovery warns
         home = Path(folder, "input")
         lay_out(data, home)
         path = home / CHECKPOINT
@@ -50,19 +49,19 @@ def examine_changes(data: bytes) -> None:
 
 
 def _clear(home: Path) -> None:
-    """Nothing goes but what has the name of a leftover, and nothing comes but what was in one."""
+    """Remove leftovers; check that other files stay and that no file appears, except from a leftover."""
     before = content_of(home)
     clear_leftovers(home)
     after = content_of(home)
     for path, body in before.items():
         is_left = is_temporary(Path(path).relative_to(home).parts[0])
-        require(is_left or after.get(path, ...) == body, f"{path} was no leftover")
+        require(is_left or after.get(path, ...) == body, f"{path} was removed or changed, but is not a leftover")
     names = {Path(path).name for path in before}
-    require(all(Path(path).name in names for path in after), "something came from nowhere")
+    require(all(Path(path).name in names for path in after), "a new file appeared")
 
 
 def _recover(path: Path, home: Path) -> None:
-    """The file is left as it is, or is what its own journal says that it was."""
+    """Recover the file; check that it is unchanged, or restored as its own journal records."""
     before, journal, real = content_of(home), _journal_of(path), os.path.realpath(path)
     try:
         recover(str(path))
@@ -70,12 +69,14 @@ def _recover(path: Path, home: Path) -> None:
         after = content_of(home)
         _require_alone(path, before, after)
         if after.get(real) != before.get(real):
-            require(journal is not None and after[real] == _as_before(journal, before[real]), "it is not as it was")
+            require(
+                journal is not None and after[real] == _as_before(journal, before[real]), "the file was not restored"
+            )
     require(not recover(str(path)), "it was recovered twice")
 
 
 def _as_before(journal: Journal, changed: bytes | str | None) -> bytes:
-    """What a journal says that a file was, from what it is."""
+    """The original bytes of a changed file, from its journal."""
     was = bytearray(changed if isinstance(changed, bytes) else b"")[: journal.old_size].ljust(journal.old_size, b"\0")
     for start, old in journal.old:
         was[start : start + len(old)] = old
@@ -83,63 +84,63 @@ def _as_before(journal: Journal, changed: bytes | str | None) -> bytes:
 
 
 def _undone(path: Path, home: Path) -> bytes | None:
-    """What the file was before it was first converted in place, None where it never was; it stays what it is."""
+    """The bytes that an undo restores; None if it is refused. The file itself is then put back."""
     before = content_of(home)
     try:
         result = undo_in_place(str(path), dry_run=False, limits=LIMITS)
     except CkptMoveError:
-        require(content_of(home) == before, "an undo that was refused has changed something")
+        require(content_of(home) == before, "a refused undo changed a file")
         return None
     _require_alone(path, before, content_of(home))
     undone = path.read_bytes()
-    require(len(undone) == result.size, "an undo left another size than it says")
+    require(len(undone) == result.size, "an undo reports another size than that of the file")
     path.write_bytes(_body(before, path))
     return undone
 
 
 def _convert(path: Path, home: Path, request: MoveRequest, firsts: set[bytes | None]) -> None:
-    """Convert in place, hold the outcome against the plan, and take it back.
+    """Convert in place, compare the result with the plan, and undo it.
 
     Raises:
-        CkptMoveError: it cannot be converted.
+        CkptMoveError: if the checkpoint cannot be converted.
     """
     before = content_of(home)
     try:
         result = convert(asked_for(str(path), request, in_place=True))
     except CkptMoveError:
-        require(content_of(home) == before, "what was refused has changed something")
+        require(content_of(home) == before, "a refused conversion changed a file")
         raise
     _require_alone(path, before, content_of(home))
     was, changed = _body(before, path), path.read_bytes()
     if changed == was:
         return
     source, output = opened(was), opened(changed)
-    require(plan_move(output.inventory, request).is_empty, "what was converted would be converted again")
+    require(plan_move(output.inventory, request).is_empty, "a converted checkpoint would be converted again")
     require_planned((source.inventory, bytes_of(source)), result.plan, (output.inventory, bytes_of(output)))
     undone = _undone(path, home)
-    require(undone is None or undone in firsts, "an undo has made another file of it")
+    require(undone is None or undone in firsts, "an undo restored other bytes")
     path.write_bytes(was)
 
 
 def _body(content: Content, path: Path) -> bytes:
     body = content[os.path.realpath(path)]
     if not isinstance(body, bytes):
-        raise AssertionError("what was changed is no file")  # noqa: TRY004  # the invariant does not hold
+        raise AssertionError("the checkpoint is not a file")  # noqa: TRY004  # the invariant does not hold
     return body
 
 
 def _journal_of(path: Path) -> Journal | None:
-    """The journal that is the file's own, where there is one that is whole."""
+    """The intact journal of the file itself; None if it has no such journal."""
     with suppress(OSError, ValueError):
-        beside = Path(journal_path(str(path)))
-        journal = None if beside.is_symlink() else decode(beside.read_bytes())
+        own_journal = Path(journal_path(str(path)))
+        journal = None if own_journal.is_symlink() else decode(own_journal.read_bytes())
         if journal is not None and journal.name == home_of(str(path))[1]:
             return journal
     return None
 
 
 def _require_alone(path: Path, before: Content, after: Content) -> None:
-    """Nothing has changed but the file, nothing is gone but its journal, and nothing has come."""
+    """Check that only the file has changed, only its journal is gone, and no file has appeared."""
     different = {one for one in {*before, *after} if before.get(one, ...) != after.get(one, ...)}
     require(different <= {os.path.realpath(path), journal_path(str(path))}, "another file was changed")
-    require(after.keys() <= before.keys(), "something was left")
+    require(after.keys() <= before.keys(), "a new file was left")

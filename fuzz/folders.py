@@ -1,7 +1,4 @@
-"""Directories that ask for much: loops, depth, and more files than anyone would look at.
-
-Never larger than what is asked for.
-"""
+"""Recipes for directories that need much time: loops of links, deep folders, many files."""
 
 from __future__ import annotations
 
@@ -22,10 +19,10 @@ _SOUND: Final = archive_of(
 
 
 def folders(size: int) -> dict[str, Callable[[Path], None]]:
-    """Recipes by name: each makes a directory at a path.
+    """Recipes by name. Each makes a directory at a path.
 
     Args:
-        size: what they grow with.
+        size: number of files, or of entries in one file.
     """
     return {
         "many files": lambda path: _files(path, size // 10, lambda one: f"{one}.txt"),

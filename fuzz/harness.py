@@ -1,10 +1,9 @@
-"""What every fuzzer does with an input, and what must hold of it.
+"""Inspect, show and convert one file, and check the invariant of every fuzz target.
 
-Never writes a file: sources and sinks are bytes in memory. Directories and archives are in ``wholes``.
+Sources and sinks are bytes in memory. ``wholes`` does the same for directories and archives, on the disk.
 
-The invariant: only :class:`ckptmove.errors.CkptMoveError` escapes, in one line; nothing that is shown to people holds a
-character that a terminal would obey; whatever is converted reads back as it was planned; and ``diff`` finds that which
-was planned, and nothing else.
+The invariant: only :class:`ckptmove.errors.CkptMoveError` escapes, with a one-line message. Text for a terminal has no
+control characters. A converted file reads back as planned. ``diff`` finds the planned changes and no others.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ if TYPE_CHECKING:
     from ckptmove.model import ArchiveFact, Inventory, TensorRecord
     from ckptmove.moves import MovePlan
 
-    #: What a checkpoint holds, and the bytes of its storages.
-    Held: TypeAlias = tuple[Inventory, Mapping[str, bytes | None]]
+    #: The inventory of a checkpoint, and the bytes of its storages.
+    Snapshot: TypeAlias = tuple[Inventory, Mapping[str, bytes | None]]
 
-#: Those of the program, but for the walk, so that a bomb costs a fuzzer milliseconds and not seconds.
+#: The default limits, except for fewer visited nodes: a bomb takes milliseconds instead of seconds.
 LIMITS: Final = Limits(visits=20_000)
 REQUESTS: Final = (
     MoveRequest(to="cuda:0", rewrite_strings=True),
@@ -59,29 +58,29 @@ _DETAIL: Final = Detail(tensors=True, tree=True, globals=True, verbose=True)
 
 
 class MemorySink:
-    """A sink that keeps what it is given."""
+    """A sink that collects bytes in memory."""
 
     def __init__(self) -> None:
         self.data = bytearray()
 
     def clone(self, source: int) -> bool:
-        """Nothing is there before the first byte."""
+        """Return False: memory cannot be cloned."""
         del source
         return False
 
     def skip(self, nbytes: int) -> None:
-        """Never called: this is no clone."""
+        """Never called, because :meth:`clone` returns False."""
         raise NotImplementedError
 
     def reserve(self, nbytes: int) -> None:
-        """Nothing: there is room as long as there is memory."""
+        """Do nothing: the buffer grows."""
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""
         self.data += data
 
     def copy(self, source: int, start: int, nbytes: int) -> int:
-        """Nothing is copied by the kernel."""
+        """Return 0: the kernel copies nothing."""
         del source, start, nbytes
         return 0
 
@@ -90,7 +89,7 @@ def guarded(target: Callable[[bytes], None], data: bytes) -> str:
     """Run a target on an input.
 
     Returns:
-        The kind of the error that it ended with; ``ok`` without one.
+        The kind of the error that it raised; ``ok`` if it raised none.
     """
     try:
         target(data)
@@ -101,22 +100,22 @@ def guarded(target: Callable[[bytes], None], data: bytes) -> str:
 
 
 def examine_pickle(data: bytes) -> None:
-    """The symbolic machine alone: it ends inside of the data, with nothing left over."""
+    """Run the pickle machine alone; check that it ends inside the data, with an empty stack."""
     machine = interpret(data, LIMITS)
-    require(0 < machine.end <= len(data), "it ended outside of the data")
+    require(0 < machine.end <= len(data), "it ended outside the data")
     require(not machine.stack and not machine.marks, "something was left on the stack")
     require(len(machine.memo) <= len(data), "more was memoised than there are operations")
 
 
 def examine_file(data: bytes) -> None:
-    """A file of any kind: inspected with every flag, shown in every format, and converted in three ways."""
+    """Inspect a file with every flag, show it in every format, and convert it in three ways."""
     checkpoint = opened(data)
     show_checkpoint(checkpoint, checkpoint.file.outline(), checkpoint.check())
     in_each_way(lambda request: convert(data, request))
 
 
 def show_checkpoint(checkpoint: OpenCheckpoint, lines: tuple[OutlineLine, ...], facts: tuple[ArchiveFact, ...]) -> None:
-    """What ``inspect`` prints, in every format."""
+    """Render the output of ``inspect`` in every format."""
     inventory = replace(checkpoint.inventory, facts=facts)
     found = Inspection(
         inventory=inventory,
@@ -134,29 +133,29 @@ def show_checkpoint(checkpoint: OpenCheckpoint, lines: tuple[OutlineLine, ...], 
 
 
 def show_result(result: ConvertResult) -> None:
-    """What ``convert`` prints, in every format."""
+    """Render the output of ``convert`` in every format."""
     require_printable(conversion.conversion_lines(PAGE, "input", result, verbose=True))
     require_printable([document.dumps(document.conversion(result))])
 
 
 def in_each_way(convert_one: Callable[[MoveRequest], None]) -> None:
-    """Try every request.
+    """Call a function with every request.
 
     Raises:
-        CkptMoveError: one is refused, when all were tried.
+        CkptMoveError: the last refusal, after all requests were tried.
     """
     refused: CkptMoveError | None = None
     for request in REQUESTS:
         try:
             convert_one(request)
-        except CkptMoveError as error:  # noqa: PERF203  # the other requests are tried all the same
+        except CkptMoveError as error:  # noqa: PERF203  # the other requests are tried too
             refused = error
     if refused is not None:
         raise refused
 
 
 def asked_for(path: str, move: MoveRequest, output: str | None = None, *, in_place: bool = False) -> ConvertRequest:
-    """A conversion as the command line asks for it."""
+    """The request that the command line makes for a conversion."""
     return ConvertRequest(
         path=path, move=move, output=output, default_output="output", in_place=in_place, force=False, dry_run=False,
         check=True, progress=None, limits=LIMITS,
@@ -164,20 +163,20 @@ def asked_for(path: str, move: MoveRequest, output: str | None = None, *, in_pla
 
 
 def opened(data: bytes) -> OpenCheckpoint:
-    """A checkpoint in memory.
+    """Open a checkpoint in memory.
 
     Raises:
-        CkptMoveError: it is none.
+        CkptMoveError: if the data is not a checkpoint.
     """
     part = FilePart(read_file(MemorySource("input", data), LIMITS), LIMITS, None)
     return OpenCheckpoint(part.inventory, (part,), ())
 
 
 def convert(data: bytes, request: MoveRequest) -> None:
-    """Convert a checkpoint, and hold what comes out against the plan.
+    """Convert a checkpoint, and compare the output with the plan.
 
     Raises:
-        CkptMoveError: it cannot be converted.
+        CkptMoveError: if it cannot be converted.
     """
     checkpoint = opened(data)
     conversion, sink = Conversion(asked_for("input", request), checkpoint), MemorySink()
@@ -185,7 +184,7 @@ def convert(data: bytes, request: MoveRequest) -> None:
     with checkpoint.file.content() as (container, machine):
         segments = conversion.lay_out(container, machine, plan)
         written = write_segments(container.source, segments, sink, "input")
-    require(written == len(sink.data), "the count of bytes written is wrong")
+    require(written == len(sink.data), "the number of bytes written is wrong")
     show_result(ConvertResult(container="torch-zip", plan=plan, output="output", bytes_copied=written, seconds=0.0))
     if plan.is_empty:
         return
@@ -193,21 +192,21 @@ def convert(data: bytes, request: MoveRequest) -> None:
         after = opened(bytes(sink.data))
         again = plan_move(after.inventory, request)
     except CkptMoveError as error:
-        raise AssertionError("what was written cannot be read") from error
-    require(again.is_empty, "what was converted would be converted again")
+        raise AssertionError("the output cannot be read") from error
+    require(again.is_empty, "a converted checkpoint would be converted again")
     require_planned((checkpoint.inventory, bytes_of(checkpoint)), plan, (after.inventory, bytes_of(after)))
     _require_different(checkpoint, plan, after)
 
 
-def require_planned(source: Held, plan: MovePlan, output: Held) -> None:
-    """The storages lie and are typed as planned, hold the same bytes, and everything else says what it said."""
+def require_planned(source: Snapshot, plan: MovePlan, output: Snapshot) -> None:
+    """Check devices and dtypes of the storages against the plan, and that all else is unchanged."""
     edits = {edit.storage: edit for edit in plan.edits}
     (before, old_bytes), (after, new_bytes) = source, output
     require([one.key for one in before.storages] == [one.key for one in after.storages], "storages differ")
     for old, new in zip(before.storages, after.storages, strict=True):
         edit = edits.get(old.key)
         cast = edit.cast if edit is not None else None
-        require(new.device == (old.device if edit is None else edit.target), f"storage {old.key} is misplaced")
+        require(new.device == (old.device if edit is None else edit.target), f"storage {old.key} is on another device")
         require(new.dtype == (old.dtype if cast is None else cast[1]), f"storage {old.key} has another dtype")
         require(new.numel == old.numel, f"storage {old.key} has another size")
         if cast is None and old.key not in plan.inflates:
@@ -217,12 +216,12 @@ def require_planned(source: Held, plan: MovePlan, output: Held) -> None:
 
 
 def _require_different(source: OpenCheckpoint, plan: MovePlan, output: OpenCheckpoint) -> None:
-    """``diff`` tells of devices, of what was cast, and of what the plan says of flags and strings."""
+    """Check that ``diff`` finds only changes that the plan makes: devices, casts, flags and strings."""
     found = compare_stored(source, output, find_counterparts(source, output), Criteria(), LIMITS, lambda *_: None)
-    require(not found.added and not found.removed, "diff finds tensors that only one of them has")
+    require(not found.added and not found.removed, "diff finds added or removed tensors")
     allowed: set[str] = {"device"}
     if any(edit.cast is not None for edit in plan.edits):
-        allowed |= {"dtype", "value", "object"}  # classes of storages stand in the tree, too
+        allowed |= {"dtype", "value", "object"}  # storage classes are in the tree too
     if plan.flags:
         allowed.add("object")
     for change in found.changed:
@@ -230,7 +229,7 @@ def _require_different(source: OpenCheckpoint, plan: MovePlan, output: OpenCheck
 
 
 def bytes_of(checkpoint: OpenCheckpoint) -> dict[str, bytes | None]:
-    """The bytes of the storages in the files of an open checkpoint, by key."""
+    """The bytes of each storage of an open checkpoint, by key."""
     found: dict[str, bytes | None] = {}
     for part in checkpoint.parts:
         for storage in part.inventory.storages if isinstance(part, FilePart) else ():
@@ -251,17 +250,17 @@ def _geometry(tensor: TensorRecord) -> tuple[object, ...]:
 
 
 def _names(inventory: Inventory) -> set[str]:
-    """A cast writes another storage class."""
+    """Names of the globals, without storage classes, which a cast changes."""
     return {use.name for use in inventory.globals if not use.name.endswith("Storage")}
 
 
 def require_printable(lines: Iterable[str]) -> None:
-    """Fail where a terminal would obey a character of what is shown."""
+    """Fail if a line has a control character."""
     for line in lines:
-        require(line.isprintable(), f"a terminal would obey {line!r}")
+        require(line.isprintable(), f"not printable: {line!r}")
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Fail where something does not hold."""
+    """Fail if a condition does not hold."""
     if not holds:
         raise AssertionError(otherwise)

@@ -1,7 +1,4 @@
-"""What the fuzzer of changes in place starts from, and how it lies: a checkpoint, its journal and leftovers beside it.
-
-Never decides what is interesting, as the other mutators, which these hand the checkpoint to.
-"""
+"""Seeds and mutators for in-place conversions: a checkpoint with its journal and leftovers in one folder."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = CHECKPOINT.encode()
 _JOURNAL: Final = journal_name(CHECKPOINT).encode()
-#: Of a process on this machine, which is gone; of one conversion, all have one stem.
+#: Leftovers of one conversion, which share a stem, by a process that has ended.
 _PART, _OLD, _LOCK = (
     path.name[: -len("0123456789abcdef.part")].encode() + bytes(8).hex().encode() + path.suffix.encode()
     for path in temporary_names(Path())
@@ -43,7 +40,7 @@ _NAMES: Final = (
 
 
 def changes() -> Iterable[bytes]:
-    """A checkpoint that was converted in place, or where that stopped halfway, or with something else beside it."""
+    """Folders with a checkpoint before, after or halfway through an in-place conversion, or with other files."""
     for pickled in tensors():
         was = archive_of(pickled, {"0": bytes(16)})
         now = converted(was)
@@ -62,12 +59,12 @@ def changes() -> Iterable[bytes]:
         )
 
 
-def _folder(checkpoint: bytes, *beside: tuple[bytes, bytes]) -> bytes:
-    return pack([Entry(0, _NAME, checkpoint), *(Entry(0, name, body) for name, body in beside)])
+def _folder(checkpoint: bytes, *others: tuple[bytes, bytes]) -> bytes:
+    return pack([Entry(0, _NAME, checkpoint), *(Entry(0, name, body) for name, body in others)])
 
 
 def converted(data: bytes) -> bytes:
-    """A checkpoint after its conversion in place."""
+    """The bytes of a checkpoint after an in-place conversion."""
     checkpoint = opened(data)
     plan = plan_move(checkpoint.inventory, MoveRequest(to="mps"))
     with checkpoint.file.content() as (container, machine):
@@ -79,7 +76,7 @@ def converted(data: bytes) -> bytes:
 
 
 def between(name: str, old: bytes, new: bytes) -> Journal:
-    """The journal of a change that made other bytes of a file: one run, from the first that differs to the end."""
+    """The journal of a change between two contents of a file: one run, from the first different byte to the end."""
     start = next(
         (at for at, (one, two) in enumerate(zip(old, new, strict=False)) if one != two), min(len(old), len(new))
     )
@@ -91,7 +88,7 @@ def between(name: str, old: bytes, new: bytes) -> Journal:
 
 
 def change_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
-    """The checkpoint, its journal or both changed, or what else is beside them."""
+    """Change the checkpoint, its journal or another entry of the folder."""
     entries = unpack(data)
     if not entries:
         return plain(data)
@@ -120,7 +117,7 @@ def change_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
 
 
 def journal_mutator(data: bytes, file: bytes, random: Random, plain: Plain) -> bytes:
-    """A journal that says something else, with checksums that fit."""
+    """Change a journal, and update its checksums."""
     try:
         journal = decode(data)
     except ValueError:
@@ -164,7 +161,7 @@ def _summed(body: bytes) -> bytes:
 
 
 def _half_changed(one: bytes, two: bytes, random: Random) -> bytes:
-    """A file whose beginning is of one and whose end is of another, or was lost."""
+    """A file with the beginning of one content, and the end of another, of zeros, or missing."""
     cut = random.randrange(1 + len(one))
     return one[:cut] + random.choice((two[cut:], b"", bytes(len(one) - cut)))
 

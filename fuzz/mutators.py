@@ -1,9 +1,7 @@
-"""Changes that keep a file whole enough to be read further: the structure of a format is known, and then lied about.
+"""Mutators that know the structure of a format, so that readers reach the changed part.
 
-Never decides what is interesting: whoever runs a mutator feeds it with random numbers, or with a fuzzer's.
-
-A change of plain bytes hardly ever passes a CRC, an offset or a count. So each of these takes a file apart, changes a
-part, and puts it together again with counts that fit; now and then with one that does not.
+A change of random bytes rarely passes a CRC, an offset or a count. Each mutator parses a file, changes a part, and
+writes the file with correct counts; sometimes with a wrong one. The caller passes the source of random numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    #: Changes bytes without knowing what they are.
+    #: Changes bytes without knowing the format.
     Plain: TypeAlias = Callable[[bytes], bytes]
     Mutator: TypeAlias = Callable[[bytes, Random, Plain], bytes]
 
@@ -49,12 +47,12 @@ _METADATA: Final[tuple[Any, ...]] = (
     {"a\\": '"[{\\' * 3_000},
 )  # fmt: skip
 
-#: What zipfile raises of an archive that it cannot read.
+#: Exceptions of zipfile for an archive that it cannot read.
 _NO_ARCHIVE: Final = (zipfile.BadZipFile, zlib.error, OSError, ValueError, RuntimeError, EOFError, struct.error)
 
 
 def pickle_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
-    """Operations of a pickle taken out, doubled, swapped, brought in, or given another argument."""
+    """Remove, repeat, swap, insert or change operations of a pickle."""
     try:
         spans = [(start, end) for start, end, _ in operations(data)]
     except CkptMoveError:
@@ -85,7 +83,7 @@ def pickle_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
 
 
 def _operation(random: Random) -> bytes:  # noqa: PLR0911  # a case for each kind
-    """An operation that is whole in itself."""
+    """One complete operation."""
     word, number = random.choice(WORDS), random.choice(NUMBERS)
     match random.randrange(7):
         case 0:
@@ -121,7 +119,7 @@ def _other_argument(operation: bytes, random: Random) -> bytes:
 
 
 def zip_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
-    """Records of an archive changed, renamed, doubled or taken out; CRCs and offsets that fit, or one that does not."""
+    """Change, rename, repeat or remove records of an archive, with correct CRCs and offsets or one wrong field."""
     records = records_of(data)
     if not records:
         return plain(data)
@@ -142,7 +140,7 @@ def zip_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
                 records[at] = _other_name(name, random), body, method
             case 4:
                 records[at] = name, body[: random.randrange(len(body) + 1)], method
-            case 5 if name.endswith(".pkl"):  # lists that come to little, compressed
+            case 5 if name.endswith(".pkl"):  # lists, which compress well
                 records[at] = name, body[:2] + b"(" + b"]" * 3_000 + b"l0" + body[2:], zipfile.ZIP_DEFLATED
             case _ if name.endswith(".pkl"):
                 records[at] = name, pickle_mutator(body, random, plain), method
@@ -151,11 +149,11 @@ def zip_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
         if not records:
             break
     built = zipped(records)
-    return _lied_about(built, random) if random.random() < 0.3 else built
+    return _with_other_field(built, random) if random.random() < 0.3 else built
 
 
 def records_of(data: bytes) -> list[tuple[str, bytes, int]]:
-    """Name, content and method of each record of an archive; none of one that cannot be read."""
+    """Name, content and method of each record of an archive; empty if it cannot be read."""
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
             return [(one.filename, archive.read(one), one.compress_type) for one in archive.infolist()]
@@ -171,7 +169,7 @@ def _other_name(name: str, random: Random) -> str:
 
 
 def zipped(records: list[tuple[str, bytes, int]]) -> bytes:
-    """As torch aligns: the data of every record at a multiple of 64 where that is cheap, else anywhere."""
+    """Write an archive with the data of each record at a multiple of 64, as torch does."""
     stream = BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         for name, body, method in records:
@@ -179,24 +177,24 @@ def zipped(records: list[tuple[str, bytes, int]]) -> bytes:
             entry.compress_type = method
             missing = -(stream.tell() + 30 + len(entry.filename.encode()) + 4) % 64
             entry.extra = b"FB" + missing.to_bytes(2, "little") + b"Z" * missing
-            # Doubled names are meant.
-            archive._didModify = True  # type: ignore[attr-defined]  # noqa: SLF001  # an empty archive is whole, too
+            # Repeated names are intended.
+            archive._didModify = True  # type: ignore[attr-defined]  # noqa: SLF001  # else an empty archive has no end record
             archive.NameToInfo.pop(entry.filename, None)
             archive.writestr(entry, body)
     return stream.getvalue()
 
 
-def _lied_about(data: bytes, random: Random) -> bytes:
-    """A bit of a header, an entry of the directory or the end record flipped, or a field set to another number."""
-    lied = bytearray(data)
+def _with_other_field(data: bytes, random: Random) -> bytes:
+    """Flip a bit of a local header, a central entry or the end record, or change a field."""
+    changed = bytearray(data)
     signature = random.choice((b"PK\x03\x04", b"PK\x01\x02", b"PK\x01\x02", b"PK\x05\x06"))
     places = [at for at in range(len(data) - 3) if data[at : at + 4] == signature]
     if not places:
         return data
     if random.random() < 0.3:
         at = random.choice(places) + random.randrange(4, {b"PK\x03\x04": 30, b"PK\x01\x02": 46}.get(signature, 22))
-        lied[min(at, len(lied) - 1)] ^= 1 << random.randrange(8)
-        return bytes(lied)
+        changed[min(at, len(changed) - 1)] ^= 1 << random.randrange(8)
+        return bytes(changed)
     fields = {
         b"PK\x03\x04": ((6, 2), (8, 2), (14, 4), (18, 4), (22, 4), (26, 2), (28, 2)),
         b"PK\x01\x02": ((8, 2), (10, 2), (16, 4), (20, 4), (24, 4), (28, 2), (30, 2), (32, 2), (42, 4)),
@@ -204,14 +202,14 @@ def _lied_about(data: bytes, random: Random) -> bytes:
     }[signature]
     offset, size = random.choice(fields)
     at = random.choice(places) + offset
-    old = int.from_bytes(lied[at : at + size], "little")
+    old = int.from_bytes(changed[at : at + size], "little")
     new = random.choice((*NUMBERS, old + 1, max(old - 1, 0), old + 64, old ^ 0x800))
-    lied[at : at + size] = (new % (1 << 8 * size)).to_bytes(size, "little")
-    return bytes(lied)
+    changed[at : at + size] = (new % (1 << 8 * size)).to_bytes(size, "little")
+    return bytes(changed)
 
 
 def legacy_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
-    """One of the five pickles of a stream changed, its object pickle most often, or what follows them."""
+    """Change one of the five pickles of a stream, most often the object pickle, or the bytes after them."""
     ends = [0]
     try:
         for _ in range(5):
@@ -227,7 +225,7 @@ def legacy_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
 
 
 def bare_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
-    """The pickle itself, or one of the streams in it, its count made to fit."""
+    """Change the pickle, or one of the streams in it, and update the length of the stream."""
     try:
         strings = [
             (start, end, code) for start, end, code in operations(data) if code in b"BC\x8e" and end - start > 64
@@ -244,7 +242,7 @@ def bare_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
 
 
 def safetensors_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
-    """A row of the table changed, the length of the table made to fit."""
+    """Change an entry of the header, and update the length of the header."""
     length = int.from_bytes(data[:8], "little")
     try:
         header: Any = json.loads(data[8 : 8 + length])
@@ -270,5 +268,5 @@ def safetensors_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
 
 
 def mixed(mutator: Mutator, data: bytes, random: Random, plain: Plain) -> bytes:
-    """Mostly the mutator that knows the format, now and then the one that knows nothing."""
+    """Apply the mutator of the format; sometimes, the one that knows no format."""
     return plain(data) if not data or random.random() < 0.15 else mutator(data, random, plain)

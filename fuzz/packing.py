@@ -1,7 +1,6 @@
-"""A small directory as one input: its files, folders and links in a row of bytes, and back.
+"""Encode a small directory (files, folders and links) as the bytes of one input.
 
-Never makes anything outside of the folder that it is given, and never many or large files: whatever the bytes are, they
-stand for a directory within bounds.
+All bytes decode to a directory with few and small files, and no path outside it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 _MOST_ENTRIES: Final = 16
 _DEEPEST: Final = 4
 _LONGEST_PART: Final = 60
-#: Kind, length of the name, and size; the name and the content follow.
+#: An entry begins with its kind, the length of its name, and its size. The name and the content follow.
 _HEAD_BYTES: Final = 4
 _LARGEST: Final = 0xFFFF
 _LINK: Final = 1
@@ -25,12 +24,12 @@ _FOLDER: Final = 2
 
 
 class Entry(NamedTuple):
-    """Something in a directory.
+    """A file, folder or link in a directory.
 
     Attributes:
-        kind: a link at 1, a folder at 2, and a file at every other number.
-        name: its path seen from the directory, in any bytes.
-        body: content of a file, target of a link.
+        kind: 1 for a link, 2 for a folder, any other number for a file.
+        name: path relative to the directory, in any bytes.
+        body: content of a file, or target of a link.
     """
 
     kind: int
@@ -39,7 +38,7 @@ class Entry(NamedTuple):
 
 
 def pack(entries: Iterable[Entry]) -> bytes:
-    """Entries as one input; what does not fit in it is cut off."""
+    """Encode entries; long names and contents are truncated."""
     return b"".join(
         bytes([entry.kind, len(entry.name[:255])])
         + len(entry.body[:_LARGEST]).to_bytes(2, "little")
@@ -50,12 +49,12 @@ def pack(entries: Iterable[Entry]) -> bytes:
 
 
 def packed(files: dict[str, bytes]) -> bytes:
-    """Files by path as one input."""
+    """Encode files, by path."""
     return pack(Entry(0, name.encode(), body) for name, body in files.items())
 
 
 def unpack(data: bytes) -> list[Entry]:
-    """The entries that an input stands for; the last may have less than it says."""
+    """Decode entries; the last one may be cut off."""
     entries: list[Entry] = []
     position = 0
     while position + _HEAD_BYTES <= len(data) and len(entries) < _MOST_ENTRIES:
@@ -68,13 +67,13 @@ def unpack(data: bytes) -> list[Entry]:
 
 
 def lay_out(data: bytes, folder: Path) -> None:
-    """Make the directory that an input stands for; of two entries of one name, the first."""
+    """Write the directory of an input; the first of several entries of one name is used."""
     folder.mkdir(parents=True)
     for kind, name, body in unpack(data):
         path = folder.joinpath(*_parts(name))
         if path == folder:
             continue
-        # A file stands where a folder should, or something of that name is there.
+        # The name exists already, or a file has the name of a parent folder.
         with suppress(FileExistsError, NotADirectoryError):
             path.parent.mkdir(parents=True, exist_ok=True)
             if kind == _FOLDER:
@@ -87,6 +86,6 @@ def lay_out(data: bytes, folder: Path) -> None:
 
 
 def _parts(name: bytes) -> list[str]:
-    """The parts of a path, none of which leads up."""
+    """The parts of a path, without ``..``."""
     parts = [part.replace(b"\0", b"")[:_LONGEST_PART] for part in name.split(b"/")]
     return [os.fsdecode(part) for part in parts if part not in {b"", b".", b".."}][:_DEEPEST]

@@ -1,6 +1,6 @@
-"""Pickles that would run something: one for each opcode that can call, by a module that leaves a mark when it is used.
+"""Pickles that execute code when they are loaded: one for each opcode that can call.
 
-Never runs one. The module is called ``trap_module``; whoever tests with it writes it, so that a payload is no dud.
+They call names of ``trap_module``, which creates a file when it is used. The tests provide that module.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ MODULE: Final = "trap_module"
 
 
 def text(word: str) -> bytes:
-    """BINUNICODE."""
+    """A BINUNICODE operation."""
     raw = word.encode()
     return b"X" + len(raw).to_bytes(4, "little") + raw
 
 
 _SPRING: Final = b"ctrap_module\nspring\n"
 _TYPE: Final = b"ctrap_module\nSpring\n"
-#: By opcode: operations that leave one value, without PROTO and STOP. In ``{marker}`` comes the path of the mark.
+#: By opcode: operations that push one value, without PROTO and STOP. ``{marker}`` is the path of the created file.
 BODIES: Final[dict[str, bytes]] = {
     "GLOBAL": _SPRING,
     "STACK_GLOBAL": text(MODULE) + text("spring") + b"\x93",
@@ -41,14 +41,14 @@ BODIES: Final[dict[str, bytes]] = {
     "eval": b"cbuiltins\neval\n" + text("open('{marker}', 'w').close()") + b"\x85R",
     "exec": b"cbuiltins\nexec\n" + text("open('{marker}', 'w').close()") + b"\x85R",
 }
-#: What a reader that resolves persistent ids would be asked for.
+#: Persistent ids, which some readers resolve.
 PERSISTENT: Final[dict[str, bytes]] = {"PERSID": b"Ptrap_module.spring\n", "BINPERSID": _SPRING + b")RQ"}
-#: Codes that the extension registry of a careless program could hold.
+#: Codes of the extension registry.
 EXTENSIONS: Final = {"EXT1": 0x70, "EXT2": 0x7070, "EXT4": 0x707070}
 
 
 def body(name: str, marker: str) -> bytes:
-    """The operations of a payload, armed: without PROTO and STOP."""
+    """The operations of a payload, with the path of its file; without PROTO and STOP."""
     found = {**BODIES, **PERSISTENT}[name]
     head, _, tail = found.partition(b"X")
     if b"{marker}" not in tail:
@@ -57,5 +57,5 @@ def body(name: str, marker: str) -> bytes:
 
 
 def armed(name: str, marker: str) -> bytes:
-    """A pickle of protocol 4 that holds nothing but a payload."""
+    """A pickle of protocol 4 with only a payload."""
     return b"\x80\x04" + body(name, marker) + b"."

@@ -1,7 +1,4 @@
-"""What the fuzzers start from, made by a recipe: the samples, and small files of our own for what no sample has.
-
-Never a file that was found anywhere, and never a binary in the repository.
-"""
+"""Seeds of the fuzzers of single files: the samples, and small files that recipes make."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SAMPLES: Final = Path(__file__).resolve().parents[1] / "sample_ckpts"
-#: Larger samples would slow a fuzzer more than they teach it.
+#: Maximum size of a sample, in bytes: larger ones slow a fuzzer down.
 _LARGEST: Final = 40_000
 _PLAIN: Final = {
     "state_dict": OrderedDict(weight=("storage", "cuda:0", 4), bias=[1.5, None, True, 2**80, -3]),
@@ -53,7 +50,7 @@ def by_target() -> dict[str, list[bytes]]:
         container_of(MemorySource("seed", data), Limits()).object_pickle() for data in found["torch-zip"]
     ]
     found["torch-zip"] += [archive_of(pickled, {"0": bytes(16)}) for pickled in tensors()]
-    # As many times its size in nodes as a fuzzer reaches, and less than is refused.
+    # Nodes that inflate, below the limit.
     nodes = b"\x80\x02(" + b"]" * 1_000 + b"l."
     found["torch-zip"] += [deflated({"a/data.pkl": one, "a/data/0": bytes(16)}) for one in (nodes, *tensors())]
     found["torchscript"] += [deflated({"a/data.pkl": nodes, "a/constants.pkl": nodes, "a/code/__torch__.py": b""})]
@@ -62,14 +59,14 @@ def by_target() -> dict[str, list[bytes]]:
 
 
 def archive_of(pickled: bytes, storages: dict[str, bytes], **more: bytes) -> bytes:
-    """An archive of ``torch.save``, stored and aligned by nobody."""
+    """An archive of ``torch.save``, stored without alignment."""
     data = {f"data/{key}": data for key, data in storages.items()}
     records = {"data.pkl": pickled} | data | more | {"version": b"3\n"}
     return zip_of({f"a/{name}": data for name, data in records.items()})
 
 
 def zip_of(files: dict[str, bytes], packed: dict[str, bytes] | None = None) -> bytes:
-    """A zip of files, some of them compressed."""
+    """A zip of stored files and, in ``packed``, compressed ones."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         for name, data in files.items():
@@ -80,7 +77,7 @@ def zip_of(files: dict[str, bytes], packed: dict[str, bytes] | None = None) -> b
 
 
 def deflated(files: dict[str, bytes]) -> bytes:
-    """A zip of files, compressed."""
+    """A zip of compressed files."""
     return zip_of({}, files)
 
 
@@ -129,9 +126,8 @@ def program(inputs: bytes = b"", opaque: bytes = b"") -> bytes:
     """An archive of ``torch.export`` with a weight and a constant.
 
     Args:
-        inputs: the pickle of its sample inputs; by default a tensor.
-        opaque: that of an object among the constants, with which the graph names a device in a string; by default there
-            is none of either.
+        inputs: pickle of the sample inputs; a tensor if empty.
+        opaque: pickle of an object among the constants. If set, the graph also names a device in a string.
     """
     device = {"type": "cuda", "index": 0}
     meta = {"dtype": 7, "sizes": [{"as_int": 2}, {"as_int": 2}], "requires_grad": True, "device": device,
@@ -163,7 +159,7 @@ def program(inputs: bytes = b"", opaque: bytes = b"") -> bytes:
 
 
 def table(metadata: dict[str, str] | None = None) -> bytes:
-    """A file of safetensors with a tensor of bytes' halves in it."""
+    """A safetensors file with a tensor of 4-bit floats."""
     rows = {
         "a.weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
         "b": {"dtype": "F4", "shape": [4], "data_offsets": [16, 18]},

@@ -1,7 +1,4 @@
-"""The targets: what is run on an input, and how an input is changed.
-
-Never more than that: what must hold is in the harness.
-"""
+"""The fuzz targets: the function that runs an input, the mutator, and the seeds."""
 
 from __future__ import annotations
 
@@ -22,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target.
+    """A fuzz target.
 
     Attributes:
-        run: raises where the invariant does not hold.
+        run: runs an input; raises AssertionError if the invariant does not hold.
         mutator: changes an input.
     """
 
@@ -51,7 +48,7 @@ TARGETS: Final[dict[str, Target]] = {
 
 
 def seeds_by_target() -> dict[str, list[bytes]]:
-    """What each target starts from, by its name."""
+    """The seeds of each target, by its name."""
     single = seeds.by_target()
     return single | {
         "torch-tar": list(whole_seeds.old_tars()),

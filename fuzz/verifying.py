@@ -1,9 +1,6 @@
-"""What a fuzzer does with an input for ``verify``, as far as that goes without torch, and what must hold of it.
+"""Run the checks of ``verify`` that need no torch on one file in memory.
 
-Never imports torch, and never writes a file: a source is bytes in memory.
-
-The invariant is that of the harness: only errors of our own escape, and what is shown is printable; besides, what is
-stepped is bounded by what the file lists.
+The invariant is that of the harness. In addition, a step has at most the parameters and the state that the file lists.
 """
 
 from __future__ import annotations
@@ -37,19 +34,19 @@ _REQUESTS: Final = (
 
 
 def examine_resume(data: bytes) -> None:
-    """A file of any kind: every check that needs no torch, for three devices, and what the steps would be made of."""
+    """Run every check that needs no torch on a file, for three devices, and plan the steps."""
     whole = opened(data)
     limit_tensor_sizes(whole, LIMITS)
     facts = whole.check()
     for request in _REQUESTS:
         _show(whole, facts, VerifyRequest.from_json(request.to_json()))
     for fault in broken_numbers(whole.parts[0].tree()):
-        require(bool(fault), "a fault that says nothing")
+        require(bool(fault), "a fault without a message")
     _plan_steps(whole)
 
 
 def _show(whole: OpenCheckpoint, facts: tuple[ArchiveFact, ...], request: VerifyRequest) -> None:
-    """What ``verify`` prints where torch says nothing, in every format."""
+    """Render the output of ``verify`` in every format, with the checks of torch skipped."""
     findings, here, _ = checks_without_torch(whole, facts, request)
     made = {check.name: check for check in here}
     checks = tuple(fail_on_findings(made.get(name, skipped(name, "it needs torch")), findings) for name in CHECKS)
@@ -63,7 +60,7 @@ def _show(whole: OpenCheckpoint, facts: tuple[ArchiveFact, ...], request: Verify
 
 
 def _plan_steps(whole: OpenCheckpoint) -> None:
-    """What the steps would be made of: every parameter that is listed once, its elements each once."""
+    """Plan the steps; check that they have at most the parameters and the state that the file lists."""
     inventory = whole.inventory
     for optimizer, pairing in zip(inventory.optimizers, pair_all(inventory), strict=True):
         name = choose_optimizer(optimizer, None).name or "SGD"
@@ -71,7 +68,10 @@ def _plan_steps(whole: OpenCheckpoint) -> None:
         named = 0
         for batch in batches(iter(select(optimizer, pairing.by_key(), name).pieces), together=False):
             named += sum(piece.offset == 0 for piece in batch)
-        require(named <= listed, "more is stepped than the groups list")
+        require(named <= listed, "a step has more parameters than the groups list")
         for entry in optimizer.state:
             state = nested_state(entry, {key: record.name for key, record in entry.tensors})
-            require(len(leaves(state)) <= len(entry.tensors) + len(entry.scalars), "state comes from nowhere")
+            require(
+                len(leaves(state)) <= len(entry.tensors) + len(entry.scalars),
+                "a step has state that the file does not have",
+            )

@@ -1,7 +1,4 @@
-"""Tars, archives of checkpoints and distributed checkpoints that ask for much, each a recipe with a size.
-
-Never larger than what is asked for, as the other bombs.
-"""
+"""Recipes for tars, archives of checkpoints and distributed checkpoints that need much time or memory."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ def by_family(size: int) -> dict[str, dict[str, Callable[[], bytes]]]:
     """Recipes of files by family and name.
 
     Args:
-        size: what each grows with: members of an archive, entries of a table.
+        size: number of members of an archive, or of entries of a table.
     """
     return {
         "tars of torch 0.1": _old_tars(size),
@@ -94,10 +91,10 @@ def _old_tars(size: int) -> dict[str, Callable[[], bytes]]:
     }  # fmt: skip
 
 
-def _extended(kind: bytes, data: bytes, count: int, said: int | None = None) -> bytes:
-    """Headers that lead a member, many of them, which say that they have so many bytes."""
+def _extended(kind: bytes, data: bytes, count: int, declared: int | None = None) -> bytes:
+    """Repeated extension headers, which declare a number of bytes."""
     info = tarfile.TarInfo("extension")
-    info.type, info.size = kind, len(data) if said is None else said
+    info.type, info.size = kind, len(data) if declared is None else declared
     return (info.tobuf(tarfile.GNU_FORMAT) + data.ljust(padded(len(data)), b"\0")) * count
 
 
@@ -122,7 +119,7 @@ def _archives(size: int) -> dict[str, Callable[[], bytes]]:
         "zip: a storage that inflates": lambda: deflated({"model.pt": archive_of(_PICKLE, {"0": bytes(50 * size)})}),
         "zip: a pickle of nodes that inflates": lambda: deflated({"model.pt": archive_of(nodes, {})}),
         "zip: zips in zips": nested,
-        "zip: tars in it": lambda: zip_of({f"{one}.pt": tar_of(files) for one in range(few // 10)}),
+        "zip: tars": lambda: zip_of({f"{one}.pt": tar_of(files) for one in range(few // 10)}),
         "tar: without its end": lambda: without_end(tar_of({f"{one}.pt": _SOUND for one in range(few)})),
         "tar: cut off before its first checkpoint": lambda: without_end(tar_of({str(one): b"" for one in range(few)})),
         "tar: cut off within a checkpoint": lambda: tar_of(files)[: 512 + len(_SOUND) // 2],
@@ -140,7 +137,7 @@ def _archives(size: int) -> dict[str, Callable[[], bytes]]:
 
 
 def _inner(size: int) -> dict[str, Callable[[], bytes]]:
-    """Archives in archives, which are looked into no further than they have to be."""
+    """Archives in archives: readers have to stop early."""
     few, files = size // 100, {"model.pt": _SOUND}
     one, texts = zip_of(files), {str(one): b"" for one in range(size // 20)}
     every = {"x.zip": deflated(texts), "x.tar": tar_of(texts), "x.tar.gz": gzip.compress(tar_of(texts))}
@@ -153,7 +150,7 @@ def _inner(size: int) -> dict[str, Callable[[], bytes]]:
         "many, without an end": lambda: tar_of(
             files | {f"{place}.tar": without_end(tar_of({"a": b""})) for place in range(few)}
         ),
-        "many times the same": lambda: _same(deflated({str(place): b"" for place in range(few)}), few),
+        "one many times": lambda: _same(deflated({str(place): b"" for place in range(few)}), few),
         "of zeros": lambda: deflated({"x.zip": zip_of({"model.pt": bytes(50 * size)}), **files}),
         "gzip of zeros": lambda: zip_of({"x.gz": gzip.compress(bytes(50 * size)), **files}),
         "of members that inflate": lambda: zip_of(
@@ -163,7 +160,7 @@ def _inner(size: int) -> dict[str, Callable[[], bytes]]:
 
 
 def _same(inner: bytes, count: int) -> bytes:
-    """Many entries of a directory for one member."""
+    """A zip with many central entries for one member."""
     sound = zip_of({"000000.zip": inner})
     start, end = sound.rindex(b"PK\1\2"), sound.rindex(b"PK\5\6")
     entries = b"".join(sound[start:end].replace(b"000000", b"%06d" % place) for place in range(count))
@@ -212,7 +209,7 @@ def folders(size: int) -> dict[str, Callable[[Path], None]]:
         "many chunks": folder(
             named(text("w") + stored_tensor((few, 1), chunks(*(((place, 0), (1, 1)) for place in range(few)))))
         ),
-        "chunks that all lie beside each other": folder(named(text("w") + stored_tensor((2 * few, few), chunks(
+        "chunks in adjacent columns": folder(named(text("w") + stored_tensor((2 * few, few), chunks(
             *((start, (few, 1)) for start in ((place, place) for place in range(few)))
         )))),
         "chunks that overlap": folder(named(text("w") + stored_tensor((2 * few, 1), chunks(*thin)))),

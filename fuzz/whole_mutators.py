@@ -1,6 +1,6 @@
-"""Changes of tars, of archives of checkpoints and of directories that keep them whole enough to be read further.
+"""Mutators of tars, archives of checkpoints and directories, which keep them readable.
 
-Never decides what is interesting, as the mutators of single formats, which these hand a member or a file to.
+They change a member or a file with the mutator of its format.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from fuzz.mutators import Mutator, Plain
 
 _TYPES: Final = b"0\x001234567xgLKSVDMXA"
-#: Offset and length of the fields of a tar's header that are worth a lie.
+#: Offset and length of fields of a tar header to change.
 _FIELDS: Final = ((0, 100), (100, 8), (124, 12), (136, 12), (157, 100), (257, 8), (345, 155))
 _SIZE: Final = 124, 12
 _TYPE: Final = 156
 _CHECKSUM: Final = slice(148, 156)
 _PAX: Final = (b"size", b"path", b"linkpath", b"mtime", b"GNU.sparse.size", b"GNU.sparse.name", b"hdrcharset", b"x")
-#: Members of torch 0.1 that are pickles in a row, with raw bytes between them.
+#: Members of torch 0.1 with several pickles and raw bytes between them.
 _RUNS: Final = frozenset({"tensors", "storages"})
 _PICKLES: Final = frozenset({"pickle", "sys_info"})
 _LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -60,7 +60,7 @@ _BODIES: Final = (
 
 
 def tar_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
-    """A member of a tar changed, renamed, doubled or taken out; sizes and checksums that fit, or a field that lies."""
+    """Change, rename, repeat or remove a member of a tar, with correct sizes and checksums or one wrong field."""
     try:
         members = read_members(MemorySource("input", data), Limits())
     except CkptMoveError:
@@ -89,10 +89,10 @@ def tar_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
         case 5:
             tail = random.choice((plain(tail), tail[: random.randrange(len(tail) + 1)], b""))
         case 7:
-            del pieces[at:]  # cut off before a member, without an end
+            del pieces[at:]  # cut off before a member
             tail = b""
         case 6:
-            pieces[at] = name, header, body[: random.randrange(len(body) + 1)]  # and a size that promises more
+            pieces[at] = name, header, body[: random.randrange(len(body) + 1)]  # less than the size in its header
         case _:
             body = _member_mutator(name)(body, random, plain)
             pieces[at] = name, _resized(header, len(body)), body
@@ -100,7 +100,7 @@ def tar_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
 
 
 def archive_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
-    """A zip or a tar of files, in which a checkpoint is changed by the mutator of its own format."""
+    """Change a member of a zip or a tar with the mutator of its format."""
     if not data.startswith(b"PK"):
         return tar_mutator(data, random, plain)
     records = mutators.records_of(data)
@@ -120,12 +120,12 @@ def archive_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
 
 
 def content_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
-    """Whatever a file is, changed by the mutator that knows it."""
+    """Change a file with the mutator of its format."""
     return _mutator_of(data)(data, random, plain) if random.random() < 0.9 else plain(data)
 
 
 def directory_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
-    """A file of a directory changed, renamed, doubled, taken out or linked to, and ``.metadata`` with it."""
+    """Change, rename, repeat, remove or link a file of a directory, and update ``.metadata``."""
     entries = unpack(data)
     if not entries:
         return plain(data)
@@ -163,7 +163,7 @@ def directory_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
 
 
 def json_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
-    """A value or a key of a JSON document changed."""
+    """Change a value or a key of a JSON document."""
     try:
         document: Any = json.loads(data)
         inner = document
@@ -203,7 +203,7 @@ def _member_mutator(name: str) -> Mutator:
 
 
 def _run_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
-    """Pickles in a row with raw bytes between them: one of the pickles changed, or a number in what is between."""
+    """Change one of several pickles, or a number in the raw bytes between them."""
     ends = [0]
     while (begin := data.find(b"\x80\x02", ends[-1])) >= 0:
         try:
@@ -228,12 +228,12 @@ def _run_mutator(data: bytes, random: Random, plain: Plain) -> bytes:
 def _resized(header: bytes, nbytes: int) -> bytes:
     try:
         return resized_header(header, nbytes)
-    except (tarfile.TarError, ValueError):  # a sparse one
+    except (tarfile.TarError, ValueError):  # a sparse member
         return header
 
 
 def _other_field(header: bytes, random: Random) -> bytes:
-    """Another value in one field of a header, and a checksum that fits."""
+    """Change a field of a header, and update the checksum."""
     block = bytearray(header[-BLOCK:])
     if random.random() < 0.3:
         block[_TYPE] = random.choice(_TYPES)
@@ -249,7 +249,7 @@ def _other_field(header: bytes, random: Random) -> bytes:
 
 
 def _extension(random: Random) -> bytes:
-    """A header of pax or GNU tar, to lead the next one."""
+    """An extension header of pax or GNU tar, which precedes the header of a member."""
     if random.random() < 0.3:
         kind, data = random.choice((tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)), random.choice(WORDS) * 9
     else:
@@ -273,7 +273,7 @@ def _summed(block: bytes) -> bytes:
 
 
 def _summed_again(data: bytes) -> bytes:
-    """Checksums that fit, in every block that looks like a header."""
+    """Update the checksum of every block that looks like a header."""
     blocks = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
     return b"".join(_summed(block) if block[257:262] == b"ustar" and len(block) == BLOCK else block for block in blocks)
 
@@ -282,7 +282,7 @@ def _summed_again(data: bytes) -> bytes:
 
 
 def _with_other_piece(entries: list[Entry], at: int, random: Random, plain: Plain) -> list[Entry]:
-    """One of the pieces in a file changed, and the numbers in ``.metadata`` with it."""
+    """Change one piece in a file, and update its offset and length in ``.metadata``."""
     kind, name, body = entries[at]
     folder, slash, own = name.rpartition(b"/")
     table = next((one for one in entries if one.name == folder + slash + b".metadata"), None)
@@ -306,7 +306,7 @@ def _with_other_piece(entries: list[Entry], at: int, random: Random, plain: Plai
 
 
 def _renumbered(pickled: bytes, numbers: dict[int, int]) -> bytes:
-    """A pickle with other numbers of two or four bytes; lengths and offsets of pieces are no smaller."""
+    """Replace integers of two or four bytes in a pickle: lengths and offsets of pieces are no smaller."""
     pieces: list[bytes] = []
     for start, end, code in operations(pickled):
         value = int.from_bytes(pickled[start + 1 : end], "little")

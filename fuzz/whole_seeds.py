@@ -1,6 +1,6 @@
-"""What the fuzzers of tars, archives and directories start from: small ones, each made by a recipe.
+"""Seeds of the fuzzers of tars, archives and directories.
 
-Never uses a writer of torch's: the one of torch 0.1 is gone, and that of distributed checkpoints would need it.
+They are written without torch, so that fuzzers run without it. It no longer writes the format of torch 0.1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MODEL, _, _, _OPTIMIZER, _ARGUMENTS, _ = (archive_of(pickled, _BYTES) for pickl
 def old_members() -> dict[str, bytes]:
     """The members of a checkpoint of torch 0.1, by name.
 
-    Two tensors in a storage, one in a part of it, one in a storage of doubles.
+    Three tensors share a storage, one of them through a view of the storage. The fourth has a storage of doubles.
     """
     return {
         "sys_info": pickle.dumps({"protocol_version": 1000, "little_endian": True}, 2),
@@ -67,7 +67,7 @@ def _entry(key: int, second: int | str, kind: str) -> bytes:
 
 
 def stored_number(value: int) -> bytes:
-    """A number of 32 bits."""
+    """An integer of 32 bits."""
     return b"J" + struct.pack("<i", value)
 
 
@@ -82,12 +82,12 @@ def tar_of(files: dict[str, bytes], form: Literal[0, 1, 2] = tarfile.PAX_FORMAT)
 
 
 def without_end(tar: bytes) -> bytes:
-    """A tar that was cut off behind its last member."""
+    """A tar cut off after its last member."""
     return tar[: -2 * tarfile.BLOCKSIZE]
 
 
 def _trainer() -> dict[str, bytes]:
-    """What the HF Trainer writes."""
+    """The files of the HF Trainer."""
     return {
         "pytorch_model.bin": _MODEL,
         "optimizer.pt": _OPTIMIZER,
@@ -104,7 +104,7 @@ def _byte_tensor() -> bytes:
 
 
 def archives() -> Iterable[bytes]:
-    """Archives of files, as Stable-Baselines3, NeMo and people make them."""
+    """Archives of files: of Stable-Baselines3, of NeMo, and made by hand."""
     agent = {
         "data": b"{}", "policy.pth": _MODEL, "policy.optimizer.pth": _OPTIMIZER, "_stable_baselines3_version": b"2.3.0",
     }  # fmt: skip
@@ -122,7 +122,7 @@ def archives() -> Iterable[bytes]:
 
 
 def distributed() -> Iterable[bytes]:
-    """Folders that torch.distributed.checkpoint has written, in one file, in two, and by ranks that did not talk."""
+    """Folders of torch.distributed.checkpoint: in one file, in two, and written by independent ranks."""
     halves = saved({"w": [("__0_0.distcp", (0,)), ("__1_0.distcp", (4,))]})
     yield packed(saved({"w": [("__0_0.distcp", (0,))], "v": [("__0_0.distcp", (0,))]}))
     yield packed(halves)
@@ -138,55 +138,59 @@ def saved(
     pickled: bytes = _CHUNK,
     objects: dict[str, bytes] | None = None,
 ) -> dict[str, bytes]:
-    """A distributed checkpoint of tensors of four floats a chunk, and of objects.
+    """A distributed checkpoint of tensors, with four floats in each chunk, and of objects.
 
     Args:
         chunks: for each tensor, the file and the offsets of its chunks.
-        pickled: what stands in each chunk.
-        objects: what is no tensor, as it was saved, by name; a number of steps without any.
+        pickled: the pickle of each chunk.
+        objects: other objects by name, as archives of torch.save; by default, a number of steps.
     """
     piece = archive_of(pickled, _BYTES)
     files: dict[str, bytes] = {}
-    said, places = b"", b""
+    entries, places = b"", b""
     for name, places_of in chunks.items():
         boxes = b"".join(stored_chunk(offsets, (4,)) + b"a" for _, offsets in places_of)
-        said += text(name) + stored_tensor((4 * len(places_of),), b"]" + boxes)
+        entries += text(name) + stored_tensor((4 * len(places_of),), b"]" + boxes)
         for file, offsets in places_of:
             before = files.get(file, b"")
             places += stored_index(name, offsets) + stored_place(file, len(before), len(piece))
             files[file] = before + piece
     for name, data in (objects or {"step": archive_of(b"\x80\x02K\x03.", {})}).items():
-        said += text(name) + _object("metadata", "BytesStorageMetadata")
+        entries += text(name) + _object("metadata", "BytesStorageMetadata")
         places += stored_index(name, None) + stored_place(file, len(files[file]), len(data))
         files[file] += data
-    return {".metadata": stored_metadata(said, places), **files}
+    return {".metadata": stored_metadata(entries, places), **files}
 
 
-def stored_metadata(said: bytes, places: bytes) -> bytes:
-    """A ``.metadata``: names and what they are, indices and places."""
-    tables = {"state_dict_metadata": b"}(" + said + b"u", "planner_data": b"N", "storage_data": b"}(" + places + b"u"}
+def stored_metadata(entries: bytes, places: bytes) -> bytes:
+    """The pickle of ``.metadata``: the entry of each name, and the place of each index."""
+    tables = {
+        "state_dict_metadata": b"}(" + entries + b"u",
+        "planner_data": b"N",
+        "storage_data": b"}(" + places + b"u",
+    }
     return b"\x80\x02" + _object("metadata", "Metadata", **tables) + b"."
 
 
 def stored_tensor(sizes: tuple[int, ...], chunks: bytes) -> bytes:
-    """What ``.metadata`` says of a tensor of floats."""
+    """The entry of a tensor of floats in ``.metadata``."""
     size = stored_size(sizes)
     return _object("metadata", "TensorStorageMetadata", properties=_PROPERTIES, size=size, chunks=chunks)
 
 
 def stored_chunk(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> bytes:
-    """What it says of a chunk."""
+    """The entry of a chunk."""
     return _object("metadata", "ChunkStorageMetadata", offsets=stored_size(offsets), sizes=stored_size(sizes))
 
 
 def stored_index(name: str, offsets: tuple[int, ...] | None) -> bytes:
-    """What it calls a chunk, or an object."""
+    """The index of a chunk, or of an object."""
     offset = b"N" if offsets is None else stored_size(offsets)
     return _object("metadata", "MetadataIndex", fqn=text(name), offset=offset, index=b"N")
 
 
 def stored_place(file: str, start: int, nbytes: int) -> bytes:
-    """Where it says that a piece lies."""
+    """The file, offset and length of a piece."""
     places = {"relative_path": text(file), "offset": stored_number(start), "length": stored_number(nbytes)}
     return _object("filesystem", "_StorageInfo", **places)
 
@@ -197,7 +201,7 @@ def stored_size(sizes: tuple[int, ...]) -> bytes:
 
 
 def _object(module: str, name: str, **fields: bytes) -> bytes:
-    """An object of torch.distributed.checkpoint with fields."""
+    """An object of a class of torch.distributed.checkpoint."""
     state = b"".join(text(field) + value for field, value in fields.items())
     return f"ctorch.distributed.checkpoint.{module}\n{name}\n".encode() + b")\x81}(" + state + b"ub"
 
@@ -212,7 +216,7 @@ _PROPERTIES: Final = (
 
 
 def directories() -> Iterable[bytes]:
-    """Directories as trainers write them."""
+    """Directories of trainers."""
     shards = {f"pytorch_model-0000{place}-of-00002.bin": _MODEL for place in (1, 2)}
     weights = {f"model-0000{place}-of-00002.safetensors": table() for place in (1, 2)}
     indices = [json.dumps({"weight_map": dict(zip("ab", files, strict=True))}).encode() for files in (shards, weights)]

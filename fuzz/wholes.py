@@ -1,9 +1,7 @@
-"""What every fuzzer of directories and archives does with an input, and what must hold of it.
+"""Inspect, show and convert a directory or an archive, and check the invariant, in a temporary folder.
 
-Never writes anything outside of a temporary folder, which it removes.
-
-The invariant is that of the harness; besides, the source stays what it is, nothing but the output stands beside it, and
-what is no checkpoint is copied byte for byte.
+The invariant is that of the harness. In addition, the source is unchanged, only the output is new, and files that are
+not checkpoints are copied byte for byte.
 """
 
 from __future__ import annotations
@@ -39,21 +37,21 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.moves import MoveRequest
 
-#: What is below a folder, by path: the bytes of a file, what a link leads to, None for a folder.
+#: The content of a folder, by path: the bytes of a file, the target of a link, None for a folder.
 Content: TypeAlias = dict[str, "bytes | str | None"]
-#: In memory, where the system has such a folder: every output is made durable, and that takes its time on a disk.
+#: A folder in memory, if the system has one: outputs are synced, which is slow on a disk.
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108  # the folders in it are made by tempfile
 _OUTPUTS: Final = frozenset(f"output.{request.to}" for request in REQUESTS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A directory or an archive, as it was read.
+    """A directory or an archive that was read.
 
     Attributes:
-        directory: what it holds.
-        storages: bytes of its storages, by key.
-        files: bytes of the files that are no checkpoints with a device in them, by path; None of what cannot be opened.
+        directory: the open checkpoint.
+        storages: bytes of each storage, by key.
+        files: bytes of each file that is not moved, by path; None if it cannot be opened.
     """
 
     directory: OpenCheckpoint
@@ -62,10 +60,10 @@ class _Read:
 
 
 def examine_archive(data: bytes) -> None:
-    """An archive of files: inspected with every flag, shown in every format, and converted in three ways."""
+    """Inspect an archive with every flag, show it in every format, and convert it in three ways."""
     with suppress(ArchiveOfFiles):
         recognise(MemorySource("input", data))
-        return  # one checkpoint, which another target is for
+        return  # a checkpoint: another target covers it
     with folder_in_memory() as folder:
         path = Path(folder, "input")
         path.write_bytes(data)
@@ -74,7 +72,7 @@ def examine_archive(data: bytes) -> None:
 
 
 def examine_directory(data: bytes) -> None:
-    """The same of the directory that an input stands for, which is read for ``verify``, too."""
+    """Do the same with a directory, and read its trees as ``verify`` does."""
     with folder_in_memory() as folder:
         path = Path(folder, "input")
         lay_out(data, path)
@@ -88,7 +86,7 @@ def examine_directory(data: bytes) -> None:
 
 
 def folder_in_memory() -> tempfile.TemporaryDirectory[str]:
-    """A new folder, which is removed when the context is left."""
+    """A new folder, which is removed at the end of the context."""
     return tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
 
 
@@ -103,20 +101,20 @@ def _convert(path: Path, before: _Read, request: MoveRequest) -> None:
     try:
         result = convert(asked_for(str(path), request, str(output)))
     except CkptMoveError:
-        require(not output.exists(), "an output was left by what was refused")
+        require(not output.exists(), "a refused conversion left an output")
         raise
     finally:
-        require({one.name for one in path.parent.iterdir()} <= {path.name, *_OUTPUTS}, "something was left behind")
+        require({one.name for one in path.parent.iterdir()} <= {path.name, *_OUTPUTS}, "a new file was left")
     show_result(result)
     try:
         after = _read(str(output))
     except CkptMoveError as error:
-        raise AssertionError("what was written cannot be read") from error
-    require(plan_move(after.directory.inventory, request).is_empty, "what was converted would be converted again")
+        raise AssertionError("the output cannot be read") from error
+    require(plan_move(after.directory.inventory, request).is_empty, "a converted checkpoint would be converted again")
     require_planned(
         (before.directory.inventory, before.storages), result.plan, (after.directory.inventory, after.storages)
     )
-    require(before.files == after.files, "a file that is no checkpoint has changed")
+    require(before.files == after.files, "a file that is not a checkpoint has changed")
 
 
 def _read(path: str) -> _Read:
@@ -125,14 +123,14 @@ def _read(path: str) -> _Read:
 
 
 def _others(checkpoint: OpenCheckpoint) -> dict[str, bytes | None]:
-    """The bytes of what is copied as it is: a distributed checkpoint, too."""
+    """The bytes of files that are only copied, as those of a distributed checkpoint are."""
     moved = {part.name for part in checkpoint.parts if isinstance(part, FilePart)}
     found: dict[str, bytes | None] = {}
     listing = checkpoint.listing
     for file in listing.files if listing is not None else ():
         if listing is not None and file.path not in moved:
             found[file.path] = None
-            with suppress(CkptMoveError):  # compressed, and damaged or too large
+            with suppress(CkptMoveError):  # compressed, and either damaged or too large
                 source = listing.open(file.path)
                 found[file.path] = source.read(0, source.size)
                 source.close()

@@ -1,7 +1,4 @@
-"""Archives of ``torch.save`` that ask for much: what inflates, and what the directory says, a bit of it flipped.
-
-Never larger than what is asked for, as the other bombs.
-"""
+"""Recipes for archives of ``torch.save`` that inflate, or whose central directory is large or wrong."""
 
 from __future__ import annotations
 
@@ -16,17 +13,17 @@ if TYPE_CHECKING:
 
 _SOUND: Final = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n" + STORAGE + b"."
 _BYTES: Final = {"0": bytes(16)}
-#: Where the fields of an entry of the directory begin.
+#: Offset of each field of a central entry.
 _FIELDS: Final = {
     "version made by": 4, "version needed": 6, "flags": 8, "method": 10, "time": 12, "date": 14, "CRC": 16,
-    "stored bytes": 20, "bytes": 24, "length of the name": 28, "length of what is extra": 30,
-    "length of the comment": 32, "disk": 34, "internal attributes": 36, "external attributes": 38, "offset": 42,
+    "compressed size": 20, "uncompressed size": 24, "name length": 28, "extra field length": 30,
+    "comment length": 32, "disk": 34, "internal attributes": 36, "external attributes": 38, "offset": 42,
 }  # fmt: skip
 _ENTRY_BYTES: Final = 46
 
 
 def inflation(size: int) -> dict[str, Callable[[], bytes]]:
-    """Records that are compressed, and inflate to so many times their size."""
+    """Compressed records that inflate to many times their size."""
     zeros, sound, nodes = 200 * size, _SOUND, b"\x80\x02(" + b"]" * (10 * size) + b"l."
     return {
         "data.pkl": lambda: deflated({"a/data.pkl": bytes(zeros), "a/version": b"3"}),
@@ -34,7 +31,7 @@ def inflation(size: int) -> dict[str, Callable[[], bytes]]:
         "constants.pkl of nodes": lambda: deflated(
             {"a/data.pkl": sound, "a/data/0": bytes(16), "a/constants.pkl": nodes, "a/code/__torch__.py": b""}
         ),
-        "constants.pkl of nodes beside what is not compressed": lambda: zip_of(
+        "constants.pkl of nodes, with other records stored": lambda: zip_of(
             {"a/data.pkl": b"\x80\x02}.", "a/code/__torch__.py": b""}, packed={"a/constants.pkl": nodes}
         ),
         "data.pkl of one node many times": lambda: deflated(
@@ -42,18 +39,18 @@ def inflation(size: int) -> dict[str, Callable[[], bytes]]:
         ),
         "a storage": lambda: deflated({"a/data.pkl": sound, "a/data/0": bytes(zeros), "a/version": b"3"}),
         "byteorder": lambda: deflated({"a/data.pkl": sound, "a/byteorder": bytes(zeros), "a/version": b"3"}),
-        "a length that lies": lambda: deflated(
-            {"a/data.pkl": sound, "a/data/0": bytes(zeros), "a/version": b"3"}
-        ).replace(struct.pack("<L", zeros), struct.pack("<L", 16)),
+        "a wrong size": lambda: deflated({"a/data.pkl": sound, "a/data/0": bytes(zeros), "a/version": b"3"}).replace(
+            struct.pack("<L", zeros), struct.pack("<L", 16)
+        ),
         "a CRC of zero": lambda: deflated({"a/data.pkl": sound, "a/data/0": bytes(zeros), "a/version": b"3"}).replace(
             struct.pack("<L", zlib.crc32(bytes(zeros))), bytes(4)
         ),
-        "records on one another": lambda: _overlapping(sound, size // 100),
+        "overlapping records": lambda: _overlapping(sound, size // 100),
     }
 
 
 def _overlapping(pickled: bytes, count: int) -> bytes:
-    """Many entries of the directory for the same deflated bytes, each behind a header of its own."""
+    """An archive with many central entries for one deflated record."""
     sound = deflated({"a/data.pkl": pickled, "a/data/0": bytes(10_000_000)})
     end = sound.rindex(b"PK\5\6")
     start = sound.index(b"PK\1\2")
@@ -66,7 +63,7 @@ def _overlapping(pickled: bytes, count: int) -> bytes:
 
 
 def structure(size: int) -> dict[str, Callable[[], bytes]]:
-    """Directories of many records, and numbers of zip64 that lie."""
+    """Large central directories, and wrong numbers of zip64."""
     pickled = _SOUND
     sound = archive_of(pickled, _BYTES)
     at = sound.rindex(b"PK\5\6")
@@ -95,7 +92,7 @@ def structure(size: int) -> dict[str, Callable[[], bytes]]:
 
 
 def bits() -> dict[str, Callable[[], bytes]]:
-    """The lowest bit of each field of the entries of the pickle and of a storage, flipped."""
+    """Flip the lowest bit of each field of the central entries of the pickle and of a storage."""
 
     def flipped(record: bytes, offset: int) -> Callable[[], bytes]:
         def make() -> bytes:

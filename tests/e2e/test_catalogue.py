@@ -47,11 +47,11 @@ def test_the_table_counts_what_was_missed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(catalogue, "ON_ONE_OF_SEVERAL", [])
     monkeypatch.setattr(catalogue, "HEALTHY_CASES", [])
     assert catalogue.main() == 0
-    assert "| faults made on purpose | 1 | 1 of 1 | |" in capsys.readouterr().out
+    assert "| injected faults | 1 | 1 of 1 | |" in capsys.readouterr().out
     monkeypatch.setattr(catalogue, "is_found", lambda fault, folder: False)
     monkeypatch.setattr(catalogue, "alarms", lambda healthy, folder: ["numbers: a false alarm"])
     assert catalogue.main() == 1
     told = capsys.readouterr().out
-    assert "| faults made on purpose | 1 | 0 of 1 | |" in told
+    assert "| injected faults | 1 | 0 of 1 | |" in told
     assert f"not found: {good.name} ({good.caught_by})" in told
     assert f"{bad}: numbers: a false alarm" in told

@@ -51,7 +51,7 @@ def test_a_device_that_disagrees_is_said():
     path = SAMPLES / "adam-mps.pt"
     inventory = ckptmove.inspect(str(path)).inventory
     wrong = replace(inventory, tensors=tuple(one._replace(device="cuda:0") for one in inventory.tensors))
-    assert differences(path, wrong)[0] == "model.0.weight: lies on mps"
+    assert differences(path, wrong)[0] == "model.0.weight: is on mps"
 
 
 @pytest.mark.parametrize("file", ["bare-pickle-cuda2.pkl", "namespace-memo-trap.pth"])
@@ -63,4 +63,6 @@ def test_what_torch_does_not_say_is_not_comparable(file):
 def test_a_way_there_and_back(tmp_path):
     assert round_trip(SAMPLES / "adamw-cuda3.pth", tmp_path) == "same bytes"
     assert round_trip(SAMPLES / "zipped-again.pth", tmp_path) == "same tensors"
-    assert round_trip(SAMPLES / "map-location-dragged-all.pth", tmp_path) == "same tensors", "but for what is mended"
+    assert round_trip(SAMPLES / "map-location-dragged-all.pth", tmp_path) == "same tensors", (
+        "except the corrected device"
+    )

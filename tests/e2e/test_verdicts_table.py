@@ -31,5 +31,5 @@ def test_a_folder_with_one_that_resumes_and_one_that_does_not(tmp_path):
     assert done.stdout.splitlines() == [
         "adamw-cuda3.pth: AdamW: passed, cpu",
         "broken.pth: AdamW: failed, cpu (N501)",
-        "2 more: no checkpoint of torch.save, or none with an optimizer",
+        "2 more: not a checkpoint of torch.save, or without an optimizer",
     ]
