@@ -1,7 +1,4 @@
-"""The archives that torch does not write today on this machine: older ones, foreign ones, and zipped again by hand.
-
-Never changes what a record holds, but for the order of the bytes of its numbers.
-"""
+"""Write the archives of older torch releases, of big-endian machines, and of zip programs."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _WRITERS_OWN = ("version", ".data/serialization_id")
 
 
 def saved(tree: object) -> bytes:
-    """What `torch.save` writes into a stream: the folder inside is called `archive`."""
+    """Bytes of `torch.save`, with the name `archive` for the folder."""
     stream = io.BytesIO()
     torch.save(tree, stream)
     return stream.getvalue()
@@ -41,7 +38,7 @@ def _write(path: Path, records: dict[str, bytes]) -> None:
 
 
 def _record(name: str, method: int) -> zipfile.ZipInfo:
-    """A record of no date, as if zipped on Unix wherever that is."""
+    """A record without a date, with the attributes of Unix on every system."""
     record = zipfile.ZipInfo(name)
     record.compress_type, record.create_system = method, 3
     return record
@@ -57,11 +54,11 @@ def big_endian(tree: object, path: Path) -> None:
 
 
 def without_byteorder(tree: object, path: Path) -> None:
-    """Save as torch 1.6 to 2.0 did: no record says the byte order, and none the format."""
+    """Save as torch 1.6 to 2.0 did, without the records of byte order and format."""
     later = ("byteorder", ".format_version", ".storage_alignment", ".data/serialization_id")
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in _records(saved(tree)).items():
-            if name not in later:  # and torch's writer of today adds the first by itself
+            if name not in later:  # torch's writer would add byteorder by itself
                 record = _record(f"{path.stem}/{name}", zipfile.ZIP_STORED)
                 missing = -(archive.start_dir + 30 + len(record.filename) + 4) % 64
                 record.extra = b"FB" + missing.to_bytes(2, "little") + b"Z" * missing
@@ -69,7 +66,7 @@ def without_byteorder(tree: object, path: Path) -> None:
 
 
 def without_crcs(tree: object, path: Path) -> None:
-    """Save with CRCs switched off."""
+    """Save without CRCs."""
     torch.serialization.set_crc32_options(False)
     try:
         torch.save(tree, path)
@@ -78,14 +75,14 @@ def without_crcs(tree: object, path: Path) -> None:
 
 
 def renamed(tree: object, path: Path) -> None:
-    """Save under another name than the file has now."""
+    """Save with another name for the folder than that of the file."""
     path.write_bytes(saved(tree))
 
 
 def deflated(tree: object, path: Path) -> None:
     """Save, unzip and zip again with every record deflated.
 
-    Level 0 keeps the bytes behind a header of deflate: the same from every zlib, and garbage where they are mapped.
+    Level 0 writes the same bytes with every zlib. They begin with a deflate header, so a mapping reads garbage.
     """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=0) as archive:
         for name, data in _records(saved(tree)).items():
@@ -93,7 +90,7 @@ def deflated(tree: object, path: Path) -> None:
 
 
 def script(module: torch.nn.Module, path: Path) -> None:
-    """Save by `torch.jit.save`, without the records that say in which folder of this machine the source lay."""
+    """Save with `torch.jit.save`, without the records that store paths of this machine."""
     stream = io.BytesIO()
     torch.jit.save(torch.jit.script(module), stream)
     _write(path, {name: data for name, data in _records(stream.getvalue()).items() if not name.endswith(".debug_pkl")})

@@ -1,7 +1,4 @@
-"""The sample directories: what a trainer leaves in a folder.
-
-Never trains: the steps are those of `training`.
-"""
+"""The sample directories, as trainers write them."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
-    """One directory: `build` returns its files by name, objects to save and texts; its docstring says what it holds."""
+    """A directory. `build` returns its files by name: objects to save, or text. Its docstring is the description."""
 
     name: str
     layout: str
@@ -33,7 +30,7 @@ DIRECTORIES: list[Directory] = []
 def directory(
     name: str, layout: str, *findings: str, wrong: str | None = None
 ) -> Callable[[Callable[[], dict[str, object]]], Callable[[], dict[str, object]]]:
-    """Enter a builder in the list, with the findings that are expected when no target is given."""
+    """Add a directory to the list, with the findings to expect without a target."""
 
     def enter(build: Callable[[], dict[str, object]]) -> Callable[[], dict[str, object]]:
         DIRECTORIES.append(Directory(name=name, layout=layout, wrong=wrong, findings=findings, build=build))
@@ -44,7 +41,7 @@ def directory(
 
 @directory("hf-trainer-cuda3", "hf-trainer", "D103")
 def hf_trainer_cuda3() -> dict[str, object]:
-    """What the HF Trainer keeps of a step on the fourth GPU: weights, AdamW, scheduler, RNG states, a file each."""
+    """A step of the HF Trainer on the fourth GPU: one file each for weights, AdamW, scheduler and RNG states."""
     run = train(adamw, seed=31)
     return {
         "pytorch_model.bin": place(run.weights(), "cuda:3"),

@@ -1,6 +1,6 @@
-"""The recipe of the sample checkpoints: small files, really trained, on devices that need not be here.
+"""Make the sample checkpoints: small files from real training steps, with tags of absent devices.
 
-Never reads a checkpoint, and never writes a bit that depends on the clock, the processor or an earlier run.
+The bytes do not depend on the time, the processor or earlier runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-#: What is written: the zip of torch, its stream before 1.6, a safetensors file, a bare pickle, and what `archives` has.
+#: Formats: the zip of torch, its stream before 1.6, safetensors, a bare pickle, and the archives of `archives`.
 Form = Literal[
     "zip", "legacy", "safetensors", "pickle",
     "big-endian", "without-byteorder", "without-crcs", "renamed", "deflated", "script",
@@ -51,7 +51,7 @@ MANIFEST = "MANIFEST.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One file: `build` returns the object to save, its docstring says what the file holds."""
+    """A file. `build` returns the object to save. Its docstring is the description."""
 
     file: str
     wrong: str | None
@@ -66,7 +66,7 @@ SAMPLES: list[Sample] = []
 def sample(
     file: str, *findings: str, wrong: str | None = None, form: Form = "zip"
 ) -> Callable[[Callable[[], object]], Callable[[], object]]:
-    """Enter a builder in the list, with the findings that are expected when no target is given."""
+    """Add a sample to the list, with the findings to expect without a target."""
 
     def enter(build: Callable[[], object]) -> Callable[[], object]:
         SAMPLES.append(Sample(file=file, wrong=wrong, findings=findings, build=build, form=form))
@@ -163,7 +163,7 @@ def full_resume_cuda0() -> object:
     wrong="`args.device` and the storage tags are one pickled string",
 )
 def namespace_memo_trap() -> object:
-    """A CPU run with its argparse.Namespace, whose device='cpu' is the very string of the tags."""
+    """A CPU run with its argparse.Namespace, whose device='cpu' is the same string object as the tags."""
     run = train(adam, seed=9)
     args = Namespace(device="cpu", lr=1e-3, epochs=5)
     return {"epoch": 2, "model": run.weights(), "optimizer": run.state(), "args": args}
@@ -299,7 +299,7 @@ def dtype_zoo() -> object:
 
 @sample("legacy-adamw-cuda1.pth", "D103", "R302", form="legacy")
 def legacy_adamw_cuda1() -> object:
-    """A healthy AdamW run on the second GPU, as torch 1.4 saved it: a stream, `step` a plain number."""
+    """A healthy AdamW run on the second GPU, saved by torch 1.4: a stream, `step` is a plain number."""
     run = train(adamw, seed=19)
     state = run.state()
     for held in state["state"].values():
@@ -323,13 +323,13 @@ def legacy_shared_views() -> object:
 
 @sample("weights.safetensors", form="safetensors")
 def weights_safetensors() -> object:
-    """A model's weights as `save_file` writes them: the format stores no device."""
+    """A model's weights, saved with `save_file`: the format stores no device."""
     return train(adam, seed=21).weights()
 
 
 @sample("bare-pickle-cuda2.pkl", "D103", "S701", "R302", form="pickle", wrong="pickle.dump, not torch.save")
 def bare_pickle_cuda2() -> object:
-    """An Adam run on the third GPU as `pickle.dump` writes it: each tensor is a stream inside of the pickle."""
+    """An Adam run on the third GPU, saved with `pickle.dump`: each tensor is a stream inside the pickle."""
     run = train(adam, seed=22)
     return {"epoch": 2, "model": place(run.weights(), "cuda:2"), "optimizer": place(run.state(), "cuda:2")}
 
@@ -342,19 +342,19 @@ def on_cuda0(seed: int) -> dict[str, object]:
 
 @sample("zipped-again.pth", "F803", "R302", form="deflated", wrong="zipped again: mmap=True reads garbage")
 def zipped_again() -> object:
-    """An Adam run whose archive was unpacked and zipped again, as any zip program does: deflated."""
+    """An Adam run whose archive was unpacked and zipped again with compression, as zip programs do."""
     return on_cuda0(23)
 
 
 @sample("big-endian.pth", "R302", form="big-endian")
 def big_endian() -> object:
-    """An Adam run as an IBM Z saves it: every number with its first byte foremost."""
+    """An Adam run saved on an IBM Z: numbers are big-endian."""
     return on_cuda0(24)
 
 
 @sample("without-byteorder.pth", "R302", form="without-byteorder")
 def without_byteorder() -> object:
-    """An Adam run as torch 1.6 to 2.0 saved it: no record says the byte order."""
+    """An Adam run saved by torch 1.6 to 2.0: the archive has no byteorder record."""
     return on_cuda0(25)
 
 
@@ -379,7 +379,7 @@ def script_code_cuda0() -> object:
 
 
 def as_safetensors(weights: dict[str, torch.Tensor]) -> bytes:
-    """As `safetensors.torch.save_file` lays tensors of one dtype out: by name, its table padded to eight bytes."""
+    """Lay out float32 tensors as `safetensors.torch.save_file` does: by name, the header padded to eight bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, tensor in sorted(weights.items()):
@@ -423,7 +423,7 @@ def write(folder: Path) -> dict[str, Any]:
             "wrong": one.wrong,
             "findings": list(one.findings),
             "container": CONTAINERS.get(one.form, "torch-zip"),
-            # torch.jit.save asks no tagger; what it saves here is on the CPU, a storage each.
+            # torch.jit.save calls no tagger. Its tensors are on the CPU, each with its own storage.
             "devices": {"cpu": tensors} if one.form == "script" else placement.saved_devices(),
             "tensors": tensors,
             "weights_only": "S701" not in one.findings and one.form != "script",
@@ -465,7 +465,7 @@ def write_directories(folder: Path) -> list[dict[str, Any]]:
 
 
 def differences(folder: Path) -> list[str]:
-    """Make everything anew, elsewhere; return the names in `folder` that are not what was made."""
+    """Make all samples in another folder; return the files in `folder` that differ."""
     with tempfile.TemporaryDirectory() as scratch:
         fresh = Path(scratch)
         write(fresh)
@@ -478,10 +478,12 @@ def differences(folder: Path) -> list[str]:
 
 
 def main() -> int:
-    """Write the samples and their manifest, or with --check compare; return the exit code."""
+    """Write the samples and their manifest, or compare them with --check; return the exit code."""
     parser = argparse.ArgumentParser(description="Make the sample checkpoints, or compare them with their recipe.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file differs")
-    parser.add_argument("--folder", type=Path, default=HERE, help="where the samples are (default: beside this file)")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file differs")
+    parser.add_argument(
+        "--folder", type=Path, default=HERE, help="folder of the samples (default: that of this script)"
+    )
     options = parser.parse_args()
     if options.check:
         differing = differences(options.folder)

@@ -1,10 +1,4 @@
-"""Where the samples' storages are said to live: the tags of devices that need not be here.
-
-Never moves a byte, and never answers torch for a storage that was not placed.
-
-Tags come through `torch.serialization.register_package`, torch's own hook for the question "where does this
-storage live".
-"""
+"""Tag storages with absent devices when torch saves them, by `torch.serialization.register_package`."""
 
 from __future__ import annotations
 
@@ -24,13 +18,13 @@ if TYPE_CHECKING:
 
 Tree = TypeVar("Tree")
 
-# By data pointer. The storage stands beside its device so that its address cannot be given to another one.
+# By data pointer. The reference to the storage keeps its address from being used again.
 PLACED: dict[int, tuple[UntypedStorage, str]] = {}
 SAVED: dict[int, str] = {}
 
 
 def tag(storage: Storage | TypedStorage | UntypedStorage) -> str | None:
-    """Answer `torch.serialization.location_tag`; None leaves the storage to torch's own taggers."""
+    """The tag for `torch.serialization.location_tag`; None for the storages of torch's own taggers."""
     _, device = PLACED.get(storage.data_ptr(), (None, "cpu"))
     SAVED[storage.data_ptr()] = device
     if device == "cpu":
@@ -42,12 +36,12 @@ def tag(storage: Storage | TypedStorage | UntypedStorage) -> str | None:
 
 
 def load_nothing(storage: object, location: str) -> None:
-    """Leave every load to torch: this package tags, it never maps."""
+    """Leave every load to torch."""
     del storage, location
 
 
 def register() -> None:
-    """Ask `tag` before torch's own taggers; until something is placed it answers nothing."""
+    """Call `tag` before torch's own taggers."""
     torch.serialization.register_package(0, tag, load_nothing)
 
 
@@ -59,7 +53,7 @@ def clear() -> None:
 
 @contextmanager
 def numbered_storages() -> Iterator[None]:
-    """Let a legacy file call its storages 0, 1, 2 and so on: torch names them by addresses, which no two runs share."""
+    """Name the storages of legacy files 0, 1, 2 and so on; torch uses their addresses, which differ in each run."""
     numbers: dict[int, int] = {}
 
     def number(storage: UntypedStorage) -> int:
@@ -70,13 +64,13 @@ def numbered_storages() -> Iterator[None]:
 
 
 def saved_devices() -> dict[str, int]:
-    """For each tag that was written since `clear`, on how many distinct storages."""
+    """Number of distinct storages for each tag since `clear`."""
     devices = sorted(SAVED.values())
     return {device: devices.count(device) for device in dict.fromkeys(devices)}
 
 
 def named_tensors(tree: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor below `tree` with its dotted path; a module counts as its `state_dict()`."""
+    """Every tensor in `tree`, with its dotted path; a module counts as its `state_dict()`."""
     if isinstance(tree, torch.Tensor):
         yield path, tree
     elif isinstance(tree, nn.Module):
@@ -90,7 +84,7 @@ def named_tensors(tree: object, path: str = "") -> Iterator[tuple[str, torch.Ten
 
 
 def place(tree: Tree, device: str, *, but: tuple[str, ...] = ("step",)) -> Tree:
-    """Say that the tensors of `tree` live on `device`, except those whose last name is in `but`."""
+    """Tag the tensors of `tree` with `device`, except those whose last name is in `but`."""
     for path, tensor in named_tensors(tree):
         if path.rpartition(".")[2] not in but:
             storage = tensor.untyped_storage()

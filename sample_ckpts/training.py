@@ -1,7 +1,7 @@
-"""The training behind the samples: tiny models and real `torch.optim` steps on seeded data.
+"""Train the models of the samples: tiny models and real `torch.optim` steps on seeded data.
 
-Never leaves a bit that depends on the processor: it trains in float64 and rounds once to float32, because the
-last bit of a float32 sum depends on the width of the vector unit, the upper half of a float64 does not.
+Training is in float64, rounded once to float32, so the result does not depend on the processor: the last bit of a
+float32 sum depends on the width of the vector unit, the upper half of a float64 does not.
 """
 
 from __future__ import annotations

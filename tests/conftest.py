@@ -1,4 +1,4 @@
-"""What all tests share: processes that have imported torch, the commands of the app, and a small heap to collect."""
+"""Fixtures of all tests: forked children with torch, cached commands of the app, and a small heap for the collector."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import warm_worker
 
 from ckptmove.verification import child
 
-# Before torch is imported: tests run in as many processes as there are processors, and their tensors are small. A
-# second thread that waits for its turn takes up to a hundred times as long as the operation.
+# Before torch is imported: tests run in a process for each processor, and their tensors are small. Waiting for a second
+# thread can take a hundred times as long as the operation.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_children():
-    """Children of `verify` are forked from a process that has imported torch, where the system forks safely."""
+    """Fork the children of `verify` from a process that has imported torch, if the system forks safely."""
     servers = warm_worker.Servers()
     forking = SimpleNamespace(Popen=servers.start, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
     with pytest.MonkeyPatch.context() as patch:
@@ -34,7 +34,7 @@ def forked_children():
 
 @pytest.fixture(scope="session", autouse=True)
 def built_commands():
-    """Typer builds the commands of an app once, not for each invocation in a test, which takes less time itself."""
+    """Build the commands of an app once, not for each invocation: Typer takes longer than the command."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.testing, "_get_command", functools.cache(typer.testing._get_command))
         yield
@@ -42,13 +42,13 @@ def built_commands():
 
 @pytest.fixture
 def started_children(monkeypatch):
-    """Each child of `verify` is started as users start it."""
+    """Start each child of `verify` as in production."""
     monkeypatch.setattr(child, "subprocess", subprocess)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Keep what lives as long as the tests out of the collector: it would visit a million objects, again and again."""
+    """Exclude a million permanent objects from garbage collection."""
     gc.disable()
     try:
         return (yield)

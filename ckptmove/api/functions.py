@@ -136,7 +136,7 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
         request.path,
         request.limits,
         # A plan needs the sites of the storages.
-        keep_tree=request.outline or request.expect is not None,
+        tree="edit" if request.outline or request.expect is not None else "inventory",
         keep_going=request.keep_going,
         check=request.check,
         jobs=request.jobs or cores(),

@@ -13,7 +13,7 @@ from ckptmove import errors
 from ckptmove.api.arguments import NotAccepted
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.formats.opening import container_class
-from ckptmove.io import changes
+from ckptmove.io import journal
 from ckptmove.io.locations import read_link, similar_path
 from ckptmove.io.remote import errors as remote_errors
 from ckptmove.io.remote.address import is_url
@@ -440,9 +440,9 @@ def _(error: errors.JournalInTheWay) -> str:
 
 @hint_for.register(errors.RollbackFailed)
 def _(error: errors.RollbackFailed) -> str:
-    if error.reason == changes.UNKNOWN_JOURNAL:
-        journal = quoted(error.journal)
-        return f"use the ckptmove version that wrote it; or, if the file was rewritten since: rm {journal}"
+    if error.reason == journal.UNKNOWN_JOURNAL:
+        rewritten = f"rm {quoted(error.journal)}"
+        return f"use the ckptmove version that wrote it; or, if the file was rewritten since: {rewritten}"
     return f"make both writable, free some space, then run: ckptmove inspect {quoted(error.path or '')}"
 
 

@@ -8,6 +8,7 @@ from ckptmove.api.arguments import NotAccepted, location, move_request, remap_of
 from ckptmove.api.hinting import hinted
 from ckptmove.errors import TorchBroken, TorchMissing
 from ckptmove.limits import Limits
+from ckptmove.pickles.collector import collector_paused
 from ckptmove.torch_facts.devices import parse_pair
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @hinted()
+@collector_paused()  # imports create many objects too
 def load(
     path: FilePath | BinaryIO,
     map_location: MapLocation | None = None,

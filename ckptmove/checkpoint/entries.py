@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, unique
-from ckptmove.pickles.tree import Call, Dict, Node, Persistent, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Dict, Node, Persistent, PlainTensor, Sequence, Tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.model import Inventory, Role
     from ckptmove.pickles.tree import Value
+
+#: Nodes of tensors and storages.
+_TENSORS: Final = frozenset({Call, Persistent, PlainTensor})
 
 
 class Entry(NamedTuple):
@@ -129,7 +132,7 @@ class _Roles:
         return self._tensors.get(self._base) or self._sections.get(path)
 
     def is_tensor(self, path: str, value: Value) -> bool:
-        return type(value) in {Call, Persistent} and (self._prefix + path if path else self._base) in self._tensors
+        return type(value) in _TENSORS and (self._prefix + path if path else self._base) in self._tensors
 
     def role(self, path: str, value: Value, outer: Role | None, *, is_tensor: bool) -> Role | None:
         name = self._prefix + path

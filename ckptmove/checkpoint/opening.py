@@ -20,6 +20,7 @@ from ckptmove.limits import Limits
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ckptmove.checkpoint.parts import TreeUse
     from ckptmove.io.contracts import Progress, Traffic
     from ckptmove.io.listing import Listing
     from ckptmove.io.remote.source import RemoteSource
@@ -36,7 +37,7 @@ def open_checkpoint(
     objects: bool = True,
     ranks: bool = True,
     keep_trees: bool = False,
-    keep_tree: bool = True,
+    tree: TreeUse = "edit",
     keep_going: bool = False,
     check: bool = False,
     jobs: int = 1,
@@ -55,7 +56,7 @@ def open_checkpoint(
         files: whether to read an archive of files as a checkpoint.
         objects: whether to read the objects of a distributed checkpoint that are not tensors.
         ranks: whether to read files of several ranks, with shards of the same DTensors, as one checkpoint.
-        keep_tree: whether to keep the tree of a single file. Without it, its storages have no sites.
+        tree: what the tree of a single file is kept for.
         keep_trees: whether to keep the trees of a directory or an archive.
         keep_going: whether to leave out files of a directory or an archive that cannot be read. The error of the first
             is raised if none can be read.
@@ -77,11 +78,11 @@ def open_checkpoint(
             location = as_location(location)
             traffic = None
             if isinstance(location, Address):
-                found, traffic = _remote(location, limits, stack, files=files, keep_tree=keep_tree, members=members)
+                found, traffic = _remote(location, limits, stack, files=files, tree=tree, members=members)
             elif is_folder(location):
                 found = _listing(location, limits, members)
             else:
-                found = _file(location, limits, stack, files=files, keep_tree=keep_tree)
+                found = _file(location, limits, stack, files=files, tree=tree)
             if isinstance(found, OpenCheckpoint):
                 checkpoint = _looked_into(found, check=check, jobs=jobs, outline=outline, progress=progress)
             else:
@@ -101,7 +102,9 @@ def open_checkpoint(
                 )
                 stack.callback(reader.close)
                 checkpoint = reader.read()
-        yield replace(checkpoint, traffic=traffic)
+        opened = [replace(checkpoint, traffic=traffic)]
+        del checkpoint, found
+        yield opened.pop()  # this function keeps no reference, so a caller can free the inventory
 
 
 def _listing(folder: str, limits: Limits, members: Sequence[WalkedFile] | None) -> Listing:
@@ -111,13 +114,13 @@ def _listing(folder: str, limits: Limits, members: Sequence[WalkedFile] | None) 
     return listing if members is None else listing.only({member.path for member in members})
 
 
-def _file(path: str, limits: Limits, stack: ExitStack, *, files: bool, keep_tree: bool) -> OpenCheckpoint | Listing:
+def _file(path: str, limits: Limits, stack: ExitStack, *, files: bool, tree: TreeUse) -> OpenCheckpoint | Listing:
     """Read a checkpoint file, or list an archive of files."""
     if isinstance(path, OpenFile):
-        return _read(FileObjectSource(path), None, limits, stack, files=files, keep_tree=keep_tree)
+        return _read(FileObjectSource(path), None, limits, stack, files=files, tree=tree)
     recovered = recover(path)
     source = open_source(path)
-    return _read(source, source.place, limits, stack, files=files, keep_tree=keep_tree, recovered=recovered)
+    return _read(source, source.place, limits, stack, files=files, tree=tree, recovered=recovered)
 
 
 def _remote(
@@ -126,7 +129,7 @@ def _remote(
     stack: ExitStack,
     *,
     files: bool,
-    keep_tree: bool,
+    tree: TreeUse,
     members: Sequence[WalkedFile] | None,
 ) -> tuple[OpenCheckpoint | Listing, Traffic]:
     """Read a remote checkpoint file, or list a remote directory or archive; and the requests."""
@@ -135,7 +138,7 @@ def _remote(
 
     found = open_remote(address, limits) if members is None else list_members(address, members)
     if isinstance(found, RemoteSource):
-        return _read(found, None, limits, stack, files=files, keep_tree=keep_tree), found.traffic
+        return _read(found, None, limits, stack, files=files, tree=tree), found.traffic
     return found, found.traffic
 
 
@@ -146,13 +149,13 @@ def _read(
     stack: ExitStack,
     *,
     files: bool,
-    keep_tree: bool,
+    tree: TreeUse,
     recovered: str = "",
 ) -> OpenCheckpoint | Listing:
     """Read a checkpoint file, or list an archive of files."""
     stack.callback(source.close)
     try:
-        part = FilePart(read_file(source, limits, keep_tree=keep_tree), limits, place)
+        part = FilePart(read_file(source, limits, tree=tree), limits, place)
     except ArchiveOfFiles:
         if not files or isinstance(source, FileObjectSource):
             raise

@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, cast
 
-from ckptmove.checkpoint.directories import FileFact
 from ckptmove.checkpoint.elements import StoredBytes, blocks, extent_span
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.build import build_inventory
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from ckptmove.pickles.state import Machine
     from ckptmove.pickles.tree import Value
 
+#: What a tree is for: an edit; building its objects; or nothing after the inventory.
+TreeUse: TypeAlias = Literal["edit", "build", "inventory"]
 #: Codes of ``struct`` for the dtypes of step counts and learning rates.
 _FORMATS: Final = {"float16": "e", "float32": "f", "float64": "d", "int32": "i", "int64": "q"}
 #: Kinds of tensors whose value is their element.
@@ -100,6 +102,10 @@ class OpenPart(ABC):
         Raises:
             UnreadableInput, LimitExceeded: if it is no longer readable.
         """
+
+    def forget_tensors(self) -> None:
+        """Free the records of its tensors."""
+        self.inventory = replace(self.inventory, tensors=(), optimizers=())
 
     def outline(self) -> tuple[OutlineLine, ...]:
         """Outline of its tree."""
@@ -210,14 +216,14 @@ class FileContent(NamedTuple):
     nbytes: int
 
 
-def read_file(source: ByteSource, limits: Limits, *, keep_tree: bool = True) -> FileContent:
+def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> FileContent:
     """Read a checkpoint file, without the bytes of its tensors.
 
     Args:
         source: its bytes.
         limits: resource limits for reading it.
-        keep_tree: whether the tree is needed, and the sites of the storages; an inventory without them takes less
-            memory.
+        tree: what the tree is needed for. Only a tree to edit has the sites of the storages, and no plain tensors;
+            others take less time and memory.
 
     Raises:
         ArchiveOfFiles: if it is a zip or a tar of files, which may be checkpoints.
@@ -234,10 +240,11 @@ def read_file(source: ByteSource, limits: Limits, *, keep_tree: bool = True) -> 
     if container.name == "torch-zip" and path.endswith(".distcp"):
         raise DistributedFile(path)  # a file of one piece looks like any other torch.save
     with collector_paused():
-        if not keep_tree:
+        if tree != "edit":
             # Damage is reported as by the reading of every operation.
             with suppress(DamagedPickle, NeedsEveryOperation):
-                return _content(container, container.read_for_inventory(), limits)._replace(machine=None)
+                content = _content(container, container.read_compact(), limits)
+                return content if tree == "build" else content._replace(machine=None)
         return _content(container, container.read(), limits)
 
 
@@ -360,6 +367,8 @@ class FilePart(OpenPart):
             found = container.check(jobs if self.disk is not None else 1)
             container.source = source
         if self._files is not None:
+            from ckptmove.checkpoint.directories import FileFact
+
             found = tuple(FileFact.of(fact, self.name) for fact in found)
         return self.inventory.facts + found
 

@@ -135,8 +135,8 @@ class Container(ABC):
         """
         return interpret(self.object_pickle(), self.limits)
 
-    def read_for_inventory(self) -> Machine:
-        """As :meth:`read`, but the tree may be one that takes less memory and serves only to build an inventory.
+    def read_compact(self) -> Machine:
+        """As :meth:`read`, but the tree may be one that takes less memory and cannot be edited.
 
         Raises:
             NeedsEveryOperation: if only :meth:`read` can read it.

@@ -160,7 +160,7 @@ class TorchExport(TorchZip):
         """A pickle built from the JSON, followed by the pickles of the archive."""
         return self._machine.data
 
-    def read_for_inventory(self) -> Machine:
+    def read_compact(self) -> Machine:
         return self.read()
 
     def read(self) -> Machine:

@@ -117,7 +117,7 @@ class TorchZip(Container):
         """The pickle of the saved object."""
         return self._read(self._inside["data.pkl"], "pickle bytes")
 
-    def read_for_inventory(self) -> Machine:
+    def read_compact(self) -> Machine:
         return interpret_tensors(self.object_pickle(), self.limits)
 
     def extras(self) -> Iterator[tuple[str, bytes]]:

@@ -94,7 +94,7 @@ class TorchScript(TorchZip):
         """The pickles of the module, its constants, its bytecode and the inputs of its trace, one after the other."""
         return b"".join(self._read(record, "pickle bytes") for record in self._pickles())
 
-    def read_for_inventory(self) -> Machine:
+    def read_compact(self) -> Machine:
         return self.read()
 
     def read(self) -> Machine:

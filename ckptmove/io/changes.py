@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ckptmove.model import OneLine
-
-#: Reason for rejecting a journal of another format.
-UNKNOWN_JOURNAL: Final = "this version of ckptmove does not know its format"
 
 
 class Patch(NamedTuple):

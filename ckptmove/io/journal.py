@@ -12,7 +12,6 @@ import struct
 import zlib
 from typing import Final, NamedTuple
 
-from ckptmove.io.changes import UNKNOWN_JOURNAL
 from ckptmove.model import Span
 
 _HEAD: Final = struct.Struct("<16s6QLHL")
@@ -20,6 +19,8 @@ _RUN: Final = struct.Struct("<3Q")
 #: Includes the version of the format.
 _MAGIC: Final = b"ckptmove undo 2\n"
 _CRC_BYTES: Final = 4
+#: Reason for rejecting a journal of another format.
+UNKNOWN_JOURNAL: Final = "this version of ckptmove does not know its format"
 #: Maximum length of a file: file offsets are signed.
 _MOST_BYTES: Final = (1 << 63) - 1
 #: Maximum length of an anchor. In a zip archive it covers the end of the directory, with the CRCs of the records.

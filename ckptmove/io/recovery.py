@@ -9,7 +9,6 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
-from ckptmove.io.changes import RolledBack
 from ckptmove.io.journal import is_journal, journal_name, journal_path
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ def recover(path: str) -> str:
             return ""
     except ValueError:
         return ""  # an invalid name: opening it reports the error
+    from ckptmove.io.changes import RolledBack
     from ckptmove.io.patch import roll_back
 
     message = roll_back(path)

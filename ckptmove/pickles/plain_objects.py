@@ -25,8 +25,8 @@ _TEXT: Final = rb"\x8c.[\x00-\x7f]{0,255}\x94"
 #: A call of ``torch.Size`` with a tuple of up to three numbers.
 _SIZE: Final = _GET + rb"(?:\)|(?:%b\x85|%b\x86|%b\x87)\x94)\x85\x94R\x94" % (_INT, _INT * 2, _INT * 3)
 _FIELD: Final = rb"(%b)(N|%b|%b|%b|%b)" % (_GET, _INT, _TEXT, _SIZE, _GET)
-#: All operations after the one that pushes the class; two to four fields.
-_OBJECT: Final = re.compile(rb"(?s)\)\x81\x94\}\x94\(%b(?:%b)?(?:%b)?ub" % (_FIELD * 2, _FIELD, _FIELD))
+#: All operations after the one that pushes the class; two to four fields. It takes milliseconds to compile.
+_OBJECT: Final = rb"(?s)\)\x81\x94\}\x94\(%b(?:%b)?(?:%b)?ub" % (_FIELD * 2, _FIELD, _FIELD)
 _NUMBERS: Final = re.compile(rb"(?s)" + _INT)
 
 _EMPTY_TUPLE, _NONE, _NEW_TEXT, _GETS = ord(")"), ord("N"), 0x8C, frozenset(b"hj")
@@ -43,6 +43,7 @@ class PlainObjects:
     def __init__(self, classes: frozenset[str]) -> None:
         """Read the objects of some classes, by their full names."""
         self._classes = classes
+        self._match = re.compile(_OBJECT).match
         # By their bytes in the pickle: no index of the memo changes its value, see `compact_memo`.
         self._kinds: dict[tuple[str, tuple[bytes | None, ...]], PlainKind] = {}
         self._values: dict[bytes, tuple[Value, tuple[Value, ...]]] = {}
@@ -62,7 +63,7 @@ class PlainObjects:
         function = machine.stack[-1] if machine.stack else None
         if type(function) is not Global or function.full_name not in self._classes:
             return position
-        match = _OBJECT.match(machine.data, position)
+        match = self._match(machine.data, position)
         if match is None:
             return position
         found = match.groups()

@@ -41,6 +41,8 @@ _TENSOR: Final = re.compile(
 )
 _NUMBERS: Final = re.compile(rb"(?s)" + _INT)
 _TRUE: Final = b"\x88"
+#: Sites of a storage: it has some, but a tree that cannot be edited does not need them.
+_UNKNOWN: Final = (-1,)
 #: Indices of a number of LONG_BINPUT operations.
 _INDICES: Final = {count: Struct("<" + "xI" * count).unpack for count in range(4, 9)}
 #: Geometries that are kept to be used again: most tensors have the shape of others.
@@ -117,7 +119,7 @@ class PlainTensors:
             nbytes = numel * ITEM_BYTES[dtype]
             if not 0 <= nbytes <= LARGEST:
                 raise NotPlain
-            storage = self._storages[key] = PlainStorage(StorageRef(key, tag, dtype, numel, nbytes, (), ()))
+            storage = self._storages[key] = PlainStorage(StorageRef(key, tag, dtype, numel, nbytes, _UNKNOWN, _UNKNOWN))
         elif (storage.ref.device, storage.ref.dtype, storage.ref.numel) != (tag, dtype, numel):
             raise NotPlain
         return storage

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     _Rebuild = Callable[["TensorReader", Tuple, str, Role], TensorRecord]
 
 _PERSISTENT_FIELDS: Final = 5
+#: Index of the first field of a StorageRef with sites.
+_SITES: Final = 5
 #: torch checks the name of the class only; a cast writes the module again.
 _STORAGE_MODULES: Final = frozenset({"torch", "torch.cuda", "torch.storage"})
 #: A parameter of a subclass of a wrapper is three calls deep.
@@ -88,7 +90,7 @@ class TensorReader:
         for node in persistents:
             if type(node) is PlainStorage:
                 known = self._storages.setdefault(node.ref.key, node.ref)
-                if known is not node.ref and known._replace(tag_sites=(), class_sites=()) != node.ref:
+                if known is not node.ref and known[:_SITES] != node.ref[:_SITES]:
                     raise NeedsEveryOperation  # the first one counts for all tensors
                 continue
             try:

@@ -295,7 +295,7 @@ class PlainStorage(Persistent):
     """The persistent id of a storage that only plain tensors have.
 
     Attributes:
-        ref: the storage, without sites.
+        ref: the storage; its sites are not known.
     """
 
     __slots__ = ("ref",)

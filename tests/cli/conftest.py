@@ -1,4 +1,4 @@
-"""A place to type commands in: an empty folder with two checkpoints, no terminal, nothing configured."""
+"""Fixtures to run commands in a folder with two checkpoints, without a terminal and without configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMA = json.loads((Path(ckptmove.api.__file__).parent / "schema.json").read_te
 
 
 def closed(schema):
-    """The schema without room for a key that it does not name; as shipped it has some, for later ones."""
+    """The schema without additional keys; the shipped one allows them, for later versions."""
     if isinstance(schema, list):
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
@@ -33,7 +33,7 @@ def closed(schema):
 
 @pytest.fixture
 def simulates():
-    """Skips a test whose step is made on a simulated device, where there is no torch, or one that can simulate none."""
+    """Skip a test with a step on a simulated device if torch is missing or cannot simulate one."""
     pytest.importorskip("torch")
     from ckptmove.verification.simulated.device import unavailable_reason
 
@@ -53,7 +53,7 @@ class Said:
 
     @property
     def next(self) -> list[str]:
-        """The words of the command to type next; empty without one."""
+        """The words of the suggested next command; empty if there is none."""
         lines = [line for line in self.err.splitlines() if line.startswith("next: ")]
         assert len(lines) <= 1
         program, *words = shlex.split(lines[0].removeprefix("next: ")) if lines else [PROGRAM]
@@ -62,7 +62,7 @@ class Said:
 
     @property
     def only_next(self) -> list[str]:
-        """As ``next``, where stderr holds nothing else."""
+        """The words of the suggested next command, if stderr has nothing else."""
         assert self.err.count("\n") == bool(self.err)
         assert self.err.startswith("next: ") or not self.err
         return self.next
@@ -70,7 +70,7 @@ class Said:
 
 @pytest.fixture(autouse=True)
 def bench(tmp_path, monkeypatch):
-    """The folder: ``run.pth`` is healthy and lies on cuda:3, ``dragged.pth`` has its steps and RNG states on cuda:0."""
+    """A folder with ``run.pth``, healthy on cuda:3, and ``dragged.pth``, with steps and RNG states on cuda:0."""
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM"):
         monkeypatch.delenv(name, raising=False)
     shutil.copy(SAMPLES / "adamw-cuda3.pth", tmp_path / "run.pth")
@@ -87,7 +87,7 @@ def validator():
 
 @pytest.fixture
 def say():
-    """Type a command and get what it said; nothing but an exit code may come out of it."""
+    """Run a command; return its exit code, stdout and stderr. It may only raise SystemExit."""
 
     def say(*words):
         result = CliRunner().invoke(app, list(map(str, words)))
@@ -99,7 +99,7 @@ def say():
 
 @pytest.fixture
 def ckptmove(monkeypatch, capsys):
-    """Type a command as a process would; get its exit code, stdout and stderr."""
+    """Run a command like a process; return its exit code, stdout and stderr."""
 
     def ckptmove(*arguments):
         monkeypatch.setattr("sys.argv", ["ckptmove", *arguments])
@@ -113,7 +113,7 @@ def ckptmove(monkeypatch, capsys):
 
 @pytest.fixture
 def ask(say):
-    """Type a command with ``--json`` and get its document, held against the schema."""
+    """Run a command with ``--json``; return its document, validated by the schema."""
 
     def ask(*words):
         said = say(*words, "--json")
@@ -131,7 +131,7 @@ def ask(say):
 
 @pytest.fixture
 def check(say, ask):
-    """State all four renderings of a call side by side; each may be a text, or for JSON a part of the document."""
+    """Check all four renderings of a call. Each is a text; for JSON, it can be a part of the document."""
 
     def check(*words, code, human, quiet, github, document):
         for extra, expected in (((), human), (("--quiet",), quiet), (("--format", "github"), github)):

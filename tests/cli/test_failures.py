@@ -16,7 +16,7 @@ from ckptmove.api.arguments import NotAccepted
 from ckptmove.api.failures import failure_of
 from ckptmove.cli.outcome import retyped
 from ckptmove.conversion.remap import errors as remap_errors
-from ckptmove.io import changes
+from ckptmove.io import journal
 from ckptmove.io.remote import errors as remote_errors
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.verification.case.patching import FixNotWritten
@@ -234,7 +234,7 @@ ERRORS = {
     errors.ChangeFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
     errors.ChangeFailed("a b", "no"): (5, "ckptmove inspect 'a b'"),
     errors.JournalInTheWay("a", "j k"): (5, "rm 'j k'"),
-    errors.RollbackFailed("a", "j k", changes.UNKNOWN_JOURNAL): (5, "rm 'j k'"),
+    errors.RollbackFailed("a", "j k", journal.UNKNOWN_JOURNAL): (5, "rm 'j k'"),
     errors.RollbackFailed("a b", "j", "no"): (
         5,
         "make both writable, free some space, then run: ckptmove inspect 'a b'",

@@ -1,4 +1,4 @@
-"""The specimens that the contract tests run on: a kind of container, and how to look at it with someone else's eyes."""
+"""Specimens of each container for the contract tests, with an independent reader."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ def _script():
         module.register_buffer(name.replace(".", "_"), tensor)
     stream = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch on the age of TorchScript
+        warnings.simplefilter("ignore")  # torch warns that TorchScript is deprecated
         torch.jit.save(torch.jit.script(module), stream)
     return stream.getvalue()
 
 
 @dataclass(frozen=True)
 class Specimen:
-    """A file of some container and what others say of it."""
+    """A file of a container, and an independent reader of it."""
 
     make: Callable[[], bytes]
     look: Callable[[bytes, bytes], Seen]
@@ -100,17 +100,17 @@ class Specimen:
     checksums: bool = True
     deflated: bool = False
     alignment: int = 64
-    #: What follows the pickle of the object itself in the run of bytes that holds them all.
+    #: Pickles after that of the object, in the run of bytes with all of them.
     more_pickles: bytes = b""
-    #: Kinds of the facts about a file in which nothing is damaged.
+    #: Kinds of facts about an undamaged file.
     facts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The pickle of a file, and the bytes of its storages by key, as others read them.
+    """The pickle of a file, and the bytes of its storages by key, from an independent reader.
 
-    None is the pickle of a container that reads it without its long strings, which nobody else does.
+    The pickle is None for a container that reads it without its long strings: no other reader does.
     """
 
     pickle: bytes | None
@@ -118,7 +118,7 @@ class Seen:
 
 
 def _records(data):
-    """By name without the folder, as zipfile reads them; it stumbles over CRCs that were left out."""
+    """Records by name without the folder, from zipfile, which does not check CRCs here: some are left out."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         found = {}
         for info in archive.infolist():
@@ -143,14 +143,14 @@ def look_into_script(data, original):
 
 
 class _Anything:
-    """Takes the place of every class and every function of a pickle."""
+    """Replaces every class and function of a pickle."""
 
     def __init__(self, *arguments):
         pass
 
 
 class _Unpickler(pickle.Unpickler):
-    """Python's own, which calls nothing, and remembers the size of the elements of each storage."""
+    """Python's unpickler, which calls nothing, and records the size of the elements of each storage."""
 
     def __init__(self, stream):
         super().__init__(stream)
@@ -164,7 +164,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def look_into_legacy(data, original):
-    """Each storage is led by the number of its elements; how large they are, only the original pickle says."""
+    """Each storage follows the number of its elements; their size is only in the original pickle."""
     stream = io.BytesIO(original)
     for _ in range(3):
         pickle.load(stream)
@@ -196,7 +196,7 @@ def _table():
 
 
 def look_into_safetensors(data, original):
-    """There is no pickle; a tensor is a storage of its own."""
+    """There is no pickle. Each tensor has its own storage."""
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
     header.pop("__metadata__")
@@ -205,7 +205,7 @@ def look_into_safetensors(data, original):
 
 
 def look_into_pickle(data, original):
-    """The streams of torch that are its bytes objects, each with its place before the keys of its storages."""
+    """The bytes objects that are streams of torch. The index of a stream is the prefix of its storages' keys."""
     found = [value for _, value, _ in pickletools.genops(data) if isinstance(value, bytes)]
     streams = [look_into_legacy(stream, stream) for stream in found]
     storages = {f"{place}:{key}": raw for place, one in enumerate(streams) for key, raw in one.storages.items()}
@@ -227,7 +227,7 @@ def _exported():
 
 
 def look_into_export(data, original):
-    """What stands for its pickle is written nowhere; sample inputs are an archive in the archive."""
+    """There is no pickle in the file. Sample inputs are an archive in the archive."""
     found = exporting.records(data)
     storages = {
         name.removeprefix("data/"): raw for name, raw in found.items() if "/weight_" in name or "/tensor_" in name
@@ -241,7 +241,7 @@ def _tar(form=tarfile.PAX_FORMAT, protocol=2):
 
 
 def look_into_tar(data, original):
-    """The object's pickle, and those of the other members between which the raw bytes lie."""
+    """The object's pickle, and those of the other members, which alternate with raw bytes."""
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         found, tensors, stream = (archive.extractfile(name).read() for name in ("pickle", "tensors", "storages"))
     run, storages = [found], {}
@@ -333,7 +333,7 @@ PLAIN = {
 
 @dataclass(frozen=True)
 class Opened:
-    """A container, its file, and what others see in it."""
+    """A container, its file, and the result of an independent reader."""
 
     specimen: Specimen
     path: Path
@@ -341,15 +341,15 @@ class Opened:
     seen: Seen
 
     def storages(self):
-        """Storages as the pickle would name them."""
+        """Storages with the names of the pickle."""
         return tuple(_reference(key, raw) for key, raw in self.seen.storages.items())
 
     def look(self, data):
-        """What others see in an output."""
+        """Read an output with the independent reader."""
         return self.specimen.look(data, self.path.read_bytes())
 
     def output(self, segments):
-        """The bytes that segments without casts stand for."""
+        """The bytes of segments without casts."""
         data = self.path.read_bytes()
         pieces = []
         for segment in segments:
@@ -392,13 +392,13 @@ def pickled(request, tmp_path):
 
 @pytest.fixture(params=[name for name, specimen in (ZIPS | SCRIPTS).items() if not specimen.deflated])
 def roomy(request, tmp_path):
-    """One that has room for another pickle, of any length."""
+    """A specimen that can take another pickle of any length."""
     yield from _open((ZIPS | SCRIPTS)[request.param], tmp_path / "specimen.pt")
 
 
 @pytest.fixture(params=LEGACY | TARS)
 def stream(request, tmp_path):
-    """One in which everything stands behind its pickle."""
+    """A specimen whose storages follow the pickle."""
     yield from _open((LEGACY | TARS)[request.param], tmp_path / "specimen.pt")
 
 
@@ -409,7 +409,7 @@ def opened_zip(request, tmp_path):
 
 @pytest.fixture
 def pickle_of():
-    """Another pickle, of any length from 14 bytes on; nothing reads it but the test."""
+    """Make a pickle of at least 14 bytes, which only the test reads."""
 
     def make(nbytes):
         return pickle.dumps("x", 2)[:2] + b"N" * (nbytes - 3) + b"."

@@ -1,8 +1,8 @@
-"""A disk that forgets: what a folder may hold after a crash at any instant, and calls of the system that fail.
+"""Compute the states of a folder after a crash at any instant, and make system calls fail.
 
-A change is made once, on a real folder, while every call that writes is written down. From that record follow all
-states that a crash may leave: it stops after any call, and whatever was not synced until then may be lost, each call
-for itself, or torn. Nothing here knows what is changed, or why.
+A change is made once, on a real folder, and every call that writes is recorded. The possible states after a crash
+follow from the record: the change stops after any call, and each call that was not synced until then is made, lost or
+torn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-#: Of more combinations of lost calls than these, so many are drawn.
+#: Maximum number of combinations of lost calls; of more, a sample of this size is drawn.
 MOST_COMBINATIONS = 400
 _REAL = {
     name: getattr(os, name)
@@ -25,13 +25,13 @@ _REAL = {
         "open", "close", "write", "ftruncate", "fsync", "link", "rename", "replace", "unlink", "remove",
     )
 }  # fmt: skip
-#: What Python 3.10 calls in pathlib; later ones look it up in os.
+#: The accessor that pathlib uses in Python 3.10; later versions use os.
 _ACCESSOR = getattr(pathlib, "_NormalAccessor", None)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that changes the disk: of a file by its node, of the folder by names."""
+    """A call that changes the disk: a file (by its node) or the folder (by names)."""
 
     kind: str
     node: int = -1
@@ -47,10 +47,10 @@ class Call:
 
 @dataclass
 class Recorder:
-    """Stands before the system: writes down every call in a folder, and lets one fail that was chosen.
+    """Records every system call in a folder, and makes a chosen one fail.
 
-    ``fail_at`` is the place of that call among all; ``error`` what it raises, ``lasting`` whether all later ones do,
-    ``late`` whether the call is made all the same: so a signal comes.
+    ``fail_at`` is the index of that call and ``error`` its exception. ``lasting``: all later calls fail too. ``late``:
+    the call is made before it raises, like a signal.
     """
 
     folder: pathlib.Path
@@ -72,7 +72,7 @@ class Recorder:
         self._next = len(self._nodes)
 
     def _turn(self):
-        """Every call comes by here before it is made."""
+        """Raise the error before the chosen call."""
         place, self.seen = self.seen, self.seen + 1
         if self.late or self.error is None:
             return
@@ -80,7 +80,7 @@ class Recorder:
             raise self.error
 
     def _made(self, call):
-        """Every call that was made is written down."""
+        """Record a call that was made."""
         self.calls.append(call)
         if self.late and self.error is not None and self.seen == self.fail_at + 1:
             raise self.error
@@ -173,7 +173,7 @@ def _standing_before(recorder, monkeypatch):
 
 
 def _pending(calls):
-    """The places of calls that nothing has made durable yet."""
+    """Indices of the calls that are not durable yet."""
     pending = []
     for place, call in enumerate(calls):
         if call.kind == "sync":
@@ -186,7 +186,7 @@ def _pending(calls):
 
 
 def _fates(call):
-    """What may become of a call that is not durable: made, lost, or torn."""
+    """Possible outcomes of a call that is not durable: made, lost or torn."""
     if call.kind != "write":
         return (call, None)
     middle, size = len(call.data) // 2, len(call.data)
@@ -200,7 +200,7 @@ def _fates(call):
 
 
 def _combinations(calls, generator):
-    """The calls that a crash leaves, with every combination of what is not durable."""
+    """The calls that remain after a crash, with every combination of outcomes."""
     pending = _pending(calls)
     fates = [_fates(calls[place]) for place in pending]
     count = 1
@@ -217,7 +217,7 @@ def _combinations(calls, generator):
 
 
 def _contents(initial, calls):
-    """What the folder holds after some calls: bytes by name."""
+    """Content of the folder after some calls: bytes by name."""
     names = {name: node for node, name in enumerate(initial)}
     files = {names[name]: bytearray(data) for name, data in initial.items()}
     for call in calls:
@@ -238,25 +238,25 @@ def _contents(initial, calls):
 
 
 class Crashes:
-    """Makes a change, and says what a crash could have left of it."""
+    """Makes a change, and computes the states that a crash can leave."""
 
     def __init__(self, folder, monkeypatch):
         self.folder = folder
         self._monkeypatch = monkeypatch
 
     def record(self, change, **options):
-        """Make a change and write down its calls; what it raises comes out."""
+        """Make a change and record its calls; exceptions pass through."""
         recorder = Recorder(self.folder, **options)
         with _standing_before(recorder, self._monkeypatch):
             change()
         return recorder
 
     def killed(self, recorder):
-        """What the folder holds where the process alone was killed: nothing is lost that the system has."""
+        """States after the process alone is killed: the system keeps all calls that were made."""
         return [_contents(recorder.initial, recorder.calls[:count]) for count in range(len(recorder.calls) + 1)]
 
     def states(self, recorder):
-        """Every different state that a crash of the machine may leave."""
+        """Distinct states that a crash of the machine can leave."""
         generator = random.Random(0)
         found = {}
         for count in range(len(recorder.calls) + 1):
@@ -266,20 +266,20 @@ class Crashes:
         return list(found.values())
 
     def put(self, contents):
-        """Make the folder hold these bytes by name, and nothing else."""
+        """Replace the content of the folder by these files."""
         for path in self.folder.iterdir():
             path.unlink()
         for name, data in contents.items():
             (self.folder / name).write_bytes(data)
 
     def held(self):
-        """Bytes by name."""
+        """Content of the folder: bytes by name."""
         return {path.name: path.read_bytes() for path in self.folder.iterdir()}
 
     def each_failure(self, change, make_error, **options):
-        """Let the first call fail, then the second, and so on until the change goes through; yield what it raised.
+        """Make the first call fail, then the second, and so on until the change succeeds; yield each exception.
 
-        The folder is as it was before each try.
+        The folder is restored before each attempt.
         """
         initial = self.held()
         for place in itertools.count():
@@ -289,7 +289,7 @@ class Crashes:
             try:
                 with _standing_before(recorder, self._monkeypatch):
                     change()
-            except BaseException as error:  # an interruption is one of those that are tried
+            except BaseException as error:  # interruptions are tried too
                 raised = error
             if recorder.seen <= place:
                 return
@@ -298,7 +298,7 @@ class Crashes:
 
 @pytest.fixture
 def crashes(tmp_path, monkeypatch):
-    """A folder in which changes are made and broken off."""
+    """A folder for changes that are interrupted."""
     folder = tmp_path.resolve() / "disk"
     folder.mkdir()
     return Crashes(folder, monkeypatch)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding
 
 LAYERS = {"0.weight": (4, 3), "0.bias": (4,), "2.weight": (2, 4), "2.bias": (2,)}
-#: State of each class of torch.optim, as a real step leaves it: moments, and 0-d counters.
+#: State of each class of torch.optim after a real step: moments, and 0-d counters.
 STATES: dict[str, tuple[str, str]] = {
     "ASGD": ("ax", "step eta mu"),
     "Adadelta": ("square_avg acc_delta", "step"),
@@ -45,7 +45,7 @@ def strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Make:
-    """The factories."""
+    """Makes inventories and findings."""
 
     path: str = "runs/my run.pth"
     layers = LAYERS
@@ -135,7 +135,7 @@ class Make:
         optimizers: Sequence[OptimizerRecord] = (),
         **changes: Any,
     ) -> Inventory:
-        """A file of tensors, a storage for each, and of optimizers with their state's tensors."""
+        """A file of tensors, each with its own storage, and of optimizers with the tensors of their state."""
         state = [tensor for one in optimizers for entry in one.state for _, tensor in entry.tensors]
         every = (*(self.model() if tensors is None else tensors), *state)
         keys = tuple(dict.fromkeys(tensor.name.partition(".")[0] for tensor in every))
@@ -158,7 +158,7 @@ class Make:
         return found if code is None else tuple(finding for finding in found if finding.code == code)
 
     def without(self, optimizer: OptimizerRecord, key: str, state_key: str) -> OptimizerRecord:
-        """The optimizer with one tensor less in the state of one parameter."""
+        """The optimizer without one tensor in the state of one parameter."""
         state = tuple(
             entry._replace(tensors=tuple(pair for pair in entry.tensors if (entry.key, pair[0]) != (key, state_key)))
             for entry in optimizer.state
@@ -166,7 +166,7 @@ class Make:
         return optimizer._replace(state=state)
 
     def replace(self, value: Any, **changes: Any) -> Any:
-        is_tuple = isinstance(value, tuple)  # as everything is but the inventory
+        is_tuple = isinstance(value, tuple)  # all except the inventory
         return value._replace(**changes) if is_tuple else replace(value, **changes)
 
 

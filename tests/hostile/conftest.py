@@ -1,4 +1,4 @@
-"""What every hostile test needs: archives of any shape, and a trap that leaves a mark when it is sprung."""
+"""Fixtures of the hostile tests: archives with any headers, and a payload module that creates a file on use."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `fuzz`, which is no part of the package
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `fuzz`, which is not part of the package
 
 
 @dataclass(frozen=True)
 class Record:
-    """A record of an archive, with what its two headers say where that is not the truth."""
+    """A record of an archive; ``local`` and ``central`` replace fields of its two headers."""
 
     name: bytes
     data: bytes
@@ -55,7 +55,7 @@ def _end(count: int, nbytes: int, start: int, comment: bytes = b"") -> bytes:
 
 
 def _build(*pieces: Record | bytes, comment: bytes = b"", behind: bytes = b"") -> bytes:
-    """An archive of records, in their order; plain bytes among them stand outside of every record."""
+    """An archive of records in this order; bytes are written between the records."""
     data, entries = bytearray(), []
     for piece in pieces:
         if isinstance(piece, Record):
@@ -80,7 +80,7 @@ def object_pickle(value: object) -> bytes:
 
 @dataclass(frozen=True)
 class Archives:
-    """Archives by hand around one small checkpoint, and around another one that wants to be taken for it."""
+    """Makes archives of a small checkpoint, and of another one that can be confused with it."""
 
     Record = Record
     build = staticmethod(_build)
@@ -89,7 +89,7 @@ class Archives:
     other: bytes
 
     def records(self, **changed: Record) -> list[Record]:
-        """A sound checkpoint, record by record; ``data_pkl``, ``byteorder``, ``data_0`` and ``version`` may change."""
+        """Records of a valid checkpoint; ``data_pkl``, ``byteorder``, ``data_0`` or ``version`` may be replaced."""
         sound = {
             "data_pkl": Record(b"a/data.pkl", self.pickle),
             "byteorder": Record(b"a/byteorder", b"little"),
@@ -108,7 +108,7 @@ def archives() -> Archives:
 
 @pytest.fixture
 def file_of(tmp_path: Path) -> Callable[[bytes], str]:
-    """A file of these bytes."""
+    """Write bytes to a file; return its path."""
 
     def file_of(data: bytes) -> str:
         path = tmp_path / "hostile.pt"
@@ -120,7 +120,7 @@ def file_of(tmp_path: Path) -> Callable[[bytes], str]:
 
 @pytest.fixture
 def trap(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A mark that stays absent unless the module of the payloads is imported or one of its names is called."""
+    """A path that exists only after the payload module is imported or one of its names is called."""
     folder = tmp_path_factory.mktemp("trap")
     marker = folder / "sprung"
     body = f"""

@@ -14,8 +14,8 @@ import pytest
 
 from ckptmove.errors import BeingConverted, ChangeFailed, JournalInTheWay, RollbackFailed, SourceChanged
 from ckptmove.io import patch as room
-from ckptmove.io.changes import UNKNOWN_JOURNAL, Patch, RolledBack
-from ckptmove.io.journal import Journal, Run, decode, is_journal, journal_name, journal_path
+from ckptmove.io.changes import Patch, RolledBack
+from ckptmove.io.journal import UNKNOWN_JOURNAL, Journal, Run, decode, is_journal, journal_name, journal_path
 from ckptmove.io.patch import apply_patch, roll_back
 from ckptmove.io.recovery import recover, recover_listed
 from ckptmove.io.source import stamp_of

@@ -18,7 +18,7 @@ _MODULES = frozenset({"builtins", "collections", "copyreg", "_codecs", "functool
 
 
 class Evaluator:
-    """Turns an inert tree back into what the pickle stands for: what the product must never do."""
+    """Builds the object of an inert tree, which ckptmove itself must never do."""
 
     def __init__(self) -> None:
         self._done: dict[int, Any] = {}
@@ -39,7 +39,7 @@ class Evaluator:
             self._fill(self._keep(node, {}), None, node)
         elif isinstance(node, Sequence):
             made = {Set: set, FrozenSet: frozenset, Tuple: tuple}[type(node)](map(self.value, node.items))
-            # A cycle through the items has made this very value on the way.
+            # A cycle through the items has created this value already.
             self._done.setdefault(id(node), made)
         else:
             assert isinstance(node, Call)
@@ -137,7 +137,7 @@ def same() -> Callable[[Any, Any], bool]:
 
 @pytest.fixture(scope="session")
 def nodes() -> Callable[[Value], list[tuple[Value, int]]]:
-    """Every value in a tree with its start, each node's members once; the root's start is -1."""
+    """Every value in a tree with its start; members of a node once. The start of the root is -1."""
 
     def members(node: Value) -> list[tuple[Value, int]]:
         if isinstance(node, Sequence):

@@ -79,7 +79,8 @@ def test_plain_objects_are_read_in_one_step(objects, data):
     saved = pickle.dumps([objects, {one.__class__.__name__: one for one in shared}, "end"], 4)
     machine, count = read(saved)
     assert spelled(machine.root) == spelled(interpret(saved, LIMITS).root)
-    assert shared or count or len(objects) <= 2  # an object that is named again is read operation by operation
+    # An object that is named again is read operation by operation, and so is the first that names a class: of three.
+    assert shared or count or len(objects) <= 3
 
 
 @settings(max_examples=40, deadline=None)

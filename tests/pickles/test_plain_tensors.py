@@ -148,7 +148,7 @@ def test_without_its_tree_a_file_has_the_same_inventory(tmp_path):
     torch.save(model(optimizer={"state": {}, "param_groups": []}), tmp_path / "a.pt")
     with (
         open_checkpoint(str(tmp_path / "a.pt")) as whole,
-        open_checkpoint(str(tmp_path / "a.pt"), keep_tree=False) as one,
+        open_checkpoint(str(tmp_path / "a.pt"), tree="inventory") as one,
     ):
         assert one.inventory.tensors == whole.inventory.tensors
         assert [storage.key for storage in one.inventory.storages] == [
@@ -158,3 +158,13 @@ def test_without_its_tree_a_file_has_the_same_inventory(tmp_path):
         with one.file.content() as (_, machine):
             assert machine.root is not None
         assert one.check() == whole.check()
+
+
+def test_only_a_tree_to_edit_has_no_plain_tensors(tmp_path):
+    torch.save(model(), tmp_path / "a.pt")
+    for use, has_plain in (("build", True), ("edit", False), ("inventory", False)):
+        with open_checkpoint(str(tmp_path / "a.pt"), tree=use) as opened:
+            assert any(isinstance(node, PlainTensor) for node in nodes(opened.file.tree())) is has_plain
+            opened.file.forget_tensors()
+            assert opened.inventory.tensors
+            assert not opened.file.inventory.tensors

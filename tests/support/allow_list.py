@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def restored_allow_list(*, empty: bool = False) -> Iterator[None]:
     """Restore the list at the end, and start from an empty one on request.
 
-    Modules of torch (``torch.distributed.tensor``) add their globals once, when they are imported. What they added in
-    between stays, or every later test would miss it.
+    Modules of torch (``torch.distributed.tensor``) add their globals once, when they are imported. Those stay in the
+    list for later tests.
     """
     before = list(torch.serialization.get_safe_globals())
     if empty:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome") if os.name == "posix" else ()
-#: None where it is not installed, and on Windows, where a process cannot inherit the pipes by number.
+#: None if it is not installed, and on Windows, where a process cannot inherit pipes by number.
 CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), None)
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
@@ -115,7 +115,7 @@ class Browser:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def screenshot(self, path: Path, *, whole=False) -> bytes:
-        """Write what is seen as PNG; the whole page if ``whole``."""
+        """Write a PNG of the view, or of the whole page if ``whole``."""
         answer = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(answer["data"]))
         return path.read_bytes()

@@ -1,4 +1,4 @@
-"""Distributed checkpoints as torch writes them, of several ranks too, and their metadata changed by hand."""
+"""Distributed checkpoints of one or several ranks, and changes of their metadata."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ HALVES = {"w": (torch.arange(12.0).reshape(4, 3), [(0, (0, 0), (2, 3)), (1, (2, 
 
 
 class Distributed:
-    """Makes them."""
+    """Makes distributed checkpoints."""
 
     @staticmethod
     def save(folder, tree, **options):
-        """What ``torch.distributed.checkpoint.save`` writes in one process."""
+        """Save a tree with ``torch.distributed.checkpoint.save`` in one process."""
         folder.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # A device that another test simulates in this process has no streams to copy ahead by.
+            # A device that an earlier test simulated in this process has no streams to copy with.
             writer = dcp.FileSystemWriter(folder, per_thread_copy_ahead=0, **options)
             dcp.save(tree, storage_writer=writer, **IN_ONE_PROCESS)
         return folder
@@ -48,9 +48,9 @@ class Distributed:
         """A checkpoint of several ranks.
 
         Args:
-            folder: where.
-            tensors: for each name its whole tensor and its chunks: rank, offsets and sizes.
-            objects: for each name the rank and the bytes that it writes.
+            folder: its folder.
+            tensors: by name: the whole tensor, and its chunks as (rank, offsets, sizes).
+            objects: by name: the rank that writes the object, and its bytes.
         """
         folder.mkdir(parents=True, exist_ok=True)
         files, said, places = {}, {}, {}
@@ -78,7 +78,7 @@ class Distributed:
 
     @staticmethod
     def share_out(folder):
-        """Replace the metadata by that of each rank, as ``save(use_collectives=False)`` writes it."""
+        """Replace the metadata by one file for each rank, as ``save(use_collectives=False)`` does."""
         whole = Distributed.metadata_of(folder)
         for rank in sorted({info.relative_path.split("_")[2] for info in whole.storage_data.values()}):
             places = {at: info for at, info in whole.storage_data.items() if info.relative_path == f"__{rank}_0.distcp"}
@@ -101,7 +101,7 @@ class Distributed:
 
     @staticmethod
     def change(folder, edit):
-        """Let a function change the metadata of a checkpoint."""
+        """Change the metadata of a checkpoint with a function."""
         metadata = Distributed.metadata_of(folder)
         edit(metadata)
         (folder / ".metadata").write_bytes(pickle.dumps(metadata))
@@ -109,7 +109,7 @@ class Distributed:
 
     @staticmethod
     def trained_tree():
-        """A model and its AdamW as ``get_state_dict`` has them, a schedule, and more."""
+        """The state of ``get_state_dict`` for a model and its AdamW, a scheduler, and more."""
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
         optimizer = torch.optim.AdamW(model.parameters())

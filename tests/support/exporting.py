@@ -1,4 +1,4 @@
-"""Programs of ``torch.export.save``, and archives of the kind with other records in them."""
+"""Programs of ``torch.export.save``, and their archives with changed records."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Net(torch.nn.Module):
 
 
 def saved(module, inputs, **options):
-    """The bytes of an exported module."""
+    """Bytes of an exported module."""
     stream = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch on itself
+        warnings.simplefilter("ignore")  # torch warns about its own code
         program = torch.export.export(module, inputs, **options)
         torch.export.save(program, stream)
     return stream.getvalue()
@@ -52,19 +52,19 @@ def saved(module, inputs, **options):
 
 @cache
 def net():
-    """The bytes of the module above."""
+    """Bytes of the exported :class:`Net`."""
     return saved(Net(), (torch.ones(2, 3),), kwargs={"scale": torch.full((4,), 2.0)})
 
 
 def loaded(path):
-    """What ``torch.export.load`` makes of a file or of bytes."""
+    """Load a file or bytes with ``torch.export.load``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.export.load(io.BytesIO(path) if isinstance(path, bytes) else str(path))
 
 
 def records(data):
-    """The records by their names in the folder."""
+    """The records, by name without the folder."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
 
@@ -88,7 +88,7 @@ def changed(data, **new):
 
 
 def edited(data, name, change):
-    """An archive with a JSON record that a function has changed in place."""
+    """An archive after a function changed one of its JSON records in place."""
     found = records(data)
     value = json.loads(found[name])
     change(value)

@@ -1,4 +1,4 @@
-"""A web server of files on localhost, with ranges and with faults that a test switches on."""
+"""A web server of files on localhost, with range requests, and faults that a test can enable."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class FileServer:
 
     Attributes:
         root: the folder.
-        url: its URL, without a slash at its end.
+        url: its URL, without a trailing slash.
         log: method, path and Range of each request.
         sent: number of bytes of all bodies.
-        faults: functions that answer a request in place of the server; each gets the handler, and returns whether it
-            has answered.
+        faults: functions that can answer a request instead of the server. Each gets the handler, and returns whether
+            it has answered.
         etag: returns the ETag of a file, or None.
     """
 
@@ -39,7 +39,7 @@ class FileServer:
             server_of_files = server
 
             def do_GET(self):
-                with suppress(ConnectionError):  # the client has left
+                with suppress(ConnectionError):  # the client has disconnected
                     server.answer(self)
 
             do_HEAD = do_GET  # noqa: N815  # named by http.server
@@ -54,7 +54,7 @@ class FileServer:
         self._thread.start()
 
     def clear(self):
-        """Forget the requests, and switch all faults off."""
+        """Clear the log, and disable all faults."""
         self.log, self.sent, self.faults, self.lock = [], 0, [], threading.Lock()
         self.etag = lambda path: f'"{path.stat().st_mtime_ns:x}-{path.stat().st_size:x}"'
 

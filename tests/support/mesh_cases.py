@@ -186,11 +186,11 @@ class StillSGD(torch.optim.SGD):
 
 
 class OwnSGD(torch.optim.SGD):
-    """A class that is not torch's."""
+    """An optimizer class outside torch."""
 
 
 def indexed(model, optimizer):
-    """State as ``optimizer.state_dict()`` has it, after a first step."""
+    """The checkpoint of ``optimizer.state_dict()``, with parameters by index, after a first step."""
     get_state_dict(model, optimizer)
     return {"model": model.state_dict(), "optim": optimizer.state_dict()}
 
@@ -227,7 +227,7 @@ def without_momentum(model, optimizer):
 
 
 def of_model(model, optimizer):
-    """Weights alone; the optimizer has state."""
+    """A checkpoint of the weights alone; the optimizer of the case has state."""
     return {"model": state_of(model, optimizer)["model"]}
 
 
@@ -254,7 +254,7 @@ OPTIMIZERS = {
 
 
 def ask_again(device):
-    dist.init_process_group("gloo")  # as in a script
+    dist.init_process_group("gloo")  # as scripts do
     return build("fsdp")
 
 
@@ -364,7 +364,7 @@ CASES = {
 
 
 def __getattr__(name):
-    """A case by its name."""
+    """Return a case by its name."""
     if name not in CASES:
         raise AttributeError(name)
     return CASES[name]

@@ -1,9 +1,9 @@
-"""A child process of a rank without torch: says what a test has written for its rank, in the protocol of the worker.
+"""Replace the child process of a rank, without torch: print messages that a test wrote, in the protocol of the worker.
 
     mesh_child.py FOLDER RANK
 
-FOLDER/RANK.json holds the messages; ``"die"`` ends the process, and ``"hang"`` stops it. Rank 0 gets its
-address on the first line, and publishes it in FOLDER/address.
+FOLDER/RANK.json contains the messages; ``"die"`` ends the process, and ``"hang"`` stops it. Rank 0 gets its
+address on the first line, and writes it to FOLDER/address.
 """
 
 import json

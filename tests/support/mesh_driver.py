@@ -1,8 +1,8 @@
-"""Run under torchrun: save checkpoints, and make the mesh proof of many cases in one process group.
+"""Save checkpoints and run the mesh proof of many cases in one process group, under torchrun.
 
     torchrun --nproc-per-node N mesh_driver.py FOLDER
 
-The first rank writes FOLDER/answers.json: by scenario, the answers of each rank.
+The first rank writes FOLDER/answers.json: the answers of each rank, by scenario.
 """
 
 import json
@@ -80,7 +80,7 @@ def save(folder, name):
 
 
 def late(folder):
-    """A rank that has not ended when its deadline comes."""
+    """Run the proof with a rank that exceeds its deadline."""
     messages, reached = [], threading.Event()
 
     def wait(device):
@@ -97,7 +97,7 @@ def late(folder):
 
 
 def accelerated(folder):
-    """The proof on simulated devices, one for each rank; by a torch that cannot simulate them; and without a case."""
+    """Run the proof on a simulated device for each rank, without simulation, and without a case."""
     found = {}
     find = worker.find_site
     for name, site in (

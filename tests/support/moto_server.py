@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def moto():
-    """A running S3, its address, and a client that fills it."""
+    """A server for S3, its address, and a client that uploads to it."""
     server_module = pytest.importorskip("moto.server")
     import boto3
 

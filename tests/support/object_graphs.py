@@ -1,4 +1,4 @@
-"""Random objects to pickle: nested, shared, cyclic, of every kind that a pickler treats differently."""
+"""Random objects to pickle: nested, shared and cyclic, of every kind that a pickler treats differently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-Point = namedtuple("Point", "x y")  # noqa: PYI024  # the untyped one is what old checkpoints hold
+Point = namedtuple("Point", "x y")  # noqa: PYI024  # old checkpoints contain the untyped one
 
 
 class Plain:
@@ -80,7 +80,7 @@ KINDS = ["list", "tuple", "dict", "set", "frozenset", "ordered", "deque", "items
 
 @st.composite
 def graphs(draw) -> Any:
-    """Objects that share and contain one another, cycles included."""
+    """Objects with shared members and cycles."""
     made: list[Any] = [draw(ATOMS)]
     mutable: list[list[Any]] = []
     for _ in range(draw(st.integers(0, 8))):

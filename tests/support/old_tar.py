@@ -1,6 +1,6 @@
-"""The tar that torch 0.1 wrote, made again: its writer is gone, and only ``torch.load`` still knows it.
+"""Write the tar format of torch 0.1, which torch can still load but not write.
 
-From ``torch.serialization.save`` of v0.1.9: ``pickle_objects``, ``save_tensors`` and ``save_storages``.
+The source is ``torch.serialization.save`` of v0.1.9: ``pickle_objects``, ``save_tensors`` and ``save_storages``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-#: Storages and tensors are named by addresses.
+#: Storages and tensors are identified by addresses.
 FIRST_ADDRESS = 94_000_000_000_000
 
 
 @dataclass(frozen=True)
 class Part:
-    """A flat tensor in a storage that is a part of another tensor's."""
+    """A flat tensor whose storage is a part of another tensor's storage."""
 
     base: torch.Tensor
     offset: int
@@ -29,15 +29,15 @@ class Part:
 
 @dataclass
 class Saved:
-    """What the pickle of the object leaves to the other members.
+    """Objects that the pickle refers to, for the other members.
 
     Attributes:
-        devices: tags of storages, which all are on the CPU here, by their addresses here.
-        addresses: what they have in the file.
-        storages: a tensor over each, by address.
-        views: root, offset and number of elements of each, by address.
-        tensors: storage, dtype, shape, stride and offset of each, by address.
-        alive: what must not give its identity to another object meanwhile.
+        devices: tags of storages, by their addresses in memory. All storages are on the CPU.
+        addresses: addresses in the file.
+        storages: a tensor over each storage, by address.
+        views: root, offset and number of elements of each view, by address.
+        tensors: storage, dtype, shape, stride and offset of each tensor, by address.
+        alive: references that keep an ``id`` from being used again.
     """
 
     devices: dict[int, str]
@@ -69,7 +69,7 @@ class Saved:
 
 
 class Pickler(pickle.Pickler):
-    """Leaves tensors, storages and sources of modules to ids, as that of torch 0.1."""
+    """The pickler of torch 0.1: persistent ids for tensors, storages and sources of modules."""
 
     def __init__(self, stream, protocol, saved):
         super().__init__(stream, protocol)
@@ -98,9 +98,9 @@ def members_of(value, *, devices=(), protocol=2):
     """The four members by name.
 
     Args:
-        value: what to save: tensors on the CPU, `Part`s and storages in whatever pickles.
-        devices: pairs of a tensor and the tag that its storage is to have.
-        protocol: of every pickle.
+        value: the object to save, with tensors on the CPU, `Part`s and storages in it.
+        devices: pairs of a tensor and the tag of its storage.
+        protocol: protocol of every pickle.
     """
     saved = Saved({tensor.untyped_storage()._cdata: tag for tensor, tag in devices})
     stream = io.BytesIO()
@@ -133,9 +133,9 @@ def members_of(value, *, devices=(), protocol=2):
 
 
 def archive(members, *, form=tarfile.PAX_FORMAT, mtime=1_490_000_000.25):
-    """A tar of members, as ``tarfile.open(mode='w:', format=PAX_FORMAT)`` and ``add`` make it.
+    """A tar of members, as ``tarfile.open(mode='w:', format=PAX_FORMAT)`` and ``add`` write it.
 
-    Python 3 knows fractions of a second, and so each member has a pax header for them.
+    Python 3 stores fractions of a second, so each member has a pax header for them.
     """
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:", format=form) as writer:
@@ -148,5 +148,5 @@ def archive(members, *, form=tarfile.PAX_FORMAT, mtime=1_490_000_000.25):
 
 
 def tar_of(value, *, devices=(), protocol=2, form=tarfile.PAX_FORMAT):
-    """A checkpoint of torch 0.1; arguments as of :func:`members_of` and :func:`archive`."""
+    """A checkpoint of torch 0.1; the arguments are those of :func:`members_of` and :func:`archive`."""
     return archive(members_of(value, devices=devices, protocol=protocol), form=form)

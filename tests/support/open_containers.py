@@ -1,4 +1,4 @@
-"""Containers of files on the disk."""
+"""Open the containers of files on the disk."""
 
 from __future__ import annotations
 

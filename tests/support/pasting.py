@@ -1,4 +1,4 @@
-"""Scripts with device bugs, and the fixes that end them."""
+"""Scripts with device bugs, and the fixes for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckptmove.verification.case.patching import Edit
 
 
 def fix_of(detail):
-    """What a check prints behind ``fix:``, its words as they are."""
+    """The text after ``fix:`` in the detail of a check."""
     return detail.partition("; fix: ")[2]
 
 
@@ -49,7 +49,7 @@ MANY = 8
 
 @pytest.fixture
 def fault_of(answers, make, tmp_path, monkeypatch):
-    """What is wrong with a script of the user's, in one line, and the evidence of it."""
+    """Return the detail and the evidence of the failed check of a script."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
 
@@ -67,14 +67,14 @@ def fault_of(answers, make, tmp_path, monkeypatch):
 
 @pytest.fixture
 def mended(answers, make, tmp_path, monkeypatch):
-    """The fixes that a script of the user's takes, each applied as `--fix` does, until its case passes."""
+    """Apply the fixes of a script as `--fix` does until its case passes; return them."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def mended(body, path=None, to="cuda:0", *, trains=False):
         source, fixes = (HEAD + textwrap.dedent(body)).encode(), []
         for attempt in range(MANY):
-            folder = tmp_path / str(attempt)  # no file that Python has read is written to
+            folder = tmp_path / str(attempt)  # Python caches the files that it has read
             folder.mkdir()
             (folder / "train.py").write_bytes(source)
             monkeypatch.chdir(folder)
@@ -98,7 +98,7 @@ def mended(answers, make, tmp_path, monkeypatch):
 
 
 def trained(folder, make):
-    """The checkpoint that a script writes as it is by now, trained from the start."""
+    """The checkpoint that the current version of a script writes."""
     made = runpy.run_path(str(folder / "train.py"))["case"](torch.device("cpu"))
     for _ in range(2):
         loss = made.criterion(made.model(made.batch[0]), made.batch[1])
@@ -109,7 +109,7 @@ def trained(folder, make):
 
 
 def case(model="Net().to(device)", criterion="nn.MSELoss()", batch="batch()", step="None", given="criterion"):
-    """The function of a case, with some parts in place of the usual ones."""
+    """The function of a case, with some parts replaced."""
     step = step if step.startswith("def") else f"step = {step}"
     lines = [
         f"model = {model}",
@@ -123,7 +123,7 @@ def case(model="Net().to(device)", criterion="nn.MSELoss()", batch="batch()", st
 
 
 def mine(forward, init="pass", base="Net"):
-    """A model of the user's, and its case."""
+    """A user's model and its case."""
     prepare, forward = (textwrap.indent(textwrap.dedent(one), " " * 8) for one in (init, forward))
     head = f"class Mine({base}):\n    def prepare(self):\n{prepare}\n    def forward(self, x):\n{forward}\n"
     return head + case("Mine().to(device)")

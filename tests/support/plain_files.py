@@ -1,4 +1,4 @@
-"""Make a file of torch plain, and load it in weights-only mode."""
+"""Convert a file of torch to plain values, and load it in weights-only mode."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def saved(value: object, protocol: int = 2) -> bytes:
 
 
 def loaded(source: bytes) -> Plain:
-    """The content of a file in plain values: the same records with another pickle."""
+    """Load a file after its conversion to plain values: the same records with another pickle."""
     replaced: tuple[Replaced, ...] = ()
     output = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(source)) as archive, zipfile.ZipFile(output, "w") as copy:
@@ -56,7 +56,7 @@ def loaded(source: bytes) -> Plain:
 
 
 def plain(value: object, protocol: int = 2) -> Any:
-    """A value as it is loaded from a plain file."""
+    """Save a value, convert the file to plain values, and load it."""
     return loaded(saved(value, protocol)).value
 
 

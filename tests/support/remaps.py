@@ -1,4 +1,4 @@
-"""A checkpoint of a small training run in every form of one file, and comparisons of what torch loads."""
+"""A checkpoint of a small training run in every file format, and comparisons of loaded trees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import old_tar
 import saving
 import torch
 
-#: Findings about an archive that no converted file may have.
+#: Findings about archives; a converted file must have none.
 FORBIDDEN = frozenset({"F801", "F802", "F803", "F804", "F805"})
 
 
@@ -71,7 +71,7 @@ def bits(tensor):
 
 
 def outline(value, *, sizes=True):
-    """All but the values of tensors: types, keys in their order, other values, and sizes and sharing of storages."""
+    """All of a tree except the values of tensors: types, keys in order, other values, sizes and sharing of storages."""
     storages = {}
 
     def visit(value):
@@ -93,7 +93,7 @@ def outline(value, *, sizes=True):
 
 
 def assert_equal(found, wanted, *, sizes=True):
-    """Two loaded trees are the same, bit for bit, with the same sharing (and sizes) of storages."""
+    """Check that two loaded trees are equal, bit for bit, with the same sharing (and sizes) of storages."""
     assert outline(found, sizes=sizes) == outline(wanted, sizes=sizes)
     assert {path: bits(one) for path, one in tensors(found)} == {path: bits(one) for path, one in tensors(wanted)}
 
@@ -142,7 +142,7 @@ class _ItemSizes(pickle.Unpickler):
 
 
 def big_endian(tree):
-    """As a big-endian machine saves it."""
+    """Save as a big-endian machine does."""
     with zipfile.ZipFile(io.BytesIO(zipped(tree))) as archive:
         reader = _ItemSizes(io.BytesIO(archive.read("archive/data.pkl")))
         reader.load()
@@ -162,11 +162,11 @@ def legacy(tree):
 
 
 def tar(tree):
-    """As torch 0.1 saves it, which had no bfloat16."""
+    """Save as torch 0.1 did; it has no bfloat16."""
     return old_tar.tar_of({**tree, "model": {key: one for key, one in tree["model"].items() if "half" not in key}})
 
 
-#: Functions that return a file with a tree.
+#: Functions that save a tree and return the file.
 FILES = {
     "torch-zip": zipped,
     "without-crcs": without_crcs,
@@ -179,14 +179,14 @@ FILES = {
 
 
 def load(path, *, weights_only=False, **options):
-    """The value of a file, as torch loads it."""
+    """Load a file with torch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.load(path, map_location="cpu", weights_only=weights_only, **options)
 
 
 def load_any(path):
-    """The value of a file that torch loads, or of a pickle without torch's framing."""
+    """Load a file with torch, or a bare pickle with Python."""
     return pickle.loads(path.read_bytes()) if path.read_bytes().startswith(b"\x80\x04\x95") else load(path)
 
 

@@ -1,6 +1,6 @@
-"""Run by torchrun: save trained models from each rank, and what ``full_tensor`` gives for them.
+"""Save trained models from each rank, under torchrun, and their full tensors from rank 0.
 
-Argument: the folder. Each kind is a folder in it, next to the ``KIND.full.pth`` of rank 0.
+The argument is the output folder. Each kind is a folder in it, next to the ``KIND.full.pth`` of rank 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """No axis of it is divisible by four."""
+    """A model without an axis divisible by four."""
 
     def __init__(self, words=13, width=6, hidden=10):
         super().__init__()

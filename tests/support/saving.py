@@ -1,4 +1,4 @@
-"""What ``torch.save`` can be told to write otherwise; a test is skipped where this torch cannot be told."""
+"""Options of ``torch.save``; a test is skipped if this torch lacks the option."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import contextlib
 import pytest
 import torch
 
-#: Of torch, where no record of the archive says otherwise.
+#: Alignment in bytes of an archive without a record for it.
 ALIGNMENT = 64
 
 
 @contextlib.contextmanager
 def crcs(written):
-    """The time in which torch writes CRCs, or zeros in their place."""
+    """Make torch write CRCs, or zeros instead, in a context."""
     if not hasattr(torch.serialization, "set_crc32_options"):
         if not written:
             pytest.skip("this torch writes every CRC")
@@ -29,7 +29,7 @@ def crcs(written):
 
 @contextlib.contextmanager
 def aligned(nbytes):
-    """The time in which torch begins each storage at a multiple of so many bytes."""
+    """Make torch align storages to a number of bytes, in a context."""
     if nbytes == ALIGNMENT:
         yield
         return

@@ -1,4 +1,4 @@
-"""What a torch that cannot simulate a device (before 2.10) is not asked."""
+"""Skip tests that need a simulated device if this torch (before 2.10) cannot simulate one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from ckptmove.verification import place
 from ckptmove.verification.simulated import device as simulated
 
-#: For a test whose step is made in a child process.
+#: For a test whose step runs in a child process.
 on_a_simulated_device = pytest.mark.skipif(
     simulated.unavailable_reason() is not None, reason=simulated.unavailable_reason() or ""
 )
@@ -15,7 +15,7 @@ on_a_simulated_device = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True, scope="module")
 def skip_what_this_torch_cannot_simulate():
-    """A test that asks for a simulated device is skipped: no step is made that it could look at."""
+    """Skip a test that asks for a simulated device."""
     reason = simulated.unavailable_reason()
     with pytest.MonkeyPatch.context() as patch:
         for module in (place, simulated) if reason is not None else ():

@@ -1,4 +1,4 @@
-"""Streams of torch 0.3, in which a storage may be a view of another one."""
+"""Streams of torch 0.3, whose storages can be views of other storages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Stored:
 
 
 class OldTensor:
-    """A tensor over a storage as torch 0.3 pickles it."""
+    """A tensor that is pickled as torch 0.3 did."""
 
     def __init__(self, storage, offset, size, stride):
         self.arguments = (storage, offset, size, stride)
@@ -35,7 +35,7 @@ class Pickler(pickle.Pickler):
 
 
 def stream(path, root, storages, protocol=2):
-    """A stream written by hand: its storages are (key, tensor)."""
+    """Write a stream by hand. Its storages are pairs of a key and a tensor."""
     out = io.BytesIO()
     for value in (MAGIC, 1001, {"protocol_version": 1001, "little_endian": True}):
         pickle.dump(value, out, protocol)
@@ -56,7 +56,7 @@ def viewed(path, location="cuda:1", first=(2, 6), second=(4, 16), offset=1, **op
     root = OrderedDict(
         [
             ("a.weight", OldTensor(view("78", first, location), offset, (2, 2), (2, 1))),
-            # torch makes the root with the tag that it meets first; here another string has the same tag.
+            # torch creates the root with the first tag that it reads; here another string has the same tag.
             ("a.bias", OldTensor(view("79", second, "".join(location)), 0, (4,), (4,))),
             ("b.weight", OldTensor(Stored(torch.FloatStorage, "77", location, 20), 0, (20,), (1,))),
             ("b.bias", OldTensor(Stored(torch.DoubleStorage, "80", "cpu", 3), 0, (3,), (1,))),

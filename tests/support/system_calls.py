@@ -1,6 +1,6 @@
-"""Every call of the system that changes a disk, counted, so that a process can be killed at one of them, or one fails.
+"""Count the system calls that change the disk, to kill a process at one of them, or to make one fail.
 
-Which of them are tried: a spread in every run, and each one where CRASHES is "all", as `make crash` has it.
+A test tries a sample of the calls, or all of them if CRASHES is "all", as in `make crash`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ CHANGING = (
     "open", "write", "copy_file_range", "posix_fallocate", "ftruncate", "fsync", "link", "rename", "replace",
     "symlink", "unlink", "remove", "mkdir", "rmdir", "chmod",
 )  # fmt: skip
-#: What Python 3.10 calls in pathlib; later ones look it up in os.
+#: The accessor that pathlib uses in Python 3.10; later versions use os.
 _ACCESSOR = getattr(pathlib, "_NormalAccessor", None)
 _IS_COMPLETE = os.environ.get("CRASHES") == "all"
 
 
 class Counted:
-    """Stands before the system: counts the calls of all threads, one at a time, and acts before the chosen one.
+    """Counts the system calls of all threads, one at a time, and acts before a chosen one.
 
-    ``act`` is told the name of the call and its arguments. Where ``lasting``, it acts before every later one too.
+    ``act`` gets the name of the call and its arguments. If ``lasting``, it acts before every later call too.
     """
 
     def __init__(self, place=-1, act=None, *, lasting=False):
@@ -34,7 +34,7 @@ class Counted:
         self._place = place
         self._act = act
         self._lasting = lasting
-        self._lock = threading.RLock()  # what acts may make calls itself
+        self._lock = threading.RLock()  # `act` may make calls too
 
     def before(self, name, arguments):
         with self._lock:
@@ -42,11 +42,11 @@ class Counted:
             if here == self._place or (self._lasting and here > self._place >= 0):
                 self._act(name, arguments)
 
-    def standing_before(self, name):
+    def wrapped_call(self, name):
         real = getattr(os, name)
 
         def call(*arguments, **options):
-            # What is only opened, or was never there, is not changed.
+            # Opening without O_CREAT changes nothing.
             if name != "open" or arguments[1] & os.O_CREAT:
                 self.before(name, arguments)
             return real(*arguments, **options)
@@ -55,7 +55,7 @@ class Counted:
 
     @contextmanager
     def installed(self):
-        calls = {name: self.standing_before(name) for name in CHANGING if hasattr(os, name)}
+        calls = {name: self.wrapped_call(name) for name in CHANGING if hasattr(os, name)}
         accessors = {name: getattr(_ACCESSOR, name) for name in calls if hasattr(_ACCESSOR, name)}
         try:
             for name, (_, call) in calls.items():
@@ -71,7 +71,7 @@ class Counted:
 
 
 def count(change):
-    """How many calls a change makes."""
+    """The number of calls that a change makes."""
     counted = Counted()
     with counted.installed():
         change()
@@ -79,7 +79,7 @@ def count(change):
 
 
 def kill_at(place, change):
-    """Make a change in another process, which is killed before its call of that number; a write is half made."""
+    """Make a change in another process, and kill it before the call of this number, or halfway through a write."""
 
     def kill(name, arguments):
         if name == "write":
@@ -87,13 +87,13 @@ def kill_at(place, change):
         os.kill(os.getpid(), signal.SIGKILL)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads are not copied: nobody waits for one in the copy
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads are not copied; the copy needs none
         child = os.fork()
     if not child:
         try:
             with Counted(place, kill).installed():
                 change()
-        except BaseException:  # whatever it is, this is the end of the copy
+        except BaseException:  # the copy must not return to the test
             traceback.print_exc(file=sys.__stderr__)
             os._exit(1)
         os._exit(0)
@@ -103,12 +103,12 @@ def kill_at(place, change):
 
 
 def spread(total, fast, last=0):
-    """Of so many places ``fast`` and the last few; every one in the complete test."""
+    """Indices to try: ``fast`` of ``total`` and the ``last`` ones; all in the complete test."""
     if _IS_COMPLETE:
         return range(total)
     return sorted({*(total * step // fast for step in range(fast)), *range(max(0, total - last), total)})
 
 
 def instants(fast, complete):
-    """How many of the instants at which a process may be killed are tried."""
+    """The number of instants at which a process is killed."""
     return complete if _IS_COMPLETE else fast

@@ -11,14 +11,14 @@ SUPPORT = Path(__file__).parent
 
 
 def torchrun(words, *, ranks, folder, nodes="1", rdzv="127.0.0.1:0"):
-    """Begin a run.
+    """Start a run.
 
     Args:
         words: the script, or ``-m`` and the module, and its arguments.
-        ranks: ranks on this node.
+        ranks: number of ranks on this node.
         folder: working directory.
         nodes: number of agents of the run.
-        rdzv: where the agents meet; port 0 for any free one.
+        rdzv: rendezvous endpoint; port 0 for any free port.
     """
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--nnodes", nodes,
@@ -40,5 +40,5 @@ def ended(process):
     try:
         output, errors = process.communicate(timeout=300)
     finally:
-        process.kill()  # one that is late; its ranks end with it
+        process.kill()  # after a timeout; its ranks end too
     return process.returncode, output, errors

@@ -1,4 +1,4 @@
-"""Trees of files that torch.save wrote, and the objects that a changed tree stands for."""
+"""Trees of files of torch.save, and the objects of changed trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment for processes of tests that run no ckptmove: coverage would take as long as they do."""
+"""The environment of test processes that do not run ckptmove, without coverage, which would double their time."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def environment():
-    """Variables without those by which coverage measures a process that is started."""
+    """Environment variables, without those that start coverage in a child process."""
     return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}

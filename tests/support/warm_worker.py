@@ -1,7 +1,7 @@
 """Fork the children of `verify` from one process that has imported torch.
 
-A forked child runs the program of its command line with the arguments, folder, environment and streams that it would
-have been started with, and leads a session of its own. Only the import of torch is shared.
+A forked child runs the program of its command line with the same arguments, folder, environment and streams as a
+started one, in a session of its own. Only the import of torch is shared.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from types import ModuleType
 
 from ckptmove.torch_facts.optimizers import BY_NAME
 
-#: What every child imports.
+#: Modules that every child imports.
 _MODULES = ("torch", "ckptmove.verification.worker")
-#: What a child imports for a case, or an optimizer of the user, too; one without leaves it out.
+#: Modules that a child also imports for a case, or for an optimizer of the user.
 _CASE_MODULES = ("torch._dynamo", "ckptmove.verification.case.check")
 #: Variables that Python, torch and its libraries read when they are imported.
 _READ_ON_IMPORT = ("GOMP_", "KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH")
@@ -32,24 +32,24 @@ _HEADER = 8
 
 
 class Servers:
-    """The servers of one process of tests: for children that run code of the user, and for others, by their rank."""
+    """The servers of one test process: for children with and without code of the user, by rank."""
 
     def __init__(self):
         self._found = _find_packages(sys.path)
         self._servers = {}
 
     def start(self, command, **options):
-        """Stand in for `subprocess.Popen` in `ckptmove.verification.child`.
+        """Replace `subprocess.Popen` in `ckptmove.verification.child`.
 
-        A child that would import another torch or ckptmove is started as usual. One that would import them in another
-        environment has a server of its own.
+        A child that imports another torch or ckptmove is started as usual. Each environment that changes these imports
+        has a server of its own.
         """
         if len(command) != 6 or _find_packages(command[3].split(command[4])) != self._found:
             return subprocess.Popen(command, **options)
         request = json.loads(command[5])
         is_users = request["optimizer"] not in {None, *BY_NAME}
         with_case = is_users or request["case"] is not None or request["script"] is not None
-        # A server waits for its child: those that run at the same time have a server each.
+        # A server waits for its child, so children that run at the same time need a server each.
         kind = (
             with_case,
             request["rank"],
@@ -162,7 +162,7 @@ def _become(request, descriptors):
     """Run the program of a request in this process, as Python would with `-c`."""
     try:
         os.setsid()
-        # Not before it leads its session, by which it is ended.
+        # Only now that it leads a session: the parent ends the session.
         os.write(descriptors[3], json.dumps(os.getpid()).encode())
         for number, descriptor in enumerate(descriptors[:3]):
             os.dup2(descriptor, number)

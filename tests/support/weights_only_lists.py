@@ -1,8 +1,8 @@
-"""What each torch takes in weights-only mode, recorded by running it.
+"""Record the globals and opcodes that each torch accepts in weights-only mode.
 
     python tests/support/weights_only_lists.py tests/torch_facts/weights_only_lists.json
 
-adds the torch that is installed. The file holds the whole list of the oldest, and what each later one added or removed.
+adds the installed torch. The file has the list of the oldest torch, and the additions and removals of each later one.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def opcodes_here() -> set[str]:
-    """Names of the opcodes that the torch that is installed knows."""
+    """Names of the opcodes that the installed torch accepts."""
     return {opcode.name for opcode in pickletools.opcodes if _is_known(ord(opcode.code))}
 
 
 def taken_here() -> list[str]:
-    """All that it takes: full names of globals, and names of opcodes."""
+    """All that the installed torch accepts: full names of globals, and names of opcodes."""
     return sorted({*_weights_only_unpickler._get_allowed_globals(), *opcodes_here()})
 
 
 def read(path: Path) -> dict[str, set[str]]:
-    """What each recorded version takes."""
+    """All that each recorded version accepts."""
     changes: Changes = json.loads(path.read_text()) if path.exists() else {}
     taken: set[str] = set()
     lists = {}
@@ -58,10 +58,10 @@ def write(path: Path, lists: dict[str, set[str]]) -> None:
 
 
 def _is_known(code: int) -> bool:
-    """Whether the unpickler complains of anything but the opcode itself."""
+    """Whether the unpickler knows an opcode."""
     try:
         _weights_only_unpickler.load(io.BytesIO(bytes([code])), encoding="utf-8")
-    except Exception as error:  # what is complained of may be the argument or the operands: none is there
+    except Exception as error:  # the argument and the operands are missing
         return str(error) != f"Unsupported operand {code}"
     return True
 

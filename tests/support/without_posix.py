@@ -1,8 +1,8 @@
-"""This system with what Windows lacks taken away, for a Python that imports this before anything else.
+"""Remove the features that Windows lacks from a Python that imports this module first.
 
-Names of ``os``, ``signal`` and ``mmap`` are gone, and so are modules. A file that is open or mapped can be neither
-renamed nor removed, no folder can be opened, an entry of a folder has no inode, and ``O_BINARY`` is required. What
-stays: the separator of paths, and the locks of filelock, which has them on Windows too.
+Some names of ``os``, ``signal`` and ``mmap`` are missing, and some modules. A file that is open or mapped can be
+neither renamed nor removed, no folder can be opened, an entry of a folder has no inode, and ``O_BINARY`` is required.
+The separator of paths stays, and the locks of filelock, which has them on Windows too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import stat
 import subprocess
 import sys
 
-import filelock  # noqa: F401  # asks for fcntl here, and for LockFileEx there
+import filelock  # noqa: F401  # imports fcntl here, and LockFileEx on Windows
 
 MODULES = {"fcntl", "grp", "pwd", "resource", "termios"}
 OS_NAMES = (
@@ -42,7 +42,7 @@ class _Absent:
 
 
 class _Entry:
-    """An entry of a folder, which tells neither device nor inode: the system keeps both elsewhere."""
+    """An entry of a folder without device and inode, which Windows does not store in it."""
 
     def __init__(self, entry):
         self._entry = entry
@@ -79,12 +79,12 @@ class _Entries:
 
 
 def _is_ours():
-    """Whether it is a module of the package that calls what is replaced."""
+    """Whether a module of the package calls the replaced function."""
     return PACKAGE in sys._getframe(2).f_code.co_filename
 
 
 def _held():
-    """What this process has open or mapped."""
+    """Files that this process has open or mapped."""
     for number in os.listdir("/proc/self/fd"):
         try:
             yield _REAL["readlink"](f"/proc/self/fd/{number}")
@@ -154,7 +154,7 @@ class _Library(ctypes.CDLL):
 
 
 def install():
-    os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "1")  # else numpy, which was built for Linux, asks for os.uname
+    os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "1")  # else numpy, which was built for Linux, calls os.uname
     shutil.disk_usage = _usage(os.statvfs)
     shutil._use_fd_functions = False
     subprocess.Popen.kill = lambda process: process.send_signal(9)

@@ -1,4 +1,4 @@
-"""Checkpoints of DeepSpeed ZeRO: real ones, and small ones to damage."""
+"""Checkpoints of DeepSpeed ZeRO: real ones, and small ones that a test can change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPES = ({"a": (3, 5), "b": (7,)}, {"c": (), "d": (2, 2)})
 
 
 def real(name, folder):
-    """Unpack a real checkpoint; return its folder, and the reference by DeepSpeed or None."""
+    """Unpack a real checkpoint; return its folder, and DeepSpeed's own conversion or None."""
     shutil.unpack_archive(Path(__file__).parent / "deepspeed_runs" / f"{name}.zip", folder)
     path = folder / "reference.pt"
     reference = torch.load(path) if path.exists() else None

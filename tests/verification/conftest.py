@@ -15,7 +15,7 @@ PLACED: dict[int, tuple[object, str]] = {}
 
 
 def tag(storage):
-    """As torch's own taggers: a fresh string each time for cuda, a constant for mps."""
+    """Return tags like torch's taggers: a new string each time for cuda, a constant for mps."""
     _, device = PLACED.get(storage.data_ptr(), (None, "cpu"))
     if device == "cpu":
         return None
@@ -36,7 +36,7 @@ def tensors_of(tree, path=""):
 
 
 class Maker:
-    """Real training with a real optimizer, saved as if it had been on a device."""
+    """Trains with a real optimizer, and saves with the tags of any device."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -84,7 +84,7 @@ def make(tmp_path):
 
 @pytest.fixture
 def answers():
-    """The checks of the worker, made in this process, by name."""
+    """Run the checks of the worker in this process; return them by name."""
 
     def ask(path, to, **options):
         messages = []

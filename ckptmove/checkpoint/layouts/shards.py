@@ -109,7 +109,7 @@ class ShardsPart(PiecedPart):
         counts: dict[str, int] = {}
         for file in folder.files:
             with naming(listing.full(file.path)), closing(files.source(file.path)) as source:
-                container, _, inventory, *_ = read_file(source, limits, keep_tree=False)
+                container, _, inventory, *_ = read_file(source, limits, tree="inventory")
                 if not isinstance(container, SafetensorsFile):
                     raise DamagedArchive(source.path, f"a {container.name} file has the name of a shard")
                 offsets = chunk_offsets(container.notes, source.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -12,17 +13,17 @@ from ckptmove.errors import CkptMoveError
 from ckptmove.formats.opening import container_class
 from ckptmove.limits import Limits
 from ckptmove.moves import MovePlan, MoveRequest, Remap
-from ckptmove.pickles.collector import collector_paused
+from ckptmove.torch_facts.devices import unsupported_dtypes
 from ckptmove.verification.loading.errors import NotLoadable, NotRebuilt, NotWeightsOnly
 from ckptmove.verification.loading.objects import NotAllowed, build
 from ckptmove.verification.loading.storages import Storages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
-    from ckptmove.checkpoint.parts import OpenPart
-    from ckptmove.model import StorageRef
+    from ckptmove.checkpoint.parts import OpenPart, TreeUse
+    from ckptmove.model import GlobalUse, StorageRef
     from ckptmove.pickles.tree import Value
 
 
@@ -72,22 +73,27 @@ class _Prepared(NamedTuple):
     devices: Mapping[str, str]
 
 
-@collector_paused()
 def load_checkpoint(request: LoadRequest) -> Any:
     """Run a request of :func:`ckptmove.load`; errors as there."""
     path = request.path
-    with naming(path), open_checkpoint(path, request.limits, keep_trees=True) as checkpoint:
+    tree: TreeUse = "edit" if _is_remapping(request.move) else "build"
+    with naming(path), ExitStack() as stack:
+        checkpoint = stack.enter_context(open_checkpoint(path, request.limits, keep_trees=True, tree=tree))
         for part in checkpoint.parts:
             if container_class(part.inventory.container).has_code:
                 raise NotLoadable(part.path, part.inventory.container)
-        prepared = _prepared(checkpoint, request)
+        prepared, uses = _prepared(checkpoint, request), checkpoint.inventory.globals
+        # The inventory takes as much memory as the tree, and is not needed to build the objects.
+        for part in checkpoint.parts:
+            part.forget_tensors()
+        del checkpoint
         with Storages(
             prepared.homes, prepared.devices, is_meta=request.is_meta, is_mapped=request.is_mapped
         ) as storages:
             try:
                 return build(prepared.root, storages.storage)
             except NotAllowed as error:
-                raise _refusal(checkpoint, str(error)) from None
+                raise _refusal(path, uses, str(error)) from None
             except CkptMoveError:
                 raise
             except _REJECTED as error:
@@ -99,7 +105,8 @@ def _prepared(checkpoint: OpenCheckpoint, request: LoadRequest) -> _Prepared:
     inventory, move = checkpoint.inventory, request.move
     is_move = move.to is not None or bool(move.mapping)
     plan = MovePlan(move)
-    if checkpoint.listing is None and container_class(inventory.container).has_devices and move.remap == Remap():
+    has_devices = checkpoint.listing is None and container_class(inventory.container).has_devices
+    if has_devices and not _is_remapping(move):
         part, root = checkpoint.file, checkpoint.file.tree()
         homes = {storage.key: (part, storage) for storage in inventory.storages}
         if is_move:
@@ -112,6 +119,10 @@ def _prepared(checkpoint: OpenCheckpoint, request: LoadRequest) -> _Prepared:
             from ckptmove.conversion.remap.combine import move_tree
 
             move_tree(root, rest)
+        if move.remap.only:
+            from ckptmove.conversion.remap.select import select
+
+            root, _ = select(root, inventory, move.remap)
         return _Prepared(root, homes, {edit.storage: edit.target for edit in plan.edits})
     from ckptmove.conversion.plan import plan_before_remap, require_dtypes
     from ckptmove.conversion.remap.remapping import remap
@@ -124,10 +135,17 @@ def _prepared(checkpoint: OpenCheckpoint, request: LoadRequest) -> _Prepared:
     return _Prepared(remapped.root, remapped.homes, {})
 
 
-def _refusal(checkpoint: OpenCheckpoint, name: str) -> NotWeightsOnly:
-    uses = [use for use in checkpoint.inventory.globals if not use.weights_only]
-    names = tuple(use.name for use in uses) or (name,)
-    return NotWeightsOnly(checkpoint.path, names, is_dangerous=any(use.verdict == "dangerous" for use in uses))
+def _is_remapping(move: MoveRequest) -> bool:
+    """Whether a request changes more of a tree than its devices and its parts."""
+    only, targets = move.remap.only, [target for target in (move.to, *(to for _, to in move.mapping)) if target]
+    # Tensors that are left out may have a dtype that the device lacks.
+    return move.remap != Remap(only=only) or (bool(only) and any(map(unsupported_dtypes, targets)))
+
+
+def _refusal(path: str, uses: Iterable[GlobalUse], name: str) -> NotWeightsOnly:
+    refused = [use for use in uses if not use.weights_only]
+    names = tuple(use.name for use in refused) or (name,)
+    return NotWeightsOnly(path, names, is_dangerous=any(use.verdict == "dangerous" for use in refused))
 
 
 def _first_line(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from ckptmove.pickles.tree import (
     List,
     Node,
     Persistent,
+    PlainTensor,
     Python2Str,
     Set,
     Tuple,
@@ -129,7 +130,11 @@ class _Builder:
         for member in members:
             if not isinstance(member, Node) or id(member) in made:
                 continue
-            if type(member) is Call and (dense := _dense_arguments(member)) is not None:
+            if type(member) is PlainTensor:
+                storage = self._storage(member.storage)
+                geometry = member.offset, member.shape, member.stride, member.requires_grad
+                made[id(member)] = self._rebuild(storage, *geometry, OrderedDict())
+            elif type(member) is Call and (dense := _dense_arguments(member)) is not None:
                 made[id(member)] = self._rebuild(self._storage(dense[0]), *dense[1:], OrderedDict())
             else:
                 found.append((member, None))

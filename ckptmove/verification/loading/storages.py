@@ -15,7 +15,7 @@ from ckptmove.io.contracts import InflateSegment
 from ckptmove.io.cut import checked_blocks
 from ckptmove.model import Span
 from ckptmove.pickles.rebuild_arguments import view_of
-from ckptmove.pickles.tree import tuple_items
+from ckptmove.pickles.tree import PlainStorage, tuple_items
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 from ckptmove.verification.loading.errors import MissingDevice
 from ckptmove.verification.state import StoredTensors, dtype_of
@@ -75,15 +75,21 @@ class Storages:
             DamagedArchive: if bytes are missing.
             MissingDevice: if this machine lacks its device.
         """
+        if type(node) is PlainStorage:
+            return self._whole(node.ref.key, node.ref.device)
         fields = tuple_items(node.pid)
         key = str(fields[_KEY])
+        made = self._whole(key, str(fields[_LOCATION]))
+        view = view_of(node) if len(fields) > _LOCATION + 2 else None
+        return made if view is None else self._view(key, made, *view)
+
+    def _whole(self, key: str, device: str) -> Any:
         made = self._made.get(key)
         if made is None:
             part, stored = self._homes[key]
-            device = self._devices.get(key) or str(fields[_LOCATION])
-            made = self._made[key] = _typed(self._untyped(part, stored, device), dtype_of(stored.dtype))
-        view = view_of(node) if len(fields) > _LOCATION + 2 else None
-        return made if view is None else self._view(key, made, *view)
+            untyped = self._untyped(part, stored, self._devices.get(key) or device)
+            made = self._made[key] = _typed(untyped, dtype_of(stored.dtype))
+        return made
 
     def _view(self, key: str, whole: Any, first: int, numel: int) -> Any:
         """A view of a storage, one object for each, as in torch/serialization.py ``_legacy_load``."""

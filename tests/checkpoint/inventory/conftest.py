@@ -31,7 +31,7 @@ def inventory_of(tmp_path) -> Callable[..., Inventory]:
 
 @pytest.fixture
 def read_pickle(tmp_path) -> Callable[[bytes], Inventory]:
-    """Read the inventory of an archive that holds a pickle and nothing else."""
+    """Read the inventory of an archive with only a pickle."""
 
     def read(data: bytes) -> Inventory:
         path = tmp_path / "hand_made.pt"

@@ -1,4 +1,4 @@
-"""Tiny checkpoint directories as trainers write them, with tags of devices that need not be here."""
+"""Tiny checkpoint directories of trainers, with tags of absent devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLACED: dict[int, tuple[object, str]] = {}
 
 
 def tag(storage):
-    """As torch's own taggers: a fresh string each time for a device with an index."""
+    """Return tags like torch's taggers: a new string each time for a device with an index."""
     _, device = PLACED.get(storage.data_ptr(), (None, "cpu"))
     kind, _, index = device.partition(":")
     return None if device == "cpu" else kind + ":" + str(int(index))
@@ -40,7 +40,7 @@ def tensors_of(tree, path=""):
 
 
 def save(path, tree, device="cpu", stay=("step", "cpu"), **options):
-    """Save a tree as if it had been on a device, all but the tensors whose last name is in ``stay``."""
+    """Save a tree with the tag of a device, except tensors whose last name is in ``stay``."""
     PLACED.clear()
     for name, tensor in tensors_of(tree):
         if name.rpartition(".")[2] not in stay:
@@ -158,7 +158,7 @@ class Packer:
         self.root, self.build = root, build
 
     def members(self, device="cpu", **options):
-        """The members that stable-baselines3 writes."""
+        """The members of an archive of stable-baselines3."""
         model, optimizer = self.build.trained()
         return {
             "data": json.dumps({"policy_class": "MlpPolicy"}).encode(),
@@ -206,7 +206,7 @@ def packer(tmp_path, build):
 
 @pytest.fixture
 def snapshot():
-    """What lies in a directory: the bytes of each file, the text of each link, and each folder."""
+    """The content of a directory: the bytes of each file, the target of each link, and each folder."""
 
     def take(folder):
         found = {}
@@ -223,7 +223,7 @@ def snapshot():
 
 @pytest.fixture
 def answers():
-    """The checks of the worker, made in this process, by name."""
+    """Run the checks of the worker in this process; return them by name."""
 
     def ask(path, to="cpu", **options):
         messages = []

@@ -1,4 +1,4 @@
-"""The comparison of ``verify --against``, made in this process."""
+"""Run the comparison of ``verify --against`` in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every rewrite test does: open a file, lay it out anew, stream it into another one."""
+"""Fixtures of the rewrite tests: open a file, lay it out again, and write it to another file."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def _opened(path, limits=None):
 
 @pytest.fixture
 def opened():
-    """A container for the time of a ``with``."""
+    """Open a container in a context."""
     return _opened
 
 
 @pytest.fixture
 def rewrite():
-    """Write a file anew with a changed pickle, and return the output."""
+    """Write a file again with a changed pickle; return the output."""
 
     def run(path, output, change=lambda pickle: pickle, casts=None, progress=None):
         with _opened(path) as container:

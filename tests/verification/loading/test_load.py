@@ -309,6 +309,40 @@ def test_only_reads_only_those_bytes(tmp_path, monkeypatch, mmap) -> None:
     assert list(ckptmove.load(path, only="model.wei*")["model"]) == ["weight"]
 
 
+def trained() -> dict:
+    """Enough tensors that most of them are read in one step, and one that is not."""
+    model = {f"layers.{number}.weight": torch.full((2, 3), float(number)) for number in range(40)}
+    model["tied"], model["row"] = model["layers.39.weight"], model["layers.38.weight"][1]
+    model["parameter"] = torch.nn.Parameter(torch.ones(2))
+    state = {
+        number: {"step": torch.tensor(3.0), "exp_avg": torch.ones(2, 3), "exp_avg_sq": torch.ones(2, 3)}
+        for number in range(40)
+    }
+    group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "capturable": True, "params": list(range(40))}
+    return {"optimizer": {"state": state, "param_groups": [group]}, "model": model, "device": torch.device("cuda", 1)}
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_many_tensors(tmp_path, mmap) -> None:
+    path = saved(tmp_path / "run.pth", trained())
+    theirs = torch.load(path, map_location="cpu", weights_only=True)
+    assert loaded_differences(theirs, ckptmove.load(path, mmap=mmap)) == []
+    remapped = [".optimizer.param_groups.0.capturable: True is False"]
+    ours = ckptmove.load(path, {"cuda:1": "cpu", "cpu": "cpu"}, mmap=mmap)
+    assert loaded_differences(theirs, ours) == [
+        ".device: device(type='cuda', index=1) is device(type='cpu')",
+        *remapped,
+    ]
+    assert ours["model"]["tied"] is ours["model"]["layers.39.weight"]
+    for only in ("model", "model.layers.1*", ["optimizer", "model.row"]):
+        part = ckptmove.load(path, "cpu", only=only, mmap=mmap)
+        whole = ckptmove.load(path, "cpu", only=only, plain=True)  # every operation is read, as for a conversion
+        assert loaded_differences(whole, part) == []
+    assert all(one.is_meta for one in ckptmove.load(path, "meta", only="model")["model"].values())
+    with pytest.raises(CkptMoveError):
+        ckptmove.load(path, "cpu", only="ema")
+
+
 def test_nothing_of_the_file_is_imported(tmp_path) -> None:
     (tmp_path / "evil.py").write_text("raise SystemExit('it was imported')")
 
