@@ -169,7 +169,7 @@ class _Script:
 
     @cached_property
     def _modules(self) -> frozenset[str]:
-        """Variables that hold a module: their parameters or their mode are asked for."""
+        """Variables with a module: the script uses their parameters or their mode."""
         asked = {"parameters", "named_parameters", "train", "eval", "load_state_dict"}
         found = (node for node in ast.walk(self.tree) if isinstance(node, ast.Attribute) and node.attr in asked)
         names = {_last_name(node.value) for node in found if isinstance(node.value, (ast.Name, ast.Attribute))}

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 SAMPLES = ROOT / "sample_ckpts"
 
 
-# Each pytest removes what it imported: what is patched is imported before.
+# Each pytest run removes the modules that it imported, so patched modules are imported before.
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The assertion that others put into their tests."""
+"""The assertion for the tests of users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts and sizes, and commands in one line: what a shell makes of a quoted word is the word."""
+"""Counts, sizes, and quoted commands: a shell reads a quoted word as the word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The use-cases as a script calls them."""
+"""Functions of the API."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Nothing that ckptmove reads can make it run: held over its own source.
+"""ckptmove's source has no way to execute the content of a file.
 
-What is not on a list here is not allowed: a new import, a new use of ``os`` and a new look-up by a name that is no
-constant have to be argued in this file.
+The lists here allow imports, uses of ``os``, and look-ups by a name that is not a constant. A new one needs a reason in
+this file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import ckptmove
 PACKAGE = Path(ckptmove.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-#: What may not even be named: these turn data into behaviour.
+#: Names that may not occur: these execute data.
 EXECUTING = {
     "eval", "exec", "__import__", "import_module", "Unpickler", "find_class", "system", "popen", "_load_from_bytes",
     "__builtins__", "__globals__", "__subclasses__", "__code__", "methodcaller", "attrgetter", "FunctionType",
@@ -42,7 +42,7 @@ EXECUTING_DOTTED = {
     "builtins.compile", "pickle.load", "pickle.loads", "torch.jit.load", "torch.hub", "torch.package", "torch.classes",
     "torch.ops.load_library", "torch.compile", "marshal.loads", "shelve.open", "runpy.run_path", "numpy.load",
 }  # fmt: skip
-#: The standard library as far as it is used: none of it runs what it is given, but for those below.
+#: Modules of the standard library that may be used. None executes its arguments, except those below.
 HARMLESS_MODULES = {
     "__future__", "_compat_pickle", "abc", "array", "ast", "base64", "bisect", "collections", "concurrent",
     "contextlib", "dataclasses", "datetime", "difflib", "enum", "errno", "fcntl", "filecmp", "fnmatch", "functools",
@@ -52,14 +52,14 @@ HARMLESS_MODULES = {
     "sys", "sysconfig", "tarfile", "textwrap", "threading", "time", "tokenize", "traceback", "types", "typing", "uuid",
     "warnings", "weakref", "zlib",
 }  # fmt: skip
-#: What could run something, and the one module that may import it.
+#: Modules that can execute something, and the modules that may import them.
 GUARDED_MODULES = {
     "subprocess": "verification/child.py",  # starts the child, by a command of its own
     # ask the C library for one function of its own each; view the memory of a storage, to read a file into it
     "ctypes": "verification/pages.py io/cloning.py verification/loading/storages.py",
     "resource": "verification/memory.py",  # lowers the limit of its own process
     "importlib": "verification/run.py verification/case/user_code.py verification/imports.py",
-    # write bytes of tensors, and what the user's script prints; ask for the folder of generated files
+    # write bytes of tensors, and the output of the user's script; find the folder of generated files
     "tempfile": "io/spool.py verification/case/script.py verification/case/user_code.py",
     "atexit": "verification/case/script.py",  # ends a script that does not end
     "urllib": "cli/render/sarif.py io/remote/address.py",  # quotes a path, splits URLs
@@ -71,7 +71,7 @@ GUARDED_MODULES = {
     "inspect": "api/arguments.py cli/configured.py cli/options.py verification/step/recipe.py "
     "verification/case/check.py verification/case/objective.py verification/case/restore.py",
 }
-#: Of ``os``, what opens, reads, writes, links and names files; nothing that starts a process or changes its own.
+#: Allowed names of ``os``: they open, read, write, link and name files. None starts or changes a process.
 HARMLESS_OS = {
     "DirEntry", "O_APPEND", "O_CREAT", "O_DIRECTORY", "O_EXCL", "O_RDONLY", "O_RDWR",
     "O_WRONLY", "POSIX_FADV_DONTNEED", "POSIX_FADV_SEQUENTIAL", "PathLike", "SEEK_DATA", "SEEK_END", "SEEK_HOLE",
@@ -82,49 +82,49 @@ HARMLESS_OS = {
     "scandir", "sched_getaffinity", "sep", "stat", "stat_result", "strerror", "uname", "unlink", "urandom",
     "utime", "walk", "write", "writev",
 }  # fmt: skip
-#: What could harm somebody, and where it may be used.
+#: Names of ``os`` that can do harm, and where they may be used.
 GUARDED_OS = {
-    # end the child, and what it has started
+    # end the child and its children
     "killpg": "verification/child.py verification/worker.py verification/mesh/worker.py",
     "kill": "verification/case/strays.py",  # the same
     "_exit": "verification/case/script.py",  # ends the child itself
 }
-#: Look-ups by a name that is no constant, and why no file can choose what is found.
+#: Look-ups by a name that is not a constant, with the reason why no file can choose the result.
 BY_NAME = {
     "getattr(module, name, None)": "the name of the function that the caller passed as case",
-    "getattr(result, one.name)": "the fields of a dataclass of ours",
-    "getattr(functions, name)": "the names are those of __init__, asked for by an importer",
-    "getattr(real, name)": "what torch, or an optimizer that the user typed, asks of torch._dynamo",
-    "getattr(found, part, None)": "the class that the user typed behind --optimizer",
-    "vars(sys.modules[module_name])": "of the module that the user typed behind --optimizer",
-    "getattr(module, self._name.function, None)": "the function that the user typed behind --case",
-    "vars(main)": "the variables of the script that the user typed behind --script",
-    "setattr(owner, name, made)": "what a script loads with; the names are constants beside it",
-    "setattr(owner, name, original)": "the same, put back",
-    "vars(one)": "the attributes of a module of the user's",
+    "getattr(result, one.name)": "the fields of our own dataclass",
+    "getattr(functions, name)": "the names are those of __init__, from an import statement",
+    "getattr(real, name)": "attributes of torch._dynamo for torch, or for an optimizer that the user typed",
+    "getattr(found, part, None)": "the class that the user typed after --optimizer",
+    "vars(sys.modules[module_name])": "the module that the user typed after --optimizer",
+    "getattr(module, self._name.function, None)": "the function that the user typed after --case",
+    "vars(main)": "the variables of the script that the user typed after --script",
+    "setattr(owner, name, made)": "the load functions for a script; the names are constants in the same module",
+    "setattr(owner, name, original)": "the same, restored",
+    "vars(one)": "the attributes of a user's module",
     "vars(torch._C.TensorBase)": "no look-up",
-    "getattr(signal, name)": "the names are constants beside it",
+    "getattr(signal, name)": "the names are constants in the same module",
     "getattr(sys, name)": "stdin, stdout, stderr",
     "setattr(sys, name, open(os.devnull, mode))": "stdin, stdout, stderr",
-    "getattr(tensor, part)": "the parts of a compressed layout, constants beside it",
+    "getattr(tensor, part)": "the parts of a compressed layout, constants in the same module",
     "getattr(value, name)": "the tensors that a wrapper subclass names itself, in `__tensor_flatten__`",
     "getattr(torch, kind, None)": "a kind of device that the grammar of devices knows",
     "getattr(torch.backends, kind, None)": "a kind of device that the grammar of devices knows",
-    "getattr(calls, name)": "the methods of a class of ours",
+    "getattr(calls, name)": "the methods of our own class",
     "vars(DeviceCalls)": "no look-up",
-    "vars(module)": "a module of torch's; what is replaced in it are the methods of a class of ours",
+    "vars(module)": "a module of torch; the replacements are methods of our own class",
     "getattr(torch.optim, name, None)": "a class of the table of optimizers, or one that --optimizer names",
     "getattr(backend_registration, _SETUP)": "a constant",
     "hasattr(backend_registration, _SETUP)": "a constant",
-    "hasattr(signal, name)": "the names are constants beside it",
+    "hasattr(signal, name)": "the names are constants in the same module",
     "getattr(torch, name)": "a dtype of the table of dtypes",
     "vars(TensorBase)": "no look-up",
     "vars(StorageBase)": "no look-up",
     "vars(owner)": "no look-up",
-    "getattr(owner, name)": "what a simulated device replaces in torch; the names are constants beside it",
-    "setattr(owner, name, value)": "what a simulated device replaces in torch; the names are constants beside it",
-    "setattr(owner, name, before)": "what a simulated device puts back in torch; the names are constants beside it",
-    "delattr(owner, name)": "what a simulated device puts back in torch; the names are constants beside it",
+    "getattr(owner, name)": "functions of torch that a simulated device replaces; the names are constants",
+    "setattr(owner, name, value)": "functions of torch that a simulated device replaces; the names are constants",
+    "setattr(owner, name, before)": "functions of torch that a simulated device restores; the names are constants",
+    "delattr(owner, name)": "functions of torch that a simulated device restores; the names are constants",
     "globals()": "no look-up",
 }
 

@@ -1,4 +1,4 @@
-"""House style that no linter checks: file and function length, where printing and exiting stand, one broad except."""
+"""House style that no linter checks: length of files and functions, places of print and exit, one broad except."""
 
 from __future__ import annotations
 

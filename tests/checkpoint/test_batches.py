@@ -1,4 +1,4 @@
-"""CRCs of many records are compared in batches: what is found does not depend on the size of a batch."""
+"""CRCs of many records are compared in batches: findings do not depend on the size of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real files from the wild, read as they are and held against torch."""
+"""Real files, compared with torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ckptmove.errors import CkptMoveError, DamagedArchive, UneditablePickle
 
 CORPUS = Path(__file__).resolve().parents[2].parent / "shared" / "corpus"
 if not CORPUS.is_dir():
-    pytest.skip("the corpus is not beside the repository", allow_module_level=True)
+    pytest.skip("the corpus is not next to the repository", allow_module_level=True)
 
 with (CORPUS / "MANIFEST.tsv").open(encoding="utf-8", newline="") as manifest:
     ROWS = list(csv.DictReader(manifest, delimiter="\t", quoting=csv.QUOTE_NONE))
@@ -97,7 +97,7 @@ def test_nothing_is_amiss_with_a_stream(name):
 
 
 def tags_that_torch_sees(path):
-    """The tags that weights-only mode meets, or None where it refuses the file."""
+    """The tags that weights-only mode reads; None if it refuses the file."""
     tags = []
 
     def record(storage, tag):

@@ -1,4 +1,4 @@
-"""Real archives from the wild: agents of stable-baselines3, and a zip of what a run left."""
+"""Real archives: agents of stable-baselines3, and a zip of a training run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckptmove.errors import EmptyDirectory
 
 CORPUS = Path(__file__).resolve().parents[2].parent / "shared" / "corpus"
 if not CORPUS.is_dir():
-    pytest.skip("the corpus is not beside the repository", allow_module_level=True)
+    pytest.skip("the corpus is not next to the repository", allow_module_level=True)
 
 AGENTS = sorted((CORPUS / "stable-baselines3").glob("*.zip"))
 

@@ -1,4 +1,4 @@
-"""Real directories from the wild, as a whole."""
+"""Real directories."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckptmove.errors import CkptMoveError, NotACheckpoint
 
 CORPUS = Path(__file__).resolve().parents[2].parent / "shared" / "corpus"
 if not CORPUS.is_dir():
-    pytest.skip("the corpus is not beside the repository", allow_module_level=True)
+    pytest.skip("the corpus is not next to the repository", allow_module_level=True)
 
 DIRECTORIES = CORPUS / "directories"
 LAYOUTS = {"DMalakhov1__PROJECT_LORA": "hf-trainer", "djangohegde__FLAME_AI_23": "accelerate"}

@@ -1,4 +1,4 @@
-"""Every fact that an inventory states about a tensor, held against ``torch.load``."""
+"""Every fact of an inventory about a tensor, compared with ``torch.load``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def save_and_read(obj: object, folder: Path, **options: object) -> Inventory:
 
 
 def load(folder: Path, *, weights_only: bool = False) -> Loaded:
-    """What torch reads, and the location tag that it saw for each storage, in order."""
+    """The loaded object, and the location tag of each storage, in order."""
     tags: list[str] = []
 
     def record(storage, tag):
@@ -345,7 +345,7 @@ def test_older_rebuild_functions(function, tmp_path):
 
 
 def flatten(value: object, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Names of the tensors in what torch.load gives: the reference."""
+    """Names of the tensors in the result of torch.load."""
     found: dict[str, torch.Tensor] = {}
     if isinstance(value, torch.Tensor):
         return {prefix[:-1]: value}

@@ -40,7 +40,7 @@ VARIANTS = [
     for name, options in OPTIONS
     if options.keys() <= inspect.signature(CLASSES[name]).parameters.keys()  # some are younger than their class
 ]
-#: Before torch 2.6 nothing tells the state_dict of the one from that of the other.
+#: Before torch 2.6 the state_dicts of both are alike.
 LOOK_ALIKES = (
     frozenset()
     if "decoupled_weight_decay" in inspect.signature(torch.optim.Adam).parameters
@@ -166,7 +166,7 @@ def test_groups_and_params_may_be_tuples(tmp_path):
     state_dict["param_groups"] = tuple(
         {**group, "params": tuple(group["params"])} for group in state_dict["param_groups"]
     )
-    optimizer.load_state_dict(state_dict)  # torch takes it
+    optimizer.load_state_dict(state_dict)  # torch accepts it
     (record,) = read(state_dict, tmp_path).optimizers
     assert [group.params for group in record.groups] == [group.params for group in expected.groups]
     assert [group.options for group in record.groups] == [group.options for group in expected.groups]
@@ -269,7 +269,7 @@ def test_what_begins_at_zero_and_what_is_never_negative(name):
         parameter.grad = parameter.grad.to_sparse() if name == "SparseAdam" else parameter.grad
         optimizer.step()
     for key, value in optimizer.state[parameter].items():
-        # ASGD's average is the parameter itself at first; Adamax takes the largest of the gradient and eps.
+        # ASGD's average starts as the parameter; Adamax uses the maximum of the gradient and eps.
         if torch.is_tensor(value) and key not in {"step", "ax"} | BY_NAME[name].nonzero_initial:
             assert value.abs().max() < 1e-7, key
         if key in BY_NAME[name].magnitudes:
@@ -287,7 +287,7 @@ def test_what_begins_at_zero_and_what_is_never_negative(name):
 )
 def test_a_lost_option_is_one_without_which_torch_cannot_step(name, key, tmp_path):
     saved = stepped(name, {}).state_dict()
-    saved["param_groups"].append({**saved["param_groups"][0], "params": []})  # tells the class
+    saved["param_groups"].append({**saved["param_groups"][0], "params": []})  # identifies the class
     whole = dict(saved["param_groups"][0])
     del saved["param_groups"][0][key]
     (record,) = read(saved, tmp_path).optimizers

@@ -1,4 +1,4 @@
-"""The summary of a checkpoint: what a script would print after ``torch.load``."""
+"""The summary of a checkpoint, compared with a script that uses ``torch.load``."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_model_in_two_formats_counts_once(tmp_path) -> None:
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     assert ckptmove.inspect(tmp_path).num_parameters == numel(model)
-    torch.save(model.state_dict(), tmp_path / "other.bin")  # another network, or a copy: nothing tells
+    torch.save(model.state_dict(), tmp_path / "other.bin")  # another network or a copy: unknown
     assert ckptmove.inspect(tmp_path).num_parameters > numel(model)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture
 def model(bench):
-    """A zip of two checkpoints, and of a file that is none."""
+    """A zip of two checkpoints and another file."""
     path = bench / "model.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(bench / "run.pth", "policy.pth")

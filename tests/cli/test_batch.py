@@ -1,4 +1,4 @@
-"""Several checkpoints in one command: every one is told of, and how many are as they should be."""
+"""Several checkpoints in one command: each is reported, with a count of passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`verify --case` as it is typed: the child process, the exit codes, the configuration."""
+"""The command `verify --case`: child process, exit codes, configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell completion, as a shell asks for it, and the end of each help."""
+"""Shell completion, called as by a shell, and the end of each help text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the project says once in its pyproject.toml."""
+"""Configuration in pyproject.toml."""
 
 from __future__ import annotations
 

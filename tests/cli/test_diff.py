@@ -1,4 +1,4 @@
-"""``diff`` in all four renderings, and what becomes of many differences."""
+"""``diff`` in all four renderings, also with many differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever goes wrong is one line, one hint and an exit code; with --json, one document."""
+"""Each failure is one line, one hint and an exit code; with --json, one document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`verify --case --fix` as it is typed: the files and backups on the disk, the patch, the exit codes."""
+"""The command `verify --case --fix`: files and backups on the disk, patch, exit codes."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def runs(tmp_path_factory):
     torch.save({"w": torch.ones(2)}, root / "hf" / "rng_state.pth")
     shutil.copy(SAMPLES / "adamw-cuda3.pth", root / "hf" / "optimizer.pt")
     (root / "hf" / "trainer_state.json").write_text('{"global_step": 7}')
-    (root / "data.bin").write_bytes(b"GIF89a" + bytes(range(200)))  # not a checkpoint, whatever its ending
+    (root / "data.bin").write_bytes(b"GIF89a" + bytes(range(200)))  # not a checkpoint, despite its suffix
     return root
 
 
@@ -60,7 +60,7 @@ def bucket(moto, sent, runs):
 
 @pytest.fixture
 def lines(say, validator):
-    """Type ``inspect --format jsonl``, and get its lines, each held against the schema."""
+    """Run ``inspect --format jsonl``; return its lines, each validated by the schema."""
 
     def lines(*words):
         said = say("inspect", *words, "--format", "jsonl")
@@ -74,7 +74,7 @@ def lines(say, validator):
 
 
 def same(line):
-    """A line without what depends on the place."""
+    """A line without paths."""
     return json.dumps({key: line[key] for key in line if key not in {"path", "version", "remote", "findings"}})
 
 

@@ -1,4 +1,4 @@
-"""``convert --in-place`` and ``--undo``: what they say, what they refuse, and who waits for whom."""
+"""``convert --in-place`` and ``--undo``: reports, refusals and locks."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_what_cannot_be_written(ask, bench, original, monkeypatch, code, hint) -
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
 def test_what_is_to_be_done_helps_an_undo_too(ask, bench, original, monkeypatch, code) -> None:
-    """It is told of the command as it was typed: ``--undo`` goes with no option that a conversion has."""
+    """The error names the typed command: ``--undo`` accepts no option of a conversion."""
     ask("convert", "run.pth", "--to", "cpu", "--in-place")
     changed = (bench / "run.pth").read_bytes()
     with monkeypatch.context() as patches:
@@ -241,7 +241,7 @@ def test_what_is_to_be_done_helps_an_undo_too(ask, bench, original, monkeypatch,
     assert (bench / "copy.pth").read_bytes() == original
 
 
-#: Kills the process, or waits for a line, in place of one of the calls that write; which one, the first word says.
+#: Kills the process, or waits for a line, instead of one of the calls that write. The first argument is its index.
 BREAK_OFF = """
 import os, signal, sys
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP, sent to a process of its own while it works."""
+"""Ctrl-C, SIGTERM and SIGHUP, sent to a running process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def slow(request, progress):
 
 api.inspect_checkpoint = slow
 """
-#: The child of verify never ends, and says who it is.
+#: The child of verify never ends, and prints its id.
 CHILD = """
 import sys
 from ckptmove.verification import run
@@ -46,7 +46,7 @@ from ckptmove.verification import run
 program = "import os, sys, time; sys.stderr = None; open('child', 'w').write(str(os.getpid())); time.sleep(60)"
 run.worker_command = lambda: [sys.executable, "-c", program]
 """
-#: The output gets its bytes, of which there is no end, one by one.
+#: The output is written byte by byte without an end.
 COPY = """
 import sys, threading, time
 from ckptmove.io import rewrite
@@ -78,7 +78,7 @@ main()
 
 
 def interrupted(patch, words, number, *, until=None):
-    """What a patched program says, and its exit code, when a signal comes once it is ready."""
+    """Output and exit code of a patched program after a signal, sent when it is ready."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     code = SIGNALS + patch + MAIN.format(words=words)
     with subprocess.Popen(

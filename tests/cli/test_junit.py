@@ -14,7 +14,7 @@ from ckptmove.verification.evidence import CheckResult, VerifyResult
 
 @pytest.fixture
 def verdicts(monkeypatch):
-    """Let ``verify`` answer at once: what is reported is not how it was found."""
+    """Replace the result of ``verify``: these tests are about the report only."""
     prepared = {}
     real = verify_command.verify_checkpoint
 

@@ -1,4 +1,4 @@
-"""`--limit-factor`: what a file may ask for, and how that is raised."""
+"""`--limit-factor`: limits for a file, and how to raise them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_command_takes_it(say, deep, words) -> None:
     assert "--limit-factor 10" in refused.err
     raised = say(*words, deep, "--limit-factor", "2")
     assert "limit" not in raised.err
-    assert raised.code == (4 if "--undo" in words else 0)  # of which there is nothing in a pickle
+    assert raised.code == (4 if "--undo" in words else 0)  # which a bare pickle does not have
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "1001", "x"])

@@ -1,4 +1,4 @@
-"""A link that leads nowhere is told as one, by every command that reads."""
+"""A broken link is reported as such by every command that reads."""
 
 from __future__ import annotations
 

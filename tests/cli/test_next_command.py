@@ -1,4 +1,4 @@
-"""What the program says to type next, and what it does where nobody listens."""
+"""The suggested next command, and output to a closed stream."""
 
 from __future__ import annotations
 

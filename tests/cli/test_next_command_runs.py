@@ -1,4 +1,4 @@
-"""Each command that is named as the next one is typed, and does not fail by itself."""
+"""Each suggested next command runs, and does not fail by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a process of its own can show."""
+"""Behaviour of whole processes."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_an_encoding_without_signs(environment) -> None:
 
 
 def on_a_terminal(words, environment, columns):
-    """What a command writes to a terminal of so many columns, stdout and stderr together."""
+    """Output of a command on a terminal with a number of columns, stdout and stderr together."""
     ours, theirs = pty.openpty()
     environment |= {"COLUMNS": str(columns), "TERM": "xterm"}
     process = subprocess.Popen([*PROGRAM, *words], env=environment, stdout=theirs, stderr=theirs, stdin=theirs)
@@ -137,7 +137,7 @@ def on_a_terminal(words, environment, columns):
     while True:
         try:
             block = os.read(ours, 65536)
-        except OSError:  # Linux says so when the other end is closed
+        except OSError:  # Linux raises it when the other end is closed
             break
         if not block:
             break

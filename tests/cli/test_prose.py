@@ -1,4 +1,4 @@
-"""Prose in the JSON has no control character, while names stay exact; and no fix runs a file unasked."""
+"""Prose in the JSON has no control characters, names are exact, and no fix runs a file by itself."""
 
 from __future__ import annotations
 

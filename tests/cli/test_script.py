@@ -1,4 +1,4 @@
-"""`verify --script` as it is typed: the arguments after `--`, the exit codes, the configuration, other processes."""
+"""The command `verify --script`: arguments after `--`, exit codes, configuration, other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``inspect`` and ``verify`` take for granted of the target machine, and the device that their commands name."""
+"""Assumptions of ``inspect`` and ``verify`` about the target machine, and the device in their suggested commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TARGET = re.compile(r"--to (\w+:?\d*)")
 @pytest.mark.parametrize("devices", [None, 1, 8])
 @pytest.mark.parametrize("name", [name for name in NAMES if "__" not in name])
 def test_both_commands_judge_a_file_alike(name, devices):
-    """The same findings, as grave; and a device fails *placement* where it is an error, or a counter went along."""
+    """The findings are the same; *placement* fails for a device that is an error, or for a moved counter."""
     pytest.importorskip("torch")
     from ckptmove.verification.file_checks import FAILED_BY, fail_on_findings
     from ckptmove.verification.request import VerifyRequest

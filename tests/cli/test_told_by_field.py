@@ -1,4 +1,4 @@
-"""What is done about an error, a note or a finding hangs on its fields: other words for it change nothing."""
+"""Hints for errors, notes and findings depend on their fields, not on their text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that are typed twice, and options that are taken for values."""
+"""Options that are given twice, and options in the place of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of the way back: where there is one, where it leads, and why there is none."""
+"""The report of an undo: whether one is possible, what it restores, and why there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two checkpoints side by side: what differs is found, what does not is not accused."""
+"""``diff`` of two checkpoints: differences are found, and equal content is not reported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 
 @pytest.fixture
 def compare(tmp_path):
-    """Save two objects, each as told, and compare them."""
+    """Save two objects with options, and compare them."""
 
     def run(first, second, **options):
         try:
@@ -872,7 +872,7 @@ def test_columns_take_no_more_memory_than_their_bytes(monkeypatch):
 
 
 def held(tensor):
-    """What the elements of a tensor are read with: its storage in memory, its record, and where it lies."""
+    """Arguments to read the elements of a tensor: its storage in memory, its record, and its offset."""
     data = bytes(tensor.untyped_storage())
     record = TensorRecord(
         name="w", role="model", device="cpu", dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape),

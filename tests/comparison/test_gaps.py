@@ -1,4 +1,4 @@
-"""How far values lie apart, and NaN on one side alone: against torch's own ``isnan``, for every dtype that has one."""
+"""The largest gap between values, and NaN on one side alone; the oracle is torch's ``isnan``, for every dtype."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def raw(tensor):
 
 
 def patterns(dtype):
-    """Every upper half of a number, with a lower one of nothing and of a little: what NaN and infinity differ in."""
+    """Every upper half of a number, with a lower half of zero and of a small value."""
     item = ITEM_BYTES[dtype]
     if item == 1:
         return bytes(range(256))
@@ -53,7 +53,7 @@ def test_integers_are_never_nan():
 
 
 def of(first, second):
-    """What is found of tensors that are compared two elements at a time."""
+    """Result for tensors that are compared two elements at a time."""
     dtypes = [str(side.dtype).removeprefix("torch.") for side in (first, second)]
     blocks = [[raw(part.clone()) for part in side.split(2)] for side in (first, second)]
     return gaps.gap_between(zip(*blocks, strict=True), *dtypes, measure)

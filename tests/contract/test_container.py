@@ -1,4 +1,4 @@
-"""What every container promises, on each specimen of it; others' readers and the file's own bytes are the judges."""
+"""The contract of every container, on each specimen; the oracles are independent readers and the bytes of the file."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SHARES = (0.3, 0.6, 0.9, 0.97, 0.999, 1)
 
 
 def answer(path, to="cuda:0", **options):
-    """The exit code of a conversion, and what it says."""
+    """Exit code and output of a conversion."""
     try:
         ckptmove.convert(str(path), to=to, **options)
     except CkptMoveError as error:
@@ -91,7 +91,7 @@ def test_a_header_of_another_record_is_refused_by_both(tmp_path):
 
 @pytest.mark.parametrize("is_cast", [True, False])
 def test_what_is_not_there_to_be_cast_is_refused_by_both(tmp_path, is_cast):
-    """And what is not there, and is not cast, by neither."""
+    """Neither refuses a missing storage that is not cast."""
     path = tmp_path / "made.pt"
     sample = "float64-cpu.pt" if is_cast else "adamw-cuda3.pth"
     with zipfile.ZipFile(SAMPLES / sample) as old, zipfile.ZipFile(path, "w") as new:
@@ -103,7 +103,7 @@ def test_what_is_not_there_to_be_cast_is_refused_by_both(tmp_path, is_cast):
 
 
 def test_a_dry_run_reads_no_tensor_that_is_to_be_cast(tmp_path, monkeypatch):
-    """An archive needs the CRC of what is cast, and has to read it for that."""
+    """A conversion reads a cast storage, to compute its CRC; a dry run does not."""
     read = []
     monkeypatch.setattr(torch_zip, "blocks_of", lambda source, segments: read.append(segments) or ())
     for dry_run in (True, False):

@@ -1,4 +1,4 @@
-"""What a change of the file itself promises: the same as a new file does, and nothing that was there is touched."""
+"""The contract of an in-place change: the same result as a new file, and no other byte changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a zip archive holds beyond what every container does: records that may be too short or too many, and CRCs."""
+"""The contract of zip archives, beyond that of every container: short or additional records, and CRCs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch agrees with every conversion: the tags that it sees are the planned ones, and no value has changed."""
+"""torch reads every conversion with the planned tags and unchanged values."""
 
 from __future__ import annotations
 

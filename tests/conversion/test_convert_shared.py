@@ -1,4 +1,4 @@
-"""What hangs on several paths, or is made of several parts, is converted as the one thing that it is."""
+"""Objects with several paths or parts are converted as one object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch and zipfile read a file that was converted in place as they read a new one; the undo gives back every byte."""
+"""torch and zipfile read a file converted in place like a new one; the undo restores every byte."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ckptmove.api import functions as api
 torch = pytest.importorskip("torch")
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
-#: Archives that torch.load reads, whose storages lie plainly in them.
+#: Archives that torch.load reads, with stored records.
 ENTRIES = [
     entry
     for entry in json.loads((SAMPLES / "MANIFEST.json").read_text())["samples"]
@@ -65,7 +65,7 @@ def test_torch_reads_it_as_it_reads_a_new_file(entry, options, tmp_path) -> None
         assert load(path, weights_only=entry["weights_only"], **options) == load(
             new, weights_only=entry["weights_only"], **options
         )
-        if entry["file"] != "without-crcs.pth":  # zipfile takes a CRC that was left out for a wrong one
+        if entry["file"] != "without-crcs.pth":  # zipfile treats a missing CRC as a wrong one
             assert records(path) == records(new)
         assert result.bytes_copied < 100_000
     api.undo(str(path))

@@ -1,4 +1,4 @@
-"""A conversion says what it did not do."""
+"""Notes of a conversion about things that it did not change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_options_that_meet_something_are_not_mentioned() -> None:
     ):
         assert notes(file, **options) == ()
         assert unmatched(file, **options) == []
-    # No device is stored there: that is what is said, and nothing of the map.
+    # No device is stored there: the note says this, and does not mention the map.
     assert unmatched("weights.safetensors", map_location={"cuda:7": "cpu"}) == []
 
 

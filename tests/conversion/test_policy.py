@@ -197,7 +197,7 @@ def with_option(name="lr", device="cpu", *, moments="cuda:0", flags=(), shape=()
 @pytest.mark.parametrize(
     ("option", "to", "expected"),
     [
-        # A CPU lr stays, beside parameters of an accelerator and beside those that leave the CPU.
+        # A CPU lr stays, with parameters on an accelerator or with parameters that leave the CPU.
         ({}, "cuda:0", ("param-group", "cpu")),
         ({}, "mps", ("param-group", "cpu")),
         ({"moments": "cpu"}, "cuda:0", ("param-group", "cpu")),
@@ -210,10 +210,10 @@ def with_option(name="lr", device="cpu", *, moments="cuda:0", flags=(), shape=()
         ({"entries": False, "flags": (("fused", True),)}, "cuda:0", ("target", "cuda:0")),
         ({"moments": "cpu", "flags": (("capturable", True),)}, "mps", ("param-group", "cpu")),  # the flag is cleared
         ({"flags": (("capturable", True),)}, "cuda:1", ("param-group", "cpu")),  # the run had it there
-        # Many values beside a parameter have to be where that is.
+        # Most state has to be on the device of its parameter.
         ({"moments": "cpu", "shape": (3,)}, "cuda:0", ("target", "cuda:0")),
         ({"shape": (3,)}, "cuda:0", ("param-group", "cpu")),
-        # An lr on an accelerator is not left behind on a device that the target machine may lack.
+        # An lr on an accelerator does not stay on a device that the target machine may lack.
         ({"device": "cuda:0"}, "cpu", ("target", "cpu")),
         ({"device": "cuda:0"}, "cuda:3", ("target", "cuda:3")),
         ({"device": "cuda:0"}, "mps", ("target", "mps")),

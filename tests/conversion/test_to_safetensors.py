@@ -298,7 +298,7 @@ def test_a_tied_tensor_named_as_the_metadata_does_not_replace_it(path) -> None:
     assert [one.name for one in state.dropped] == ["format"]
 
 
-# --- what the format cannot hold -------------------------------------------------------------------------------------
+# --- limits of the format --------------------------------------------------------------------------------------------
 
 OTHERS = {
     "number": 3,

@@ -1,4 +1,4 @@
-"""Whatever the system refuses, and whoever else is at work: one line and a hint, the right exit code, nothing lost."""
+"""Failures of system calls and changes by other processes: one line, a hint, an exit code, and no lost data."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_any_call_may_fail(mode, code, lasting):
             said = say(*words)
         if lasting:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what could not be removed then is removed now
+                warnings.simplefilter("ignore")  # it warns about the files that it removes
                 clear_leftovers(Path())
         if said.exit_code == 0:
             assert held() == new

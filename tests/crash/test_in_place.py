@@ -1,4 +1,4 @@
-"""A change in place is whole or not at all, wherever it is broken off: the next command sees to that, and says so."""
+"""An in-place change is complete or undone, wherever it is interrupted: the next command recovers and reports it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def to(device):
     return lambda path: api.convert(path, to=device, in_place=True)
 
 
-#: What is done to a file first, and what is then broken off.
+#: The steps before, and the step that is interrupted.
 CHANGES = {
     "first": (ZIP, (), to("cpu")),
     "again-and-longer": (ZIP, (to("cpu"),), to("cuda:10")),
@@ -43,7 +43,7 @@ def change(request, crashes):
 
 
 def inspect(crashes):
-    """Open it with the next command; what that says of the crash."""
+    """Open the file with the next command; return its message about the crash."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         api.inspect(str(crashes.folder / "run.pth"))

@@ -1,7 +1,7 @@
-"""A killed process loses nothing: the source is what it was, the output absent or whole, and the next run clears up.
+"""A killed process loses nothing: the source is unchanged, the output absent or complete, and the next run cleans up.
 
-Nothing of the program runs after SIGKILL: no handler, no exit. The calls of all modes are the places to be killed at;
-`make crash` takes every one of them, and 200 instants of whole processes.
+After SIGKILL, no handler of the program runs. The process is killed at system calls of all modes. `make crash` tries
+every call, and 200 instants of whole processes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def in_place(to):
     return lambda: api.convert("run", to=to, in_place=True)
 
 
-#: What there is, what is done before, and what is broken off.
+#: The files, the steps before, and the step that is interrupted.
 MODES = {
     "zip": (sample(ZIP), None, convert()),
     "kernel": (sample(ZIP), None, convert(check=False)),
@@ -76,7 +76,7 @@ def held(folder="."):
 
 
 def below(contents, name):
-    """What a path was, or what is below it."""
+    """Content of a path: a file, or all files below it."""
     return {path: data for path, data in contents.items() if path == name or path.startswith(f"{name}/")}
 
 
@@ -104,21 +104,21 @@ class Mode:
         self.new = held(self.folder)
 
     def put(self):
-        """Make the folder what it was."""
+        """Restore the folder."""
         os.chdir(self._template)
         shutil.rmtree(self.folder)
         shutil.copytree(self._template, self.folder)
         os.chdir(self.folder)
 
     def is_whole(self, contents):
-        """Whether all that has a name is what it was or what it is to become."""
+        """Whether each file has its old or its new content."""
         output = "run" if "out" not in self.new else "out"
         assert below(contents, output) in (below(self.old, output), below(self.new, output))
         assert output == "run" or below(contents, "run") == below(self.old, "run")
         return contents in (self.old, self.new)
 
     def next_run(self):
-        """Another conversion into the folder; what it says of the one before."""
+        """Convert into the folder again; return the message about the earlier conversion."""
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             api.inspect("run")
@@ -192,7 +192,7 @@ def test_a_directory_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
 
 @pytest.fixture
 def large(tmp_path, monkeypatch):
-    """A file that takes a while to be written."""
+    """A file that takes some time to write."""
     torch = pytest.importorskip("torch")
     (tmp_path / "disk").mkdir()
     monkeypatch.chdir(tmp_path / "disk")

@@ -1,4 +1,4 @@
-"""A new file is whole or absent, whatever a crash of the machine loses of what was not synced."""
+"""A new file is complete or absent after a crash of the machine that loses calls without a sync."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def change(request, crashes, monkeypatch):
 
 
 def named(contents):
-    """What is under the names that somebody gave."""
+    """Content of the files with names of the user."""
     return {name: data for name, data in contents.items() if not name.startswith(".ckptmove-")}
 
 

@@ -1,4 +1,4 @@
-"""The table of a whole corpus, made of the samples: torch agrees with every one of them."""
+"""The table of `benchmarks/corpus.py` over the samples: torch agrees with each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of device bugs, for a few scripts, and the mutants that it is made of."""
+"""The table of `benchmarks/device_bugs.py` for a few scripts, and its mutants."""
 
 from __future__ import annotations
 

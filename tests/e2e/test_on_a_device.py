@@ -1,6 +1,6 @@
-"""Training that goes from one device to another by way of a conversion, on the CPU and on a GPU where there is one.
+"""Training that is resumed on another device after a conversion, on the CPU and on a GPU if there is one.
 
-What was moved is what was saved, bit for bit; two devices round differently, so that steps are compared to a tolerance.
+Converted values are equal bit for bit. Devices round differently, so steps are compared with a tolerance.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def assert_alike(one, other):
 
 
 def moved(training, target, folder):
-    """A run as the file holds it after a conversion, loaded as a script there loads it: no map_location."""
+    """A run that is restored from a converted file, without map_location."""
     torch.save(training.tree(), folder / "run.pth")
     return torch.load(convert(folder / "run.pth", to=target, output=folder / "moved.pth").output, weights_only=True)
 

@@ -17,7 +17,7 @@ README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"<!-- run: (\w+) -->\n```console\n\$ ckptmove ([^\n]*)\n(.*?)```", re.DOTALL)
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-#: What differs from run to run.
+#: Text that differs in each run.
 TIMING = re.compile(r"in \d+\.\d+ s(, .*/s)?")
 MOST_WORDS = 900
 

@@ -1,4 +1,4 @@
-"""Training that is cut off, moved to another device and back, and resumed: bit for bit what it would have been."""
+"""A run that is interrupted, moved to another device and back, and resumed equals an uninterrupted one bit for bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # tor
 
 
 def numbers_of(value, path=""):
-    """Everything in a tree that is no tensor, with its path."""
+    """Everything in a tree except tensors, with its path."""
     if isinstance(value, (dict, list, tuple)):
         for key, member in value.items() if isinstance(value, dict) else enumerate(value):
             yield from numbers_of(member, f"{path}.{key}")

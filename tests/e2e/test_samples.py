@@ -1,7 +1,4 @@
-"""Holds the sample checkpoints to their manifest, their recipe and their table.
-
-Never trusts the manifest where torch can be asked.
-"""
+"""The sample checkpoints agree with torch, their manifest, their recipe and their table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdicts of a whole folder, as its program prints them."""
+"""The output of `benchmarks/verdicts.py` for a folder."""
 
 from __future__ import annotations
 

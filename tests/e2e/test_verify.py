@@ -1,4 +1,4 @@
-"""`verify` as a whole, with its child process: real training, real files, faults made on purpose."""
+"""`verify` with its child process: real training, real files, injected faults."""
 
 from __future__ import annotations
 

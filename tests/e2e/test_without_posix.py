@@ -1,4 +1,4 @@
-"""Every command where Python has the names of Windows only: the same answers and the same files, byte for byte."""
+"""Every command in a Python with the names of Windows only: same output and same files, byte for byte."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SESSIONS = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """What every session begins with."""
+    """The files at the start of each session."""
     import torch
 
     folder = tmp_path_factory.mktemp("files")
@@ -74,14 +74,14 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def windows(tmp_path_factory):
-    """A folder to have on the path of a Python that is to lack what Windows lacks, and of those that it starts."""
+    """A folder for PYTHONPATH that removes the features that Windows lacks, also in child processes."""
     folder = tmp_path_factory.mktemp("windows")
     (folder / "sitecustomize.py").write_text("import without_posix\n")
     return os.pathsep.join([str(folder), str(ROOT / "tests" / "support")])
 
 
 def run(folder, line, path=""):
-    """What a command leaves: exit code, output, and every file; without the time that it took."""
+    """Results of a command: exit code, output without times, and every file."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, str(ROOT)]))}
     environment |= {"PYTHONIOENCODING": "cp1252", "COLUMNS": "100"}
     told = subprocess.run(

@@ -85,7 +85,7 @@ class TestArchive:
 
     @pytest.mark.parametrize(("stride", "offset", "is_cut"), [(500, 0, False), (500, 1, True), (2, 0, True)])
     def test_gaps_inside_a_view_are_not_cut(self, make, stride, offset, is_cut) -> None:
-        """A column of a matrix reaches from its first to its last row; --compact keeps what is between."""
+        """A column of a matrix spans from its first to its last row; --compact keeps the elements between."""
         tensors = [
             make.tensor("model.0", (4, 1), storage="0", storage_offset=offset, stride=(stride, 1)),
             make.tensor("model.1", (0,), storage="0"),

@@ -161,7 +161,7 @@ class TestDevices:
 
     @pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
     def test_a_model_parallel_run_is_a_warning_at_most(self, make, device) -> None:
-        """Each moment is beside its parameter, on several devices; or a whole model and optimizer on another one."""
+        """Each moment is on the device of its parameter, on several devices or on a single one."""
         model = [make.replace(one, device="cuda:1" if "2." in one.name else device) for one in make.model()]
         optimizer = make.optimizer(device=device)
         state = tuple(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EVIL = GlobalUse("os.system", None, "dangerous")
 ODD = GlobalUse("argparse.Namespace", None, "safe")
 
-#: For each code: what trips it, in which context, and what is like it and healthy.
+#: For each code: an inventory with the finding, the context, and a similar healthy inventory.
 TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any], Inventory]]] = {
     "D101": (
         lambda make: make.inventory((*make.model(), make.tensor("criterion.w", role="criterion", device="cpu"))),

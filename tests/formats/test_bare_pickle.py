@@ -1,4 +1,4 @@
-"""Bare pickles: what is read of them against ``pickle.load``, and what is written against it too."""
+"""Bare pickles; the oracle for reading and writing is ``pickle.load``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def dumped(value, protocol=4):
 
 
 def loaded(data):
-    """What ``pickle.load`` returns, and the tags that torch meets on the way."""
+    """The result of ``pickle.load``, and the tags that torch reads."""
     tags = []
 
     def record(storage, tag):

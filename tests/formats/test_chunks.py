@@ -1,4 +1,4 @@
-"""Chunks of a tensor: whether two of them overlap, against every pair of them and every element."""
+"""Overlap of the chunks of a tensor; the oracle compares every pair and every element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives that somebody zipped again: read as they are, converted into ones that torch can map."""
+"""Compressed archives: read directly, and converted into archives that torch can map."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_an_archive_inside_of_a_pickle_cannot_be_mapped_and_is_stored_where_it_c
     assert same(pickle.loads((tmp_path / "back.pkl").read_bytes())["s"], {**value, "w": LARGE.float()})
 
 
-# --- those that lie --------------------------------------------------------------------------------------------------
+# --- wrong sizes -----------------------------------------------------------------------------------------------------
 
 
 def refused(path, error, **options):

@@ -1,4 +1,4 @@
-"""A distributed checkpoint as a container: the answers of a format that has its storages in pieces."""
+"""A distributed checkpoint as a container, whose storages are in pieces."""
 
 from __future__ import annotations
 

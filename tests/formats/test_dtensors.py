@@ -1,4 +1,4 @@
-"""DTensors in a tree: what torch's placements give to each rank, and what is not one."""
+"""DTensors in a tree: the shard of each rank by its placements, and objects that are not DTensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every fact and every value of a legacy stream, held against ``torch.load``."""
+"""Every fact and every value of a legacy stream, compared with ``torch.load``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
     torch.float32, torch.float64, torch.complex64, torch.complex128,
 ]  # fmt: skip
-#: What torch 2.13 writes into a stream over an untyped storage, and cannot load.
+#: dtypes that torch 2.13 writes into a stream over an untyped storage, and cannot load.
 UNTYPED = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2]
 
 

@@ -1,4 +1,4 @@
-"""What a file is, by its bytes: each kind as the program that writes it writes it."""
+"""The container of a file, recognised by its bytes, for files of each writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of a checkpoint that files of several ranks make together."""
+"""The container of a checkpoint in files of several ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""safetensors files: their tables against torch's own reader of them, against the library where it is installed."""
+"""safetensors files; the oracles for the header are torch's reader, and the library if it is installed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CODES = {
 }
 if hasattr(torch, "float8_e8m0fnu"):
     CODES["F8_E8M0"] = torch.float8_e8m0fnu
-#: What the library stumbles over where torch lacks a dtype that it takes.
+#: Errors of the library for a dtype that this torch lacks.
 UNKNOWN = () if hasattr(torch, "float4_e2m1fn_x2") else (AttributeError,)
 SHAPES = [(), (0,), (7,), (2, 3), (2, 0, 3), (1, 1, 4, 2)]
 
@@ -150,7 +150,7 @@ def test_the_library_refuses_what_is_refused(write):
 
 
 def test_half_a_byte_for_each_number(write):
-    """torch counts the bytes of such a tensor, the format its numbers."""
+    """torch counts the bytes of a tensor of 4-bit floats, the format its numbers."""
     path = write(packed({"w": row("F4", (3, 4), 0, 6), "e": row("F4", (0,), 6, 6)}, b"123456"))
     first, second = inspect(path).inventory.tensors
     assert (first.dtype, first.shape, first.nbytes) == ("float4_e2m1fn_x2", (3, 2), 6)

@@ -1,4 +1,4 @@
-"""Every fact and every value of a tar of torch 0.1, held against ``torch.load``, which still reads them."""
+"""Every fact and every value of a tar of torch 0.1, compared with ``torch.load``."""
 
 from __future__ import annotations
 

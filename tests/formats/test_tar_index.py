@@ -1,4 +1,4 @@
-"""The members of a tar: listed as ``tarfile`` lists them, refused where it lies, and headers that fit other bytes."""
+"""Members of a tar: equal to those of ``tarfile``, refused if a header is wrong, and headers with other sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Memory:
 
 
 class Large(Memory):
-    """A source that goes on with zeros for terabytes, of which nobody may read much."""
+    """A source that continues with terabytes of zeros; only small parts of it may be read."""
 
     def __init__(self, data):
         super().__init__(data)
@@ -66,7 +66,7 @@ def archive(*members, form="gnu", **options):
 
 
 def block(name, size=0, *, kind=b"0", data=b"", **fields):
-    """One header as ustar, whatever it says, and its data in whole blocks."""
+    """A ustar header with any fields, and its data in whole blocks."""
     info, _ = member(name, type=kind, **fields)
     header = info.tobuf(tarfile.USTAR_FORMAT)
     field = size if isinstance(size, bytes) else b"%011o\0" % (size or len(data))
@@ -193,8 +193,8 @@ GLOBAL = pax(record(b"comment", b"c"), kind=b"g")
     [
         *((archive(member("a", b"1"), form=form), 0) for form in FORMATS),  # filled up to 10,240 bytes
         (ONE + bytes(1024), 0),
-        (ONE + bytes(1024) + b"what stands behind it", 0),
-        (ONE + bytes(1024) + archive(member("b", b"2")), 0),  # one archive behind the other
+        (ONE + bytes(1024) + b"bytes after the end", 0),
+        (ONE + bytes(1024) + archive(member("b", b"2")), 0),  # one archive after the other
         (ONE + bytes(512), 0),  # GNU tar warns of a lone block of zeros
         (GLOBAL + ONE + GLOBAL + bytes(512), 0),
         (ONE + bytes(511), 1),
@@ -303,7 +303,7 @@ def header_of(data):
 
 
 def size_of(header, nbytes):
-    """What tarfile takes a header for, with so many bytes behind it; only their number counts."""
+    """The size that tarfile reads from a header."""
     with tarfile.open(fileobj=io.BytesIO(header + bytes(min(nbytes, 4096)))) as reader:
         return reader.next().size
 

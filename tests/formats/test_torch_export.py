@@ -1,4 +1,4 @@
-"""Archives of ``torch.export`` that torch does not write: other forms, damage, and names that loading would call."""
+"""Archives of ``torch.export`` that torch does not write: other forms, damage, and names that a load would call."""
 
 from __future__ import annotations
 
@@ -306,10 +306,10 @@ class Payload:
 
 
 class TestNames:
-    """What ``sympy.sympify``, the guards and the targets of nodes would call."""
+    """Text that ``sympy.sympify``, the guards and the targets of nodes would execute."""
 
     def test_torch_evaluates_the_size_of_a_value(self, put, tmp_path):
-        """The oracle: loading such a file runs what stands in it."""
+        """The oracle: torch executes the text when it loads the file."""
         trace = tmp_path / "ran"
 
         def spoil(graph):

@@ -1,4 +1,4 @@
-"""What is said and made of an archive of ``torch.export`` against ``torch.export.load`` and torch's own pass."""
+"""Facts and conversions of archives of ``torch.export``; the oracles are ``torch.export.load`` and torch's own pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that are cut off, lie or say too little: what is said of them, and that torch agrees."""
+"""Streams that are cut off, inconsistent or incomplete: their errors, and that torch agrees."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def saved(state=STATE, **options):
 
 
 class Anything:
-    """Takes the place of every class and every function of a pickle."""
+    """Replaces every class and function of a pickle."""
 
     def __init__(self, *arguments):
         pass

@@ -1,4 +1,4 @@
-"""Tars of torch 0.1 that are cut off, lie or play tricks: what is said of them, in one line."""
+"""Tars of torch 0.1 that are cut off, inconsistent or hostile: each is a one-line error."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_every_member_is_needed(read, name):
 
 
 def tricked(*members):
-    """A tar that begins as torch's and goes on with other members: names, what they are and their data."""
+    """A tar that begins like torch's and continues with other members (name, type, data)."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as writer:
         for name, data, fields in (*((name, data, {}) for name, data in SOUND.items()), *members):

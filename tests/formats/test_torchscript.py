@@ -1,4 +1,4 @@
-"""TorchScript archives by hand: what torch does not write, or wrote once."""
+"""TorchScript archives that torch does not write, or no longer writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives of ``torch.jit.save``, held against ``torch.jit.load`` and against the bytes of the archive."""
+"""Archives of ``torch.jit.save``, compared with ``torch.jit.load`` and with the bytes of the archive."""
 
 from __future__ import annotations
 

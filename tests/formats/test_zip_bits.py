@@ -1,4 +1,4 @@
-"""One bit of the directory of an archive: what torch refuses, `inspect --check` tells."""
+"""Flipped bits in the central directory of an archive: `inspect --check` reports those that torch refuses."""
 
 from __future__ import annotations
 

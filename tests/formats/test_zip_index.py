@@ -1,4 +1,4 @@
-"""The directory of a zip archive: parsed as ``zipfile`` does, refused where it lies, emitted byte for byte."""
+"""The central directory of a zip archive: parsed like ``zipfile``, refused if it is wrong, written byte for byte."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def parse(data, limits=None):
 
 
 def field(data, at, layout, value):
-    """The data with one field of its last end record (or what is ``at`` bytes from it) overwritten."""
+    """The data with one field of its last end record (or ``at`` bytes from it) overwritten."""
     start = data.rfind(b"PK\x05\x06") + at
     return data[:start] + struct.pack(layout, value) + data[start + struct.calcsize(layout) :]
 
@@ -104,7 +104,7 @@ def test_moved_beyond_4_gib_and_back(make, shift):
     directory = parse(data)
     offsets = [record.header_offset + shift for record in directory.records]
     emitted = emit_directory(directory, directory.start + shift, offsets, {}, "m.pt")
-    # What lies before the directory is not read: a source that only claims to be large will do.
+    # Bytes before the central directory are not read, so the source need not contain them.
     far_directory = read_directory(Far(directory.start + shift, emitted), Limits())
     assert [record.header_offset for record in far_directory.records] == offsets
     assert [record.nbytes for record in far_directory.records] == [record.nbytes for record in directory.records]

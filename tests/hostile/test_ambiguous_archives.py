@@ -1,4 +1,4 @@
-"""Archives that two readers could take for two checkpoints: an error, or F805; and never another one than torch's."""
+"""Archives that two readers can read as different checkpoints: an error or F805, and never another one than torch's."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_it_is_refused(archives, file_of, tmp_path, name) -> None:
 
 
 def test_a_header_that_contradicts_the_directory_about_a_storage_is_seen(archives, file_of, tmp_path) -> None:
-    lies = archives.Record(b"a/data/0", bytes(16), local={"size": 4, "stored": 4})
-    path = file_of(archives.build(*archives.records(data_0=lies)))
+    wrong = archives.Record(b"a/data/0", bytes(16), local={"size": 4, "stored": 4})
+    path = file_of(archives.build(*archives.records(data_0=wrong)))
     with pytest.raises(DamagedArchive, match=" contradicts "):
         ckptmove.inspect(path)
     with pytest.raises(DamagedArchive, match=" contradicts "):

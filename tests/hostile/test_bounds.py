@@ -1,4 +1,4 @@
-"""Small files that ask for much: every one ends, by an answer or by a limit that names itself."""
+"""Small files that need much time or memory: each ends with a result, or with an error that names the limit."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_holds_itself_is_looked_at_once(itself, read_pickle) -> None:
 
 @pytest.fixture
 def read_pickle(file_of):
-    """The inventory of an archive that holds a pickle."""
+    """The inventory of an archive with a pickle."""
     from ckptmove.checkpoint.opening import open_checkpoint
 
     def read(pickled, limits):

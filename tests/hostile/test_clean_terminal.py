@@ -1,4 +1,4 @@
-"""Whatever a file says, nothing that a terminal or a CI runner would obey comes out, in any format."""
+"""No output format passes on control sequences or CI commands from a file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pushed(text: str) -> bytes:
 
 
 def checkpoint(words: list[str]) -> bytes:
-    """A file that says the words wherever a file can say something."""
+    """A file with the given text in every place for text."""
     key, tag, name, device, module, group = words
     dense = b"ctorch._utils\n_rebuild_tensor_v2\n" + STORAGE
     tagged = dense.replace(b"X\x06\0\0\0cuda:0", pushed(tag)).replace(b"X\x01\0\0\x000", pushed("1"))

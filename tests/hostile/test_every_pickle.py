@@ -1,4 +1,4 @@
-"""Every pickle that a load would run is looked at: dangerous names are findings, or stand beside the damage."""
+"""Every pickle that a load would execute is read: dangerous names are findings, also in damaged files."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def legacy_with(place, change):
 
 
 def leading(payload):
-    """A pickle that runs a payload, drops what comes of it, and then is what it was."""
+    """A pickle that runs a payload, pops its result, and continues as before."""
     return lambda own: own[:2] + payload + b"0" + own[2:]
 
 
-def beside(payload):
+def with_tensor(payload):
     return archive_of(b"\x80\x02}(" + text("evil") + payload + text("weight") + DENSE + b"u.", BYTES)
 
 
@@ -68,7 +68,7 @@ def judged(tmp_path):
 
 
 def runs(data, marker, tmp_path):
-    """Whether torch.load runs the payload, whatever else becomes of the file."""
+    """Whether torch.load runs the payload, also if the load fails."""
     path = tmp_path / "run.pt"
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
@@ -146,11 +146,11 @@ def test_extension_codes_are_dangerous(judged, tmp_path, opcode, code) -> None:
     payload = opcode + b"(" + text(f"touch {marker}") + b"tR"
     copyreg.add_extension("os", "system", code)
     try:
-        assert runs(beside(payload), marker, tmp_path)
+        assert runs(with_tensor(payload), marker, tmp_path)
     finally:
         copyreg.remove_extension("os", "system", code)
         copyreg.clear_extension_cache()
-    for data in (beside(payload), legacy_with(1, leading(payload)), b"\x80\x02" + payload + b"."):
+    for data in (with_tensor(payload), legacy_with(1, leading(payload)), b"\x80\x02" + payload + b"."):
         assert judged(data)[0] == (f"copyreg.extension.{code}",)
 
 
@@ -191,7 +191,7 @@ def test_odd_arguments_are_looked_at_within_bounds(judged) -> None:
 def test_a_name_that_code_computes_is_dangerous(judged, tmp_path) -> None:
     marker = tmp_path / "marker"
     module = b"cbuiltins\nstr\n" + text("os") + b"\x85R"
-    data = beside(module + text("system") + b"\x93(" + text(f"touch {marker}") + b"tR")
+    data = with_tensor(module + text("system") + b"\x93(" + text(f"touch {marker}") + b"tR")
     assert runs(data, marker, tmp_path)
     assert judged(data)[0] == ("<computed>.system",)
 
@@ -222,7 +222,7 @@ def test_streams_inside_of_pickles(judged) -> None:
         assert "os.system" in judged(before + pickle.dumps({"w": stream}))[0]
     # Nothing looks into it there: torch.save writes none.
     called = b"ctorch.storage\n_load_from_bytes\n" + pickle.dumps(sound, 3)[2:-3] + b"\x85R"
-    assert judged(beside(called))[0] == (loader,)
+    assert judged(with_tensor(called))[0] == (loader,)
     assert loader in judged(b"\x80\x03" + called + b"0N.")[0]
     with pytest.raises(CkptMoveError) as caught:
         judged(pickle.dumps({"w": Stream(b"\x80\x02" + system("x") + b".")}))
@@ -233,7 +233,7 @@ def test_streams_inside_of_pickles(judged) -> None:
 def test_verify_fails_a_dangerous_file(tmp_path, name) -> None:
     data = {
         "legacy": legacy_with(2, leading(system("x"))),
-        "extension": beside(b"\x82\x05"),
+        "extension": with_tensor(b"\x82\x05"),
         "argument": within(b"K\x04\x85", system("x")),
     }[name]
     path = tmp_path / "hostile.pt"
@@ -306,7 +306,7 @@ def test_the_pickles_of_one_file_are_counted_together(tmp_path) -> None:
 
 def test_a_header_that_is_not_there_is_a_cut_file(tmp_path) -> None:
     """Only records before the directory have a header to look at; the rest is F802."""
-    data = beside(b"N")
+    data = with_tensor(b"N")
     at = data.index(b"PK\1\2", data.index(b"PK\1\2") + 1) + 42
     path = tmp_path / "hostile.pt"
     path.write_bytes(data[:at] + struct.pack("<I", len(data) - 30) + data[at + 4 :])

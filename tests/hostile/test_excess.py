@@ -1,4 +1,4 @@
-"""Files whose tensors have more values than bytes, and options that ask for the impossible: none fills a memory."""
+"""Tensors with more values than bytes, and options with impossible requests: memory stays bounded."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def saved_to(tmp_path):
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_a_byte_order_that_is_no_word_never_reaches_torch(tmp_path, method):
-    # torch reads all of it, and says all of it in its error: a gibibyte for a file of a megabyte.
+    # torch reads all of it, and repeats it in its error: a gibibyte for a file of a megabyte.
     torch.save({"w": ONE}, tmp_path / "sound.pt")
     with zipfile.ZipFile(tmp_path / "sound.pt") as sound, zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
         for name in sound.namelist():
@@ -68,7 +68,7 @@ def test_a_byte_order_that_is_no_word_never_reaches_torch(tmp_path, method):
 
 @pytest.fixture
 def little_memory():
-    """What this process may map besides what it has, in bytes: a gibibyte, and no more."""
+    """The limit for this process: one gibibyte more than it has mapped, in bytes."""
     figures = Path("/proc/self/statm")
     if not figures.exists():
         pytest.skip("only Linux says what a process has mapped")

@@ -1,4 +1,4 @@
-"""The fuzzers' harness over their seeds, over mutations of them, and over everything that they have ever found."""
+"""The harness of the fuzzers, over their seeds, over mutations, and over all inputs that failed before."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ def bare(value):
 
 
 LONG = (b"k" * 200, 1)
-#: By what was wrong.
+#: Inputs that failed, by the fault.
 FOUND = {
-    "the end of a directory in a file too short for one": lambda: b"PK\3\4\x14\0\0ZZVPK\5\6\0\0\0",
+    "an end record in a file too short for a directory": lambda: b"PK\3\4\x14\0\0ZZVPK\5\6\0\0\0",
     "a long key of a bare pickle had a name that changed with the file": lambda: bare(
         {b"k" * 200: torch.zeros(2), "x" * 70_000: torch.ones(2), "device": torch.device("cuda:1")}
     ),
-    "a long key within another key, of two dicts, likewise": lambda: bare(
+    "a long key in another key, in two dicts": lambda: bare(
         [{LONG: torch.zeros(2)}, {LONG: torch.ones(2), "device": torch.device("cuda:1")}]
     ),
     **{
-        f"a key of a dict changed with the stream that it was: {name}": lambda code=code: nested(code)
+        f"a key of a dict was also a stream, and changed with it: {name}": lambda code=code: nested(code)
         for name, code in {
             "bytes": b"B%bq\x01\x85R",
             "a str of Python 2": b"T%bq\x01\x85R",
             "arguments": b"B%b\x85q\x01R",
         }.items()
     },
-    "a long key that is written as text, likewise": lambda: pickle.dumps(
+    "a long key that is written as text": lambda: pickle.dumps(
         {b"k" * 70_000: torch.zeros(2), "device": torch.device("cuda:1")}, 2
     ),
-    "a key of a dict changed with the persistent id that it was": lambda: archive_of(
+    "a key of a dict was also a persistent id, and changed with it": lambda: archive_of(
         b"\x80\x02}" + DENSE.replace(b"K\x04tQ", b"K\x04tq\x01Q") + b"0h\x01" + DENSE + b"s.", {"0": bytes(16)}
     ),
 }
@@ -71,7 +71,7 @@ def resumed(**entry):
 
 
 FOUND_BY_VERIFY = {
-    "a key of state beside a list whose members' names begin as it does": lambda: resumed(
+    "a key of state that begins like the key of a list's member": lambda: resumed(
         **{"al": [torch.ones(1)], "al.key": torch.ones(1), "al.0.key": 3, "momentum_buffer": torch.ones(1)}
     ),
 }
@@ -117,9 +117,9 @@ def test_a_fault_is_not_passed_over() -> None:
         guarded(broken, b"")
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch, about so old a file
+@pytest.mark.filterwarnings("ignore")  # torch warns about old files
 def test_torch_reads_the_tars_of_the_seeds(tmp_path) -> None:
-    path = tmp_path / "old.pt"  # torch reads such a tar out of a file only
+    path = tmp_path / "old.pt"  # torch reads this tar from a file only
     for data in SEEDS["torch-tar"]:
         path.write_bytes(data)
         loaded = torch.load(path, map_location="cpu", weights_only=False)

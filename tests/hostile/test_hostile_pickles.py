@@ -149,7 +149,7 @@ def test_a_billion_laughs_are_a_few_shared_nodes():
     assert len(distinct) == 10
 
 
-#: Several times as deep as calls in C can be nested: a level takes at least 50 bytes of a stack of 8 MB.
+#: Several times the possible depth of calls in C: a level needs at least 50 bytes of a stack of 8 MB.
 _DEPTH = 400_000
 NESTED = {
     "TUPLE1": b"N" + b"\x85" * _DEPTH + b".",
@@ -173,7 +173,7 @@ print("alive")
 
 @pytest.mark.parametrize("name", NESTED)
 def test_a_deep_tree_is_built_and_torn_down_without_recursion(name):
-    # In a process of its own: a stack overflow in C would take this one with it.
+    # In a process of its own: a stack overflow in C would kill this one.
     done = subprocess.run([sys.executable, "-c", _DEEP], input=NESTED[name], capture_output=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, b"alive")
 

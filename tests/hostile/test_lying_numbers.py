@@ -1,4 +1,4 @@
-"""Figures and keys that lie: a finding or an error in one line, never a wrong answer."""
+"""Wrong numbers and keys: a finding or a one-line error, never a wrong result."""
 
 from __future__ import annotations
 

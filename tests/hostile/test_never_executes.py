@@ -1,4 +1,4 @@
-"""Payloads in every container and member, before every command: none leaves a mark, here or in the child of verify."""
+"""Payloads in every container and member, with every command: none is executed, here or in the child of verify."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from fuzz.payloads import BODIES, PERSISTENT, body, text
 from fuzz.seeds import STORAGE, archive_of, program, zip_of
 from fuzz.whole_seeds import old_members, saved, tar_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")  # of torch, which then goes on
+pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")  # torch warns and continues
 NAMES = [*BODIES, *PERSISTENT]
 DENSE = b"ctorch._utils\n_rebuild_tensor_v2\n" + STORAGE
 BYTES = {"0": bytes(16)}
 
 
-def beside(*payloads):
+def around(*payloads):
     """A dict with payloads and a tensor on cuda:0, so that there is something to convert."""
     items = b"".join(text(f"evil{place}") + payload for place, payload in enumerate(payloads))
     return b"\x80\x02}(" + items + text("weight") + DENSE + b"u."
@@ -74,17 +74,17 @@ def table_with(payload):
 
 
 HOSTS = {
-    "torch-zip": lambda payload: archive_of(beside(payload), BYTES),
+    "torch-zip": lambda payload: archive_of(around(payload), BYTES),
     "torch-zip, the root": lambda payload: archive_of(b"\x80\x02" + payload + b".", BYTES),
     "torch-zip, in the persistent id": lambda payload: archive_of(
-        beside(DENSE.replace(b"ctorch\nFloatStorage\n", payload)), BYTES
+        around(DENSE.replace(b"ctorch\nFloatStorage\n", payload)), BYTES
     ),
     "torch-zip, in the arguments of a tensor": lambda payload: archive_of(
-        beside(DENSE.replace(b"ccollections\nOrderedDict\n)R", payload)), BYTES
+        around(DENSE.replace(b"ccollections\nOrderedDict\n)R", payload)), BYTES
     ),
-    "torch-zip, behind STOP": lambda payload: archive_of(beside() + b"\x80\x02" + payload + b".", BYTES),
+    "torch-zip, after STOP": lambda payload: archive_of(around() + b"\x80\x02" + payload + b".", BYTES),
     "torch-zip, other records": lambda payload: archive_of(
-        beside(), BYTES, **{"byteorder": b"little", "evil.pkl": b"\x80\x02" + payload + b".", ".data/x": payload}
+        around(), BYTES, **{"byteorder": b"little", "evil.pkl": b"\x80\x02" + payload + b".", ".data/x": payload}
     ),
     **{
         f"torch-legacy, pickle {place}": lambda payload, place=place: legacy_with(place, b"\x80\x02" + payload + b".")
@@ -94,13 +94,13 @@ HOSTS = {
         f"torchscript, {record}": lambda payload, record=record: script_with(record, b"\x80\x02" + payload + b".")
         for record in ("data.pkl", "constants.pkl", "bytecode.pkl", "traced_inputs.pkl")
     },
-    "torch-export, sample inputs": lambda payload: program(inputs=beside(payload)),
+    "torch-export, sample inputs": lambda payload: program(inputs=around(payload)),
     "torch-export, an object": lambda payload: program(opaque=b"\x80\x02" + payload + b"."),
     "pickle": lambda payload: b"\x80\x02" + payload + b".",
     "pickle, a stream in it": lambda payload: pickle.dumps(
         {"weight": Stream(legacy_with(3, b"\x80\x02" + payload + b"."))}, 4
     ),
-    "pickle, an archive in it": lambda payload: pickle.dumps({"weight": Stream(archive_of(beside(payload), BYTES))}, 4),
+    "pickle, an archive in it": lambda payload: pickle.dumps({"weight": Stream(archive_of(around(payload), BYTES))}, 4),
     "pickle, bytes in it": lambda payload: pickle.dumps({"evil": [b"\x80\x02" + payload + b"."]}, 4),
     "safetensors": table_with,
     **{
@@ -118,7 +118,7 @@ HOSTS = {
         )
         for member, kind in (("tensors", b"Tensor\n"), ("storages", b"Storage\n"))
     },
-    "a zip of checkpoints": lambda payload: zip_of({"a.pth": archive_of(beside(payload), BYTES), "evil.pkl": payload}),
+    "a zip of checkpoints": lambda payload: zip_of({"a.pth": archive_of(around(payload), BYTES), "evil.pkl": payload}),
     "a tar of checkpoints": lambda payload: tar_of({
         "a.pth": legacy_with(3, b"\x80\x02" + payload + b"."), "evil.pkl": b"\x80\x02" + payload + b".",
     }),
@@ -132,8 +132,8 @@ FOLDERS = {
     "distributed, a dtype": lambda payload: PIECES | {
         ".metadata": PIECES[".metadata"].replace(b"ctorch\nfloat32\n", payload)
     },
-    "distributed, a piece": lambda payload: saved({"w": [("__0_0.distcp", (0,))]}, beside(payload)),
-    "distributed, without .metadata": lambda payload: {"__0_0.distcp": archive_of(beside(payload), BYTES)},
+    "distributed, a piece": lambda payload: saved({"w": [("__0_0.distcp", (0,))]}, around(payload)),
+    "distributed, without .metadata": lambda payload: {"__0_0.distcp": archive_of(around(payload), BYTES)},
 }  # fmt: skip
 PIECES = saved({"w": [("__0_0.distcp", (0,))]})
 INSPECT = ["--tensors", "--tree", "--globals", "--check", "--expect", "cpu", "-v"]

@@ -1,4 +1,4 @@
-"""Calls in threads: results in order, no more at a time than asked for, errors where their result was due."""
+"""Calls in threads: results in order, a maximum number at a time, and errors in the place of their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new file that begins as a clone of its source, where a system has clones: there is one here that has them."""
+"""A new file that begins as a clone of its source, on a file system (simulated here) with clones."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def clones(monkeypatch):
 
     def make(source, clone):
         clone.write_bytes(os.pread(source, os.fstat(source).st_size, 0))
-        os.chmod(clone, stat.S_IMODE(os.fstat(source).st_mode))  # noqa: PTH101  # Path.chmod is what one test refuses
+        os.chmod(clone, stat.S_IMODE(os.fstat(source).st_mode))  # noqa: PTH101  # one test patches Path.chmod
         made.append(clone)
         return True
 
@@ -214,7 +214,7 @@ def test_who_has_no_clones_copies(tmp_path, monkeypatch, system):
 
 
 def test_the_call_is_that_of_the_system(tmp_path, big):
-    """The library is a real one, with the real signature: what is not checked here is the sharing alone."""
+    """The library is real, with the real signature. Only the sharing of blocks is not checked."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler")

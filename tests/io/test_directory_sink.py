@@ -1,4 +1,4 @@
-"""The sink of a directory: all of it or nothing, never over something it may not replace."""
+"""The sink of a directory: complete or absent, and never over something that it may not replace."""
 
 from __future__ import annotations
 

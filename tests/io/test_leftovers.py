@@ -1,4 +1,4 @@
-"""What killed processes leave: removed or put back, and never what a live one is at."""
+"""Leftovers of killed processes are removed or restored, those of running ones are not touched."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def names(folder):
 
 
 def cleared(folder):
-    """What is said of clearing up a folder."""
+    """Messages about the cleanup of a folder."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         clear_leftovers(folder)

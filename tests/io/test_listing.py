@@ -1,4 +1,4 @@
-"""What lies in a directory, and what is refused before anything is opened."""
+"""Listings of directories, and refusals before any file is opened."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_output_that_is_being_written_is_no_part_of_it(tmp_path):
         path.mkdir()
         (path / "x.pt").write_bytes(b"")
     (tmp_path / "run.part").write_bytes(b"")
-    # What a conversion was about to replace is there still.
+    # The folder that a conversion was replacing still exists.
     assert [file.path.rpartition(".")[2] for file in listed(tmp_path).files] == ["pt", "part"]
     assert [folder.path.rpartition(".")[2] for folder in listed(tmp_path).folders] == ["", "old"]
 
@@ -99,7 +99,7 @@ def test_a_link_out_of_the_directory_is_refused(tmp_path, target):
 
 @pytest.fixture
 def snapshot(tmp_path):
-    """A snapshot in the cache of huggingface_hub: its files lie elsewhere."""
+    """A snapshot in the cache of huggingface_hub, whose files are links."""
     folder = tmp_path / "models--who--what" / "snapshots" / "0123abcd"
     folder.mkdir(parents=True)
     (folder.parent.parent / "blobs").mkdir()

@@ -1,4 +1,4 @@
-"""A new file while it is written: room for it first, then its bytes, by us or by the kernel."""
+"""Writing a new file: space is reserved first, then bytes are written or copied by the kernel."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_cannot_be_reserved_fails_before_the_work(new, monkeypatch, code):
 @pytest.mark.parametrize("kind", ["refused", "absent"])
 def test_a_file_system_that_cannot_reserve_is_written_to_all_the_same(new, tmp_path, monkeypatch, kind):
     def allocate(fd, start, nbytes):
-        raise OSError(errno.EBADF, "Bad file descriptor")  # what glibc says in place of an imitation
+        raise OSError(errno.EBADF, "Bad file descriptor")  # the errno of glibc if it cannot emulate the call
 
     if kind == "refused":
         monkeypatch.setattr(os, "posix_fallocate", allocate)

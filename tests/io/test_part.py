@@ -1,4 +1,4 @@
-"""Sources inside of a source: as the bytes that they are, and no further."""
+"""Sources inside a source: they read their own bytes only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A change of a file: its journal, its lock, and when it is not taken back."""
+"""In-place changes of a file: the journal, the lock, and changes that are not undone."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_journal_is_read_as_it_was_written():
         assert decode(one.encode()) == one
 
 
-#: Of what lies behind the file's end, or would make it longer than the journal itself says what with.
+#: Journals that refer to bytes after the end of the file, or make it longer without the bytes.
 IMPOSSIBLE = [
     {"runs": (Run(191, bytes(10), b""),)},
     {"runs": (Run(190, OLD[190:], b"new tail!"),)},

@@ -1,4 +1,4 @@
-"""What is asked of the system by names that it may lack, and what paths are where they have drives and backslashes."""
+"""System calls that may be missing, and paths with drives and backslashes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_nor_is_a_directory_or_what_is_in_it(tmp_path, monkeypatch, windows_name
 
 @pytest.fixture
 def on_windows(monkeypatch):
-    """Have modules take paths as Windows does."""
+    """Make modules use the paths of Windows."""
 
     def have(*modules):
         for module in modules:

@@ -1,4 +1,4 @@
-"""Segments as such: what they give, how many bytes that is, and where they lie in a larger file."""
+"""Segments: their bytes, their sizes, and their offsets in a larger file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sink: a whole file or none, never over something it may not replace."""
+"""The sink: a complete file or none, and never over something that it may not replace."""
 
 from __future__ import annotations
 

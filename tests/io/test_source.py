@@ -1,4 +1,4 @@
-"""Local files as sources: what can be opened, what a read gives, what happens when the file changes under it."""
+"""Local files as sources: opening, reading, and changes of the file meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects that are read in one step are those that are read operation by operation."""
+"""Objects that are read in one step equal those that are read operation by operation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CLASSES = frozenset({f"{__name__}.{kind.__name__}" for kind in (Place, Two, One)
 
 
 def spelled(value):
-    """What a tree says, however its objects are read."""
+    """The content of a tree, independent of how its objects are read."""
     if isinstance(value, PlainObject):
         pairs = zip(value.kind.fields, value.values, strict=True)
         return value.kind.name, {name: spelled(one) for name, one in pairs}
@@ -128,7 +128,7 @@ PLACE = b"h\x05)\x81\x94}\x94("
         (b"h\x01K\x01h\x02K\x02", 1),
         (b"h\x01h\x03h\x02K\x02", 1),
         (b"h\x01K\x01h\x01K\x02", 0),  # one field twice
-        (b"h\x03K\x01h\x02K\x02", 0),  # a field whose name is no string
+        (b"h\x03K\x01h\x02K\x02", 0),  # a field whose name is not a string
         (b"h\x01h\x04h\x02K\x02", 0),  # a list, which may change
         (b"h\x01\x8c\x01\x02\x94h\x02K\x02", 1),
         (b"h\x01h\x06K\x01\x85\x94\x85\x94R\x94h\x02K\x02", 0),  # a call of another function

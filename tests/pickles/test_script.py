@@ -1,4 +1,4 @@
-"""Several pickles, made by hand, read as one tree."""
+"""Several pickles, read as one tree."""
 
 from __future__ import annotations
 

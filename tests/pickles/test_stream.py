@@ -1,4 +1,4 @@
-"""The end of a pickle that other bytes follow, compared with Python's own reader."""
+"""The end of a pickle before other bytes, compared with Python's own reader."""
 
 from __future__ import annotations
 

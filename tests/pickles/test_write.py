@@ -342,7 +342,7 @@ def with_rewritten_pickle(data: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def saved_again(value: object) -> dict[str, bytes]:
-    """The records that ``torch.save`` writes: they show values, types, strides, and what is shared."""
+    """The records of ``torch.save``: they show values, types, strides and sharing."""
     out = io.BytesIO()
     torch.save(value, out)
     with zipfile.ZipFile(out) as archive:

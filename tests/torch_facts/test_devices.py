@@ -202,7 +202,7 @@ def test_what_mps_lacks():
     assert devices.unsupported_dtypes("cuda:0") == frozenset()
 
 
-# --- held against torch ----------------------------------------------------------------------------------------------
+# --- compared with torch ---------------------------------------------------------------------------------------------
 
 
 def torch_device(text):

@@ -1,4 +1,4 @@
-"""The tables of dtypes, held against torch."""
+"""The tables of dtypes, compared with torch."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def metal_types():
 
 
 def test_mps_has_the_dtypes_that_torch_has_kernels_for():
-    assert metal_types() - {"float8_e4m3fn"} == MPS_DTYPES  # which torch 2.15 begins to take
+    assert metal_types() - {"float8_e4m3fn"} == MPS_DTYPES  # which torch accepts from 2.15 on
     assert set(ITEM_BYTES) > MPS_DTYPES
 
 
 @pytest.mark.parametrize("name", sorted(name for name in ITEM_BYTES if name.startswith("float8_")))
 def test_bfloat16_holds_each_value_of_a_float8(name):
-    """What the catalogue says of T401."""
+    """The text of the catalogue about T401."""
     values = torch.arange(256, dtype=torch.uint8).view(getattr(torch, name))
     wide = values.to(torch.float64)
     assert torch.equal(values.to(torch.bfloat16).to(torch.float64).nan_to_num(7), wide.nan_to_num(7))
@@ -115,7 +115,7 @@ def test_what_mps_lacks_is_found_and_refused_and_the_rest_is_moved(every_dtype, 
     )
     assert {name for edit in result.plan.edits for name in edit.names} == (names & MPS_DTYPES) | {"float64"}
     plan = ckptmove.inspect(path, expect="mps").plan
-    assert {name for edit in plan.edits for name in edit.names} == names  # inspect says what is not there yet
+    assert {name for edit in plan.edits for name in edit.names} == names  # everything that is not on mps yet
     assert not [one for one in ckptmove.inspect(path, target="cuda:0").findings if one.code == "T401"]
 
 

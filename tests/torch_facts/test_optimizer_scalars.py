@@ -1,4 +1,4 @@
-"""Where the real ``torch.optim`` creates the scalars of its state, and what the policy says of them."""
+"""Devices of the scalars that ``torch.optim`` creates in its state, compared with the policy."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ CASES = [
 
 
 def stepped(kind, options):
-    """The state after one step of a parameter on ``meta``, which stands for any device that is not the CPU."""
+    """The state after one step of a parameter on ``meta``, which represents any device other than the CPU."""
     parameter = torch.nn.Parameter(torch.empty(2, 2, device="meta"))
     parameter.grad = torch.empty(2, 2, device="meta")
     optimizer = kind([parameter], lr=0.1, **options)
-    # The stand-in has no values and no kernels, so some steps stop half-way; the state is there by then.
+    # ``meta`` has no values and few kernels, so some steps fail after they created the state.
     with contextlib.suppress(AssertionError, RuntimeError):
         optimizer.step()
     return dict(optimizer.state[parameter])
@@ -47,7 +47,7 @@ def scalar_devices(state):
 
 
 def planned_homes(name, keys, flag):
-    """What the policy says for a file whose tensors all lie on one accelerator and move to another."""
+    """The policy for a file whose tensors all move from one accelerator to another."""
     records = tuple(
         (key, TensorRecord(f"state.0.{key}", "optimizer", "cuda:0", "float32", shape, (1,) * len(shape), key, 0, 4))
         for key, shape in keys.items()
@@ -63,7 +63,7 @@ def planned_homes(name, keys, flag):
 
 @pytest.fixture
 def meta_is_fused(monkeypatch):
-    """``_device_dtype_check_for_fused`` comes before the state is made, so it must let the stand-in pass."""
+    """``_device_dtype_check_for_fused`` runs before the state is created, so it must accept ``meta``."""
     name = "_get_fused_kernels_supported_devices"
     for module in [module for path, module in sys.modules.items() if path.startswith("torch.optim.")]:
         if hasattr(module, name):  # before torch 2.5 each class asked for itself
@@ -114,7 +114,7 @@ def test_a_flag_that_stays_on_a_device_that_refuses_it_would_raise():
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 def test_a_fused_step_does_not_ask_whether_it_could_be_captured(kind):
-    """The reason why O202 spares such a group."""
+    """The reason why O202 ignores this group."""
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer = kind([parameter], capturable=True, fused=True)
     parameter.grad = torch.ones(2)

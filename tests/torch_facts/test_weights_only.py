@@ -1,4 +1,4 @@
-"""The names that weights-only mode takes, held against torch's own list."""
+"""The names that weights-only mode accepts, compared with torch's own list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines that S701 and S703 print, run with the torch that is installed."""
+"""The code in S701 and S703, run with the installed torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused in a backward on a simulated device is raised at its end, and named."""
+"""An error in a backward on a simulated device is raised at its end, with the operation."""
 
 from __future__ import annotations
 

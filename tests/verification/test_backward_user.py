@@ -1,4 +1,4 @@
-"""What the user's code does in a backward on a simulated device: hooks that raise, and gradients that are elsewhere."""
+"""User code in a backward on a simulated device: hooks that raise, and gradients on other devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckptmove.verification.simulated.errors import CrossDeviceError, WrongGradie
 
 
 class Faulty(Exception):
-    """What a hook raises."""
+    """The exception of a hook."""
 
 
 def raising(*_given):
@@ -126,7 +126,7 @@ def test_what_a_hook_raises_is_raised_by_the_backward(cuda, made):
 
 
 class Inner(torch.autograd.Function):
-    """Goes backward inside of its backward, and puts what that raises, if it raises, into a list."""
+    """Calls backward in its backward, and appends its exception, if any, to a list."""
 
     raised: ClassVar[list[BaseException]] = []
 

@@ -1,4 +1,4 @@
-"""What a case of the user's does wrong in backward, named by its lines."""
+"""Faults in the backward of a user's case, reported with their lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines that mend a case of the user's: what they name is there, and they work where they are pasted."""
+"""Suggested lines for a user's case: their names exist, and they work where they are pasted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def case(device):
 """
 
 
-#: What a line says that makes a part of the model of something.
+#: A line that makes a value a part of the model.
 UNSAVED = "  # not in the checkpoint, because it was never registered: train and save again"
 
 

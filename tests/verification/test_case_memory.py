@@ -1,4 +1,4 @@
-"""The peak memory of a case, and a device that is too small for it."""
+"""Peak memory of a case, and a device that is too small for it."""
 
 from __future__ import annotations
 

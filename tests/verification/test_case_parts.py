@@ -1,4 +1,4 @@
-"""Cases of checkpoints that hold several models and optimizers: which part is restored into which, and their steps."""
+"""Cases of checkpoints with several models and optimizers: how their parts are matched, and their steps."""
 
 from __future__ import annotations
 

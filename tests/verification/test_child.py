@@ -117,7 +117,7 @@ def test_every_stage_is_told(make):
 
 @pytest.fixture
 def ended(make, tmp_path):
-    """What a worker has answered, and its exit code, once it has run a file of the user's."""
+    """Answers and exit code of a worker that runs a file of the user."""
 
     def ended(body):
         (tmp_path / "waits.py").write_text(body)
@@ -164,7 +164,7 @@ def test_what_the_user_has_left_to_do_at_the_end_is_done(ended, tmp_path):
     assert not list(tmp_path.glob("left-*"))
 
 
-#: Starts a process of its own that has the pipes, says who that is, and goes on.
+#: Starts a process that inherits the pipes, prints its id, and continues.
 WITH_A_WORKER = """
 import os, subprocess, sys, time
 own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -173,7 +173,7 @@ open(PATH, "w").write(f"{os.getpid()} {own.pid}")
 
 
 def is_running(number):
-    """Whether there is such a process, and it is not one that has ended and waits for its parent to ask."""
+    """Whether a process exists and is not a zombie."""
     try:
         status = Path(f"/proc/{number}/stat").read_text()
     except OSError:
@@ -188,7 +188,7 @@ def wait_until(condition):
 
 @pytest.fixture
 def with_a_worker(tmp_path):
-    """A program that has a process of its own, and who the two are, once it has said so."""
+    """A program with a child process; the ids of both, after it has printed them."""
     told = tmp_path / "told"
 
     def pids():
@@ -322,7 +322,7 @@ def test_the_worker_watches_its_standard_input(monkeypatch):
     os.dup2(ours, 0)
     try:
         worker._follow_parent(lines)
-        assert os.read(0, 1) == b""  # nobody's code waits for what nobody types
+        assert os.read(0, 1) == b""  # code that reads stdin must not wait
         os.write(theirs, b"one\n")
         assert lines.get() == "one\n"
         assert killed == []

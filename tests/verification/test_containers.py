@@ -1,4 +1,4 @@
-"""Expressions that move a container are run on containers: every tensor in them has moved, and nothing else changed."""
+"""Suggested expressions that move a container: all its tensors are moved, and nothing else changes."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_a_dtype_that_no_cast_mends(tmp_path):
 
 
 def test_placement_of_tensors_of_no_known_role(tmp_path):
-    """A metric may stay on the CPU; on another accelerator it does not load. Where there is no model, it is all."""
+    """A metric may stay on the CPU, but not on another accelerator. Without a model, it counts as one."""
 
     def check(target, keep, **tree):
         source, output = tmp_path / "a.pt", tmp_path / "b.pt"
@@ -167,8 +167,8 @@ def test_placement_of_tensors_of_no_known_role(tmp_path):
         return placement(str(output), target)
 
     state = {"model": {"a.weight": torch.ones(2)}, "metric": torch.ones(1)}
-    beside = check("cuda:0", ["metric"], **state)
-    assert beside.detail == "1 tensor placed for cuda:0; 1 tensor of no known role may stay on the CPU"
+    checked = check("cuda:0", ["metric"], **state)
+    assert checked.detail == "1 tensor placed for cuda:0; 1 tensor of no known role may stay on the CPU"
     astray = check("cpu", ["model.*"], **state)
     assert (astray.status, dict(astray.evidence)["misplaced"]) == ("failed", 1)
     assert "cuda:0 -> cpu: metric" in astray.detail
@@ -347,7 +347,7 @@ def test_an_optimizer_that_nobody_knows_is_a_usage_error():
 
 
 def test_what_shares_memory_with_what_is_kept_is_not_kept_on_purpose(make, tmp_path):
-    """A model whose averages are views of it would stay behind, and its moments go."""
+    """A model stays on its device if its averages are views of it, while its moments move."""
     weight = torch.ones(2, 3)
     tree = {"model": {"w": weight, "b": torch.ones(2)}, "ema": {"w": weight}}
     torch.save(tree, tmp_path / "tied.pth")

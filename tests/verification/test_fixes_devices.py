@@ -1,4 +1,4 @@
-"""What a fix calls the target in a method: by what its object keeps, so that the line serves on another target, too."""
+"""The name of the target in a fix of a method: an attribute of its object, so the line works on other targets too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where no line can be had, a fix is in words: what the file does not tell, and what is out of its sight."""
+"""A fix without a line of code is a sentence: for values that the file does not show."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS = {
                   f"batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8))){AT}41"),
     "a batch": ("Net().to(device)", "nn.MSELoss()", "(Held.x, batch()[1])", "step",
                 "move batch[0] in the step, for train.py:45: .to(device)"),
-    "what a loss is called with": ("Net().to(device)", "Numbers()", "batch()", "None",
+    "an argument of a loss": ("Net().to(device)", "Numbers()", "batch()", "None",
                                    f"criterion.weight = criterion.weight.to(device){AT}41"),
     "an optimizer": ("copied(Net().to(device))", "nn.MSELoss()", "batch()", "None",
                      f"{REBUILT}{AT}41"),

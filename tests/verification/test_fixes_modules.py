@@ -55,7 +55,7 @@ FIXES = {
         "trainer.old.0.weight",
         "trainer.old.to(device)",
     ),
-    "attribute of what a function is given": (
+    "attribute of an argument of a function": (
         TRAINER.format(made="self.old = Net()", more="")
         + stepping("trainer.old", "trainer = Trainer(device)"),
         "trainer.old.0.weight",

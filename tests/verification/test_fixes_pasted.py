@@ -1,4 +1,4 @@
-"""Every fix of the case check is pasted as it is printed, into the file that is at fault, until the case passes."""
+"""Fixes of the case check are pasted into the faulty file until the case passes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_batch(mended, body):
 KEPT = {
     "in one line": ("return super().forward(x) - self.mean", "self.mean = torch.zeros(3)"),
     "in several": ("return super().forward(x) - self.mean", "self.mean = torch.zeros(\n    1,\n    3,  # rows\n) + 1"),
-    "beside another": ("return super().forward(x) - self.mean", "a = 1; self.mean = torch.zeros(3); b = 2"),
+    "next to another": ("return super().forward(x) - self.mean", "a = 1; self.mean = torch.zeros(3); b = 2"),
     "nothing first": ("return super().forward(x) - self.mean", "self.mean = None\nself.mean = torch.zeros(3)"),
     "a number first": ("return super().forward(x) - self.mean", "self.mean = 0\nself.mean = torch.zeros(3)"),
     "nothing, and a variable": (

@@ -1,4 +1,4 @@
-"""Every fix for losses, models, gradients and datasets is pasted as it is printed, until the case passes."""
+"""Fixes for losses, models, gradients and datasets are pasted until the case passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELD = {
     "a key that is a number": ("{7: nn.Linear(3, 3)}", "[7](h)"),
     "parameters by number": ("{7: nn.Parameter(torch.ones(3))}", "[7] * h"),
     "one among others": ("[nn.Linear(3, 3), 'relu']", "[0](h)"),
-    "one beside a tensor": ("[nn.Linear(3, 3), torch.ones(3)]", "[0](h) * self.held[1]"),
+    "one next to a tensor": ("[nn.Linear(3, 3), torch.ones(3)]", "[0](h) * self.held[1]"),
     "rows": ("[[nn.Linear(3, 3)], [nn.Linear(3, 3)]]", "[0][0](h)"),
     "filled by and by": ("[]\nfor _ in range(2): self.held.append(nn.Linear(3, 3))", "[1](self.held[0](h))"),
     "several lines": ("[\n    nn.Linear(3, 3),\n    nn.ReLU(),\n]", "[0](h)"),
@@ -64,7 +64,7 @@ BCE = "nn.BCEWithLogitsLoss(pos_weight=torch.ones(3))"
 STEP = "def step(pair):\n    return criterion(model(pair[0].to(device)), pair[1].to(device).sigmoid())"
 LOSSES = {
     "a weight": case(criterion=BCE),
-    "beside another statement": case(criterion=f"{BCE}; other = 1"),
+    "next to another statement": case(criterion=f"{BCE}; other = 1"),
     "in a step": case(criterion=BCE, step=STEP),
     "in a lambda": case(
         criterion=BCE, step="lambda pair: criterion(model(pair[0].to(device)), pair[1].to(device).sigmoid())"

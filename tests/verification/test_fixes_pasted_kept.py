@@ -1,4 +1,4 @@
-"""Fixes of what is set more than once or kept by a module, of keys that are no literals, and of files without torch."""
+"""Fixes of values that are set repeatedly or kept by a module, of computed keys, and of files without torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_loss_is_moved_behind_all_that_sets_it(mended, lines):
 
 
 def module(lines, base="Net"):
-    """A model of the user's with an attribute, its methods but `forward` as they are given."""
+    """A user's model with an attribute and the given methods, except `forward`."""
     forward = "def forward(self, x):\n    return super().forward(x) * self.mean\n"
     return f"class Mine({base}):\n" + textwrap.indent(f"{lines}\n{forward}", "    ") + "\n" + case("Mine().to(device)")
 
@@ -189,7 +189,7 @@ MOVES = {
         "model = Net(); model.to(device); images = IMAGES.to(device)",
         "model = Net(); model.to(device); images = IMAGES",
     ),
-    "beside another": (
+    "next to another": (
         "model = Net().to(device)\nimages, other = IMAGES.to(device), LABELS.to(device)",
         "images, other = IMAGES, LABELS.to(device)",
     ),

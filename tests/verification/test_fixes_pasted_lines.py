@@ -1,4 +1,4 @@
-"""Fixes of lines in which a name has no value yet, calls are in calls, and what is called is no function of torch's."""
+"""Fixes of lines with names without a value, nested calls, and functions outside torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pasting import case, mine
 
 
 def places(fixes):
-    """What is pasted, without where."""
+    """The pasted text, without its place."""
     return [fix.partition(": ")[2] for fix in fixes]
 
 
@@ -130,7 +130,7 @@ NESTED = {
         "return (h * torch.ones(3)\n    * torch.ones(3, device=h.device))",
         "return (h * torch.ones(3, device=x.device)",
     ),
-    "in a lambda beside another": (
+    "in a lambda next to another": (
         "f, g = (lambda a: a * torch.ones(3)), (lambda b: b)\nreturn f(h)",
         "f, g = (lambda a: a * torch.ones(3, device=a.device)), (lambda b: b)",
     ),
@@ -178,7 +178,7 @@ def test_a_device_is_taken_of_what_has_a_value(mended):
 
 EARLIER = {
     "of an argument": ("def of(x):\n    m = [MEAN]\n    return x * m[0]\n", "m = [MEAN.to(x.device)]"),
-    "of what is set further down": (
+    "of a value that is set further down": (
         "def of(x):\n    m = [MEAN]\n    x = x * 1\n    return x * m[0]\n",
         "m = [MEAN.to(device)]",
     ),

@@ -1,4 +1,4 @@
-"""Where a fix of the model or the optimizer goes: what it reads has a value there, and it is of the branch that ran."""
+"""The place of a fix of the model or the optimizer: its names have values there, in the branch that ran."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RETURN = "    return ckptmove.Case(model, optimizer, criterion, {batch})\n"
 
 
 def place_of(body, fix):
-    """The line that a fix goes to, as it was, and what is pasted."""
+    """The line before a fix, and the pasted text."""
     number = re.match(r"[a-z ]+ train.py:(\d+)", fix).group(1)
     return (HEAD + textwrap.dedent(body)).splitlines()[int(number) - 1].strip(), fix.partition(": ")[2]
 
@@ -100,7 +100,7 @@ STALE = {
     "a list": f"model = Net()\nparams = list(model.parameters())\n{ADAMW.replace('model.parameters()', 'params')}\n",
     "a list of a list": "model = Net()\nfirst = list(model.parameters())\nparams = [{'params': first}]\n"
     f"{ADAMW.replace('model.parameters()', 'params')}\n",
-    "a list beside": "model = Net()\nfirst = list(model[0].parameters())\n"
+    "another list": "model = Net()\nfirst = list(model[0].parameters())\n"
     "optimizer = torch.optim.AdamW([{'params': first}, {'params': [*model.parameters()][2:]}])\n",
     "with its model": "model, optimizer = build()\n",
     "with its model, of it": "model = Net()\nmodel, optimizer = model, made(model)\n",

@@ -1,4 +1,4 @@
-"""`find_fixes` and `write`: which edits are kept, which files are edited, and what is on the disk afterwards."""
+"""`find_fixes` and `write`: the edits that are kept, the edited files, and the files on the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints whose optimizer is one flat dict: moved, found fault with, stepped, and set back by torch."""
+"""Checkpoints whose optimizer is one flat dict: converted, checked, stepped, and restored by torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The children of other tests, which are forked, answer as those that users start."""
+"""Forked children of `verify`, as in other tests, give the same answers as started ones."""
 
 from __future__ import annotations
 

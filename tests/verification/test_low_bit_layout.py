@@ -9,7 +9,7 @@ import ckptmove
 
 
 def tree(step=3):
-    """What ``AdamW8bit`` of bitsandbytes 0.50 saves for a parameter of 4096 values, and for a small one."""
+    """State of ``AdamW8bit`` of bitsandbytes 0.50 for a parameter of 4096 values, and for a small one."""
     torch.manual_seed(0)
     table = torch.linspace(-1, 1, 256)
     large = {

@@ -1,4 +1,4 @@
-"""How far integers lie apart from floating-point numbers, where float64 has no number for them."""
+"""The gap between integers and floating-point numbers that float64 cannot represent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much the child process may take: what a small file asks for beyond that is refused in words."""
+"""The memory limit of the child process: a small file that needs more is refused with a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the moments of one parameter say of each other: true of every run of gradients, and of few faults."""
+"""Relations between the moments of one parameter: they hold for all gradients, and for few faults."""
 
 from __future__ import annotations
 

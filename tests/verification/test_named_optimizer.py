@@ -1,4 +1,4 @@
-"""Optimizers of other libraries, imported because the user has named them."""
+"""Optimizers of other libraries, imported when the user names them."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def statuses(found):
 
 @pytest.fixture
 def theirs(tmp_path, monkeypatch):
-    """A module of somebody's in the folder at hand, gone from this process afterwards."""
+    """A user's module in the working directory, removed from this process afterwards."""
     (tmp_path / "their_optimizers.py").write_text(SOURCE)
     (tmp_path / "no_optimizers.py").write_text("value = 1\n")
     monkeypatch.chdir(tmp_path)

@@ -200,7 +200,7 @@ def test_a_pickle_at_which_torchs_own_unpickler_falls_over_is_an_error_too(tmp_p
         for item in source.infolist():
             target.writestr(item, damage if item.filename.endswith("/data.pkl") else source.read(item))
     loaded = load(TorchZip, str(broken))
-    if not loaded.refusal.startswith("persistent_load id must be"):  # older torch looks at it, and says so
+    if not loaded.refusal.startswith("persistent_load id must be"):  # older torch checks it and reports it
         assert loaded.error.startswith(("IndexError: ", "AssertionError: "))
 
 

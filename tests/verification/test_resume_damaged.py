@@ -1,4 +1,4 @@
-"""A step from a file that has lost bytes or keys: what is lost is named, in more words than torch has for it."""
+"""A step from a file with missing bytes or keys: the report names what is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ckptmove
 
 @pytest.fixture
 def shorten(tmp_path):
-    """Cuts a tensor's record in an archive off behind some bytes, as no torch writes it."""
+    """Truncates the record of a tensor in an archive."""
 
     def shorten(path, name, left):
         (tensor,) = [one for one in ckptmove.inspect(path).inventory.tensors if one.name == name]

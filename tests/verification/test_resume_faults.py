@@ -129,7 +129,7 @@ def test_the_counts_are_said_as_they_are(make, answers, steps):
     for index, count in enumerate(steps if isinstance(steps, tuple) else ()):
         tree["optimizer"]["state"][index]["step"].fill_(count)
     said = answers(make.save(tree), "cpu")["step"]["detail"]
-    counts = said.partition(";")[0]  # what follows tells that older torch writes the keys of Adam
+    counts = said.partition(";")[0]  # the rest of the line is about older torch, which writes the keys of Adam
     assert counts.endswith(" to 4" if steps == 3 else " to 4 in some and 10 in others")
 
 

@@ -1,4 +1,4 @@
-"""``verify`` of a sample: what is looked at is looked at wholly, what is not is left alone, and the verdict says so."""
+"""``verify`` of a sample: sampled tensors are checked completely, others not at all, and the verdict says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`verify --script`: a training script as somebody wrote it, up to its first step after the load."""
+"""`verify --script`: an unchanged training script, up to its first step after the load."""
 
 from __future__ import annotations
 
@@ -973,7 +973,7 @@ def test_a_script_that_catches_everything_is_ended_at_its_next_call_of_torch(ran
 
 @pytest.fixture
 def exits(monkeypatch):
-    """Stand in for the end of the process, for a script that waits for it."""
+    """Replace the end of the process, for a script that waits for it."""
     codes = []
 
     def leave(code):

@@ -241,7 +241,7 @@ def test_the_gradients_of_lbfgs_are_of_the_magnitude_that_its_state_speaks_of(ma
 
 
 class Halves(torch.nn.Module):
-    """Of which a part is frozen, and left out of the optimizer."""
+    """A model with a frozen part that the optimizer does not have."""
 
     def __init__(self, frozen):
         super().__init__()

@@ -1,4 +1,4 @@
-"""``verify --jobs``: the report of several processes is that of one, and no failure of one leaves others behind."""
+"""``verify --jobs``: several processes give the report of one, and a failure of one leaves no other running."""
 
 from __future__ import annotations
 
@@ -386,7 +386,7 @@ if sorted(json.loads(sys.stdin.readline())["rank"] for _ in range(3)) == [1, 2, 
 
 
 def test_long_results_of_several_children_stay_apart():
-    """A pipe holds 64 KiB: all wait to write the rest of their lines while the first one sleeps."""
+    """A pipe has a capacity of 64 KiB: all processes wait to write their lines while the first one sleeps."""
     with ExitStack() as stack:
         first, *others = (
             stack.enter_context(child([sys.executable, "-c", code], "{}"))

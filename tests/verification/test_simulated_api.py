@@ -44,7 +44,7 @@ def test_a_target_is_meant_by_its_name_while_it_stands(cuda):
         assert targets.meant_by(device.device) is None
 
 
-@pytest.mark.usefixtures("cuda")  # has registered what restores
+@pytest.mark.usefixtures("cuda")  # has registered the restore functions
 def test_no_package_of_another_has_its_priority():
     """torch compares two of one priority by their functions, and fails."""
     registered = [priority for priority, _, restore in torch.serialization._package_registry]
@@ -95,7 +95,7 @@ def test_the_device_has_the_properties_of_torchs_own(cuda):
 
 
 def test_each_call_is_an_object_of_its_own(cuda):
-    """`torch._dynamo` has one rule for each, and takes two names of one function for an error."""
+    """`torch._dynamo` has one rule for each function, and raises for two names of one function."""
     with cuda:
         calls = [call for name, call in vars(torch.cuda).items() if getattr(call, "__name__", "") == "answer"]
     assert all(one != other for one, other in itertools.combinations(calls, 2))

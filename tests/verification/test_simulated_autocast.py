@@ -97,7 +97,7 @@ def test_results_have_the_dtypes_of_torchs_own_autocast(calls, kind):
     def fake(tensor, dtype):
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=kind)
 
-    fakes = FakeTensorMode()  # one for all: it keeps what it has inferred
+    fakes = FakeTensorMode()  # one for all: it caches results
     for (name, call, values), is_first_half in itertools.product(calls, (False, True)):
         with fakes:
             value, args, kwargs = moved(values, fake, is_first_half)

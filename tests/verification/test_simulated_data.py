@@ -1,4 +1,4 @@
-"""Tensors that are moved in place: `data`, and `nn.Module.to` of parameters that somebody else holds."""
+"""Tensors that are moved in place: `data`, and `nn.Module.to` of parameters with other references."""
 
 from __future__ import annotations
 

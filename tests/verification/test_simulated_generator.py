@@ -101,7 +101,7 @@ def test_a_generator_goes_on_from_a_state(cuda):
         for one in (*copies, there.set_state(state)):
             assert one.device == cuda.device
             assert torch.equal(torch.rand(3, generator=one, device=cuda.device), drawn)
-        # What a GPU saves: a seed, and an offset.
+        # The state of a GPU generator: a seed and an offset.
         saved = torch.tensor([7] + [0] * 15, dtype=torch.uint8)
         first, second = (torch.Generator(cuda.device).set_state(saved) for _ in range(2))
         assert torch.equal(*(torch.rand(3, generator=one, device=cuda.device) for one in (first, second)))

@@ -1,4 +1,4 @@
-"""Python code sees the target's device: where it reads it, passes it on, prints it, and in what torch decides by it."""
+"""Python code sees the device of the target: in attributes, arguments and prints, and in decisions of torch."""
 
 from __future__ import annotations
 

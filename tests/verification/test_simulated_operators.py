@@ -52,7 +52,7 @@ def test_lazy_conjugation_and_negation_are_those_of_the_cpu(cuda):
 
 
 def test_an_operation_of_several_steps_on_the_cpu_is_that_without_a_device(cuda):
-    """In a dispatch mode, torch takes the lazily conjugated tensors in it for plain ones."""
+    """In a dispatch mode, torch treats lazily conjugated tensors as plain ones."""
     plain = torch.randn(3, 3, dtype=torch.complex64)
     with cuda:
         found = torch.linalg.pinv(plain)
@@ -71,7 +71,7 @@ def test_views_in_inference_mode_are_normal_tensors(cuda):
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_a_gradient_through_a_csr_tensor_is_refused(cuda):
-    """torch aborts the process where it records one."""
+    """torch aborts the process if it records one."""
     with cuda:
         x = torch.eye(3, device=cuda.device)
         sparse = x.to_sparse_csr()

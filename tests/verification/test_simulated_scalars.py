@@ -1,4 +1,4 @@
-"""A 0-d CPU tensor beside tensors of the target: which operations take it, and which refuse it."""
+"""A 0-d CPU tensor with tensors of the target: operations that accept it, and operations that refuse it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ckptmove.verification.simulated.scalars import takes_scalar
 
 #: Torch's own list of operations, which it makes the wrappers of its kernels from.
 LIST = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
-#: Calls operations with a 0-d CPU tensor as one argument after another, beside tensors that have no memory: by torch's
-#: kernels for such, which lie under others in Python that ask no device. Prints what each has said.
+#: Calls operations on meta tensors with a 0-d CPU tensor as each argument in turn, with torch's C++ kernels for meta.
+#: Those in Python do not check devices. Prints each result.
 ASKING = """
 import json, sys, types
 sys.modules["torch._meta_registrations"] = types.ModuleType("torch._meta_registrations")
@@ -49,7 +49,7 @@ print(json.dumps(said))
 
 @pytest.fixture(scope="module")
 def listed():
-    """What torch says of each operation that takes several tensors, by its name and overload."""
+    """Entries of torch's list, by the name and overload of each operation."""
     if not LIST.exists():
         pytest.skip("this torch came without its list of operations")
     found = {}
@@ -65,7 +65,7 @@ def listed():
 
 
 def tensors_of(said):
-    """The arguments that are tensors, less what is written to."""
+    """The tensor arguments, except outputs."""
     return re.findall(r"Tensor\??(?:\[\])? (\w+)", said["func"].partition(") ->")[0])
 
 
@@ -103,7 +103,7 @@ def test_no_other_operation_takes_it_where_torch_checks_the_devices(listed):
 
 
 def refused(device):
-    """What torch refuses, each with the operation that does: a 0-d operand is one as any other there."""
+    """Samples that torch refuses, each with its operation, which does not treat 0-d operands differently."""
     rows, label, scalar = device(torch.ones(2, 3)), torch.tensor(1), torch.tensor(0.0)
     return {
         "stack": ("stack", lambda: torch.stack([scalar, rows.mean()])),
@@ -132,7 +132,7 @@ def test_refused(cuda, case):
 
 
 class Backwards(torch.autograd.Function):
-    """Gives back what meets a 0-d CPU tensor in its backward alone."""
+    """A function that uses a 0-d CPU tensor in its backward only."""
 
     @staticmethod
     def forward(ctx, rows):
@@ -153,7 +153,7 @@ def test_refused_in_a_backward(cuda):
 
 
 def taken():
-    """What torch takes, each with a parameter and a 0-d CPU tensor of 2."""
+    """Samples that torch accepts, each with a parameter and a 0-d CPU tensor of 2."""
     indices = torch.tensor(1)
     return {
         "times": lambda rows, two: two * rows * two,
@@ -198,7 +198,7 @@ def test_taken(cuda, case):
 def test_steps_keep_their_step_and_learning_rate_on_the_cpu(cuda, way):
     with cuda:
         weights = [nn.Parameter(cuda.to_device(torch.ones(2))) for _ in range(2)]
-        rate = 0.1 if way == {"foreach": True} else torch.tensor(0.1)  # torch refuses one beside the lists
+        rate = 0.1 if way == {"foreach": True} else torch.tensor(0.1)  # torch refuses a tensor lr with foreach
         optimizer = torch.optim.Adam(weights, lr=rate, **way)
         for _ in range(2):
             sum(weight.square().sum() for weight in weights).backward()

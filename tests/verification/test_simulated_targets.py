@@ -1,4 +1,4 @@
-"""Which device of the target's machine is meant: by its number, by its kind alone, and where it is not there."""
+"""The device of the target machine that a name refers to: by number, by type alone, and if it does not exist."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_kind_alone_is_its_first_device_until_another_is_chosen(second):
         assert torch.cuda.current_device() == 0
 
 
-@pytest.mark.filterwarnings("ignore:To copy construct")  # of torch, to whoever writes so
+@pytest.mark.filterwarnings("ignore:To copy construct")  # torch warns about this form
 def test_what_a_tensor_makes_is_where_it_is(second, mps):
     for device in (second, mps, SimulatedDevice("cuda:40")):
         with device:

@@ -1,4 +1,4 @@
-"""What runs on the CPU as a whole: compressed sparse tensors, and the eager form of FlexAttention."""
+"""Operations that run on the CPU as a whole: on compressed sparse tensors, and eager FlexAttention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small parts of a step, each with the fault that it is there to show."""
+"""Parts of a step, each with the fault that it detects."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_a_step_that_does_nothing_fails(make, answers, monkeypatch):
 
 
 def test_infinities_in_what_may_be_a_parameter_are_no_mask(make, answers):
-    """Two parts of one shape: which of them is trained cannot be told."""
+    """Two parts with the same shapes: it is unknown which of them is trained."""
     tree = make.tree("AdamW", model=torch.nn.Linear(3, 3))
     tree["model"] = {"a.weight": tree["model"]["weight"], "a.bias": tree["model"]["bias"]}
     tree["model"] |= {"b.weight": torch.tensor([[float("-inf")] + [0.5] * 2] * 3), "b.bias": torch.ones(3)}

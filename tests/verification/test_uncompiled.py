@@ -1,4 +1,4 @@
-"""Without `torch._dynamo` every optimizer steps as with it, and whoever wants it has it."""
+"""Without `torch._dynamo` every optimizer steps in the same way, and user code can still import it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_optimizer_steps_the_same_and_the_real_module_comes_when_it_is_ask
     exec(STEPS, scope)  # the same words
     assert len(NAMES) >= 12
     assert without == {name: scope["steps"](name) for name in NAMES}
-    assert modules == 1, "the one that stands in its place"
+    assert modules == 1, "the replacement"
     assert told[1:] == ["False", "torch._dynamo.utils 3"]
 
 
@@ -121,6 +121,6 @@ def test_steps_are_made_by_one_thread_but_those_of_a_users_model(make, tmp_path,
     path = make("SGD", device="cpu", lr=0.1, momentum=0.9)
     ckptmove.verify(path, to="cpu", optimizer="mine:Mine")
     assert noted.read_text() == "1"
-    with pytest.raises(UsageError, match="case"):  # it is None
+    with pytest.raises(UsageError, match="case"):  # the value is None
         ckptmove.verify(path, to="cpu", case=f"{tmp_path / 'mine.py'}:case")
     assert noted.read_text() == "2"

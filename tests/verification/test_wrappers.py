@@ -1,4 +1,4 @@
-"""State that is kept in tensor subclasses around other tensors: stepped where it can be restored, else not proven."""
+"""State in wrapper subclasses of tensors: stepped if it can be restored, else not proven."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _eager():
 
 @pytest.fixture
 def theirs(tmp_path, monkeypatch):
-    """A module of somebody's in the folder at hand, gone from this process afterwards."""
+    """A user's module in the working directory, removed from this process afterwards."""
     (tmp_path / "their_wrappers.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])

@@ -118,7 +118,7 @@ def test_what_a_tensor_is_made_of_counts(tmp_path):
 
 
 def test_every_one_of_many_tensors_is_looked_at(tmp_path):
-    """What is put together for a comparison must not be taken for something compared before."""
+    """Temporary objects of a comparison must not be confused with objects that were compared before."""
     ours = [torch.ones(1, requires_grad=index == 40) for index in range(80)]
     assert compared(ours, [torch.ones(1) for _ in range(80)], tmp_path) == [("40.2", "True", "False")]
 

@@ -1,4 +1,4 @@
-"""Trees that no training writes: cycles, bombs, odd keys, and tensors of wrong arguments."""
+"""Trees that no training script writes: cycles, bombs, odd keys, and tensors with wrong arguments."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_modules_and_lists_inside_themselves(inventory_of):
 
 
 def bomb(opening: bytes, closing: bytes, levels: int = 40) -> bytes:
-    """A container of which each level holds the one before it twice."""
+    """A container in which each level contains the one below twice."""
     body = b"]q\x00"
     for level in range(1, levels + 1):
         before = b"h" + bytes([level - 1])
@@ -89,7 +89,7 @@ def bomb(opening: bytes, closing: bytes, levels: int = 40) -> bytes:
 def test_a_bomb_of_shared_containers_is_refused_soon(opening, closing, read_pickle):
     with pytest.raises(LimitExceeded, match="paths") as caught:
         read_pickle(bomb(opening, closing))
-    assert caught.value.actual <= caught.value.limit + 2  # no more than the container at hand
+    assert caught.value.actual <= caught.value.limit + 2  # only the container itself
 
 
 def test_a_web_of_objects_is_walked_once(read_pickle):
@@ -178,7 +178,7 @@ def test_everything_that_an_object_is_given_is_looked_at(read_pickle):
         b"}" + text("attribute") + tensor() + b"sb"
     )
     inventory = read_pickle(pickled(body))
-    # An object with pairs is a dict, and what else it is given comes with them.
+    # An object with pairs is a dict; its other contents are added to it.
     assert [found.name for found in inventory.tensors] == ["item", "0", "0", "kw", "attribute"]
 
 

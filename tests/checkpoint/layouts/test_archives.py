@@ -1,4 +1,4 @@
-"""Archives of checkpoints: what Python and torch read in them, before and after they are moved."""
+"""Archives of checkpoints, read by Python and torch before and after a conversion."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KINDS = ["sb3", "wide", "streamed", "deflated", *FORMATS]
 
 
 class Unseekable(io.BytesIO):
-    """A pipe: what is known only after the bytes, a zip keeps behind them."""
+    """A pipe: zipfile writes sizes and CRCs after the data."""
 
     def seekable(self):
         return False
@@ -118,7 +118,7 @@ def archives(tmp_path, build):
 
 
 def unpacked(path):
-    """Names and bytes of the members, as Python reads them, with what it says of each."""
+    """Names, bytes and attributes of the members, as Python reads them."""
     if path.read_bytes().startswith(b"PK"):
         with zipfile.ZipFile(path) as archive:
             assert archive.testzip() is None
@@ -218,8 +218,8 @@ def test_a_run_that_was_zipped_with_its_folder(archives, build):
 
 def test_what_macos_puts_into_an_archive_is_nobodys_checkpoint(archives):
     files = archives.files()
-    beside = {"__MACOSX/._policy.pth": b"\0\x05\x16\x07", "._policy.pth": b"\0\x05", ".cache/x.pth": b"", "../y": b""}
-    inventory = ckptmove.inspect(archives.zip(files | beside)).inventory
+    hidden = {"__MACOSX/._policy.pth": b"\0\x05\x16\x07", "._policy.pth": b"\0\x05", ".cache/x.pth": b"", "../y": b""}
+    inventory = ckptmove.inspect(archives.zip(files | hidden)).inventory
     assert len(inventory.files) == 3
 
 
@@ -476,7 +476,7 @@ def test_a_compressed_member_that_is_damaged_from_its_first_byte_on(archives):
         ckptmove.inspect(path)
 
 
-# --- what is refused, and what is passed over -------------------------------------------------------------------------
+# --- refused and skipped members --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["zip", "tar"])
@@ -507,7 +507,7 @@ def test_members_that_share_bytes(archives):
         second = archive.getinfo("b.pth")
     inner = bytes(data).index(b"PK\x03\x04", second.header_offset + 4)
     local = bytearray(data[second.header_offset : second.header_offset + 35])
-    # The second entry of the directory points into the first member's bytes, where a header like its own stands.
+    # The second central entry points into the bytes of the first member, at a copy of its header.
     first = 30 + len("a.pth") + 100
     data[first : first + 35] = local
     at = bytes(data).rindex(b"b.pth") - 46 + 42

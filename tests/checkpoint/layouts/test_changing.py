@@ -1,4 +1,4 @@
-"""A checkpoint that changes while it is verified: that is said, and no file is blamed for it."""
+"""A checkpoint that changes during ``verify``: the change is reported, not a fault of the file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVERY_FORM = pytest.mark.parametrize("form", FORMS)
 
 
 class Changing:
-    """A checkpoint, and another one of the same size that takes its place."""
+    """A checkpoint, and another one of the same size that replaces it."""
 
     def __init__(self, packer, form):
         self.packer, self.form = packer, form
@@ -42,7 +42,7 @@ class Changing:
 
     @property
     def file(self):
-        """What lies on the disk."""
+        """Content of the folder."""
         return self.path / "w.pth" if self.form == "directory" else self.path
 
     def replace(self):

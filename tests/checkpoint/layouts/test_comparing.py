@@ -1,4 +1,4 @@
-"""Directories and archives side by side: what torch.load finds in both is what diff says of them."""
+"""``diff`` of directories and archives agrees with torch.load of both."""
 
 from __future__ import annotations
 
@@ -384,7 +384,7 @@ def test_a_large_member_that_is_no_checkpoint_is_read_as_a_stream(build, tmp_pat
     assert diff(folder, archive).same
 
 
-# --- what cannot be read ---------------------------------------------------------------------------------------------
+# --- unreadable content ----------------------------------------------------------------------------------------------
 
 
 def flip(path, needle):

@@ -1,4 +1,4 @@
-"""Whose layout a directory has: told from what is in it, whatever it is called."""
+"""The layout of a directory, detected from its content and not from its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that a fix loads is the one that its finding is about, of however many beside it."""
+"""A fix loads the file of its finding, also if there are other files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_fix_loads_the_member_that_is_meant(folder, tmp_path):
 
 
 class Wrapper(torch.Tensor):
-    """A subclass without a storage, whose dtype stands in the file once more."""
+    """A subclass without a storage, whose dtype is in the file twice."""
 
     @staticmethod
     def __new__(cls, inner):

@@ -1,4 +1,4 @@
-"""Findings about a directory of which a file could not be read: none rests on what that file may hold."""
+"""Findings about a directory with an unreadable file: none depends on the content of that file."""
 
 from __future__ import annotations
 

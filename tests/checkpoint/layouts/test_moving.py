@@ -1,4 +1,4 @@
-"""A directory moved: torch agrees on every file, and the directory is whole or not there."""
+"""Converted directories: torch agrees on every file, and the output is complete or absent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tensors_of(tree, path=""):
 
 
 def alone_beside(folder, output):
-    """Whether nothing lies beside a directory but its output."""
+    """Whether a folder has only a directory and its output."""
     return {path.name for path in folder.parent.iterdir()} <= {folder.name, output.name}
 
 
@@ -198,7 +198,7 @@ def test_a_dry_run_writes_nothing(build, snapshot):
     assert snapshot(folder.parent) == before
 
 
-# --- what is no checkpoint --------------------------------------------------------------------------------------------
+# --- other files ------------------------------------------------------------------------------------------------------
 
 
 def test_everything_else_is_copied(build, snapshot):
@@ -352,7 +352,7 @@ def test_a_file_that_fails_ends_those_that_are_being_written(build, monkeypatch,
             begun.wait()
             raise CrcMismatch(path, "x")
         begun.set()
-        while True:  # until it is told that all is over
+        while True:  # until it gets the end message
             progress(0, 1)
 
     monkeypatch.setattr(moving, "write_segments", write)
@@ -431,7 +431,7 @@ def test_a_damaged_file_ends_it_before_anything_is_written(build):
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-# --- TorchScript beside the rest --------------------------------------------------------------------------------------
+# --- TorchScript and other files --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What an archive of checkpoints holds besides those, or has lost: told in a word, and kept byte for byte."""
+"""Other content and missing parts of an archive of checkpoints: reported, and copied byte for byte."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def deflated(files):
 
 
 def without_end(tar):
-    """A tar as it is when it was cut off behind its last member."""
+    """A tar that is cut off after its last member."""
     kept = tar.rstrip(b"\0")
     return kept + bytes(-len(kept) % tarfile.BLOCKSIZE)
 
@@ -65,7 +65,7 @@ NOISE = b"".join(struct.pack("<Q", place * 0x9E3779B97F4A7C15 % 2**64) for place
 
 @pytest.fixture
 def findings(tmp_path):
-    """What is found in a file of these bytes."""
+    """Findings in a file of these bytes."""
 
     def findings(data, **options):
         path = tmp_path / "model.nemo"

@@ -1,4 +1,4 @@
-"""Files of ranks with DTensors, as verl and accelerate save them: one checkpoint, with every tensor whole."""
+"""Files of ranks with DTensors, as verl and accelerate save them, are one checkpoint with full tensors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VERL = {"model": "model_world_size_4_rank_*", "optim": "optim_world_size_4_rank_
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
-    """What four ranks have saved, and the same tensors as ``full_tensor`` returns them."""
+    """The files of four ranks, and the results of ``full_tensor``."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     environment = {**untraced.environment(), "OMP_NUM_THREADS": "1"}
@@ -262,14 +262,14 @@ def spoil(path, values):
 
 
 def last_rows(saved, name="embedding.weight"):
-    """What the last rank of the four has of a tensor."""
+    """The shard of a tensor on the last of four ranks."""
     return full(saved, "verl")["model"][name][-1:]
 
 
 def test_damage_is_found_in_the_file_of_each_rank(copy, saved, tmp_path) -> None:
     folder = copy("verl")
     spoil(folder / "model_world_size_4_rank_3.pt", last_rows(saved))
-    spoil(folder / "model_world_size_4_rank_0.pt", torch.arange(3.0))  # a buffer, which is no DTensor
+    spoil(folder / "model_world_size_4_rank_0.pt", torch.arange(3.0))  # a buffer, which is not a DTensor
     (finding,) = findings(folder, "F801", check=True)
     assert {path.partition("/")[0] for path in finding.where} == {
         "model_world_size_4_rank_0.pt",
@@ -364,7 +364,7 @@ def test_an_empty_tensor(copy, tmp_path) -> None:
     assert torch.load(tmp_path / "run.pth", weights_only=True)["model"]["empty"].shape == (0, 3)
 
 
-# --- what is not joined -----------------------------------------------------------------------------------------------
+# --- files that are not joined ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A directory read as one checkpoint: what it holds is what its files hold, under their paths."""
+"""A directory is read as one checkpoint: the content of its files, under their paths."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_what_is_expected_of_a_directory(build):
     assert {name.partition(".")[0] for edit in plan.edits for name in edit.names} == {"pytorch_model", "optimizer"}
 
 
-# --- what is no checkpoint --------------------------------------------------------------------------------------------
+# --- other files ------------------------------------------------------------------------------------------------------
 
 
 def test_a_directory_without_a_checkpoint(build, tmp_path):

@@ -1,4 +1,4 @@
-"""Safetensors beside files of torch.save: it names no device and keeps no order, and nothing may rest on either."""
+"""Safetensors together with files of torch.save: the format has no devices and no order of keys."""
 
 from __future__ import annotations
 

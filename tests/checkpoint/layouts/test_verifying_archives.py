@@ -1,4 +1,4 @@
-"""Archives of files verified where they lie: each member through ``torch.load``, none unpacked."""
+"""``verify`` of archives: each member is loaded by ``torch.load`` without unpacking it."""
 
 from __future__ import annotations
 

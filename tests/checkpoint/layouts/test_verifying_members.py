@@ -1,4 +1,4 @@
-"""What the restore check makes of the members of an archive: as much as of files, and in the same words."""
+"""The restore check gives the same results for members of an archive as for files."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_bytes_beside_a_view_are_of_its_storage(archive, kind, other_bytes):
 
 
 def first_load(path, spoil=lambda part: None):
-    """What torch made of the first member, and its records."""
+    """The first member as torch loads it, and its records."""
     with open_checkpoint(str(path), Limits(), keep_trees=True) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         spoil(checkpoint.parts[0])
         part = checkpoint.parts[0]

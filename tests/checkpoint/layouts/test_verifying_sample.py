@@ -1,4 +1,4 @@
-"""``verify --sample`` of several files: those with nothing of the sample are neither loaded nor spoken of."""
+"""``verify --sample`` of several files: files without a part of the sample are neither loaded nor reported."""
 
 from __future__ import annotations
 

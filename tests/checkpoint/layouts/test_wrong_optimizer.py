@@ -1,4 +1,4 @@
-"""An optimizer whose state cannot be for the model beside it, and healthy ones that look like it."""
+"""Optimizers whose state does not fit the model, and healthy ones that look similar."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def structure(path):
 
 
 def trees():
-    """Optimizers that are not those of the model, each with what is found."""
+    """Optimizers that do not fit the model, each with its findings."""
     model = net(6, 5, 4).state_dict()
     extra = state_of(net(6, 5, 4).parameters())
     extra["param_groups"][0]["params"].append(4)

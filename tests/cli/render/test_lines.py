@@ -1,4 +1,4 @@
-"""The corners of the reports for people that no sample reaches."""
+"""Parts of the text reports that no sample covers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_odd_tensors_and_names() -> None:
     assert "(root)  other  cpu     float32             [2]      8 B" in lines
     assert "a\\x1b   model  cuda:0  float32 sparse_coo  [2]      8 B" in lines
     assert "os\\x0a.system  no            dangerous" in lines
-    # Of a verdict no more is said than it says, and of those that are not there nothing.
+    # There are lines only for verdicts that occur.
     assert any(line.startswith("dangerous  ") for line in lines)
     assert not [line for line in lines if line.startswith(("safe ", "unknown "))]
     assert "dict (1)" in lines

@@ -53,7 +53,7 @@ def page(say, bench):
         page = Page(text)
         assert set(page.tags) <= ELEMENTS
         assert page.comments[0] == " ckptmove "
-        assert {*page.comments[1:]} <= {" "}  # what splits a text that looks like a link
+        assert {*page.comments[1:]} <= {" "}  # splits text that looks like a link
         assert f"exit code {said.code}" in "".join(page.texts) if said.code else "passed" in "".join(page.texts)
         return page
 

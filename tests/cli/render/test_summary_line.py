@@ -1,4 +1,4 @@
-"""The line of facts that people look for first."""
+"""The summary line of a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One file, in every form that torch has, with every option: torch loads what it would have made of it itself."""
+"""One file, in every format of torch, with every option; the oracle is the same change in torch."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def everything(tree):
     return cast(torch.float16, "model")(state_dicts(stripped)(plain(without("optimizer", "rng")(tree))))
 
 
-#: Options, and what they do to a loaded tree.
+#: Options, and their effect on a loaded tree.
 CHANGES = {
     "strip-known": ({"strip_prefix": True}, state_dicts(stripped)),
     "strip-one": ({"strip_prefix": "module."}, state_dicts(stripped)),

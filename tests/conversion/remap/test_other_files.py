@@ -37,7 +37,7 @@ def paths(folder):
     return sorted(one.relative_to(folder).as_posix() for one in folder.rglob("*"))
 
 
-# --- shards that are written anew -------------------------------------------------------------------------------
+# --- shards that are written again ------------------------------------------------------------------------------
 
 
 def other_metadata(folder):

@@ -41,7 +41,7 @@ def without_bias(model):
     return {key: tensor for key, tensor in model.items() if not key.endswith("bias")}
 
 
-#: Options, and what they do to the state_dict of a model.
+#: Options, and their effect on the state_dict of a model.
 CHANGES = {
     "strip": ({"strip_prefix": True}, stripped),
     "rename": (

@@ -64,7 +64,7 @@ def planned(path, remap, change=lambda root: None):
 
 
 def resized(path, remap, *, weights_only=True):
-    """The plan of a file, and what torch loads from a file with the new tree."""
+    """The plan of a file, and the object that torch loads from a file with the new tree."""
     with opened(path) as (container, machine):
         walk = walked(machine.root)
         storages = walk.reader.storages()

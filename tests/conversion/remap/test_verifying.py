@@ -1,4 +1,4 @@
-"""``verify --against`` accepts what ``convert`` wrote with the same options, and nothing else."""
+"""``verify --against`` accepts the output of ``convert`` with the same options, and nothing else."""
 
 from __future__ import annotations
 

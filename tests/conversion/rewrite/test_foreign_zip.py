@@ -1,4 +1,4 @@
-"""Archives that torch did not write: made by hand, in other ways, or to deceive."""
+"""Archives that torch did not write: by hand, by other programs, or hostile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def central(name, data, offset, *, flags=0, method=0, crc=None, size=None):
 
 
 def build(pieces):
-    """An archive of (name, data, options, bytes behind the data) and of bytes that belong to no record."""
+    """An archive of (name, data, options, bytes after the data), and of bytes between records."""
     body, directory, count = bytearray(), bytearray(), 0
     for piece in pieces:
         if isinstance(piece, bytes):

@@ -57,7 +57,7 @@ def loaded(data):
 
 
 def evaluated(value, start, values):
-    """What a tree stands for, with other values at some sites; the same that :func:`loaded` makes of its bytes."""
+    """The object of a tree, with other values at some sites; equal to :func:`loaded` of its bytes."""
     value = values.get(start, value)
     if isinstance(value, Global):
         return ("global", value.module, value.name)
@@ -131,7 +131,7 @@ def nested(inner):
 
 GRAPHS = st.recursive(LEAVES, nested, max_leaves=30).map(lambda graph: [graph])
 PICKLERS = st.sampled_from([pickle.Pickler, pickle._Pickler])
-PROTOCOLS = st.integers(1, pickle.HIGHEST_PROTOCOL)  # protocol 0 takes no tuple for a persistent id
+PROTOCOLS = st.integers(1, pickle.HIGHEST_PROTOCOL)  # protocol 0 has no tuples as persistent ids
 
 
 @st.composite
@@ -379,7 +379,7 @@ def test_one_place_cannot_get_two_values():
 
 @pytest.mark.parametrize("again", [b"q\x01Qh\x01\x86.", b"2Q\x86."])
 def test_a_persistent_id_with_another_reader_is_left_alone(again):
-    # Whoever else reads the tuple has it as a value: the key of a dict, for one.
+    # The tuple has other uses too: for example, as the key of a dict.
     machine = interpreted(b"\x80\x02(Vstorage\nctorch\nDoubleStorage\nV0\nVcuda:0\nK\x04t" + again)
     (node,) = machine.persistents
     _, kind, _, tag, _ = node.pid.starts
@@ -456,7 +456,7 @@ def test_a_device_without_the_place_of_its_arguments_gets_no_index():
         apply_plan(machine, plan(flags=(FlagEdit("device", "cuda", "cuda:1", "device-mention", mention),)))
 
 
-# --- held against torch ----------------------------------------------------------------------------------------------
+# --- compared with torch ---------------------------------------------------------------------------------------------
 
 
 def replaced_pickle(path, new):

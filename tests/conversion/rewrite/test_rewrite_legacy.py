@@ -1,4 +1,4 @@
-"""Whole rewrites of the stream of torch before 1.6, judged by torch of today."""
+"""Rewrites of streams of torch before 1.6; the oracle is torch."""
 
 from __future__ import annotations
 

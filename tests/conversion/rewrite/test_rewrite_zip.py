@@ -1,4 +1,4 @@
-"""Whole rewrites of torch's archives, judged by torch and by zipfile."""
+"""Rewrites of torch's archives; the oracles are torch and zipfile."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_it_is_what_torch_itself_would_write(tmp_path, rewrite):
     wanted = save(tmp_path / "other" / "model.pt", {"w": torch.ones(9), "name": "x" * 7})
     text = struct.pack("<L", 70) + b"x" * 70, struct.pack("<L", 7) + b"x" * 7
     data = bytearray(rewrite(source, tmp_path / "b.pt", retag(*text)).read_bytes())
-    # torch makes the id of a file from its contents; this one stays what it was.
+    # torch computes the id from the content; a rewrite keeps the old id.
     with zipfile.ZipFile(tmp_path / "b.pt") as ours, zipfile.ZipFile(wanted) as theirs:
         name = "model/.data/serialization_id"
         mine, its = ours.read(name), theirs.read(name)

@@ -21,7 +21,7 @@ def pad(length):
 
 
 def sparse(path, nbytes, dtype=torch.float64):
-    """A checkpoint with a huge storage that takes no room on the disk; torch writes it so."""
+    """A checkpoint with a huge storage, as a sparse file that torch writes."""
     with torch.serialization.skip_data():
         state = {
             "a": torch.ones(3),
@@ -102,7 +102,7 @@ def test_offsets_beyond_4_gib(tmp_path, place, opened):
 
 
 def header(path, record):
-    """A record's local header, name and extra fields, and the data descriptor behind a record in zip64."""
+    """Local header, name and extra fields of a record, and its data descriptor in zip64."""
     with zipfile.ZipFile(path) as archive:
         info = archive.getinfo(record)
     with path.open("rb") as file:

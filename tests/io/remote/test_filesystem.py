@@ -27,7 +27,7 @@ def opened(url, **limits):
 
 
 def facts(found):
-    """A document of `inspect` without what names the place."""
+    """A document of `inspect` without paths."""
     document = found.to_dict()["checkpoints"][0]
     return {key: value for key, value in document.items() if key not in {"path", "remote", "findings"}}
 

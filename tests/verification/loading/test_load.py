@@ -41,7 +41,7 @@ CORPUS = ROOT.parent / "shared" / "corpus"
 
 
 def both(path: Path, **options):
-    """What torch loads, and what ckptmove loads; None for an error."""
+    """The results of torch and of ckptmove; None for an error."""
     try:
         with restored_allow_list(empty=True):  # modules of torch that another test imported have added theirs
             theirs = torch.load(path, **{"map_location": "cpu", "weights_only": True, **options})
@@ -62,7 +62,7 @@ def test_every_sample_that_torch_loads(name) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not beside the repository")
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not next to the repository")
 def test_every_file_of_the_corpus_that_torch_loads() -> None:
     compared = 0
     for path in sorted(CORPUS.rglob("*")):

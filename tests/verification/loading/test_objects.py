@@ -1,4 +1,4 @@
-"""Values that no file of today's torch has, and calls that weights-only mode does not make."""
+"""Values that current torch does not write, and calls that weights-only mode does not make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distributed checkpoints as parts of directories, and what convert makes of both."""
+"""Distributed checkpoints as parts of directories, read and converted."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def facts(folder, **options):
     return [(one.kind, one.record, one.nbytes) for one in ckptmove.inspect(folder, **options).inventory.facts]
 
 
-# --- beside other files -----------------------------------------------------------------------------------------------
+# --- with other files -------------------------------------------------------------------------------------------------
 
 
 def shard(distributed, folder):
-    """What Accelerate makes of a directory with FSDP's sharded state_dicts."""
+    """A directory of Accelerate with FSDP's sharded state_dicts."""
     tree = distributed.trained_tree()
     for name in ("pytorch_model.bin", "optimizer.pt", "optimizer.bin"):
         (folder / name).unlink(missing_ok=True)
@@ -49,7 +49,7 @@ def test_a_folder_is_one_part_of_a_trainers_directory(distributed, build, layout
     names = [tensor.name for tensor in found.inventory.tensors]
     assert "pytorch_model_fsdp_0.model.0.weight" in names
     assert "optimizer_0.optimizer.state.0.weight.exp_avg" in names
-    # Its optimizer is one with groups, so that a schedule is missed beside it.
+    # Its optimizer has groups, so a missing scheduler is reported.
     assert [finding.code for finding in found.findings] == ["R302"] * (layout == "accelerate")
 
 
@@ -69,7 +69,7 @@ def test_one_of_nothing_is_none(distributed, tmp_path):
         with pytest.raises(NotACheckpoint) as caught:
             command(folder)
         assert (type(caught.value), caught.value.path) == (NotACheckpoint, str(folder))
-    # Beside another one it takes nothing from that, and what is no tensor is something.
+    # An empty one does not hide other files, and objects without tensors are a checkpoint.
     distributed.save(tmp_path / "objects", {"epoch": 3}).rename(folder / "more")
     assert ckptmove.inspect(folder).inventory.tensors == ()
     torch.save({"w": torch.ones(1)}, folder / "w.pth")

@@ -1,4 +1,4 @@
-"""The classes that a ``.metadata`` names: torch's by their full names, and made as torch has them pickled."""
+"""Classes in a ``.metadata``: only those of torch, by their full names, and created as torch pickles them."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_properties_that_torch_would_not_write(distributed, halves, memory_forma
 
 
 def with_more(distributed, folder, *more):
-    """The metadata with so many properties of a tensor behind the first four."""
+    """The metadata with additional properties of a tensor after the first four."""
     layout, memory_format = torch.strided, _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
 
     class Newer(pickle.Pickler):

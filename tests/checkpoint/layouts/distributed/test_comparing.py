@@ -1,4 +1,4 @@
-"""Distributed checkpoints side by side: pieces are put together, whatever the chunks, and what torch loads is said."""
+"""Comparisons of distributed checkpoints, whose tensors can be split in different ways; the oracle is torch's load."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_memory_does_not_hang_on_the_size_of_tensors(distributed, tmp_path):
     assert peak < 4_000_000  # a quarter of the tensor
 
 
-# --- what is no tensor -----------------------------------------------------------------------------------------------
+# --- objects other than tensors --------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_and_its_copy(distributed, trained, tmp_path):
@@ -240,7 +240,7 @@ def test_a_folder_in_a_trainers_directory(distributed, build):
     assert diff(*folders).changed[-1].name == "pytorch_model_fsdp_0/notes.txt"
 
 
-# --- what is amiss ---------------------------------------------------------------------------------------------------
+# --- faults ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_file_of_pieces_that_is_missing(halves, distributed, tmp_path):

@@ -1,4 +1,4 @@
-"""What is wrong with a distributed checkpoint, from its metadata alone and with every piece read."""
+"""Faults of a distributed checkpoint, found from its metadata alone or by reading every piece."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def facts(folder, **options):
     return [(one.kind, one.record, one.nbytes) for one in found if one.kind != "unnamed-file"]
 
 
-# --- what is wrong with it --------------------------------------------------------------------------------------------
+# --- faults -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_file_is_named(halves):

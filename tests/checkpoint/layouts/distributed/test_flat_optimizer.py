@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 import ckptmove
 
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
-#: Older torch writes the same options for these two, and people are told which one was assumed.
+#: Older torch writes the same options for these two; the report names the assumed one.
 ALIKE = ("Adam", "AdamW") if "decoupled_weight_decay" not in torch.optim.Adam([torch.ones(1)]).defaults else ()
 CHECKS = ("restore", "numbers", "step", "parity", "fresh")
 

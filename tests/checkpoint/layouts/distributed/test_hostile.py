@@ -1,4 +1,4 @@
-"""Metadata that nobody's training wrote: one line says so, in little time, and nothing in it is run."""
+"""Hostile metadata: a one-line error, in little time, and nothing in it is executed."""
 
 from __future__ import annotations
 

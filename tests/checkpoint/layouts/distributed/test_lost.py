@@ -1,4 +1,4 @@
-"""What one of two spellings of an optimizer has lost, and what is no optimizer's beside it: nothing is passed over."""
+"""Optimizers with keys in two forms: lost entries and other objects are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no tensor against an original: of distributed checkpoints and of files, however an optimizer is spelled."""
+"""Objects other than tensors, compared with an original, for files and distributed checkpoints in all forms of keys."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_what_has_changed_is_named(saver, answers, form, other, change):
     where, mine, theirs = CHANGES[change]
     path, original = saver.save(form, change), saver.save(other)
     restore = answers(path, against=original)["restore"]
-    if change is set_kind and "pt" in form + other:  # an object beside a list may be what it was made of
+    if change is set_kind and "pt" in form + other:  # it may have been made from the list on the other side
         assert restore["status"] == "passed"
         assert f"; {where} not compared" in restore["detail"]
         return
@@ -212,7 +212,7 @@ def test_counts_that_are_no_tensors_are_compared_too(saver, answers):
 
 
 def test_which_parameter_is_which_is_not_guessed(saver, answers):
-    """Of a model of other names nothing tells it."""
+    """Parameters of models with different names cannot be matched."""
 
     def rename(tree):
         tree["model"] = OrderedDict((f"net.{name}", value) for name, value in tree["model"].items())
@@ -226,7 +226,7 @@ def test_which_parameter_is_which_is_not_guessed(saver, answers):
 
 
 class Config(UserDict):
-    """A mapping of a class, of which a distributed checkpoint keeps the items."""
+    """A mapping of a class; a distributed checkpoint stores its items."""
 
 
 def saved(value):

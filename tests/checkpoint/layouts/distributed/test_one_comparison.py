@@ -1,4 +1,4 @@
-"""``diff`` and ``verify --against`` agree on what is a difference, devices aside."""
+"""``diff`` and ``verify --against`` find the same differences, except devices."""
 
 from __future__ import annotations
 

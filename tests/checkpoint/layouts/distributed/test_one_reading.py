@@ -1,4 +1,4 @@
-"""What is no tensor in a distributed checkpoint is read once, and gives the same findings to every command."""
+"""Objects of a distributed checkpoint are read once, and give the same findings in every command."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_convert_reads_every_byte_once(distributed, tmp_path, monkeypatch):
 
 
 def test_a_conversion_is_heard_of_before_each_piece_that_it_opens(distributed, tmp_path, monkeypatch):
-    """Whoever is told may end it: so Ctrl-C does, and a failure of another file."""
+    """A callback can stop the read: Ctrl-C does, and a failure of another file."""
     folder = distributed.save(tmp_path / "run", {name: torch.ones(2) for name in "abcdef"})
     events = []
     check = distributed_folders.checks_in

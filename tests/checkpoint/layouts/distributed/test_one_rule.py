@@ -1,6 +1,6 @@
-"""What the damage of one piece makes of each command: the same, whether a tensor is in it or what is none.
+"""Each command reports the damage of a piece in the same way, for tensors and for other objects.
 
-As a torch.save with a damaged storage: ``inspect`` and ``verify`` say no (exit 1), and nothing is written of it (3).
+As for a file with a damaged storage, ``inspect`` and ``verify`` exit 1, and ``convert`` writes nothing and exits 3.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import ckptmove
 from ckptmove.errors import CrcMismatch, DamagedArchive, DamagedPickle
 
 KINDS = {"crc": ("F801", CrcMismatch), "form": ("F802", DamagedArchive)}
-#: In each of the two pieces: what is changed, as it is found in the piece, and what that is to be.
+#: For each of the two pieces: the bytes to change, and their replacement.
 DAMAGE = {
     "the value": (lambda piece, value: piece.index(value), "crc"),
     "the pickle": (lambda piece, value: piece.index(b"\x80\x02") + 2, "crc"),
@@ -41,7 +41,7 @@ def folder(distributed, tmp_path):
 
 
 def spoil(distributed, folder, name, damage):
-    """Change a bit in a piece; returns what is to be said of it."""
+    """Change a bit in a piece; return the expected message."""
     place = next(one for key, one in distributed.metadata_of(folder).storage_data.items() if key.fqn == name)
     path = folder / "__0_0.distcp"
     data = bytearray(path.read_bytes())
@@ -63,7 +63,7 @@ def test_a_damaged_piece_is_an_answer_and_no_error_of_the_input(distributed, fol
     code, error = spoil(distributed, folder, name, damage)
     (finding,) = ckptmove.inspect(folder, check=True).findings
     assert (finding.code, finding.where) == (code, (f"__0_0.distcp/{name}",))
-    # Without --check no tensor is read, and what is none is read as far as its pickle.
+    # Without --check no tensor is read, and only the pickles of other objects.
     codes = [finding.code for finding in ckptmove.inspect(folder).findings]
     assert codes == [code] * (name == "o" and damage != "the name of a record")
     result = ckptmove.verify(folder, to="cpu")
@@ -89,7 +89,7 @@ def test_it_is_the_rule_of_a_storage_in_a_file(tmp_path):
 
 
 def test_what_says_what_there_is_cannot_be_damaged(distributed, folder, tmp_path):
-    """As ``data.pkl`` of a file: without it nothing can be said."""
+    """Damage in .metadata is an error, as in ``data.pkl`` of a file."""
     data = (folder / ".metadata").read_bytes()
     (folder / ".metadata").write_bytes(data.replace(b"storage_data", b"storage_dada"))
     for command in (
@@ -137,7 +137,7 @@ def deflated(piece):
 
 @pytest.mark.parametrize("name", ["w", "o"])
 def test_what_is_deflated_is_compared_too(distributed, tmp_path, name):
-    """Its CRC is that of what it inflates to: none that could be taken while the bytes are copied."""
+    """Its CRC is that of the inflated bytes, so it cannot be checked while the bytes are copied."""
     noise = torch.randint(256, (4000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     piece = deflated(saved(noise if name == "w" else [noise]))
     whole = {"w": (noise, [(0, (0,), (4000,))])}
@@ -164,7 +164,7 @@ def test_what_is_deflated_is_compared_too(distributed, tmp_path, name):
 
 
 def test_a_piece_of_fewer_bytes_than_its_tensor_is_damaged(distributed, folder, tmp_path):
-    """Its CRC is right: only what .metadata says, and its own pickle, tell that bytes are lacking."""
+    """Its CRC is right: only .metadata and its own pickle show that bytes are missing."""
     short = saved(torch.full((1,), 7.5)).replace(b"K\x01\x85", b"K\x02\x85").replace(b"cpuq\x04K\x01", b"cpuq\x04K\x02")
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(short)) as old, zipfile.ZipFile(buffer, "w") as new:

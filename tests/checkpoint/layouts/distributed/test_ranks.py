@@ -1,4 +1,4 @@
-"""Shares of ranks that saved without collectives, and files of a save that was interrupted."""
+"""Files of ranks that saved without collectives, and of an interrupted save."""
 
 from __future__ import annotations
 

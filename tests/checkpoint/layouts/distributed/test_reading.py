@@ -1,4 +1,4 @@
-"""Directories of torch.distributed.checkpoint: what the metadata says, and no device."""
+"""Directories of torch.distributed.checkpoint: facts from the metadata, without devices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def facts(folder, **options):
     return [(one.kind, one.record, one.nbytes) for one in ckptmove.inspect(folder, **options).inventory.facts]
 
 
-# --- what the metadata says -------------------------------------------------------------------------------------------
+# --- facts of the metadata --------------------------------------------------------------------------------------------
 
 
 def test_it_says_what_torch_reads(trained):

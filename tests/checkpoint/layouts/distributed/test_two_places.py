@@ -1,4 +1,4 @@
-"""Two places of one chunk or object in a ``.metadata``: which of them counts, told by what torch loads."""
+"""Two places of one chunk or object in a ``.metadata``: the one that torch loads counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Twice(dict):
 
 
 class Pickler(pickle._Pickler):
-    """Writes such a dict as any other."""
+    """Pickles as a plain dict."""
 
     dispatch: ClassVar = {**pickle._Pickler.dispatch, Twice: pickle._Pickler.save_dict}
 

@@ -1,4 +1,4 @@
-"""Distributed checkpoints verified: put together by us, and loaded by torch piece by piece and as a whole."""
+"""``verify`` of distributed checkpoints: tensors are assembled, and loaded by torch in pieces and as a whole."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_a_tensor_in_two_files_is_held_against_both(distributed, tmp_path, answe
 
 
 def share(distributed, folder):
-    """What two ranks with one and the same model leave, each its share of it."""
+    """A checkpoint of two ranks, each with a part of the model."""
     model, optimizer = training(((3, 3), (3, 3)))
     tensors, objects = {}, {}
     tree = {"model": model.state_dict(), **{f"optim.state.{k}": v for k, v in optimizer.state_dict()["state"].items()}}
@@ -312,7 +312,7 @@ def test_a_large_tensor_is_put_together_once_for_all_its_windows(distributed, tm
     monkeypatch.setattr(state, "_gather", lambda *of: gathered.append(of[1]) or original(*of))
     found = answers(folder, "cuda:0")
     assert statuses(found) == ["passed"] * 5
-    # What comes again, for each window, are the small ones alone.
+    # Only the small ones are read again for each window.
     assert gathered.count("model.0.weight") == gathered.count("optim.state.0.weight.exp_avg") == 1
     assert gathered.count("optim.state.0.weight.step") > 1
 

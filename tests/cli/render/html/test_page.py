@@ -15,7 +15,7 @@ import ckptmove.cli.render.html as package
 from ckptmove.cli.render.html.page import HEAD, data_block, whole_page
 
 ASSETS = Path(package.__file__).parent
-#: Elements with scripts and style, of which a browser runs those without a type.
+#: Elements with scripts and style. A browser runs those without a type.
 INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
