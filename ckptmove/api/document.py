@@ -217,8 +217,12 @@ def checkpoint(
         "findings": [_finding(finding) for finding in findings],
         "expected": _expected(expectation) if expectation else None,
         "unchecked": list(unchecked),
-        "remote": None if traffic is None else {"requests": traffic.requests, "bytes_read": traffic.nbytes},
+        "remote": _remote(traffic),
     }
+
+
+def _remote(traffic: Traffic | None) -> Json | None:
+    return None if traffic is None else {"requests": traffic.requests, "bytes_read": traffic.nbytes}
 
 
 def _summary(summary: CheckpointSummary) -> Json:
@@ -328,6 +332,7 @@ def result_to_json(result: VerifyResult) -> Json:
         "fixed": [one._asdict() for one in result.fixed],
         "unfixed": escaped(result.unfixed) or None,
         "fit": None if result.fit is None else result.fit._asdict(),
+        "remote": _remote(result.traffic),
         **_ranks(result.run),
     }
 

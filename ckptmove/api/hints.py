@@ -21,7 +21,7 @@ from ckptmove.limits import TREE_MEMORY
 from ckptmove.text import Argument, Phrase, ShellOnly, command_line, quoted, spelled_in_python
 from ckptmove.verification.case.patching import FixNotWritten
 from ckptmove.verification.case.script_file import ScriptUnusable
-from ckptmove.verification.downloading import VERIFY_IS_LOCAL, CopyExists
+from ckptmove.verification.downloading import VERIFY_IS_LOCAL, CopyExists, WholeNeeded
 from ckptmove.verification.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
 
 if TYPE_CHECKING:
@@ -211,8 +211,11 @@ def _(error: remote_errors.ArtifactAddress) -> str:
 
 @hint_for.register(remote_errors.NotLocal)
 def _(error: remote_errors.NotLocal) -> str:
+    download = Phrase("add ", Argument("download", "DIR"), ", which downloads it first")
+    if isinstance(error, WholeNeeded):
+        return download
     if error.operation == VERIFY_IS_LOCAL:
-        return Phrase("add ", Argument("download", "DIR"), ", which downloads it first")
+        return Phrase(download, ", or ", Argument("sample", "N"), ", which reads only the tensors of a sample")
     return "use a local path"
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.parts import TreeUse
     from ckptmove.io.contracts import Progress, Traffic
     from ckptmove.io.listing import Listing
+    from ckptmove.io.remote.partial_copy import PartialCopy
     from ckptmove.io.remote.source import RemoteSource
     from ckptmove.io.source import DiskPlace, FileSource
     from ckptmove.io.walk import WalkedFile
@@ -44,6 +45,7 @@ def open_checkpoint(
     outline: bool = False,
     progress: Progress | None = None,
     members: Sequence[WalkedFile] | None = None,
+    copy: PartialCopy | None = None,
 ) -> Iterator[OpenCheckpoint]:
     """Read a checkpoint without the bytes of its tensors, after undoing an interrupted conversion in place.
 
@@ -65,6 +67,7 @@ def open_checkpoint(
         outline: whether to make the outline.
         progress: called with the bytes checked so far and the total.
         members: the files of a directory that belong to the checkpoint, as a search has found them; None for all.
+        copy: a local copy of a remote checkpoint that keeps what is read, or None.
 
     Raises:
         UnreadableInput: if it is unreadable, damaged or not a checkpoint.
@@ -78,7 +81,7 @@ def open_checkpoint(
             location = as_location(location)
             traffic = None
             if isinstance(location, Address):
-                found, traffic = _remote(location, limits, stack, files=files, tree=tree, members=members)
+                found, traffic = _remote(location, limits, stack, files=files, tree=tree, members=members, copy=copy)
             elif is_folder(location):
                 found = _listing(location, limits, members)
             else:
@@ -131,12 +134,13 @@ def _remote(
     files: bool,
     tree: TreeUse,
     members: Sequence[WalkedFile] | None,
+    copy: PartialCopy | None,
 ) -> tuple[OpenCheckpoint | Listing, Traffic]:
     """Read a remote checkpoint file, or list a remote directory or archive; and the requests."""
     from ckptmove.io.remote.filesystem import list_members, open_remote
     from ckptmove.io.remote.source import RemoteSource
 
-    found = open_remote(address, limits) if members is None else list_members(address, members)
+    found = open_remote(address, limits, copy) if members is None else list_members(address, members)
     if isinstance(found, RemoteSource):
         return _read(found, None, limits, stack, files=files, tree=tree), found.traffic
     return found, found.traffic

@@ -16,7 +16,7 @@ from ckptmove.formats.contract import TORCH_SUFFIXES, Container
 from ckptmove.formats.zip_archive.append import append_records, original_directory, read_undo
 from ckptmove.formats.zip_archive.gaps import hidden_bytes
 from ckptmove.formats.zip_archive.index import DEFLATED, STORED, ZipDirectory, ZipRecord
-from ckptmove.formats.zip_archive.layout import LOCAL_BYTES, Layout, LocalHeaders, NewRecord
+from ckptmove.formats.zip_archive.layout import LOCAL_BYTES, Layout, LocalHeaders, NewRecord, plain_header
 from ckptmove.formats.zip_archive.names import (
     KNOWN_RECORDS,
     object_folder,
@@ -34,7 +34,7 @@ from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.machine import interpret_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
@@ -65,6 +65,7 @@ class TorchZip(Container):
     name = "torch-zip"
     is_torch_save = True
     is_mappable = True
+    allows_holes = True
     suffixes: ClassVar[tuple[str, ...]] = (*TORCH_SUFFIXES, ".zip", ".tar")  # model.pth.tar is common
     #: Records that are held in memory together: if one is compressed, lower limits apply to all of them.
     _own_pickles: ClassVar[tuple[str, ...]] = ("data.pkl",)
@@ -181,6 +182,24 @@ class TorchZip(Container):
         if record is None or record.method != STORED:
             return None
         return self._span(record)
+
+    def extents(self, keys: Collection[str]) -> Iterator[Span]:
+        """The records of the storages with their headers, and all records that are no storages, as far as torch knows.
+
+        Each ends where the next one starts: the length of a header is only in the header itself.
+        """
+        wanted = {self._storages[key].place for key in keys if key in self._storages}
+        wanted |= {record.place for name, record in self._inside.items() if name in KNOWN_RECORDS}
+        records = sorted(self._directory.records, key=lambda record: record.header_offset)
+        ends = [*(record.header_offset for record in records[1:]), self._directory.start]
+        for record, end in zip(records, ends, strict=True):
+            if record.place in wanted:
+                yield Span(record.header_offset, end)
+
+    def stand_ins(self) -> Iterator[tuple[int, bytes]]:
+        """A local header without an extra field for each record, from its entry in the directory."""
+        for record in self._directory.records:
+            yield record.header_offset, plain_header(self._directory, record)
 
     def storage_segment(self, key: str) -> Segment | None:
         """How a storage's record is copied, with the check of its CRC; inflated if it is deflated."""

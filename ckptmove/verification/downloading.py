@@ -1,4 +1,4 @@
-"""Download a checkpoint before it is verified: torch reads local files."""
+"""Download a checkpoint before it is verified, unless only a sample of it is read: torch reads local files."""
 
 from __future__ import annotations
 
@@ -23,8 +23,14 @@ class CopyExists(OutputExists):
     """The local copy of a checkpoint that ``verify`` would download already exists."""
 
 
+class WholeNeeded(NotLocal):
+    """The checks need more of a checkpoint at a URL than a sample of its tensors."""
+
+
 def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callable[[], None]) -> VerifyRequest:
-    """The request with a local path in place of a URL, which is downloaded to ``request.download``; not for ``fit``.
+    """The request with a local path in place of a URL, which is downloaded to ``request.download``.
+
+    Without ``download``, the URL stays if only the metadata (``fit``) or a sample is read.
 
     Args:
         request: the options of ``verify``.
@@ -33,7 +39,8 @@ def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callab
 
     Raises:
         CopyExists: if the copy exists.
-        NotLocal: if the path is a URL and ``download`` is not set, or the original is a URL.
+        NotLocal: if the path is a URL and neither ``download`` nor ``sample`` is set, or the original is a URL.
+        WholeNeeded: if the path is a URL, ``download`` is not set, and a sample is not enough.
         CkptMoveError: as of :func:`ckptmove.io.remote.download.download`.
     """
     if isinstance(request.against, Address):
@@ -41,7 +48,12 @@ def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callab
     if not isinstance(request.path, Address) or request.fit is not None:  # --fit reads only the metadata
         return request
     if request.download is None:
-        raise NotLocal(request.path, VERIFY_IS_LOCAL)
+        for option in ("against", "case", "script"):
+            if getattr(request, option) is not None:
+                raise WholeNeeded(request.path, Phrase(Argument(option), " needs the whole checkpoint"))
+        if request.sample is None:
+            raise NotLocal(request.path, VERIFY_IS_LOCAL)
+        return request
     from ckptmove.io.remote.download import download
 
     try:

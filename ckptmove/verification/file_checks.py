@@ -56,7 +56,7 @@ def check_file(parts: Sequence[OpenPart], *, is_checked: bool = True) -> CheckRe
         is_checked: whether CRCs were compared for parts that have them.
     """
     size = sum(part.inventory.size_bytes for part in parts)
-    unchecked = [part.name or part.path for part in parts if not part.has_checksums]
+    unchecked = [part.name or part.path for part in parts if is_checked and not part.has_checksums]
     crcs = "every CRC matches"
     if any(part.is_distributed for part in parts):
         crcs += ", except that .metadata has none"

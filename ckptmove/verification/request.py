@@ -33,6 +33,7 @@ class VerifyRequest(NamedTuple):
         timeout: longest time of the child process in seconds, or None.
         download: local path of the copy, if ``path`` is a URL, or None.
         sample: number of parameters of each optimizer, and of other tensors, to check; None for all.
+        is_partial: whether ``path`` is a copy that has only the bytes of the sample, for a child.
         jobs: largest number of child processes, or None for as many as there are cores; for a child, their number.
         rank: index of a child among them.
         fit: number of devices and memory of each, ``64x80GiB``, for the check of the memory alone; None for the others.
@@ -59,6 +60,7 @@ class VerifyRequest(NamedTuple):
     timeout: float | None = None
     download: str | None = None
     sample: int | None = None
+    is_partial: bool = False
     jobs: int | None = None
     rank: int = 0
     fit: str | None = None

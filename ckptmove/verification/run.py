@@ -29,6 +29,7 @@ from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_com
 from ckptmove.verification.evidence import VerifyResult
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
 from ckptmove.verification.fit import verify_fit
+from ckptmove.verification.sample_copy import copy_of_sample, filled, of_whole
 from ckptmove.verification.sampling import choose_sample
 from ckptmove.verification.step.optimizers import check_override
 from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
@@ -95,7 +96,8 @@ def verify_checkpoint(
             original = until_compared.enter_context(open_checkpoint(request.against, limits, keep_trees=True))
             limit_tensor_sizes(original, limits)
             nbytes, read_from, source = original.nbytes, original.read_from, original.inventory
-        checkpoint = stack.enter_context(open_checkpoint(request.path, limits, keep_trees=True))
+        copy = stack.enter_context(copy_of_sample(request.path))
+        checkpoint = stack.enter_context(open_checkpoint(request.path, limits, keep_trees=True, copy=copy))
         if original is not None:
             _refuse_stranger(checkpoint, original, expected(original, checkpoint, request.remap, limits))
         del original  # the child reads it again, and needs the memory
@@ -110,6 +112,7 @@ def verify_checkpoint(
             raise UsageError(
                 Phrase(Argument("device_memory"), " is the memory of an accelerator: name one with ", Argument("to"))
             )
+        asked = filled(checkpoint, copy, asked, progress)
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with ExitStack() as running:
             process, *others = _start(running, command or worker_command(), asked)
@@ -117,8 +120,9 @@ def verify_checkpoint(
             findings, here, sample = checks_without_torch(checkpoint, facts, request, source)
             answers = collect(process, stage, (*CHILD_CHECKS, *cases), timeout, others)
         # The child's answers are worthless if files changed: it may have read parts of both versions.
-        for place in (*read_from, *checkpoint.read_from):
+        for place in read_from:
             place.require_unchanged()
+        checkpoint.require_unchanged()
     if answers.torch_failure:
         raise TorchBroken(answers.torch_failure)
     if answers.unusable:
@@ -129,7 +133,7 @@ def verify_checkpoint(
     if SCRIPT in cases:
         found["placement"] = _placed_by_script(found["placement"], found[SCRIPT])
     checks = tuple(fail_on_findings(found[name], findings) for name in (*CHECKS, *cases))
-    return verdict(asked, answers, checks, findings, sample)
+    return of_whole(verdict(asked, answers, checks, findings, sample), checkpoint, copy)
 
 
 def _jobs(request: VerifyRequest, nbytes: int) -> int:

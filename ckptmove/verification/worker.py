@@ -167,10 +167,11 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS) -
         sample = choose_sample(inventory, pairings, request.sample, request.seed) if request.sample else None
         own = share(checkpoint, pairings, group.rank, group.size) if group.size > 1 else None
         loaded = LoadedFiles(checkpoint.parts, stored, sample=sample, share=own)
-        counters = _counters(checkpoint, stored) if group.rank == 0 else Counters()
+        seen = sample.names if sample is not None and request.is_partial else None
+        counters = _counters(checkpoint, stored, seen) if group.rank == 0 else Counters()
         numbers = NumbersTally.of(inventory, _trained(paired), counters)
         restore = survey(inventory, stored, loaded, numbers, sample, own, group)
-        refused = refused_states(inventory, stored)
+        refused = refused_states(inventory, stored, seen)
         if refused and restore.status != "failed":
             restore = failed("restore", refused.failures("refused by torch's generators: "), **dict(restore.evidence))
         original: OriginalTensors | None = None
@@ -191,9 +192,9 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS) -
             _emit_training(bench, emit)
 
 
-def _counters(checkpoint: OpenCheckpoint, stored: StoredTensors) -> Counters:
-    """Step counts, and the plain numbers of schedulers and scalers."""
-    counters = check_counters(checkpoint.inventory, stored)
+def _counters(checkpoint: OpenCheckpoint, stored: StoredTensors, names: frozenset[str] | None) -> Counters:
+    """Step counts, of these tensors or of all, and the plain numbers of schedulers and scalers."""
+    counters = check_counters(checkpoint.inventory, stored, names)
     for part in checkpoint.parts:
         for fault in broken_numbers(part.tree()):
             counters.faults.add(part.full_name(fault))

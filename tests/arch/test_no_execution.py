@@ -60,7 +60,7 @@ GUARDED_MODULES = {
     "resource": "verification/memory.py",  # lowers the limit of its own process
     "importlib": "verification/run.py verification/case/user_code.py verification/imports.py",
     # write bytes of tensors, and the output of the user's script; find the folder of generated files
-    "tempfile": "io/spool.py verification/case/script.py verification/case/user_code.py",
+    "tempfile": "io/spool.py io/remote/partial_copy.py verification/case/script.py verification/case/user_code.py",
     "atexit": "verification/case/script.py",  # ends a script that does not end
     "urllib": "cli/render/sarif.py io/remote/address.py",  # quotes a path, splits URLs
     "socket": "io/remote/failures.py verification/mesh/meeting.py",  # names an error; connects the ranks of one run

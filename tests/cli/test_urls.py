@@ -177,6 +177,19 @@ def test_verify_downloads_first(ask, server, simulates) -> None:
     assert "--" not in again["error"]["hint"]
 
 
+def test_verify_reads_a_sample_without_a_download(ask, say, server, bench) -> None:
+    pytest.importorskip("torch")
+    url = f"{server.url}/adamw-cuda3.pth?token={SECRET}"
+    found = ask("verify", url, "--sample", "1", "--to", "cpu", "--keep", "*")
+    (result,) = found["results"]
+    assert result["remote"] == {"requests": len(server.log), "bytes_read": server.sent}
+    assert result["path"] == f"{server.url}/adamw-cuda3.pth?token=***"
+    said = say("verify", url, "--sample", "1", "--to", "cpu", "--keep", "*")
+    assert " in 1 request\n" in said.out
+    assert {path.name for path in bench.iterdir()} == {"run.pth", "dragged.pth"}
+    assert ask("verify", "run.pth", "--sample", "1", "--to", "cpu")["results"][0]["remote"] is None
+
+
 def test_verify_downloads_files_of_one_name_into_folders(ask, server, simulates) -> None:
     found = ask("verify", f"{server.url}/runs/*/last.pth", "run.pth", "--download", "here", "--to", "cpu")
     paths = [Path(result["path"]) for result in found["results"]]

@@ -29,7 +29,7 @@ from ckptmove.model import Span
 from ckptmove.pickles.rebuild_arguments import contiguous
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from ckptmove.checkpoint.layouts.open_files import OpenFiles
     from ckptmove.checkpoint.parts import OpenPart
@@ -158,6 +158,11 @@ class ShardsPart(PiecedPart):
         )
         return StoredBytes(whole, Span(0, tensor.nbytes), self.byteorder)
 
+    def extents(self, keys: Collection[str]) -> Iterator[tuple[str, Span]]:
+        for key in keys:
+            for piece in self.tensors[key].pieces:
+                yield self._full(piece.file), self._spans[piece.file, key]
+
     def pieces_of(self, key: str) -> Iterator[StoredPiece]:
         for piece in self.tensors[key].pieces:
             yield StoredPiece(self._source(piece.file), piece.file, self._table.name, piece.chunk, key)
@@ -183,4 +188,7 @@ class ShardsPart(PiecedPart):
         return ChunkElements(StoredBytes(self._source(piece.file), span, "little"), record, span)
 
     def _source(self, file: str) -> ByteSource:
-        return self._files.source(f"{self._folder.path}/{file}" if self._folder.path else file)
+        return self._files.source(self._full(file))
+
+    def _full(self, file: str) -> str:
+        return f"{self._folder.path}/{file}" if self._folder.path else file

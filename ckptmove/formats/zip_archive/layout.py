@@ -195,6 +195,14 @@ class LocalHeaders:
         return self._window[start - self._window_start : end - self._window_start]
 
 
+def plain_header(directory: ZipDirectory, record: ZipRecord) -> bytes:
+    """The local header of a record as miniz and zipfile write it, but without an extra field."""
+    start, name = record.raw_start, directory.raw_name(record)
+    fixed, sums, name_bytes = _CENTRAL_GROUPS.unpack_from(directory.raw, start)
+    sums = _DEFERRED if record.flags & FLAG_DESCRIPTOR else sums
+    return _LOCAL_GROUPS.pack(LOCAL_SIGNATURE, fixed, sums, name_bytes, 0) + name
+
+
 def emit_descriptor(crc: int, nbytes: int, *, is_wide: bool) -> bytes:
     """The data descriptor after a plainly stored record."""
     return struct.pack("<4sL2Q" if is_wide else "<4s3L", _DESCRIPTOR_SIGNATURE, crc, nbytes, nbytes)

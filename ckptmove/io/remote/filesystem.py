@@ -22,6 +22,7 @@ from ckptmove.io.walk import WalkedFile, fingerprint, is_left_out
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ckptmove.io.remote.partial_copy import PartialCopy
     from ckptmove.io.remote.source import RemoteFile
     from ckptmove.io.source import DiskPlace
     from ckptmove.limits import Limits
@@ -84,8 +85,13 @@ def _artifact(address: Address) -> ArtifactAddress:
     return ArtifactAddress(str(address), "MLflow", command)
 
 
-def open_remote(address: Address, limits: Limits) -> RemoteSource | RemoteListing:
+def open_remote(address: Address, limits: Limits, copy: PartialCopy | None = None) -> RemoteSource | RemoteListing:
     """Open a remote file, or list a remote directory.
+
+    Args:
+        address: the URL.
+        limits: resource limits for listing a directory.
+        copy: a copy that keeps what is read, or None.
 
     Raises:
         UsageError: as of :func:`find_place`.
@@ -98,12 +104,15 @@ def open_remote(address: Address, limits: Limits) -> RemoteSource | RemoteListin
     if address.place is None and not address.is_http:
         place.fs.invalidate_cache()  # of an earlier call in this process
     if address.url.endswith("/"):
-        return _list_directory(address, place, limits, traffic)
+        return _list_directory(address, place, limits, traffic, copy)
     if address.is_http:
-        return RemoteSource(HttpFile(address, place.fs, traffic), traffic)
-    traffic.add(requests=address.place is None)
-    file = _open(address, place, traffic)
-    return _list_directory(address, place, limits, traffic) if file is None else RemoteSource(file, traffic)
+        file: RemoteFile | None = HttpFile(address, place.fs, traffic)
+    else:
+        traffic.add(requests=address.place is None)
+        file = _open(address, place, traffic)
+    if file is None:
+        return _list_directory(address, place, limits, traffic, copy)
+    return RemoteSource(file if copy is None else copy.keep(file), traffic)
 
 
 def expand(address: Address) -> list[str]:
@@ -197,6 +206,7 @@ class RemoteListing(Listing):
         addresses: the address of each file, by its path in the directory.
         traffic: requests for the directory and its files.
         heads: files of a web server whose first bytes were read for their sizes.
+        copy: a copy that keeps what is read, or None.
         opened: the files that were opened last. Inventory, objects and step counts are read in turn, and most files are
             answered from one window.
     """
@@ -205,6 +215,7 @@ class RemoteListing(Listing):
     addresses: Mapping[str, Address] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     heads: dict[str, HttpFile] = field(default_factory=dict)
+    copy: PartialCopy | None = None
     opened: dict[str, RemoteSource] = field(default_factory=dict)
 
     def full(self, path: str) -> str:
@@ -213,7 +224,11 @@ class RemoteListing(Listing):
 
     def open(self, path: str) -> RemoteSource:
         """The bytes of a file; the caller closes them. Errors as of :func:`open_remote`."""
-        source = self.opened.pop(path, None) or RemoteSource(self._file(path), self.traffic, is_shared=True)
+        source = self.opened.pop(path, None)
+        if source is None:
+            file = self._file(path)
+            file = file if self.copy is None else self.copy.keep(file, path)
+            source = RemoteSource(file, self.traffic, is_shared=True)
         while len(self.opened) >= _MOST_OPENED:
             self.opened.pop(next(iter(self.opened)))
         self.opened[path] = source
@@ -244,7 +259,9 @@ class RemoteListing(Listing):
         """Do nothing: a file is compared with itself while it is read."""
 
 
-def _list_directory(address: Address, place: Place, limits: Limits, traffic: Traffic) -> RemoteListing:
+def _list_directory(
+    address: Address, place: Place, limits: Limits, traffic: Traffic, copy: PartialCopy | None
+) -> RemoteListing:
     """List a remote directory with everything below it."""
     traffic.add(requests=1)
     found = _find(address, place)
@@ -253,7 +270,7 @@ def _list_directory(address: Address, place: Place, limits: Limits, traffic: Tra
     if not found:
         raise MissingFile(str(address))
     whole = {path: one for path, one in found.items() if not is_unfinished(path.rpartition("/")[2])}
-    return _listing(address, place, {path: (name, one["size"]) for path, (name, one) in whole.items()}, traffic)
+    return _listing(address, place, {path: (name, one["size"]) for path, (name, one) in whole.items()}, traffic, copy)
 
 
 def _find(address: Address, place: Place) -> dict[str, tuple[str, Mapping[str, Any]]]:
@@ -271,7 +288,11 @@ def _find(address: Address, place: Place) -> dict[str, tuple[str, Mapping[str, A
 
 
 def _listing(
-    address: Address, place: Place, found: Mapping[str, tuple[str, int | None]], traffic: Traffic
+    address: Address,
+    place: Place,
+    found: Mapping[str, tuple[str, int | None]],
+    traffic: Traffic,
+    copy: PartialCopy | None = None,
 ) -> RemoteListing:
     """The listing of a folder with these files: for each path in it, the name and the size."""
     fs = place.fs
@@ -298,6 +319,7 @@ def _listing(
         addresses,
         traffic,
         heads,
+        copy,
     )
 
 

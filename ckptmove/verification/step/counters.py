@@ -63,10 +63,16 @@ class Counters:
     uneven: list[Uneven] = field(default_factory=list)
 
 
-def check_counters(inventory: Inventory, stored: StoredTensors) -> Counters:
-    """Check every step count. Counts whose bytes cannot be read are left to the checks of the file."""
+def check_counters(inventory: Inventory, stored: StoredTensors, names: frozenset[str] | None = None) -> Counters:
+    """Check every step count. Counts whose bytes cannot be read are left to the checks of the file.
+
+    Args:
+        inventory: the checkpoint.
+        stored: its tensors.
+        names: names of the tensors that can be read; None for all.
+    """
     counters = Counters()
-    for optimizer in inventory.optimizers:
+    for optimizer in inventory.optimizers if names is None else (_readable(one, names) for one in inventory.optimizers):
         groups = {key: group for group in optimizer.groups for key in group.params}
         counts: dict[str, list[tuple[str, float]]] = {}
         for path, value in _out_of_bounds(optimizer, stored):
@@ -82,6 +88,15 @@ def check_counters(inventory: Inventory, stored: StoredTensors) -> Counters:
                 counts.setdefault(groups[entry.key].where, []).append((path, count))
         counters.uneven += filter(None, (_uneven(where, of_group) for where, of_group in counts.items()))
     return counters
+
+
+def _readable(optimizer: OptimizerRecord, names: frozenset[str]) -> OptimizerRecord:
+    """An optimizer with the tensors of its state that can be read."""
+    state = (
+        entry._replace(tensors=tuple(pair for pair in entry.tensors if pair[1].name in names))
+        for entry in optimizer.state
+    )
+    return optimizer._replace(state=tuple(state))
 
 
 def _counts(optimizer: OptimizerRecord, stored: StoredTensors) -> Iterator[tuple[StateEntry, str, float]]:
