@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import typer.testing
+import untraced
 import warm_worker
 
 from ckptmove.verification import child
@@ -18,6 +19,9 @@ from ckptmove.verification import child
 # Before torch is imported: tests run in a process for each processor, and their tensors are small. Waiting for a second
 # thread can take a hundred times as long as the operation.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Each process that a test starts would compile the modules that it imports, which takes as long as most commands do.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,6 +42,16 @@ def built_commands():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.testing, "_get_command", functools.cache(typer.testing._get_command))
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Coverage measures no process that a test marked with `no_cover` starts, like the test itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("no_cover"):
+            for name in os.environ.keys() - untraced.environment().keys():
+                patch.delenv(name)
+        return (yield)
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -64,11 +64,9 @@ OS_WITHOUT_PATHS = {
     "getpid", "killpg", "linesep", "name", "O_RDONLY", "open", "pathsep", "read", "sep", "strerror", "write",
 }  # fmt: skip
 
-MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 
-
-def name_of(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
+def name_of(path: str) -> str:
+    parts = path.removesuffix(".py").split("/")
     return ".".join(parts[:-1]) if parts[-1] == "__init__" and len(parts) > 1 else ".".join(parts)
 
 
@@ -79,11 +77,16 @@ def row_of(module: str) -> int:
     raise AssertionError(f"{module} is on no row: give it a place on the map")
 
 
-@cache
-def imports_of(path: Path) -> list[tuple[str, int]]:
-    """Every module that a file imports, wherever in the file, with the line."""
+class Imports(NamedTuple):
+    """What a module imports, wherever in the file, with the lines: all of it, and the modules of ckptmove."""
+
+    all: list[tuple[str, int]]
+    inner: set[tuple[str, int]]
+
+
+def imports_of(path: str, nodes: list[ast.AST]) -> list[tuple[str, int]]:
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -95,18 +98,23 @@ def imports_of(path: Path) -> list[tuple[str, int]]:
     return found
 
 
-@cache
-def inner_imports(path: Path) -> set[tuple[str, int]]:
-    names = {name_of(module) for module in MODULES}
-    inner = set()
-    for module, line in imports_of(path):
-        if module == "ckptmove":
-            inner.add(("__init__", line))
-        elif module.startswith("ckptmove."):
-            name = module.removeprefix("ckptmove.")
-            assert name in names, f"{path}:{line}: {module} is no module"
-            inner.add((name, line))
-    return inner
+@pytest.fixture(scope="module")
+def imports(modules) -> dict[str, Imports]:
+    """What each module imports, by its dotted name."""
+    names = {name_of(module.path) for module in modules}
+    found = {}
+    for path, _, nodes in modules:
+        inner = set()
+        imported = imports_of(path, nodes)
+        for module, line in imported:
+            if module == "ckptmove":
+                inner.add(("__init__", line))
+            elif module.startswith("ckptmove."):
+                name = module.removeprefix("ckptmove.")
+                assert name in names, f"{path}:{line}: {module} is no module"
+                inner.add((name, line))
+        found[name_of(path)] = Imports(imported, inner)
+    return found
 
 
 def is_room(module: str) -> bool:
@@ -114,20 +122,17 @@ def is_room(module: str) -> bool:
     return (PACKAGE / Path(*module.split("."))).is_dir()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_point_down(path: Path) -> None:
-    importer = name_of(path)
-    if is_room(importer):
-        assert not inner_imports(path), "a room's __init__ is a sign on the door"
-        return
-    for imported, line in inner_imports(path):
-        if is_room(imported) or (imported, importer) == ("__init__", "cli.options"):  # the version
-            continue
-        assert row_of(imported) <= row_of(importer), f"{importer}:{line} imports {imported}"
+def test_imports_point_down(imports) -> None:
+    for importer, (_, inner) in imports.items():
+        assert not (is_room(importer) and inner), f"{importer}: a room's __init__ is a sign on the door"
+        for imported, line in inner:
+            if is_room(imported) or (imported, importer) == ("__init__", "cli.options"):  # the version
+                continue
+            assert row_of(imported) <= row_of(importer), f"{importer}:{line} imports {imported}"
 
 
-def test_no_circles_inside_a_row() -> None:
-    edges = {name_of(path): {name for name, _ in inner_imports(path)} for path in MODULES}
+def test_no_circles_inside_a_row(imports) -> None:
+    edges = {importer: {name for name, _ in inner} for importer, (_, inner) in imports.items()}
     done: set[str] = set()
 
     def visit(module: str, trail: tuple[str, ...]) -> None:
@@ -141,33 +146,31 @@ def test_no_circles_inside_a_row() -> None:
         visit(module, ())
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_third_parties_stay_in_their_homes(path: Path) -> None:
-    room = name_of(path).partition(".")[0]
-    for module, line in imports_of(path):
-        top = module.partition(".")[0]
-        if top in {"ckptmove", "__future__"} or top in sys.stdlib_module_names:
-            continue
-        assert top in HOMES, f"{path}:{line}: {top} is not declared"
-        assert room in HOMES[top], f"{name_of(path)}:{line} imports {top}"
+def test_third_parties_stay_in_their_homes(imports) -> None:
+    for importer, (imported, _) in imports.items():
+        for module, line in imported:
+            top = module.partition(".")[0]
+            if top in {"ckptmove", "__future__"} or top in sys.stdlib_module_names:
+                continue
+            assert top in HOMES, f"{importer}:{line}: {top} is not declared"
+            assert importer.partition(".")[0] in HOMES[top], f"{importer}:{line} imports {top}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_paths_of_checkpoints_are_handled_in_io(path: Path) -> None:
+def test_paths_of_checkpoints_are_handled_in_io(modules, imports) -> None:
     """A checkpoint is a location and a source of bytes to every other room, so that it need not be on a disk."""
-    module = name_of(path)
-    if any(module == room or module.startswith(f"{room}.") for room in PATH_ROOMS):
-        return
-    for imported, line in imports_of(path):
-        assert imported.partition(".")[0] not in PATH_MODULES, f"{module}:{line} imports {imported}"
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
-            assert node.attr in OS_WITHOUT_PATHS, f"{module}:{node.lineno} uses os.{node.attr}"
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id != "open", f"{module}:{node.lineno} opens a file"
+    for path, _, nodes in modules:
+        module = name_of(path)
+        if any(module == room or module.startswith(f"{room}.") for room in PATH_ROOMS):
+            continue
+        for imported, line in imports[module].all:
+            assert imported.partition(".")[0] not in PATH_MODULES, f"{module}:{line} imports {imported}"
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+                assert node.attr in OS_WITHOUT_PATHS, f"{module}:{node.lineno} uses os.{node.attr}"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id != "open", f"{module}:{node.lineno} opens a file"
 
 
-def test_every_row_is_of_a_module_that_is_there() -> None:
-    names = {name_of(path) for path in MODULES}
+def test_every_row_is_of_a_module_that_is_there(imports) -> None:
     for entry in (entry for row in ROWS for entry in row):
-        assert entry in names or any(name.startswith(entry.removesuffix("*")) for name in names), entry
+        assert entry in imports or any(name.startswith(entry.removesuffix("*")) for name in imports), entry

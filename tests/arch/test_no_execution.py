@@ -8,15 +8,6 @@ from __future__ import annotations
 
 import ast
 import sys
-from functools import lru_cache
-from pathlib import Path
-
-import pytest
-
-import ckptmove
-
-PACKAGE = Path(ckptmove.__file__).parent
-MODULES = sorted(PACKAGE.rglob("*.py"))
 
 #: Names that may not occur: these execute data.
 EXECUTING = {
@@ -129,15 +120,6 @@ BY_NAME = {
 }
 
 
-def relative(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
-
-
-@lru_cache(maxsize=1)
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 def dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         return node.id
@@ -146,10 +128,10 @@ def dotted(node: ast.expr) -> str:
     return ""
 
 
-def named(tree: ast.Module) -> list[tuple[int, str]]:
+def named(nodes: list[ast.AST]) -> list[tuple[int, str]]:
     """Every name in a module that is looked up or imported, dotted as far as it is written so, with its line."""
     found: list[tuple[int, str]] = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name | ast.Attribute):
             found.append((node.lineno, dotted(node) or getattr(node, "attr", "")))
         elif isinstance(node, ast.Import):
@@ -159,115 +141,101 @@ def named(tree: ast.Module) -> list[tuple[int, str]]:
     return found
 
 
-#: The scope makes all tests of one module run in a row: it is parsed once.
-EVERY_MODULE = pytest.mark.parametrize("path", MODULES, ids=relative, scope="module")
+def test_no_module_can_execute_what_it_reads(modules) -> None:
+    for path, _, nodes in modules:
+        forbidden = EXECUTING - MAY_NAME.get(path, set())
+        for line, name in named(nodes):
+            assert name != "compile" or "exec" in MAY_NAME.get(path, set()), f"{path}:{line} names compile"
+            assert forbidden.isdisjoint(name.split(".")), f"{path}:{line} names {name}"
+            whole = f"{name}."
+            assert not any(whole.startswith(f"{one}.") for one in EXECUTING_DOTTED), f"{path}:{line} names {name}"
 
 
-@EVERY_MODULE
-def test_no_module_can_execute_what_it_reads(path: Path) -> None:
-    for line, name in named(parsed(path)):
-        assert name != "compile" or "exec" in MAY_NAME.get(relative(path), set()), (
-            f"{relative(path)}:{line} names compile"
-        )
-        forbidden = EXECUTING - MAY_NAME.get(relative(path), set())
-        assert forbidden.isdisjoint(name.split(".")), f"{relative(path)}:{line} names {name}"
-        assert not any(f"{name}.".startswith(f"{whole}.") for whole in EXECUTING_DOTTED), (
-            f"{relative(path)}:{line} names {name}"
-        )
+def test_only_harmless_modules_are_imported(modules) -> None:
+    for path, _, nodes in modules:
+        for node in nodes:
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+                assert node.level == 0, f"{path}:{node.lineno} imports by a relative name"
+            for name in names:
+                top = name.partition(".")[0]
+                if top in sys.stdlib_module_names and top not in HARMLESS_MODULES:
+                    assert path in GUARDED_MODULES.get(top, "").split(), f"{path}:{node.lineno} imports {name}"
 
 
-@EVERY_MODULE
-def test_only_harmless_modules_are_imported(path: Path) -> None:
-    for node in ast.walk(parsed(path)):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-            assert node.level == 0, f"{relative(path)}:{node.lineno} imports by a relative name"
-        for name in names:
-            top = name.partition(".")[0]
-            if top in sys.stdlib_module_names and top not in HARMLESS_MODULES:
-                assert relative(path) in GUARDED_MODULES.get(top, "").split(), (
-                    f"{relative(path)}:{node.lineno} imports {name}"
-                )
+def test_of_the_system_only_files_are_used(modules) -> None:
+    for path, _, nodes in modules:
+        for line, name in named(nodes):
+            if name.startswith("os."):
+                used = name.split(".")[1]
+                is_allowed = used in HARMLESS_OS or path in GUARDED_OS.get(used, "").split()
+                assert is_allowed, f"{path}:{line} uses {name}"
 
 
-@EVERY_MODULE
-def test_of_the_system_only_files_are_used(path: Path) -> None:
-    for line, name in named(parsed(path)):
-        if name.startswith("os."):
-            used = name.split(".")[1]
-            is_allowed = used in HARMLESS_OS or relative(path) in GUARDED_OS.get(used, "").split()
-            assert is_allowed, f"{relative(path)}:{line} uses {name}"
+def test_nothing_is_looked_up_by_a_name_that_a_file_chose(modules) -> None:
+    for path, _, nodes in modules:
+        for node in nodes:
+            if not isinstance(node, ast.Call):
+                continue
+            name = dotted(node.func)
+            if name in {"getattr", "setattr", "delattr", "hasattr"}:
+                is_constant = isinstance(node.args[1], ast.Constant)
+                assert is_constant or ast.unparse(node) in BY_NAME, f"{path}:{node.lineno} {ast.unparse(node)}"
+            elif name in {"vars", "globals", "locals"}:
+                assert ast.unparse(node) in BY_NAME, f"{path}:{node.lineno} {ast.unparse(node)}"
+            elif name == "type":
+                assert len(node.args) == 1, f"{path}:{node.lineno} makes a class"
 
 
-@EVERY_MODULE
-def test_nothing_is_looked_up_by_a_name_that_a_file_chose(path: Path) -> None:
-    for node in ast.walk(parsed(path)):
-        if not isinstance(node, ast.Call):
-            continue
-        name = dotted(node.func)
-        if name in {"getattr", "setattr", "delattr", "hasattr"}:
-            is_constant = isinstance(node.args[1], ast.Constant)
-            assert is_constant or ast.unparse(node) in BY_NAME, f"{relative(path)}:{node.lineno} {ast.unparse(node)}"
-        elif name in {"vars", "globals", "locals"}:
-            assert ast.unparse(node) in BY_NAME, f"{relative(path)}:{node.lineno} {ast.unparse(node)}"
-        elif name == "type":
-            assert len(node.args) == 1, f"{relative(path)}:{node.lineno} makes a class"
+def test_no_text_is_a_template(modules) -> None:
+    for path, _, nodes in modules:
+        for node in nodes:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                method, owner = node.func.attr, node.func.value
+                assert method not in {"format_map", "vformat", "safe_substitute", "substitute"}, f"{path}:{node.lineno}"
+                is_constant = isinstance(owner, ast.Constant)
+                assert method != "format" or is_constant, f"{path}:{node.lineno} formats what is no constant"
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+                assert not isinstance(node.left, ast.JoinedStr), f"{path}:{node.lineno} formats what is no constant"
 
 
-@EVERY_MODULE
-def test_no_text_is_a_template(path: Path) -> None:
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            method, owner = node.func.attr, node.func.value
-            assert method not in {"format_map", "vformat", "safe_substitute", "substitute"}, (
-                f"{relative(path)}:{node.lineno}"
-            )
-            if method == "format":
-                assert isinstance(owner, ast.Constant), f"{relative(path)}:{node.lineno} formats what is no constant"
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and isinstance(node.left, ast.JoinedStr):
-            pytest.fail(f"{relative(path)}:{node.lineno} formats what is no constant")
+def test_torch_load_is_called_in_weights_only_mode_and_only_by_verify(modules) -> None:
+    for path, _, nodes in modules:
+        calls = 0
+        for node in nodes:
+            if isinstance(node, ast.Call) and dotted(node.func) in {"torch.load", "torch.serialization.load"}:
+                calls += 1
+                assert path.startswith("verification/"), f"{path}:{node.lineno} calls torch.load"
+                modes = [keyword.value for keyword in node.keywords if keyword.arg == "weights_only"]
+                assert len(modes) == 1, f"{path}:{node.lineno} does not say weights_only"
+                assert isinstance(modes[0], ast.Constant), f"{path}:{node.lineno} decides weights_only at run time"
+                assert modes[0].value is True, f"{path}:{node.lineno} unpickles"
+        # By no other name: not kept in a variable, and not imported as one.
+        names = [name for _, name in named(nodes) if name in {"torch.load", "torch.serialization.load"}]
+        assert len(names) == calls, f"{path} has torch.load by another name"
 
 
-@EVERY_MODULE
-def test_torch_load_is_called_in_weights_only_mode_and_only_by_verify(path: Path) -> None:
-    calls = 0
-    tree = parsed(path)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and dotted(node.func) in {"torch.load", "torch.serialization.load"}:
-            calls += 1
-            assert relative(path).startswith("verification/"), f"{relative(path)}:{node.lineno} calls torch.load"
-            modes = [keyword.value for keyword in node.keywords if keyword.arg == "weights_only"]
-            assert len(modes) == 1, f"{relative(path)}:{node.lineno} does not say weights_only"
-            assert isinstance(modes[0], ast.Constant), (
-                f"{relative(path)}:{node.lineno} decides weights_only at run time"
-            )
-            assert modes[0].value is True, f"{relative(path)}:{node.lineno} unpickles"
-    # By no other name: not kept in a variable, and not imported as one.
-    names = [name for _, name in named(tree) if name in {"torch.load", "torch.serialization.load"}]
-    assert len(names) == calls, f"{relative(path)} has torch.load by another name"
-
-
-@EVERY_MODULE
-def test_a_process_is_started_without_a_shell(path: Path) -> None:
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Call):
-            assert all(keyword.arg != "shell" for keyword in node.keywords), f"{relative(path)}:{node.lineno}"
-            if dotted(node.func).startswith("subprocess."):
-                assert dotted(node.func) == "subprocess.Popen", f"{relative(path)}:{node.lineno}"
-
-
-def test_every_exception_is_still_needed() -> None:
-    calls, imported = set(), set()
-    for path in MODULES:
-        for node in ast.walk(parsed(path)):
+def test_a_process_is_started_without_a_shell(modules) -> None:
+    for path, _, nodes in modules:
+        for node in nodes:
             if isinstance(node, ast.Call):
+                assert all(keyword.arg != "shell" for keyword in node.keywords), f"{path}:{node.lineno}"
+                if dotted(node.func).startswith("subprocess."):
+                    assert dotted(node.func) == "subprocess.Popen", f"{path}:{node.lineno}"
+
+
+def test_every_exception_is_still_needed(modules) -> None:
+    calls, imported = set(), set()
+    for path, _, nodes in modules:
+        for node in nodes:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 calls.add(ast.unparse(node))
             elif isinstance(node, ast.Import):
-                imported |= {(alias.name.partition(".")[0], relative(path)) for alias in node.names}
+                imported |= {(alias.name.partition(".")[0], path) for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                imported.add(((node.module or "").partition(".")[0], relative(path)))
+                imported.add(((node.module or "").partition(".")[0], path))
     assert set(BY_NAME) <= calls
     assert {(name, path) for name, paths in GUARDED_MODULES.items() for path in paths.split()} <= imported

@@ -9,46 +9,37 @@ from pathlib import Path
 
 import pytest
 
-import ckptmove
-
-PACKAGE = Path(ckptmove.__file__).parent
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FILE = 600
 LONGEST_FUNCTION = 60
 
 
-def relative(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
+def test_files_and_functions_are_short(modules) -> None:
+    for path, source, nodes in modules:
+        assert len(source.splitlines()) <= LONGEST_FILE, path
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                first = body[0].lineno if body else node.lineno
+                assert (node.end_lineno or 0) - first < LONGEST_FUNCTION, f"{path}: {node.name}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_files_and_functions_are_short(path: Path) -> None:
-    source = path.read_text()
-    assert len(source.splitlines()) <= LONGEST_FILE
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            body = node.body[1:] if ast.get_docstring(node) else node.body
-            first = body[0].lineno if body else node.lineno
-            assert (node.end_lineno or 0) - first < LONGEST_FUNCTION, f"{relative(path)}: {node.name}"
+def test_printing_and_exiting_are_left_to_the_rim(modules) -> None:
+    for path, _, nodes in modules:
+        if path.startswith(("cli/", "report/")) or path == "__main__.py":
+            continue
+        for node in nodes:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id != "print", f"{path}:{node.lineno}"
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                assert (node.value.id, node.attr) != ("sys", "exit"), f"{path}:{node.lineno}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_printing_and_exiting_are_left_to_the_rim(path: Path) -> None:
-    if relative(path).startswith(("cli/", "report/")) or relative(path) == "__main__.py":
-        return
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id != "print", f"{relative(path)}:{node.lineno}"
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            assert (node.value.id, node.attr) != ("sys", "exit"), f"{relative(path)}:{node.lineno}"
-
-
-def test_there_is_one_broad_except() -> None:
+def test_there_is_one_broad_except(modules) -> None:
     broad = [
-        f"{relative(path)}:{node.lineno}"
-        for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        f"{path}:{node.lineno}"
+        for path, _, nodes in modules
+        for node in nodes
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id == "Exception"))
     ]

@@ -20,6 +20,8 @@ from ckptmove.api.functions import convert
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, UneditablePickle
 
+pytestmark = pytest.mark.no_cover
+
 CORPUS = Path(__file__).resolve().parents[2].parent / "shared" / "corpus"
 if not CORPUS.is_dir():
     pytest.skip("the corpus is not next to the repository", allow_module_level=True)

@@ -12,6 +12,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 import ckptmove
 from ckptmove.errors import CkptMoveError, NotACheckpoint
 
+pytestmark = pytest.mark.no_cover
+
 CORPUS = Path(__file__).resolve().parents[2].parent / "shared" / "corpus"
 if not CORPUS.is_dir():
     pytest.skip("the corpus is not next to the repository", allow_module_level=True)

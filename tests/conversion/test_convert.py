@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.no_cover
+
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 ENTRIES = [
     entry

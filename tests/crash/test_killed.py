@@ -23,6 +23,8 @@ from ckptmove.api import functions as api
 from ckptmove.io.changes import RolledBack
 from ckptmove.io.outputs import LeftoversRemoved
 
+pytestmark = pytest.mark.no_cover
+
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_ckpts"
 ZIP, LEGACY, FOLDER = "adamw-cuda3.pth", "legacy-adamw-cuda1.pth", "hf-trainer-cuda3"

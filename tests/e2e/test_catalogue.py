@@ -12,6 +12,8 @@ from faults import FAULTS  # it imports torch
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.verification.checks import CASE, CHECKS
 
+pytestmark = pytest.mark.no_cover
+
 SEEN = [fault for fault in FAULTS if not fault.unseen]
 UNSEEN = [pytest.param(fault, marks=pytest.mark.xfail(reason=fault.unseen)) for fault in FAULTS if fault.unseen]
 #: Each optimizer in each layout, in turn with each dtype and on each device.

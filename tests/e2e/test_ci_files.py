@@ -23,7 +23,10 @@ SCHEMAS = ROOT / "tests/support/schemas"
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="runs the steps as on Linux and macOS")
+pytestmark = [
+    pytest.mark.skipif(os.name != "posix", reason="runs the steps as on Linux and macOS"),
+    pytest.mark.no_cover,
+]
 
 
 def published(name):

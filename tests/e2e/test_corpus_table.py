@@ -15,6 +15,8 @@ pytest.importorskip("torch")
 
 from agreement import NotComparableError, differences, round_trip
 
+pytestmark = pytest.mark.no_cover
+
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_ckpts"
 

@@ -14,6 +14,8 @@ import device_bugs
 from mutations import KINDS, mutants
 from simulation import on_a_simulated_device
 
+pytestmark = pytest.mark.no_cover
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "benchmarks" / "scripts").glob("*.py"))
 TRAINING = """

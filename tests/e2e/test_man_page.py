@@ -12,6 +12,8 @@ import pytest
 
 from ckptmove.cli.app import app
 
+pytestmark = pytest.mark.no_cover
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "ckptmove.1"
 

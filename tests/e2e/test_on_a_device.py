@@ -17,6 +17,8 @@ from trained import Training, as_plain, device_by_path, tensors_of  # it imports
 
 from ckptmove import convert
 
+pytestmark = pytest.mark.no_cover
+
 #: Optimizers without a threshold that a rounding error could push a number over, as the signs of Rprop are.
 NAMES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam")
 #: Of values of about 1, after three steps in float32 whose sums are made in another order.

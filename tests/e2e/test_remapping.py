@@ -13,6 +13,8 @@ from wrapped import data_parallel_on_cpu  # noqa: F401  # a fixture for every te
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
+pytestmark = pytest.mark.no_cover
+
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 
 

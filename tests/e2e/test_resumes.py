@@ -10,7 +10,10 @@ from trained import OPTIMIZERS, Training, as_plain, device_by_path, tensors_of  
 
 from ckptmove import convert
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch.optim.SparseAdam's own constructor
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # torch.optim.SparseAdam's own constructor
+    pytest.mark.no_cover,
+]
 
 
 def numbers_of(value, path=""):

@@ -11,6 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.no_cover
+
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_ckpts"
 

@@ -27,7 +27,7 @@ _MODULES = ("torch", "ckptmove.verification.worker")
 #: Modules that a child also imports for a case, or for an optimizer of the user.
 _CASE_MODULES = ("torch._dynamo", "ckptmove.verification.case.check")
 #: Variables that Python, torch and its libraries read when they are imported.
-_READ_ON_IMPORT = ("GOMP_", "KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH")
+_READ_ON_IMPORT = ("COVERAGE_", "GOMP_", "KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH")
 _HEADER = 8
 
 

@@ -11,7 +11,10 @@ import simulation
 import ckptmove
 from ckptmove.verification import child, run
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are started here as by users")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="children are started here as by users"),
+    pytest.mark.no_cover,
+]
 CASE = """
 import torch
 from ckptmove import Case

@@ -11,6 +11,8 @@ import untraced
 
 from ckptmove.api import functions as api
 
+pytestmark = pytest.mark.no_cover
+
 LIGHTNING = """
 import argparse, torch
 import lightning

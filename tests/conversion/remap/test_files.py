@@ -11,6 +11,8 @@ import torch
 
 import ckptmove
 
+pytestmark = pytest.mark.no_cover
+
 PREFIX = "module."
 
 
