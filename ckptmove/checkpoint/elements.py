@@ -9,7 +9,7 @@ import sys
 from array import array
 from itertools import repeat
 from math import prod
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from ckptmove.io.cut import in_blocks
 from ckptmove.model import Span
@@ -18,6 +18,7 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ckptmove.io.part import Readable
     from ckptmove.model import TensorRecord
 
 #: Elements in a block; the largest element has 16 bytes.
@@ -27,14 +28,6 @@ _MOST_READ: Final = 32 << 20
 #: Formats of memoryview and array by word size.
 _WORDS: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _LARGEST_WORD: Final = 8
-
-
-class Readable(Protocol):
-    """A source of bytes."""
-
-    def read(self, start: int, end: int) -> bytes:
-        """Return the bytes from ``start`` to ``end`` (exclusive), as :class:`ckptmove.io.contracts.ByteSource` does."""
-        ...
 
 
 class StoredBytes(NamedTuple):

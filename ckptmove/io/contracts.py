@@ -89,6 +89,15 @@ class FileBacked(Protocol):
 
 
 @runtime_checkable
+class ReadsInto(Protocol):
+    """A source that reads into memory of the caller."""
+
+    def read_into(self, start: int, memory: memoryview) -> None:
+        """Read bytes from ``start`` on until the memory is full; errors as of :meth:`ByteSource.read`."""
+        ...
+
+
+@runtime_checkable
 class Versioned(Protocol):
     """A source that is one file, on the disk or at a URL, whose changes can be noticed."""
 

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from ckptmove.errors import DamagedArchive
+from ckptmove.io.contracts import ReadsInto
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.io.contracts import ByteSource
+
+
+class Readable(Protocol):
+    """A source of bytes."""
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return the bytes from ``start`` to ``end`` (exclusive), as :class:`ckptmove.io.contracts.ByteSource` does."""
+        ...
+
+
+def read_into(source: Readable, start: int, memory: memoryview) -> None:
+    """Read bytes of a source from ``start`` on until the memory is full, without a copy if the source can."""
+    if isinstance(source, ReadsInto):
+        source.read_into(start, memory)
+    else:
+        memory[:] = source.read(start, start + len(memory))
 
 
 class PartSource:
@@ -33,6 +50,11 @@ class PartSource:
         """Return the bytes from ``start`` to ``end`` (exclusive)."""
         check_within(self, start, end)
         return self._whole.read(self._start + start, self._start + end)
+
+    def read_into(self, start: int, memory: memoryview) -> None:
+        """Read bytes from ``start`` on until the memory is full."""
+        check_within(self, start, start + len(memory))
+        read_into(self._whole, self._start + start, memory)
 
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
         """Yield the bytes of a span in blocks of at most ``block_bytes``, as the whole source does."""

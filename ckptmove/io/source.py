@@ -110,6 +110,11 @@ class FileSource:
         except OSError as error:
             raise AccessFailed(self.path, reason_of(error)) from error
 
+    def read_into(self, start: int, memory: memoryview) -> None:
+        """Read bytes from ``start`` on until the memory is full; errors as of :meth:`read`."""
+        self._within(start, start + len(memory))
+        self._fill(memory, start)
+
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
         """Yield the bytes of a span in blocks of at most ``block_bytes``.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptmove.comparison.differences import Change
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory, OptimizerRecord, ParamGroup, TensorRecord
-    from ckptmove.verification.pieces import TensorSource
+    from ckptmove.verification.pieces import TensorSource, Window
 
 
 class OriginalTensors:
@@ -47,8 +47,8 @@ class OriginalTensors:
         self._records |= {_key(mine): theirs for mine, theirs in both if mine.kind == theirs.kind == "wrapper-subclass"}
         self._source = source
 
-    def tensor(self, record: TensorRecord) -> torch.Tensor:
-        """The original of a record, with the record's dtype.
+    def tensor(self, record: TensorRecord, window: Window | None = None) -> torch.Tensor:
+        """The original of a record, or a run of its elements, with the record's dtype.
 
         Raises:
             LookupError: if the original has no matching tensor.
@@ -57,7 +57,8 @@ class OriginalTensors:
         theirs = self._records.get(_key(record))
         if theirs is None:
             raise LookupError(f"the original has no {record.name}")
-        values = without_padding(self._source.tensor(theirs), record)
+        values = self._source.tensor(theirs, window)
+        values = without_padding(values, record) if window is None else values
         return values if record.kind == "wrapper-subclass" else values.to(dtype_of(record.dtype))
 
     def groups(self, optimizer: OptimizerRecord) -> tuple[ParamGroup, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+from ckptmove.io.part import read_into
+
 if TYPE_CHECKING:
     from ckptmove.io.contracts import ByteSource
 
@@ -40,6 +42,6 @@ class _Raw(io.RawIOBase):
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # any writable buffer
         start = min(self._at, self._source.size)
         end = min(start + min(len(buffer), _BLOCK_BYTES), self._source.size)
-        buffer[: end - start] = self._source.read(start, end)
+        read_into(self._source, start, memoryview(buffer)[: end - start])
         self._at += end - start
         return end - start

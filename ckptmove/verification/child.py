@@ -33,6 +33,9 @@ CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
 #: The Windows counterpart of `start_new_session`: Ctrl-C in the console does not reach the child.
 _OWN_GROUP: Final[int] = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 _LONGEST_LINE: Final = 300
+#: Settings of glibc for a process that allocates tensors of a few megabytes again and again: the memory of a freed one
+#: is kept for the next one (``man 3 mallopt``). By default, the system has to clear new pages each time.
+_MALLOC: Final = {"MALLOC_MMAP_THRESHOLD_": "67108864", "MALLOC_TRIM_THRESHOLD_": "67108864"}
 #: Marks of the running children, by process id.
 _MARKS: Final[dict[int, str]] = {}
 _LONGEST_END: Final = 2**16
@@ -123,7 +126,7 @@ def child(command: Sequence[str], request: str) -> Iterator[Process]:
         text=True,
         errors="replace",
         start_new_session=True,
-        env={**os.environ, MARK: mark},
+        env={**_MALLOC, **os.environ, MARK: mark},
         creationflags=_OWN_GROUP,
     )
     _MARKS[process.pid] = mark

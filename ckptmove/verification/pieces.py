@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from ckptmove.model import OptimizerRecord, StateEntry, TensorRecord
 
-#: Elements stepped at once: their state fits in a processor's cache, and in memory many times over.
-WINDOW_ELEMENTS: Final = 2**18
+#: Elements stepped at once. With fewer, each step takes longer to prepare than to compute; the results of a few times
+#: as many do not fit in a processor's cache.
+WINDOW_ELEMENTS: Final = 2**19
 _BATCH_PIECES: Final = 512
 NOT_SAMPLED: Final = "it is not in the sample"
 #: Why a parameter without state is not stepped if other parameters have state.
@@ -35,8 +36,8 @@ _BATCH_GROUPS: Final = 32
 class TensorSource(Protocol):
     """A source of tensors by record; the returned tensors must not be written to."""
 
-    def tensor(self, record: TensorRecord) -> torch.Tensor:
-        """The tensor of a record, on the CPU."""
+    def tensor(self, record: TensorRecord, window: Window | None = None) -> torch.Tensor:
+        """The tensor of a record, or a run of its elements, on the CPU."""
         ...
 
 
@@ -54,8 +55,18 @@ class Window(NamedTuple):
     flat: bool
 
     def cut(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This run of a tensor with the parameter's shape, as a view."""
-        return (tensor.view(-1) if self.flat else tensor).narrow(0, self.start, self.end - self.start)
+        """This run of a tensor with the parameter's shape, as a view if the tensor is contiguous or it counts rows."""
+        return (tensor.reshape(-1) if self.flat else tensor).narrow(0, self.start, self.end - self.start)
+
+    def of(self, record: TensorRecord) -> TensorRecord | None:
+        """This run as a record of its own; None if its elements are not in order in the storage."""
+        count = self.end - self.start
+        if not self.flat:
+            start = record.storage_offset + self.start * record.stride[0]
+            return record._replace(shape=(count, *record.shape[1:]), storage_offset=start)
+        if not is_contiguous(record):
+            return None
+        return record._replace(shape=(count,), stride=(1,), storage_offset=record.storage_offset + self.start)
 
 
 class ParameterPiece(NamedTuple):
@@ -81,11 +92,11 @@ class ParameterPiece(NamedTuple):
     elements: int
     offset: int
 
-    def cut(self, tensor: torch.Tensor, record: TensorRecord) -> torch.Tensor:
+    def of(self, record: TensorRecord, source: TensorSource) -> torch.Tensor:
         """This piece of a tensor: its window if the tensor has the parameter's shape, else the whole tensor."""
         if self.window is None or record.shape != self.parameter.shape:
-            return tensor
-        return self.window.cut(tensor)
+            return source.tensor(record)
+        return source.tensor(record, self.window)
 
 
 class SelectedParameters(NamedTuple):

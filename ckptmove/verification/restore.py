@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.loaded import LoadedFiles
     from ckptmove.verification.numbers import NumbersTally
-    from ckptmove.verification.pieces import TensorSource
+    from ckptmove.verification.pieces import TensorSource, Window
     from ckptmove.verification.sampling import Sample
     from ckptmove.verification.shares import ProcessGroup, Share
     from ckptmove.verification.state import StoredExtent, StoredTensors
@@ -204,19 +204,22 @@ class LoadedTensors:
         self._places = places(inventory)
         self._pages = PagesOfFiles(loaded.mapped & stored.native)
 
-    def tensor(self, record: TensorRecord) -> torch.Tensor:
-        """The tensor of a record; it must not be written to.
+    def tensor(self, record: TensorRecord, window: Window | None = None) -> torch.Tensor:
+        """The tensor of a record, or a run of its elements; it must not be written to.
 
         Raises:
             LookupError: if ``torch.load`` did not return the tensor.
         """
         place = self._stored.place(record)
         if place is None or place.file in self._missing:
-            return self._instead.tensor(record)
+            return self._instead.tensor(record, window)
         alike = self._loaded.alike(place.file, record.name)
         tensor = alike[self._places[record.name, record.storage, record.storage_offset]]
-        self._pages.seen(place.file, tensor.data_ptr(), place.span.start, place.span.nbytes)
-        return without_padding(tensor, record)
+        found = without_padding(tensor, record)
+        found = found if window is None else window.cut(found)
+        start = place.span.start + found.data_ptr() - tensor.data_ptr()
+        self._pages.seen(place.file, found.data_ptr(), start, raw_bytes(found).nbytes)
+        return found
 
 
 def _compare_loaded(

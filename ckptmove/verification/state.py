@@ -1,21 +1,25 @@
 """Build tensors from the stored bytes of a checkpoint.
 
-Nothing is unpickled, and only the bytes of the requested tensor are read. Large tensors are mapped, or kept for a
-while if they cannot be mapped. A checkpoint may have several files; a storage's key names its file.
+Nothing is unpickled, and only the bytes of the requested elements are read. Large tensors are mapped. A checkpoint may
+have several files; a storage's key names its file.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import mmap
 import os
 import sys
+from collections import OrderedDict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
 
 from ckptmove.checkpoint.elements import extent_numel, extent_span
 from ckptmove.errors import DamagedArchive, SourceChanged
+from ckptmove.io.part import read_into
 from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
@@ -30,15 +34,19 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.io.source import DiskPlace
     from ckptmove.model import TensorRecord
+    from ckptmove.verification.pieces import Window
 
 #: Reading fewer bytes is cheaper than mapping them.
 _MAP_FROM_BYTES: Final = 2**17
 #: Open files. A checkpoint may have thousands; the limit of a process is about a thousand, shared with torch's.
 _MOST_OPEN: Final = 16
-#: Large tensors kept because they cannot be mapped: a parameter and its moments are cut into many windows.
-_MOST_KEPT: Final = 4
+#: Bytes of the tensors that are kept, and their number: those of a batch of parameters with their moments.
+_KEPT_BYTES: Final = 2**24
+_MOST_KEPT: Final = 2**11
+#: Tensors whose pieces are kept open: a parameter and its moments.
+_MOST_ASSEMBLED: Final = 8
 #: Bytes read at once; a multiple of every element size.
-_BLOCK_BYTES: Final = 2**20
+_BLOCK_BYTES: Final = 2**21
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -59,17 +67,21 @@ class StoredExtent(NamedTuple):
 class StoredTensors:
     """The tensors of a checkpoint as stored, each built on request."""
 
-    def __init__(self, parts: Iterable[OpenPart], *, mapped: bool = True) -> None:
+    def __init__(self, parts: Iterable[OpenPart], *, mapped: bool = True, keeps: bool = False) -> None:
         """Begin with no file open.
 
         Args:
             parts: parts of the checkpoint; a file is opened again for its first tensor.
             mapped: whether to map large tensors; otherwise all tensors are read into memory.
+            keeps: whether to keep the last tensors, which must not be written to: a step reads each several times.
         """
         self._parts = {part.name: part for part in parts}
-        self._mapped = mapped
+        self._mapped, self._keeps = mapped, keeps
         self._open: dict[str, FileIO] = {}
-        self._kept: dict[tuple[StoredExtent, str], torch.Tensor] = {}
+        self._kept: OrderedDict[tuple[StoredExtent, str], torch.Tensor] = OrderedDict()
+        self._kept_bytes = 0
+        #: To find the pieces of a tensor takes longer than to read some of its elements.
+        self._assembled = lru_cache(_MOST_ASSEMBLED)(lambda part, key: part.storage(key))
 
     def __enter__(self) -> Self:
         return self
@@ -77,6 +89,7 @@ class StoredTensors:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._kept.clear()
         for file in self._open.values():
             file.close()
 
@@ -96,14 +109,24 @@ class StoredTensors:
         """
         part = self.part_of(record)
         key = None if part is None else part.own_key(record)
-        storage = None if part is None or key is None else part.span(key)
-        if part is None or key is None or storage is None:
+        if part is None or key is None:
+            return None
+        if part.is_assembled:
+            stored = self._assembled(part, key)
+            storage = None if stored is None else stored.span
+        else:
+            storage = part.span(key)
+        if storage is None:
             return None
         span = extent_span(storage, record)
         return None if span is None else StoredExtent(part.name, span, key if part.disk is None else "")
 
-    def tensor(self, record: TensorRecord) -> torch.Tensor:
+    def tensor(self, record: TensorRecord, window: Window | None = None) -> torch.Tensor:
         """Build a dense tensor with its dtype, sizes and strides on the CPU. Writing to it never changes the file.
+
+        Args:
+            record: the tensor.
+            window: elements to read; None for all.
 
         Raises:
             DamagedArchive: if its bytes are encoded or incomplete.
@@ -111,6 +134,9 @@ class StoredTensors:
             AccessFailed: if the file can no longer be opened.
             UnreadableInput: if a piece of it is damaged.
         """
+        if window is not None:
+            run = window.of(record)
+            return window.cut(self.tensor(record)) if run is None else self.tensor(run)
         place = self.place(record)
         if place is None:
             part = self.part_of(record) or next(iter(self._parts.values()))
@@ -142,6 +168,22 @@ class StoredTensors:
 
     def _extent(self, place: StoredExtent, record: TensorRecord) -> torch.Tensor:
         """Bytes as a flat uint8 tensor, in this machine's byte order."""
+        if not self._keeps:
+            return self._read_extent(place, record)
+        values = self._kept.pop((place, record.dtype), None)
+        if values is None:
+            values = self._read_extent(place, record)
+        else:
+            self._kept_bytes -= values.nbytes
+        if values.nbytes <= _KEPT_BYTES:
+            self._kept[place, record.dtype] = values
+            self._kept_bytes += values.nbytes
+        while self._kept_bytes > _KEPT_BYTES or len(self._kept) > _MOST_KEPT:
+            _, oldest = self._kept.popitem(last=False)
+            self._kept_bytes -= oldest.nbytes
+        return values
+
+    def _read_extent(self, place: StoredExtent, record: TensorRecord) -> torch.Tensor:
         if place.span.nbytes == 0:
             return torch.empty(0, dtype=torch.uint8)
         part, item = self._parts[place.file], ITEM_BYTES[record.dtype]
@@ -151,16 +193,11 @@ class StoredTensors:
             span = _on_disk(disk, place.span)
             if span.start % item == 0:
                 return self._map(disk, span)
-        values = self._kept.pop((place, record.dtype), None)
-        if values is None:
-            if len(self._kept) == _MOST_KEPT:
-                self._kept.pop(next(iter(self._kept)))
-            values = torch.frombuffer(self.read(part, cast("str", part.own_key(record)), place.span), dtype=torch.uint8)
-            if swaps:
-                storage: Any = values.untyped_storage()
-                storage.byteswap(dtype_of(record.dtype))
-        if is_large:
-            self._kept[place, record.dtype] = values
+        values = torch.empty(place.span.nbytes, dtype=torch.uint8)
+        storage: Any = values.untyped_storage()
+        self.read_into(part, cast("str", part.own_key(record)), place.span, memory_of(storage))
+        if swaps:
+            storage.byteswap(dtype_of(record.dtype))
         return values
 
     def read(self, part: OpenPart, key: str, span: Span) -> bytearray:
@@ -173,7 +210,8 @@ class StoredTensors:
         """Read bytes of a part's storage into a buffer of their size; errors as of :meth:`tensor`."""
         disk = part.disk
         if disk is None:
-            _gather(part, key, span, buffer)
+            stored = self._assembled(part, key) if part.is_assembled else part.storage(key)
+            _gather(cast("StoredBytes", stored), span, buffer)  # a span of it is known
         else:
             self._read_file(disk, _on_disk(disk, span), buffer)
 
@@ -217,11 +255,15 @@ def _swaps(part: OpenPart) -> bool:
     return part.byteorder != sys.byteorder
 
 
-def _gather(part: OpenPart, key: str, span: Span, buffer: memoryview) -> None:
+def _gather(stored: StoredBytes, span: Span, buffer: memoryview) -> None:
     """Read bytes that are compressed, or not contiguous on disk."""
-    stored = cast("StoredBytes", part.storage(key))  # a span of it is known
     for block in _blocks(span.start, span.end):
-        buffer[block.start - span.start : block.end - span.start] = stored.source.read(block.start, block.end)
+        read_into(stored.source, block.start, buffer[block.start - span.start : block.end - span.start])
+
+
+def memory_of(storage: Any) -> memoryview:
+    """The memory of a storage on the CPU, valid as long as the storage."""
+    return memoryview((ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
 def _blocks(start: int, end: int) -> Iterator[Span]:

@@ -256,7 +256,7 @@ def _with_original(
     If a process finds a difference, the first one compares everything again, in the order of the checkpoint.
     """
     other = expected(source, checkpoint, request.remap, request.limits)
-    stored = stack.enter_context(StoredTensors(other.parts))
+    stored = stack.enter_context(StoredTensors(other.parts, keeps=True))
     sides = side_by_side(checkpoint, other)
     found = find_counterparts(*sides)
     names, is_compact = None if part is None else part.names, request.remap.compact

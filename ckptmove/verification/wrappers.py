@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ckptmove.model import TensorRecord
     from ckptmove.verification.loaded import LoadedFiles
-    from ckptmove.verification.pieces import TensorSource
+    from ckptmove.verification.pieces import TensorSource, Window
 
 
 class WithWrappers:
@@ -30,13 +30,16 @@ class WithWrappers:
         self._source = source
         self._loaded = loaded
 
-    def tensor(self, record: TensorRecord) -> torch.Tensor:
-        """The tensor of a record; it must not be written to.
+    def tensor(self, record: TensorRecord, window: Window | None = None) -> torch.Tensor:
+        """The tensor of a record, or a run of its elements; it must not be written to.
 
         Raises:
             NoWrapper: if ``torch.load`` did not return the wrapper subclass.
         """
-        return self._loaded.wrapper(record) if record.kind == "wrapper-subclass" else self._source.tensor(record)
+        if record.kind != "wrapper-subclass":
+            return self._source.tensor(record, window)
+        wrapper = self._loaded.wrapper(record)
+        return wrapper if window is None else window.cut(wrapper)
 
 
 def is_wrapper(value: object) -> bool:

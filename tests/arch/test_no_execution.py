@@ -47,7 +47,7 @@ HARMLESS_MODULES = {
 GUARDED_MODULES = {
     "subprocess": "verification/child.py",  # starts the child, by a command of its own
     # ask the C library for one function of its own each; view the memory of a storage, to read a file into it
-    "ctypes": "verification/pages.py io/cloning.py verification/loading/storages.py",
+    "ctypes": "verification/pages.py io/cloning.py verification/state.py",
     "resource": "verification/memory.py",  # lowers the limit of its own process
     "importlib": "verification/run.py verification/case/user_code.py verification/imports.py",
     # write bytes of tensors, and the output of the user's script; find the folder of generated files

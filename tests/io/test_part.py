@@ -6,9 +6,10 @@ import pytest
 
 from ckptmove.errors import DamagedArchive
 from ckptmove.io.contracts import CopySegment
-from ckptmove.io.part import MemorySource, PartSource
+from ckptmove.io.part import MemorySource, PartSource, read_into
 from ckptmove.io.rewrite import write_segments
 from ckptmove.io.sink import FileSink
+from ckptmove.io.source import open_source
 from ckptmove.model import Span
 
 WHOLE = MemorySource("whole", bytes(range(100)))
@@ -25,6 +26,20 @@ def test_it_is_its_bytes(part):
     assert part.read(3, 5) == b"\x0d\x0e"
     assert [bytes(block) for block in part.blocks(Span(15, 20), 3)] == [b"\x19\x1a\x1b", b"\x1c\x1d"]
     part.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_bytes_are_read_into_memory(tmp_path, kind):
+    path = tmp_path / "whole"
+    path.write_bytes(bytes(range(100)))
+    whole = open_source(str(path)) if kind == "file" else WHOLE
+    part, memory = PartSource(whole, Span(10, 30)), memoryview(bytearray(5))
+    read_into(part, 4, memory)
+    assert bytes(memory) == bytes(range(14, 19))
+    for start in (16, -1):
+        with pytest.raises(DamagedArchive):
+            read_into(part, start, memory)
+    whole.close()
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 21), (-1, 3), (5, 4), (21, 21)])

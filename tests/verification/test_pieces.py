@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.limits import Limits
 from ckptmove.model import TensorRecord
-from ckptmove.verification.pieces import WINDOW_ELEMENTS, ParameterPiece, batches
+from ckptmove.verification.pieces import WINDOW_ELEMENTS, ParameterPiece, Window, batches
+from ckptmove.verification.state import StoredTensors
 from ckptmove.verification.step.recipe import make_noise
 from ckptmove.verification.step.step import noise_like
 
@@ -48,3 +52,18 @@ def test_a_gradient_larger_than_the_noise():
     values = noise_like(torch.empty(size), piece(size), make_noise(0), 1.0)
     assert values.numel() == size
     assert torch.equal(values[:65_537], values[65_537 : 2 * 65_537])
+
+
+@pytest.mark.parametrize("flat", [True, False], ids=["flat", "rows"])
+@pytest.mark.parametrize("order", ["contiguous", "transposed"])
+def test_a_window_is_read_as_it_is_cut(make, flat, order):
+    values = torch.arange(300_000.0).reshape(600, 500)
+    values = values if order == "contiguous" else values.t()
+    path = make.save({"w": values})
+    window = Window(100, 400, flat)
+    with open_checkpoint(path, Limits()) as checkpoint:
+        (found,) = checkpoint.inventory.tensors
+        for keeps in (True, False):
+            with StoredTensors(checkpoint.parts, keeps=keeps) as stored:
+                assert torch.equal(stored.tensor(found, window), window.cut(values))
+                assert torch.equal(stored.tensor(found, window), window.cut(stored.tensor(found)))

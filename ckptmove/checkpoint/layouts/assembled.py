@@ -5,12 +5,14 @@ A piece whose elements are not in order is read into memory completely.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.checkpoint.elements import blocks, is_contiguous, raw_blocks
+from ckptmove.io.part import read_into
 from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
@@ -31,12 +33,16 @@ class ChunkElements:
         self._item = ITEM_BYTES[record.dtype]
         self._held = None if is_contiguous(record) else b"".join(blocks(stored, record, span))
 
-    def read(self, first: int, last: int) -> bytes:
-        """The elements from ``first`` to ``last`` (exclusive); errors as of the source."""
-        low, high = first * self._item, last * self._item
+    def read_into(self, first: int, memory: memoryview) -> None:
+        """Read elements from ``first`` on until the memory is full; errors as of the source."""
+        low, high = first * self._item, first * self._item + len(memory)
         if self._held is not None:
-            return self._held[low:high]
-        return b"".join(raw_blocks(self._stored, self._record, Span(self._start + low, self._start + high)))
+            memory[:] = self._held[low:high]
+        elif self._stored.byteorder == sys.byteorder:
+            read_into(self._stored.source, self._start + low, memory)
+        else:
+            span = Span(self._start + low, self._start + high)
+            memory[:] = b"".join(raw_blocks(self._stored, self._record, span))
 
 
 class _Box(NamedTuple):
@@ -115,18 +121,29 @@ class AssembledTensor:
             DamagedArchive: if a piece is not the expected chunk.
             UnreadableInput, LimitExceeded: if it is unreadable.
         """
-        item, low, high = self._item, start // self._item, end // self._item
         data = bytearray(end - start)
+        self.read_into(start, memoryview(data))
+        return bytes(data)
+
+    def read_into(self, start: int, memory: memoryview) -> None:
+        """Read bytes from ``start`` on until the memory is full; limits and errors as of :meth:`read`."""
+        item = self._item
+        low, high = start // item, (start + len(memory)) // item
         near = slice(bisect_left(self._lasts, low), bisect_left(self._firsts, high))
         for box in self._boxes[near]:
             first, last = box.before(low), box.before(high)
             if first == last:
                 continue
-            found = memoryview(self._elements(box.place).read(first, last))
+            elements, width = self._elements(box.place), box.sizes[-1]
+            if first % width + last - first <= width:  # one run
+                place = (box.position(first) - low) * item
+                elements.read_into(first, memory[place : place + (last - first) * item])
+                continue
+            found = memoryview(bytearray((last - first) * item))
+            elements.read_into(first, found)
             for begin, stop, at in box.runs(first, last):
                 place = (at - low) * item
-                data[place : place + (stop - begin) * item] = found[(begin - first) * item : (stop - first) * item]
-        return bytes(data)
+                memory[place : place + (stop - begin) * item] = found[(begin - first) * item : (stop - first) * item]
 
     def _elements(self, place: int) -> ChunkElements:
         if place not in self._loaded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.io.part import check_within
+from ckptmove.io.part import check_within, read_into
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,6 +77,10 @@ class _Reopened:
     def read(self, start: int, end: int) -> bytes:
         """Bytes from ``start`` to ``end`` (exclusive); errors as of the file."""
         return self._files.opened(self._name).read(start, end)
+
+    def read_into(self, start: int, memory: memoryview) -> None:
+        """Read bytes from ``start`` on until the memory is full; errors as of the file."""
+        read_into(self._files.opened(self._name), start, memory)
 
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
         """The bytes of a span in blocks of at most ``block_bytes``, each valid on its own; errors as of the file."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from ckptmove.pickles.rebuild_arguments import view_of
 from ckptmove.pickles.tree import PlainStorage, tuple_items
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 from ckptmove.verification.loading.errors import MissingDevice
-from ckptmove.verification.state import StoredTensors, dtype_of
+from ckptmove.verification.state import StoredTensors, dtype_of, memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -128,7 +127,7 @@ class Storages:
                 start = disk.start + span.start
                 return self._file(disk)[start : start + stored.nbytes]
             values = _empty(stored.nbytes, "cpu")
-            self._stored.read_into(part, key, Span(span.start, span.start + stored.nbytes), _memory_of(values))
+            self._stored.read_into(part, key, Span(span.start, span.start + stored.nbytes), memory_of(values))
         else:
             values = _inflated(part, key)
         if values.nbytes() < stored.nbytes:
@@ -162,11 +161,6 @@ def _empty(nbytes: int, device: str) -> Any:
         raise OutOfMemory from error
 
 
-def _memory_of(storage: Any) -> memoryview:
-    """The memory of a storage on the CPU, valid as long as the storage."""
-    return memoryview((ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
-
-
 def _inflated(part: OpenPart, key: str) -> Any:
     """The bytes of a deflated storage; empty for all others."""
     if isinstance(part, FilePart):
@@ -174,7 +168,7 @@ def _inflated(part: OpenPart, key: str) -> Any:
             segment = container.storage_segment(key)
             if isinstance(segment, InflateSegment):
                 values, done = _empty(segment.nbytes, "cpu"), 0
-                memory = _memory_of(values)
+                memory = memory_of(values)
                 for block in checked_blocks(container.source, segment):
                     memory[done : done + len(block)] = block
                     done += len(block)

@@ -41,7 +41,7 @@ def disagreement(piece: ParameterPiece, source: TensorSource, options: Mapping[s
     """
     records = dict(piece.entry.tensors) if piece.entry is not None else {}
     moments = {
-        key: piece.cut(source.tensor(records[key]), records[key])
+        key: piece.of(records[key], source)
         for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf")
         if key in records
     }

@@ -68,7 +68,7 @@ def _state_faults(trial: Trial, piece: ParameterPiece, after: Stepped) -> Iterat
 def _was_finite(trial: Trial, piece: ParameterPiece, key: str) -> bool:
     """Whether a state value was finite in the file; other libraries may store infinite values on purpose."""
     record = None if piece.entry is None else piece.entry.tensor(key)
-    return record is not None and _all_finite(piece.cut(trial.source.tensor(record), record))
+    return record is not None and _all_finite(piece.of(record, trial.source))
 
 
 def _is_state_moved(trial: Trial, piece: ParameterPiece, after: Stepped) -> bool:

@@ -144,12 +144,14 @@ def resume(bench: Bench, group: ProcessGroup = ONE_PROCESS) -> tuple[CheckResult
     tally = TrialTally()
     place = bench.site.place()
     extra_tensors = _ExtraTensors(inventory)
-    with StoredTensors(bench.checkpoint.parts, mapped=False) as again:
-        second = _second_source(bench, again, report)
+    parts = bench.checkpoint.parts
+    with StoredTensors(parts, keeps=True) as stored, StoredTensors(parts, mapped=False, keeps=True) as again:
+        own = bench._replace(stored=stored)
+        second = _second_source(own, again, report)
         for index, (optimizer, pairing) in enumerate(bench.pairings):
             if not tally.error:
                 chosen = None if bench.sample is None else bench.sample.keys[index]
-                _try(bench, optimizer, pairing, chosen, second, place, extra_tensors, report, tally)
+                _try(own, optimizer, pairing, chosen, second, place, extra_tensors, report, tally)
     others = group.gather(tally.to_json())
     if others and not (tally.is_clean and all(other["is_clean"] for other in others)):
         loaded = LoadedFiles(bench.checkpoint.parts, bench.stored)

@@ -81,7 +81,7 @@ def scaled(piece: ParameterPiece, source: TensorSource, name: str) -> Draft:
     """
     largest = 0.0
     for key, record in piece.entry.tensors if piece.entry is not None else ():
-        values = piece.cut(source.tensor(record), record)
+        values = piece.of(record, source)
         values = values.dequantize() if is_wrapper(values) else values
         if values.dim() and values.numel():
             highest = _largest_magnitude(values)
@@ -266,14 +266,14 @@ def copy_to(tensor: torch.Tensor, tag: str, place: StepDevice) -> torch.Tensor:
 
 def stored_values(piece: ParameterPiece, source: TensorSource) -> torch.Tensor:
     """Values of a piece before the step; zeros, which show the smallest update, if the file has none."""
-    values = piece.cut(source.tensor(piece.parameter), piece.parameter)
+    values = piece.of(piece.parameter, source)
     return values if piece.is_stored else torch.zeros_like(values)
 
 
 def stored_state(piece: ParameterPiece, source: TensorSource) -> dict[str, torch.Tensor]:
     """Tensors in a piece's state before the step, by path, with wrapper subclasses opened."""
     stored = () if piece.entry is None else piece.entry.tensors
-    return opened({key: piece.cut(source.tensor(record), record) for key, record in stored})
+    return opened({key: piece.of(record, source) for key, record in stored})
 
 
 def _step(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], drafts: Sequence[Draft]) -> None:
@@ -297,7 +297,7 @@ def _state(
 ) -> dict[str, object]:
     tensors: dict[str, object] = {}
     for key, record in entry.tensors:
-        value = copy_to(piece.cut(source.tensor(record), record), record.device, place)
+        value = copy_to(piece.of(record, source), record.device, place)
         is_scaled = record.shape and factor != 1 and (value.is_floating_point() or value.is_complex())
         tensors[key] = _multiplied(value, factor) if is_scaled else value
     return nested_state(entry, tensors)

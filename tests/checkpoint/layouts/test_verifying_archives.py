@@ -110,18 +110,22 @@ def test_tensors_are_what_torch_loads(packer, kind):
             assert torch.equal(stored.tensor(record), large[record.name.removeprefix("a.pth.")])
 
 
-def test_a_few_large_tensors_are_kept(packer, monkeypatch):
-    gathered, original = [], state._gather
-    monkeypatch.setattr(state, "_gather", lambda *of: gathered.append(of[1]) or original(*of))
+def test_a_few_tensors_are_kept(packer, monkeypatch):
+    gathered, original = [], StoredTensors.read_into
+    monkeypatch.setattr(state, "_KEPT_BYTES", 4 * 160_000)
+    monkeypatch.setattr(StoredTensors, "read_into", lambda *of: gathered.append(of[2]) or original(*of))
     tree = {name: torch.full((40_000,), float(index)) for index, name in enumerate("abcdef")}
     with (
         opened(packer.pack({"a.pth": packer.saved(tree)}, "deflated")) as checkpoint,
-        StoredTensors(checkpoint.parts) as stored,
+        StoredTensors(checkpoint.parts, keeps=True) as stored,
     ):
         records = checkpoint.inventory.tensors
         for record in (*records, *records[2:], records[0]):
             assert torch.equal(stored.tensor(record), tree[record.name.removeprefix("a.pth.")])
-    assert gathered == [*"012345", "0"]
+        assert gathered == [*"012345", "0"]
+        monkeypatch.setattr(state, "_KEPT_BYTES", 10)
+        assert [torch.equal(stored.tensor(records[1]), tree["b"]) for _ in range(2)] == [True, True]
+        assert gathered == [*"012345", "0", "1", "1"]
 
 
 def test_members_of_other_kinds(packer, answers):
