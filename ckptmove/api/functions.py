@@ -356,7 +356,8 @@ def verify(
         sample: number of parameters of each optimizer, with their state, and of other tensors, to check (default:
             all); ``seed`` selects them.
         fit: number of devices and memory of each, ``"64x80GiB"``. Only the check *fit* is made then, from the metadata
-            and without torch: whether a training with FSDP2 fits.
+            and without torch: whether a training with FSDP2 fits. With ``case``, the training of the function, which
+            runs in another process with tensors that have no values.
         jobs: largest number of processes (default: the number of available cores); a small checkpoint is checked by
             one.
         limits: resource limits for reading each file.

@@ -352,7 +352,7 @@ def verify(
         str | None,
         typer.Option(
             metavar="NxSIZE",
-            help="Check only whether a training with FSDP2 fits into N devices of this memory: 64x80GiB.",
+            help="Check only whether training (FSDP2, or that of --case) fits into N devices of this memory: 64x80GiB.",
             show_default=False,
         ),
     ] = None,

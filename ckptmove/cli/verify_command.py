@@ -82,6 +82,8 @@ def run_verify(
 def _require_fixable(requests: Sequence[VerifyRequest], *, fix: bool, dry_run: bool) -> None:
     if dry_run and not fix:
         raise UsageError("--dry-run prints the patch of --fix: add --fix")
+    if fix and requests[0].fit is not None:
+        raise UsageError("--fit makes no other check: it cannot be combined with --fix")
     if fix and not requests[0].runs_training:
         raise UsageError("--fix edits your training code: add --script FILE.py, or --case FILE.py:FUNC")
     if fix and len(requests) > 1:

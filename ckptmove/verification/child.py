@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from threading import Lock, Thread
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
+from ckptmove.errors import CaseUnusable, TorchBroken, UsageError
 from ckptmove.verification.case.strays import MARK, end_strays
 from ckptmove.verification.checks import CASE, SCRIPT, check_from_json, failed, finding_from_json, skipped
 
@@ -102,6 +103,21 @@ class Answers:
     checks: dict[str, CheckResult] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+
+    def require_usable(self) -> None:
+        """Check that the child could begin.
+
+        Raises:
+            TorchBroken: if torch cannot be imported.
+            CaseUnusable: if the user's function returns no usable case.
+            UsageError: if the request cannot be fulfilled.
+        """
+        if self.torch_failure:
+            raise TorchBroken(self.torch_failure)
+        if self.unusable:
+            raise CaseUnusable(self.unusable)
+        if self.refusal:
+            raise UsageError(self.refusal)
 
 
 def worker_command(worker: str = "ckptmove.verification.worker") -> list[str]:

@@ -117,6 +117,8 @@ class Fit(NamedTuple):
         smallest: the same sum of the last rank.
         free: rest of the memory, for activations and gathered parameters; negative if it does not fit.
         largest_parameter: the largest parameter, whole.
+        activations: with a case, an estimate of activations, gathered parameters and other temporary tensors at the
+            peak of one forward and backward; None without a case, or if it could not be made.
     """
 
     ranks: int
@@ -129,6 +131,7 @@ class Fit(NamedTuple):
     smallest: int
     free: int
     largest_parameter: int
+    activations: int | None = None
 
 
 class RankFault(NamedTuple):
@@ -227,5 +230,5 @@ class VerifyResult(OneLine):
             return f"{self.path}: {'fits' if self.passed else 'does not fit'} on {amount(self.fit.ranks, 'rank')}"
         verdict = "failed" if not self.passed else "passed" if self.proven else "passed, but not proven"
         part = f", by a sample: {self.sample}" if self.sample is not None else ""
-        mode = f" ({self.mode})" if self.mode != self.target else ""
+        mode = f" ({self.mode})" if self.mode not in {None, self.target} else ""
         return f"{self.path}: {verdict} on {self.target}{mode}{part}"

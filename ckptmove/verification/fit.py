@@ -101,11 +101,13 @@ def verify_fit(request: VerifyRequest, devices: str) -> VerifyResult:
         UnreadableInput: if the checkpoint cannot be read, is damaged, or is not a checkpoint.
         LimitExceeded: if it needs more than the limits allow.
     """
-    _refuse_others(request)
+    refuse_others(request)
     wanted = parse_fit(devices)
     target = parse_target(request.to or "cuda")
     with open_checkpoint(request.path, request.limits) as checkpoint:
-        _require_whole(checkpoint.inventory)
+        why_not = _why_not_whole(checkpoint.inventory)
+        if why_not:
+            raise UsageError(f"--fit needs whole parameters, and {why_not}")
         parts = find_parts(checkpoint.inventory)
     fit = _figures(parts, wanted)
     check = _check(parts, fit)
@@ -155,11 +157,14 @@ def _trained(inventory: Inventory, parameters: tuple[TensorRecord, ...]) -> tupl
     return largest if largest and is_like and not is_flat else parameters
 
 
-def _refuse_others(request: VerifyRequest) -> None:
-    """Raise UsageError for an option of a check that ``--fit`` does not make."""
+def refuse_others(request: VerifyRequest) -> None:
+    """Check that no option is for a check that ``--fit`` does not make.
+
+    Raises:
+        UsageError: if one is.
+    """
     others = {
         "--against": request.against is not None,
-        "--case": request.case is not None,
         "--script": request.script is not None,
         "--sample": request.sample is not None,
         "--optimizer": request.optimizer is not None,
@@ -169,17 +174,20 @@ def _refuse_others(request: VerifyRequest) -> None:
     }
     given = [name for name, is_given in others.items() if is_given]
     if given:
-        raise UsageError(
-            f"--fit reads only the metadata and makes no other check: it cannot be combined with {given[0]}"
-        )
+        raise UsageError(f"--fit makes no other check: it cannot be combined with {given[0]}")
 
 
-def _require_whole(inventory: Inventory) -> None:
-    """Raise UsageError if the shapes of the parameters are not in the inventory."""
+def has_whole_parameters(inventory: Inventory) -> bool:
+    """Whether the shapes of the parameters are in the inventory."""
+    return not _why_not_whole(inventory)
+
+
+def _why_not_whole(inventory: Inventory) -> str:
     if any(map(is_partitioned, inventory.optimizers)):
-        raise UsageError("--fit needs whole parameters, and ZeRO saves partitions: gather them first, by convert -o")
+        return "ZeRO saves partitions: gather them first, by convert -o"
     if any(one.subclass in CLASSES for one in inventory.tensors):
-        raise UsageError("--fit needs whole parameters, and this file has the shards of one rank: name the folder")
+        return "this file has the shards of one rank: name the folder"
+    return ""
 
 
 def _bytes_on(record: TensorRecord, rank: int, ranks: int) -> int:
@@ -213,11 +221,8 @@ def _figures(parts: Parts, devices: Devices) -> Fit:
 def _check(parts: Parts, fit: Fit) -> CheckResult:
     if not parts.parameters:
         return failed(FIT, "the checkpoint has no parameters of a model", **fit._asdict())
-    shares = ((fit.parameters, "parameters"), (fit.gradients, "gradients"), (fit.optimizer, "optimizer state"))
-    listed = ", ".join(f"{name} {size(nbytes)}" for nbytes, name in (*shares, (fit.buffers, "buffers")) if nbytes)
     has_state = "" if fit.optimizer else "; the checkpoint has no optimizer state"
-    where = f"on the fullest of {fit.ranks:,} ranks" if fit.ranks > 1 else "on 1 rank"
-    detail = f"{size(fit.total)} of {size(fit.capacity)} {where} ({listed}){has_state}"
+    detail = f"{size(fit.total)} of {size(fit.capacity)} {where(fit, 'the fullest')} ({listed_sizes(fit)}){has_state}"
     gathered = _gathered(fit, fit.ranks)
     left = f"{size(fit.free)} left for activations" if fit.free >= 0 else ""
     if gathered and left:
@@ -229,6 +234,22 @@ def _check(parts: Parts, fit: Fit) -> CheckResult:
     least = _least_ranks(parts, fit)
     fewer = f"; {least:,} ranks are enough" if least else "; no number of ranks is enough: some parts cannot be split"
     return failed(FIT, f"{detail}{fewer}", **fit._asdict())
+
+
+def where(fit: Fit, rank: str) -> str:
+    """The rank of the figures, in words."""
+    return f"on {rank} of {fit.ranks:,} ranks" if fit.ranks > 1 else "on 1 rank"
+
+
+def listed_sizes(fit: Fit) -> str:
+    """The sizes of the tensors of a training, in words."""
+    named = (
+        (fit.parameters, "parameters"),
+        (fit.gradients, "gradients"),
+        (fit.optimizer, "optimizer state"),
+        (fit.buffers, "buffers"),
+    )
+    return ", ".join(f"{name} {size(nbytes)}" for nbytes, name in named if nbytes)
 
 
 def _gathered(fit: Fit, ranks: int) -> int:

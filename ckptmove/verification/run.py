@@ -14,7 +14,7 @@ from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.conversion.keep import kept_tensors
 from ckptmove.conversion.remap.expected import expected
-from ckptmove.errors import CaseUnusable, TorchBroken, TorchMissing, UsageError
+from ckptmove.errors import TorchMissing, UsageError
 from ckptmove.findings.context import Context, devices_needed, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.formats.opening import container_class
@@ -29,6 +29,7 @@ from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_com
 from ckptmove.verification.evidence import VerifyResult
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
 from ckptmove.verification.fit import verify_fit
+from ckptmove.verification.fit_case import verify_fit_of_case
 from ckptmove.verification.sample_copy import copy_of_sample, filled, of_whole
 from ckptmove.verification.sampling import choose_sample
 from ckptmove.verification.step.optimizers import check_override
@@ -82,7 +83,10 @@ def verify_checkpoint(
         LimitExceeded: if either needs more than the limits allow.
     """
     if request.fit is not None:
-        return verify_fit(request, request.fit)
+        if request.case is None:
+            return verify_fit(request, request.fit)
+        refuse_request(request)
+        return verify_fit_of_case(request, request.fit, command, stage)
     refuse_request(request)
     limits, nbytes = request.limits, 0
     read_from: tuple[DiskPlace, ...] = ()
@@ -123,12 +127,7 @@ def verify_checkpoint(
         for place in read_from:
             place.require_unchanged()
         checkpoint.require_unchanged()
-    if answers.torch_failure:
-        raise TorchBroken(answers.torch_failure)
-    if answers.unusable:
-        raise CaseUnusable(answers.unusable)
-    if answers.refusal:
-        raise UsageError(answers.refusal)
+    answers.require_usable()
     found = {check.name: check for check in (*here, *answers.checks.values())}
     if SCRIPT in cases:
         found["placement"] = _placed_by_script(found["placement"], found[SCRIPT])

@@ -84,7 +84,12 @@ def main() -> None:
             answers.flush()
 
         try:
-            run(request, emit, _group(request, emit, messages))
+            if request.fit is None:
+                run(request, emit, _group(request, emit, messages))
+            else:
+                from ckptmove.verification.fake.worker import measure_case  # slow import
+
+                measure_case(request, emit)
         except UsageError as error:
             emit({"refusal": str(error)})
         except (MemoryError, OutOfMemory) as error:

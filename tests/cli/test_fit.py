@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
+import fit_cases
 import pytest
 from http_server import serving
+
+CASE = f"{Path(fit_cases.__file__)}:several"
 
 
 @pytest.mark.parametrize(("fit", "code", "word"), [("2x1GB", 0, "fits"), ("2x0.5KB", 1, "does not fit")])
@@ -32,3 +36,22 @@ def test_only_the_metadata_are_read(say, bench, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # no torch
     with serving(bench) as server:
         assert say("verify", f"{server.url}/served.pth", "--fit", "2x1GB", "-q").code == 0
+
+
+def test_the_verdict_with_a_case(say) -> None:
+    said = say("verify", "run.pth", "--fit", "2x1GB", "--case", CASE)
+    assert said.code == 0
+    assert said.out.splitlines()[-1] == "fits, 2 devices of 953.7 MiB, activations estimated"
+
+
+def test_a_case_that_is_not_measured(say) -> None:
+    said = say("verify", "run.pth", "--fit", "2x1GB", "--case", CASE, "--timeout", "0.001")
+    assert said.code == 1
+    assert said.out.splitlines()[-1] == "failed, not measured"
+
+
+@pytest.mark.parametrize("more", [["--fix", "--case", CASE], ["--case", CASE, "--sample", "1"], ["--case", "x"]])
+def test_options_of_other_checks(say, more) -> None:
+    said = say("verify", "run.pth", "--fit", "2x1GB", *more)
+    assert said.code == 2
+    assert said.out == ""

@@ -181,7 +181,7 @@ def test_devices(text) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"against": "a.pth"}, {"case": "x:y"}, {"script": "x.py"}, {"sample": 1}, {"optimizer": "AdamW"},
+        {"against": "a.pth"}, {"script": "x.py"}, {"sample": 1}, {"optimizer": "AdamW"},
         {"device_memory": 1}, {"require_device": True}, {"strip_prefix": ["module."]},
     ],
     ids=str,

@@ -135,9 +135,8 @@ def outcome(result: VerifyResult, *, strict: bool = False) -> str:
         result: the checks and the verdict.
         strict: whether warnings, and a resume that is not proven, are failures.
     """
-    if result.fit is not None:
-        verdict = "fits" if result.passed else "does not fit"
-        return f"{verdict}, {_devices(result.fit)}"
+    if result.mode is None:
+        return _fit_outcome(result, result.fit)
     place = "cpu" if result.mode == "cpu" else f"{result.mode} {clean(result.target)}"
     place += "" if result.run is None else f", {result.run}"
     if not result.passed and result.run is not None:
@@ -157,6 +156,14 @@ def outcome(result: VerifyResult, *, strict: bool = False) -> str:
         return f"passed, {place}{rest}"
     failing = " (a failure with --strict)" if strict else ""
     return f"passed, {place}, but not proven to resume{failing}: {sentence(_doubt(result, reasons))}"
+
+
+def _fit_outcome(result: VerifyResult, fit: Fit | None) -> str:
+    """The verdict on the memory; without figures if the case ended before it was measured."""
+    if fit is None:
+        return "failed, not measured"
+    estimated = ", activations estimated" * (fit.activations is not None)
+    return f"{'fits' if result.passed else 'does not fit'}, {_devices(fit)}{estimated}"
 
 
 def _of_ranks(result: VerifyResult, reasons: Mapping[str, str]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _T = TypeVar("_T")
 
@@ -53,3 +54,18 @@ def collective_timeout(timeout: float | None) -> timedelta:
 def is_lost(error: BaseException) -> bool:
     """Whether an exception means that another rank ended or did not answer."""
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _LOST)
+
+
+@contextmanager
+def group_is_there() -> Iterator[None]:
+    """Let a script call ``init_process_group`` although the group exists."""
+    init = dist.init_process_group
+    dist.init_process_group = _do_nothing
+    try:
+        yield
+    finally:
+        dist.init_process_group = init
+
+
+def _do_nothing(*_: object, **__: object) -> None:
+    """Stand in for ``init_process_group``."""

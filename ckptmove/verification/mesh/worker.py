@@ -25,7 +25,7 @@ from ckptmove.verification.case.tensor_names import names_of
 from ckptmove.verification.case.user_code import Entrance
 from ckptmove.verification.checks import check_to_json, failed, passed, skipped
 from ckptmove.verification.mesh.faults import MESH_CHECKS, RANK
-from ckptmove.verification.mesh.group import Ranks, collective_timeout, is_lost
+from ckptmove.verification.mesh.group import Ranks, collective_timeout, group_is_there, is_lost
 from ckptmove.verification.mesh.launch import find_launch
 from ckptmove.verification.mesh.proof import Proof, Setting
 from ckptmove.verification.mesh.stored import distributed_part
@@ -180,7 +180,7 @@ class _Rank:
             else:
                 torch.get_device_module(place.device).set_device(place.device)
             torch.manual_seed(request.seed)
-            with _group_is_there():
+            with group_is_there():
                 case = self._case = called(entrance.load(), place.device, case_name)
             setting = Setting(ranks, part, place, site.label, request.seed, site.mode != "real", self._emit)
             Proof(setting).run(case)
@@ -214,17 +214,3 @@ class _Rank:
             waits = waits or f"torch{os.sep}distributed{os.sep}" in frame.f_code.co_filename
             frame = frame.f_back
         self._emit({"fact": {"late": {"check": self._check, "where": where, "waits": waits}}})
-
-
-class _group_is_there:  # noqa: N801  # a context manager
-    """Let a script call ``init_process_group`` although the group exists."""
-
-    def __enter__(self) -> None:
-        self._init, dist.init_process_group = dist.init_process_group, _do_nothing
-
-    def __exit__(self, *_: object) -> None:
-        dist.init_process_group = self._init
-
-
-def _do_nothing(*_: object, **__: object) -> None:
-    """Stand in for ``init_process_group``."""

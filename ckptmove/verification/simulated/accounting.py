@@ -192,18 +192,22 @@ class MemoryRecord:
             device: its simulated device.
         """
         for storage in _storages(host):
-            key, nbytes = storage._cdata, storage.nbytes()
-            nbytes = -(-nbytes // _BLOCK) * _BLOCK
-            known = self._known.get(key)
-            if known is not None:
-                if known.nbytes == nbytes:
-                    continue
-                self._free(known)  # resized
-            if nbytes:
-                one = Allocation(storage, self._free)
-                one.key, one.nbytes, one.memory, one.kind = key, nbytes, self.of(device), "other"
-                one.memory.add(one)
-                self._known[key] = one
+            self.count_storage(storage, device)
+
+    def count_storage(self, storage: Any, device: torch.device) -> None:
+        """Count a storage of a device that is not known yet, or was resized."""
+        key, nbytes = storage._cdata, storage.nbytes()
+        nbytes = -(-nbytes // _BLOCK) * _BLOCK
+        known = self._known.get(key)
+        if known is not None:
+            if known.nbytes == nbytes:
+                return
+            self._free(known)
+        if nbytes:
+            one = Allocation(storage, self._free)
+            one.key, one.nbytes, one.memory, one.kind = key, nbytes, self.of(device), "other"
+            one.memory.add(one)
+            self._known[key] = one
 
     def _free(self, one: Allocation) -> None:
         if self._known.get(one.key) is one:

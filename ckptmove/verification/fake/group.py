@@ -1,0 +1,101 @@
+"""Build a case as one rank of a process group that sends nothing, with tensors that have shapes but no values."""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed import device_mesh
+
+from ckptmove.verification.mesh.group import group_is_there
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Methods of a mesh that read the values of its tensor of ranks, in the versions of torch that have them.
+_READERS: Final = (
+    "__init__", "from_group", "mesh", "_get_mesh_tensor_from_full_mesh", "_flatten", "_unflatten", "_concatenate"
+)  # fmt: skip
+
+
+@contextmanager
+def on_fake_rank(rank: int, ranks: int) -> Iterator[None]:
+    """Be a rank of a process group without others, and make tensors without values, while the context is open.
+
+    Args:
+        rank: the rank.
+        ranks: number of ranks.
+    """
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "0",
+    }
+    dist.init_process_group("fake", rank=rank, world_size=ranks)
+    with ExitStack() as stack:
+        stack.callback(_leave)
+        stack.enter_context(_real_meshes())
+        stack.enter_context(_movable_parameters())
+        stack.enter_context(group_is_there())
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield
+
+
+def _leave() -> None:
+    if dist.is_initialized():  # the user's code may have left it
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _movable_parameters() -> Iterator[None]:
+    """Let ``Module.to`` swap tensors to which torch itself has weak references, as to each fake parameter."""
+    module: Any = torch.utils
+    before = module.weakref
+    module.weakref = SimpleNamespace(getweakrefs=lambda _: [])
+    try:
+        yield
+    finally:
+        module.weakref = before
+
+
+@contextmanager
+def _real_meshes() -> Iterator[None]:
+    """Let device meshes have real tensors: torch reads the ranks in them."""
+    mesh: Any = device_mesh.DeviceMesh
+    own = {name: vars(mesh)[name] for name in _READERS if name in vars(mesh)}
+    for name, method in own.items():
+        setattr(mesh, name, _real(method))
+    try:
+        yield
+    finally:
+        for name, method in own.items():
+            setattr(mesh, name, method)
+
+
+def _real(method: Any) -> Any:
+    """A method that computes with real tensors."""
+    if isinstance(method, property):
+        return property(_real(method.fget))
+    if isinstance(method, (staticmethod, classmethod)):
+        return type(method)(_real(method.__func__))
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return method(*map(_ranks, args), **{name: _ranks(one) for name, one in kwargs.items()})
+
+    return run
+
+
+def _ranks(value: Any) -> Any:
+    """A tensor of ranks with values: those of ``init_device_mesh``, in their order."""
+    return torch.arange(value.numel(), dtype=value.dtype).view(value.shape) if isinstance(value, FakeTensor) else value
