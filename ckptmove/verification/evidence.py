@@ -104,7 +104,9 @@ class FixedFile(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The memory of a training with FSDP2, in bytes. Each figure is that of the first rank, which needs most.
+    """The memory of a training, in bytes. Each figure is that of the first rank, which needs most with FSDP2.
+
+    With a case, it is that of the first or the last rank, depending on which needs more.
 
     Attributes:
         ranks: number of devices.
@@ -114,7 +116,7 @@ class Fit(NamedTuple):
         optimizer: pieces of the optimizer state, without step counts, which are on the CPU.
         buffers: buffers, which every rank has whole.
         total: sum of these four.
-        smallest: the same sum of the last rank.
+        smallest: the same sum of the other one of these ranks.
         free: rest of the memory, for activations and gathered parameters; negative if it does not fit.
         largest_parameter: the largest parameter, whole.
         activations: with a case, an estimate of activations, gathered parameters and other temporary tensors at the

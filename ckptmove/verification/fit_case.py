@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.summary import counted_parameters
+from ckptmove.errors import UsageError
 from ckptmove.text import size
 from ckptmove.torch_facts.devices import parse_target
 from ckptmove.verification.checks import failed, passed
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.fit import Devices
     from ckptmove.verification.request import VerifyRequest
+
+#: Most ranks. ``fully_shard`` takes time in proportion to them, for each small parameter.
+_MOST_RANKS: Final = 1 << 16
 
 
 def verify_fit_of_case(
@@ -43,6 +47,8 @@ def verify_fit_of_case(
     """
     refuse_others(request)
     wanted = parse_fit(devices)
+    if wanted.ranks > _MOST_RANKS:
+        raise UsageError(f"--fit with --case takes at most {_MOST_RANKS:,} devices, not {wanted.ranks:,}")
     stored = _stored_elements(request)
     with child(command or worker_command(), request.to_json()) as process:
         answers = collect(process, stage, (FIT,), request.timeout)
@@ -86,7 +92,8 @@ def _figures(facts: Mapping[str, Any], devices: Devices) -> Fit:
 
 
 def _check(fit: Fit, facts: Mapping[str, Any], stored: int | None) -> CheckResult:
-    parts = [f"{size(fit.total)} of {size(fit.capacity)} {where(fit, 'rank 0')} ({listed_sizes(fit)})"]
+    rank = facts["rank"]
+    parts = [f"{size(fit.total)} of {size(fit.capacity)} {where(fit, f'rank {rank}')} ({listed_sizes(fit)})"]
     gathered = fit.largest_parameter if facts["is_sharded"] and fit.ranks > 1 else 0
     if fit.activations is None:
         parts.append(f"activations not estimated: {facts['why_none']}")
@@ -95,14 +102,11 @@ def _check(fit: Fit, facts: Mapping[str, Any], stored: int | None) -> CheckResul
     else:
         parts.append(f"about {size(fit.activations)} for activations and gathered parameters of the batch, an estimate")
         left, rest = fit.free - fit.activations, ""
-    left -= max(0, fit.smallest - fit.total)
     parts.append(f"{size(left)} left{rest}" if left >= 0 else f"{size(-left)} too much")
-    if fit.smallest > fit.total:
-        parts.append(f"the last rank needs more: {size(fit.smallest)}")
     if fit.ranks > 1 and not facts["is_sharded"]:
         parts.append("the case does not shard its model: each rank has all of it")
     # A state_dict does not mark buffers, so they may count among the parameters of the checkpoint.
     if stored is not None and not 0 <= stored - facts["elements"] <= facts["buffer_elements"]:
         parts.append(f"note: the case has {facts['elements']:,} elements in its parameters, the checkpoint {stored:,}")
-    detail, figures = "; ".join(parts), {**fit._asdict(), "why_no_activations": facts["why_none"]}
+    detail, figures = "; ".join(parts), {**fit._asdict(), "rank": rank, "why_no_activations": facts["why_none"]}
     return passed(FIT, detail, **figures) if left >= 0 else failed(FIT, detail, **figures)

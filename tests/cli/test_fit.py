@@ -15,6 +15,8 @@ def test_the_verdict(say, ask, fit, code, word) -> None:
     said = say("verify", "run.pth", "--fit", fit)
     assert said.code == code
     assert said.out.splitlines()[-1].startswith(f"{word}, 2 devices of ")
+    level = "error" if code else "notice"
+    assert say("verify", "run.pth", "--fit", fit, "--format", "github").out.splitlines()[-1].startswith(f"::{level} ")
     assert say("verify", "run.pth", "--fit", fit, "-q").out.startswith(f"run.pth: {word}, ")
     (result,) = ask("verify", "run.pth", "--fit", fit)["results"]
     assert result["passed"] is (code == 0)

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
 
 from ckptmove.case import Case
 
@@ -74,6 +75,23 @@ def in_two_ways(device):
     for part in (model.frozen, model):
         fully_shard(part, mesh=mesh["dp"])
     return Case(model, trained(model), nn.CrossEntropyLoss(), batch())
+
+
+def from_a_loader(device):
+    data = TensorDataset(torch.rand(16, 4), torch.zeros(16, dtype=torch.int64))
+    model = nn.Linear(4, 4)
+    return Case(model, trained(model), nn.CrossEntropyLoss(), DataLoader(data, batch_size=4, shuffle=True))
+
+
+def from_an_iterator(device):
+    model = nn.Linear(4, 4)
+    batches = ((torch.rand(3, 4), torch.zeros(3, dtype=torch.int64)) for _ in range(2))
+    return Case(model, trained(model), nn.CrossEntropyLoss(), batches)
+
+
+def with_adafactor(device):
+    model = nn.Linear(4, 6)
+    return Case(model, torch.optim.Adafactor(model.parameters()), batch=torch.ones(2, 4), step=lambda x: model(x).sum())
 
 
 def larger_on_the_last(device):

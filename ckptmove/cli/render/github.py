@@ -103,7 +103,7 @@ def verification_lines(result: VerifyResult, *, strict: bool = False) -> Iterato
         yield _finding(result.path, finding)
     for fixed in result.fixed:
         yield _annotation("notice", fixed.path, "verify --fix", fixed_line(fixed))
-    level = "error" if result.fails(strict=strict) else "notice" if result.proven else "warning"
+    level = "error" if result.fails(strict=strict) else "notice" if result.proven or result.fit else "warning"
     yield _annotation(level, result.path, "verify", outcome(result, strict=strict))
 
 

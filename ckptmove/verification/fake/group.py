@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed import device_mesh
 
@@ -44,7 +45,10 @@ def on_fake_rank(rank: int, ranks: int) -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(_leave)
         stack.enter_context(_real_meshes())
-        stack.enter_context(_movable_parameters())
+        # `Module.to` swaps no tensor that has weak references, and torch itself has one to each fake parameter.
+        stack.enter_context(_replaced(torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])))
+        # It draws again until all values are within the bounds.
+        stack.enter_context(_replaced(nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor))
         stack.enter_context(group_is_there())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield
@@ -56,15 +60,14 @@ def _leave() -> None:
 
 
 @contextmanager
-def _movable_parameters() -> Iterator[None]:
-    """Let ``Module.to`` swap tensors to which torch itself has weak references, as to each fake parameter."""
-    module: Any = torch.utils
-    before = module.weakref
-    module.weakref = SimpleNamespace(getweakrefs=lambda _: [])
+def _replaced(module: object, name: str, value: object) -> Iterator[None]:
+    """Replace an attribute of a module of torch while the context is open."""
+    before = getattr(module, name)
+    setattr(module, name, value)
     try:
         yield
     finally:
-        module.weakref = before
+        setattr(module, name, before)
 
 
 @contextmanager

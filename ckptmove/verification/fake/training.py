@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as optimizers
 from torch.utils import _pytree as pytree
 
 from ckptmove.errors import CaseUnusable, UsageError
+from ckptmove.verification.case.check import Attempt
 from ckptmove.verification.case.objective import needs_closure
 from ckptmove.verification.case.parts import models_of, optimizers_of
 from ckptmove.verification.case.step import UnusableCase, loss_of, one_batch
@@ -46,11 +48,7 @@ class Sizes(NamedTuple):
 
 
 class Training:
-    """The training of a case on one rank.
-
-    Attributes:
-        trained: positions of the parameters with a gradient, in the optimizers.
-    """
+    """The training of a case on one rank."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         """Take a case whose tensors have no values."""
@@ -85,11 +83,6 @@ class Training:
         """Whether a parameter is a DTensor."""
         return any(isinstance(one, DTensor) for one in self._parameters.values())
 
-    @property
-    def trained(self) -> frozenset[int]:
-        """Positions of the parameters with a gradient, among those of the optimizers."""
-        return frozenset(index for index, one in enumerate(self._stepped) if id(one) in self._gradients)
-
     def run_batch(self) -> int:
         """Run the forward and the backward of the batch, or the step of a case with several optimizers.
 
@@ -103,46 +96,54 @@ class Training:
         """
         memory = LiveMemory()
         memory.add([*self._parameters.values(), *self._buffers.values()])
-        with self._noted(memory), memory.counting():
-            try:
-                self._run()
-            except UnusableCase as error:
-                raise CaseUnusable(str(error)) from None
+        try:
+            with unset_fake_temporarily():  # a loader shuffles by values
+                batch = one_batch(self._case.batch)
+            with self._noted(memory), memory.counting():
+                self._run(batch)
+        except UnusableCase as error:
+            raise CaseUnusable(str(error)) from None
         for part in optimizers_of(self._case):
             self._note(part.optimizer)
         sizes = self.sizes()
         return max(0, memory.peak - sizes.parameters - sizes.gradients - sizes.buffers)
 
-    def _run(self) -> None:
+    def _run(self, batch: Any) -> None:
         case = self._case
-        batch = one_batch(case.batch)
         if isinstance(case.optimizer, torch.optim.Optimizer):
             loss_of(case, batch, self._device).backward()  # type: ignore[no-untyped-call]  # torch has no annotation
         else:
             step: Any = case.step  # a case with several optimizers has one
             step(batch)
 
-    def step(self, trained: frozenset[int] | None = None) -> None:
-        """Step each optimizer, so that it makes its state.
+    def make_gradients(self) -> None:
+        """Make the gradients that a backward would make if it reached all parameters."""
+        for one in self._stepped:
+            if one.requires_grad and one.grad is None:
+                one.grad = torch.empty_like(one)
 
-        Args:
-            trained: positions of the parameters with a gradient, which a backward did not make; None for all that
-                require one.
+    def step(self) -> None:
+        """Step each optimizer, so that it makes its state.
 
         Raises:
             UsageError: if an optimizer needs a closure.
-            BaseException: any exception of an optimizer, also of one that needs values.
+            BaseException: any exception of an optimizer that has not made its state, also because it needs values.
         """
-        for index, one in enumerate(self._stepped):
-            if one.grad is None and (one.requires_grad if trained is None else index in trained):
-                one.grad = torch.empty_like(one)
         for part in optimizers_of(self._case):
-            if needs_closure(part.optimizer):
-                raise UsageError(f"--fit cannot step {type(part.optimizer).__name__}: it evaluates its own gradients")
-            self._note(part.optimizer)
-            for group in part.optimizer.param_groups:
+            optimizer = part.optimizer
+            if needs_closure(optimizer):
+                raise UsageError(f"--fit cannot step {type(optimizer).__name__}: it evaluates its own gradients")
+            self._note(optimizer)
+            for group in optimizer.param_groups:
                 group |= {name: False for name in ("foreach", "fused") if group.get(name)}  # slow for many DTensors
-            part.optimizer.step()
+            attempt = Attempt()
+            with attempt:
+                optimizer.step()
+            # The optimizers of torch make all state before they compute.
+            if attempt.error is not None and not all(
+                optimizer.state.get(one) for one in part.parameters if one.grad is not None
+            ):
+                raise attempt.error
 
     @contextmanager
     def _noted(self, memory: LiveMemory) -> Iterator[None]:

@@ -36,56 +36,52 @@ _DDP: Final = "; leave out DistributedDataParallel: each rank has the whole mode
 
 
 def measure_case(request: VerifyRequest, emit: Emit) -> None:
-    """Measure the case of a request on the first rank, and its sizes on the last.
+    """Measure the case of a request on the first and on the last rank.
 
     Args:
         request: the options, with a case and ``fit``.
-        emit: called with the figures.
+        emit: called with the figures of the rank that needs more.
     """
     emit({"mode": "cpu"})
     typed, ranks = request.case or "", parse_fit(request.fit or "").ranks
     try:
-        facts = _on_first(request, typed, ranks)
-        trained = facts.pop("trained")
-        facts["smallest"] = facts["sizes"]["total"] if ranks == 1 else _on_last(request, typed, ranks, trained)
+        found = [_measure(request, typed, rank, ranks) for rank in sorted({0, ranks - 1})]
     except CaseUnusable as error:
         emit({"unusable": error.message.removeprefix("--case: ")})
         return
     except UsageError as error:
         emit({"refusal": str(error)})
         return
-    emit({"fact": facts})
+    fullest = max(found, key=lambda one: (one["sizes"]["total"], one["activations"] or 0))
+    emit({"fact": {**fullest, "smallest": min(one["sizes"]["total"] for one in found)}})
     emit({"check": check_to_json(passed(FIT, "measured"))})
 
 
-def _on_first(request: VerifyRequest, typed: str, ranks: int) -> dict[str, Any]:
+def _measure(request: VerifyRequest, typed: str, rank: int, ranks: int) -> dict[str, Any]:
     entrance = Entrance(parse_case(typed))
-    with on_fake_rank(0, ranks):
+    with on_fake_rank(rank, ranks):
         training = _build(request, typed, entrance)
-        attempt, found = Attempt(), list[int]()
-        with attempt:
-            found.append(training.run_batch())
-        _step(training, training.trained if found else None, entrance)
+        batch, step = Attempt(), Attempt()
+        activations = None
+        with batch:
+            activations = training.run_batch()
+        if batch.error is not None:
+            training.make_gradients()
+        with step:
+            training.step()
+        if step.error is not None:
+            raise UsageError(f"--fit steps optimizers without values: {reason(step.error, entrance)}")
         sizes = training.sizes()
         return {
+            "rank": rank,
             "sizes": {**sizes._asdict(), "total": sizes.total},
-            "activations": found[0] if found else None,
-            "why_none": "" if attempt.error is None else reason(attempt.error, entrance),
+            "activations": activations,
+            "why_none": "" if batch.error is None else reason(batch.error, entrance),
             "largest_parameter": training.largest_parameter,
             "elements": training.elements,
             "buffer_elements": training.buffer_elements,
             "is_sharded": training.is_sharded,
-            "trained": training.trained,
         }
-
-
-def _on_last(request: VerifyRequest, typed: str, ranks: int, trained: frozenset[int]) -> int:
-    """Bytes on the last rank."""
-    entrance = Entrance(parse_case(typed))
-    with on_fake_rank(ranks - 1, ranks):
-        training = _build(request, typed, entrance)
-        _step(training, trained, entrance)
-        return training.sizes().total
 
 
 def _build(request: VerifyRequest, typed: str, entrance: Entrance) -> Training:
@@ -98,14 +94,6 @@ def _build(request: VerifyRequest, typed: str, entrance: Entrance) -> Training:
         why = reason(attempt.error, entrance)
         raise UsageError(f"--fit calls {typed} with tensors that have shapes and no values: {why}")
     return made[0]
-
-
-def _step(training: Training, trained: frozenset[int] | None, entrance: Entrance) -> None:
-    attempt = Attempt()
-    with attempt:
-        training.step(trained)
-    if attempt.error is not None:
-        raise UsageError(f"--fit steps optimizers without values: {reason(attempt.error, entrance)}")
 
 
 def reason(error: BaseException, entrance: Entrance) -> str:

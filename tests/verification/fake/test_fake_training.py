@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ckptmove.errors import CaseUnusable
 from ckptmove.verification.fake.group import on_fake_rank
 from ckptmove.verification.fake.training import Training
 
@@ -34,7 +35,7 @@ def test_a_model_that_is_not_sharded() -> None:
     with on_fake_rank(3, 8):
         training = Training(fit_cases.whole(CPU), CPU)
         training.run_batch()
-        training.step(training.trained)
+        training.step()
         sizes = training.sizes()
     moments = [one for state in case.optimizer.state.values() for one in state.values() if one.dim()]
     gradients = [one.grad for one in model.parameters() if one.grad is not None]
@@ -56,7 +57,7 @@ def test_shards(ranks) -> None:
         with on_fake_rank(rank, ranks):
             training = Training(fit_cases.sharded(CPU), CPU)
             training.run_batch()
-            training.step(training.trained)
+            training.step()
             sizes = training.sizes()
         used = [one for name, one in mine.items() if not name.startswith(("frozen", "unused"))]
         moments = [one for name, one in mine.items() if not name.startswith("frozen")]  # get_state_dict makes all
@@ -120,7 +121,7 @@ def test_several_optimizers() -> None:
     with on_fake_rank(0, 1):
         training = Training(fit_cases.several(CPU), CPU)
         activations = training.run_batch()
-        training.step(training.trained)
+        training.step()
         sizes = training.sizes()
     assert sizes == (2 * 80, 2 * 80, 4 * 80, 0)
     assert activations < 16 * 512  # without the moments
@@ -142,7 +143,11 @@ def test_a_parameter_of_the_criterion() -> None:
 
 
 def test_meshes_and_parameters_are_as_before() -> None:
-    before = dict(vars(DeviceMesh)), torch.utils.weakref, torch.UntypedStorage.resize_
+    def patched():
+        init = torch.nn.init._no_grad_trunc_normal_
+        return dict(vars(DeviceMesh)), torch.utils.weakref, torch.UntypedStorage.resize_, init
+
+    before = patched()
     with on_fake_rank(1, 4):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         assert mesh["a"].get_local_rank() == 0
@@ -153,5 +158,28 @@ def test_meshes_and_parameters_are_as_before() -> None:
         weight = linear.weight
         assert linear.to(torch.bfloat16).weight is weight
         assert weight.dtype == torch.bfloat16
-    assert before == (dict(vars(DeviceMesh)), torch.utils.weakref, torch.UntypedStorage.resize_)
+        assert torch.nn.init.trunc_normal_(weight) is weight
+    assert before == patched()
     assert not torch.distributed.is_initialized()
+
+
+def test_batches_of_loaders() -> None:
+    with on_fake_rank(0, 2):
+        for make in (fit_cases.from_a_loader, fit_cases.from_an_iterator):
+            assert Training(make(CPU), CPU).run_batch() > 0
+        case = fit_cases.from_a_loader(CPU)
+        with pytest.raises(CaseUnusable):
+            Training(type(case)(case.model, case.optimizer, case.criterion, case.batch.dataset), CPU).run_batch()
+
+
+def test_state_that_is_made_before_a_value_is_read() -> None:
+    model = torch.nn.Linear(4, 6)
+    optimizer = torch.optim.Adafactor(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    state = [one for state in optimizer.state.values() for one in state.values() if torch.is_tensor(one) and one.dim()]
+    with on_fake_rank(0, 1):
+        training = Training(fit_cases.with_adafactor(CPU), CPU)
+        training.run_batch()
+        training.step()
+        assert training.sizes().optimizer == nbytes(state)
