@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+#: Whether options are spelled as the arguments of a function.
+_IN_PYTHON: Final = ContextVar("in_python", default=False)
 #: Words that cmd.exe and PowerShell need not have quoted.
 _PLAIN_ON_WINDOWS: Final = re.compile(r"[\w.:/\\=~+-]+")
 _KIB: Final = 1024
@@ -45,7 +49,9 @@ class Command(str):
 
 
 class Argument(NamedTuple):
-    """An option of a command, which is an argument of a function, as a part of a :class:`Phrase`.
+    """An option of a command, which is an argument of a function, as a part of a :class:`Phrase` or of any other text.
+
+    Its ``str`` is spelled for a shell; inside :func:`spelled_for_python`, for a caller of a function.
 
     Attributes:
         name: of the argument: ``as_root``.
@@ -63,6 +69,8 @@ class Argument(NamedTuple):
     @property
     def in_shell(self) -> str:
         """``--as-root ema``."""
+        if self.name == "script_args":
+            return f"-- {self.value}"
         option = f"--{self.name.replace('_', '-')}"
         return f"{option} {quoted(self.value)}" if isinstance(self.value, str) else option
 
@@ -71,9 +79,24 @@ class Argument(NamedTuple):
         """``as_root='ema'``."""
         if self.name == "no_check":
             return "check=False"
+        if self.name == "script_args":
+            return f"script_args={str(self.value).split()}"
         if self.name == "limit_factor":
             return f"limits=ckptmove.limits.Limits().times({self.value})"
         return self.name if self.value is None else f"{self.name}={self.value!r}"
+
+    def __str__(self) -> str:
+        return self.in_python if _IN_PYTHON.get() else self.in_shell
+
+
+@contextmanager
+def spelled_for_python(is_for_python: bool = True) -> Iterator[None]:
+    """Spell the arguments in texts for a caller of a function, in this thread."""
+    token = _IN_PYTHON.set(is_for_python)
+    try:
+        yield
+    finally:
+        _IN_PYTHON.reset(token)
 
 
 class ShellOnly(str):
@@ -105,6 +128,11 @@ def spelled_in_python(text: str | Argument) -> str:
     if isinstance(text, ShellOnly):
         return ""
     return text.in_python if isinstance(text, Argument | Phrase) else text
+
+
+def spelled(text: str) -> str:
+    """A text as :func:`spelled_for_python` says."""
+    return spelled_in_python(text) if _IN_PYTHON.get() else str(text)
 
 
 def quoted(word: str, separator: str = os.sep) -> str:

@@ -9,7 +9,18 @@ import subprocess
 import pytest
 
 from ckptmove.cli.render.text import sentence
-from ckptmove.text import Argument, Phrase, ShellOnly, amount, command_line, quoted, size, spelled_in_python
+from ckptmove.text import (
+    Argument,
+    Phrase,
+    ShellOnly,
+    amount,
+    command_line,
+    quoted,
+    size,
+    spelled,
+    spelled_for_python,
+    spelled_in_python,
+)
 
 WORDS = ["a b", "x\ny.pt", "it's\t\\n\n", "\x1b[0m", "é\u202ex", "\udcff\udc80", "$HOME\n`id`", "-x", "", "\x1b0"]
 
@@ -67,3 +78,16 @@ def test_sizes(nbytes, expected) -> None:
 
 def test_amounts() -> None:
     assert [amount(n, "tensor") for n in (0, 1, 2048)] == ["0 tensors", "1 tensor", "2,048 tensors"]
+
+
+def test_an_argument_in_any_text_is_spelled_for_its_reader() -> None:
+    def texts():
+        resume, drop = Argument("script_args", "--resume PATH"), Argument("drop", "a b")
+        return f"{drop}, {Argument('keep')}, {resume}", spelled(Phrase("use ", drop)), spelled("--drop")
+
+    assert texts() == ("--drop 'a b', --keep, -- --resume PATH", "use --drop 'a b'", "--drop")
+    with spelled_for_python():
+        assert texts() == ("drop='a b', keep, script_args=['--resume', 'PATH']", "use drop='a b'", "--drop")
+        with spelled_for_python(False):
+            assert texts()[1] == "use --drop 'a b'"
+    assert texts()[1] == "use --drop 'a b'"

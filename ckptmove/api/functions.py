@@ -33,7 +33,7 @@ from ckptmove.io.remote.errors import NotLocal
 from ckptmove.limits import Limits
 from ckptmove.moves import checked_globs
 from ckptmove.pickles.collector import collector_paused
-from ckptmove.text import Argument, Phrase
+from ckptmove.text import Argument, Phrase, spelled_for_python
 from ckptmove.torch_facts.devices import NO_DEVICE, parse_target
 from ckptmove.verification.measuring import measure_with_torch
 
@@ -246,7 +246,8 @@ def convert(
         settle=settle,
         limits=limits or Limits(),
     )
-    return ConvertResult.of(convert_checkpoint(request), path=request.path)
+    with spelled_for_python():
+        return ConvertResult.of(convert_checkpoint(request), path=request.path)
 
 
 @collector_paused()
@@ -401,9 +402,11 @@ def verify(
         fit=fit,
         jobs=jobs,
         limits=limits or Limits(),
+        in_python=True,
     )
     request = downloaded(request, progress, do_nothing)
-    return VerifyResult.of(verify_checkpoint(request, progress=progress, stage=stage))
+    with spelled_for_python():
+        return VerifyResult.of(verify_checkpoint(request, progress=progress, stage=stage))
 
 
 @hinted()

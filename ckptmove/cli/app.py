@@ -17,7 +17,7 @@ from ckptmove.cli.guard import PROGRAM, GuardedGroup
 from ckptmove.cli.paths import as_operand, checkpoint_paths, download_paths, single_path
 from ckptmove.cli.ranks import own_rank
 from ckptmove.cli.render.renderer import Renderer
-from ckptmove.cli.reporting import reporting
+from ckptmove.cli.render.report_files import reporting
 from ckptmove.cli.selection import selection
 from ckptmove.cli.signals import signals_raised
 from ckptmove.cli.streams import write_answer

@@ -43,13 +43,13 @@ def dtypes() -> list[str]:
 
 def formats() -> list[str]:
     """Values of ``--format``."""
-    from ckptmove.cli.render.registry import RENDERERS
+    from ckptmove.cli.render.formats import RENDERERS
 
     return [*RENDERERS]
 
 
 def report_kinds() -> list[str]:
     """Beginnings of ``--report``."""
-    from ckptmove.cli.render.reports import REPORTS
+    from ckptmove.cli.render.formats import DOCUMENTS
 
-    return [f"{kind}=" for kind in REPORTS]
+    return [f"{kind}=" for kind in DOCUMENTS]

@@ -80,7 +80,7 @@ class ConfiguredCommand(TypedCommand):
 
 def _processed(ctx: Any, parameter: Any, value: Any) -> Any:
     """The value as Typer passes a typed one. Words that the command parses later are parsed here, for their errors."""
-    from ckptmove.cli.render.reports import open_document
+    from ckptmove.cli.render.report_files import open_document
     from ckptmove.conversion.remap.options import remap_options
     from ckptmove.conversion.shards import parse_size
     from ckptmove.moves import Remap

@@ -21,9 +21,9 @@ from ckptmove.cli.meant import with_command
 from ckptmove.cli.outcome import interruption, retyped
 from ckptmove.cli.ranks import own_rank
 from ckptmove.cli.render.answers import Summary
-from ckptmove.cli.render.registry import open_default_report, open_error_report
+from ckptmove.cli.render.formats import open_default_report, open_error_report
+from ckptmove.cli.render.report_files import replace_earlier
 from ckptmove.cli.render.text import clean, sentence
-from ckptmove.cli.reporting import replace_earlier
 from ckptmove.cli.signals import Terminated, settle
 from ckptmove.cli.streams import open_closed_streams, say
 from ckptmove.errors import (

@@ -11,11 +11,11 @@ import typer
 
 from ckptmove import __version__
 from ckptmove.cli import completion
-from ckptmove.cli.render.registry import DEFAULT, RENDERERS
+from ckptmove.cli.render.formats import DEFAULT, DOCUMENTS, RENDERERS
 from ckptmove.cli.streams import write_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 def _show_version(wanted: bool) -> None:
@@ -30,10 +30,13 @@ def _show_help(context: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
-def _format_of(word: str) -> str:
-    from ckptmove.cli.render.reports import REPORTS
+def _any_of(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}"
 
-    if word in REPORTS and word not in RENDERERS:
+
+def _format_of(word: str) -> str:
+    if word in DOCUMENTS and word not in RENDERERS:
         raise typer.BadParameter(f"{word!r} is a report in a file: --report {word}=FILE.")
     if word not in RENDERERS:
         raise typer.BadParameter(f"{word!r} is not one of {', '.join(map(repr, RENDERERS))}.")
@@ -124,7 +127,7 @@ Report = Annotated[
         "--report",
         metavar="KIND=FILE",
         autocompletion=completion.report_kinds,
-        help="Also write a report to a file: json, junit, markdown, sarif or html. Repeatable.",
+        help=f"Also write a report to a file: {_any_of(DOCUMENTS)}. Repeatable.",
         show_default=False,
     ),
 ]

@@ -167,7 +167,7 @@ class Conversion:
             self.notes.append(reason + f"; nothing was written (-o OUT copies the {what})" * is_needless)
         is_free = is_needless or request.force or request.in_place
         if request.dry_run and not is_free and exists(request.target):
-            self.notes.append(f"{request.target} already exists: --force replaces it")
+            self.notes.append(f"{request.target} already exists: {Argument('force', True)} replaces it")
 
     def _remap(self, checkpoint: OpenCheckpoint, moves: MovePlan) -> Remapped:
         from ckptmove.conversion.remap.remapping import remap

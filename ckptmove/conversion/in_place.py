@@ -16,7 +16,7 @@ from ckptmove.io.patch import apply_patch
 from ckptmove.io.recovery import recover
 from ckptmove.io.source import open_source
 from ckptmove.pickles.edits import apply_plan
-from ckptmove.text import Command, amount, command_line
+from ckptmove.text import Argument, Command, amount, command_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,7 +100,7 @@ def _way_back(path: str, patch: Patch, size: int) -> str:
     if not patch.writes:
         return "the original is restored, byte for byte"
     if not patch.can_undo:
-        return "--undo does not support this format: to undo the change, convert the file back"
+        return "this format supports no undo: to undo the change, convert the file back"
     scope = " all conversions in place" if patch.writes[0][0] < size else ""
     return Command(f"to undo{scope}: {command_line(['ckptmove', 'convert', path, '--undo'])}")
 
@@ -108,7 +108,7 @@ def _way_back(path: str, patch: Patch, size: int) -> str:
 def _patch(part: FilePart, plan: MovePlan) -> Patch:
     """The patch of the file that carries out a plan."""
     if any(edit.cast for edit in plan.edits):
-        raise InPlaceImpossible(part.path, "--cast changes the size of tensors")
+        raise InPlaceImpossible(part.path, f"{Argument('cast')} changes the size of tensors")
     with part.content() as (container, machine):
         return container.patch(apply_plan(machine, plan))
 

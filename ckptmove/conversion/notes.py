@@ -10,7 +10,7 @@ from ckptmove.conversion.keep import dragged_along, flag_paths
 from ckptmove.formats.opening import container_class
 from ckptmove.model import LACKING
 from ckptmove.moves import Unmatched
-from ckptmove.text import Command, amount, quoted
+from ckptmove.text import Argument, Command, amount, quoted
 from ckptmove.torch_facts import devices
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
     """Notes on tensors that are also kept, devices still named, and problems that a copy keeps."""
     dragged = [one.name for one in dragged_along(plan.kept, plan.request.keep)]
     if dragged:
-        yield f"also kept, because they share storage with a --keep match: {_some(dragged)}"
+        yield f"also kept, because they share storage with a match of {Argument('keep')}: {_some(dragged)}"
     left = list(_left_behind(inventory, plan))
     in_configs = [mention for mention in left if not is_in_code(inventory, mention)]
     in_code = [mention for mention in left if is_in_code(inventory, mention)]
     if in_configs:
         moves_strings = not plan.request.rewrite_strings and any(mention.kind == "string" for mention in in_configs)
-        hint = " (--rewrite-strings moves strings)" if moves_strings else ""
+        hint = f" ({Argument('rewrite_strings', True)} moves strings)" if moves_strings else ""
         yield f"configs still name another device: {_some(map(_named, in_configs))}{hint}"
     if in_code:
         yield f"code still names another device, and is not edited: {_some(map(_named, in_code))}"

@@ -17,6 +17,7 @@ from threading import Lock, Thread
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from ckptmove.errors import CaseUnusable, TorchBroken, UsageError
+from ckptmove.text import Argument
 from ckptmove.verification.case.strays import MARK, end_strays
 from ckptmove.verification.checks import CASE, SCRIPT, check_from_json, failed, finding_from_json, skipped
 
@@ -333,13 +334,13 @@ def _fill_missing(answers: Answers, ending: _Ending, wanted: Sequence[str]) -> N
     if answers.torch == "importing" and ending.timeout is None:
         answers.torch_failure = last
     if answers.imports and ending.timeout is None:
-        answers.refusal = f"--optimizer {answers.imports} cannot be imported: {last}"
+        answers.refusal = f"{Argument('optimizer', answers.imports)} cannot be imported: {last}"
     missing = [name for name in wanted if name not in answers.checks]
     if not missing or answers.unusable:
         return
     if ending.timeout is not None:
         before = ", before torch was imported" * (answers.torch == "importing")
-        late = f"took longer than {ending.timeout:g} s (--timeout){before}"
+        late = f"took longer than {ending.timeout:g} s ({Argument('timeout')}){before}"
         answers.checks[missing[0]] = failed(missing[0], late, timeout=ending.timeout)
     else:
         reason = _reason(ending.code, ending.output, ending.errors, missing[0])

@@ -48,8 +48,8 @@ def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callab
     if not isinstance(request.path, Address) or request.fit is not None:  # --fit reads only the metadata
         return request
     if request.download is None:
-        for option in ("against", "case", "script"):
-            if getattr(request, option) is not None:
+        for option, value in (("against", request.against), ("case", request.case), ("script", request.script)):
+            if value is not None:
                 raise WholeNeeded(request.path, Phrase(Argument(option), " needs the whole checkpoint"))
         if request.sample is None:
             raise NotLocal(request.path, VERIFY_IS_LOCAL)

@@ -12,7 +12,7 @@ from ckptmove.conversion.policy import DESTINATION_RULES
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.findings.context import Context, available_device
 from ckptmove.model import Severity
-from ckptmove.text import Command, amount, quoted
+from ckptmove.text import Argument, Command, amount, quoted
 from ckptmove.torch_facts.devices import is_accelerator
 from ckptmove.verification.checks import NOTHING_TO_RESUME, Offenders, failed, passed, skipped
 
@@ -153,7 +153,7 @@ def check_placement(
     for place in dict.fromkeys(one.device for one in tied):
         stuck = [one.name for one in tied if one.device == place]
         misplaced += len(stuck)
-        wrong.append(f"on {place}, because they share storage with a --keep match: {_some(stuck)}")
+        wrong.append(f"on {place}, because they share storage with a match of {Argument('keep')}: {_some(stuck)}")
     flags = Offenders()
     for flag in (one for one in plan.flags if not one.where.startswith(settings)):
         flags.add(f"{flag.where} is {flag.source}, must be {flag.target}")

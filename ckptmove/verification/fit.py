@@ -21,7 +21,7 @@ from ckptmove.conversion.shards import parse_size
 from ckptmove.errors import UsageError
 from ckptmove.formats.dtensors import CLASSES
 from ckptmove.moves import Remap
-from ckptmove.text import size
+from ckptmove.text import Argument, size
 from ckptmove.torch_facts.devices import parse_target
 from ckptmove.verification.checks import failed, passed
 from ckptmove.verification.evidence import Fit, VerifyResult
@@ -85,7 +85,7 @@ def parse_fit(text: str) -> Devices:
         if found is not None and 0 < int(found[1]) <= _MOST_RANKS:
             return Devices(int(found[1]), parse_size(found[2]))
     form = f"a number of devices, at most {_MOST_RANKS:,}, and the memory of each with its unit, as 64x80GiB"
-    raise UsageError(f"--fit takes {form}, not {text[:40]!r}")
+    raise UsageError(f"{Argument('fit')} takes {form}, not {text[:40]!r}")
 
 
 def verify_fit(request: VerifyRequest, devices: str) -> VerifyResult:
@@ -107,7 +107,7 @@ def verify_fit(request: VerifyRequest, devices: str) -> VerifyResult:
     with open_checkpoint(request.path, request.limits) as checkpoint:
         why_not = _why_not_whole(checkpoint.inventory)
         if why_not:
-            raise UsageError(f"--fit needs whole parameters, and {why_not}")
+            raise UsageError(f"{Argument('fit')} needs whole parameters, and {why_not}")
         parts = find_parts(checkpoint.inventory)
     fit = _figures(parts, wanted)
     check = _check(parts, fit)
@@ -164,17 +164,18 @@ def refuse_others(request: VerifyRequest) -> None:
         UsageError: if one is.
     """
     others = {
-        "--against": request.against is not None,
-        "--script": request.script is not None,
-        "--sample": request.sample is not None,
-        "--optimizer": request.optimizer is not None,
-        "--device-memory": request.device_memory is not None,
-        "--require-device": request.require_device,
-        "the options of convert": request.remap != Remap(),
+        "against": request.against is not None,
+        "script": request.script is not None,
+        "sample": request.sample is not None,
+        "optimizer": request.optimizer is not None,
+        "device_memory": request.device_memory is not None,
+        "require_device": request.require_device,
     }
-    given = [name for name, is_given in others.items() if is_given]
+    given: list[str | Argument] = [Argument(name) for name, is_given in others.items() if is_given]
+    if request.remap != Remap():
+        given.append("the options of convert")
     if given:
-        raise UsageError(f"--fit makes no other check: it cannot be combined with {given[0]}")
+        raise UsageError(f"{Argument('fit')} makes no other check: it cannot be combined with {given[0]}")
 
 
 def has_whole_parameters(inventory: Inventory) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.summary import counted_parameters
 from ckptmove.errors import UsageError
-from ckptmove.text import size
+from ckptmove.text import Argument, size
 from ckptmove.torch_facts.devices import parse_target
 from ckptmove.verification.checks import failed, passed
 from ckptmove.verification.child import child, collect, worker_command
@@ -48,7 +48,9 @@ def verify_fit_of_case(
     refuse_others(request)
     wanted = parse_fit(devices)
     if wanted.ranks > _MOST_RANKS:
-        raise UsageError(f"--fit with --case takes at most {_MOST_RANKS:,} devices, not {wanted.ranks:,}")
+        raise UsageError(
+            f"{Argument('fit')} with {Argument('case')} takes at most {_MOST_RANKS:,} devices, not {wanted.ranks:,}"
+        )
     stored = _stored_elements(request)
     with child(command or worker_command(), request.to_json()) as process:
         answers = collect(process, stage, (FIT,), request.timeout)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ckptmove.errors import UsageError
+from ckptmove.text import Argument
 
 
 def optimizer_class(name: str) -> type[torch.optim.Optimizer] | None:
@@ -33,6 +34,7 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer] | None:
     if not colon:
         known: type[torch.optim.Optimizer] | None = getattr(torch.optim, name, None)
         return known
+    own = Argument("optimizer", name)
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
@@ -40,15 +42,15 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer] | None:
         found: object = import_module(module_name)
     except ModuleNotFoundError as error:
         where = "install it next to torch, or run ckptmove in the folder that contains it"
-        raise UsageError(f"--optimizer {name}: no module {error.name}; {where}") from error
+        raise UsageError(f"{own}: no module {error.name}; {where}") from error
     for part in class_name.split("."):
         found = getattr(found, part, None)
     if found is None:
         others = [key for key, value in vars(sys.modules[module_name]).items() if _is_optimizer(value)]
         hint = f"its optimizers are {', '.join(sorted(others))}" if others else "it has no optimizer"
-        raise UsageError(f"--optimizer {name}: {module_name} has no {class_name}; {hint}")
+        raise UsageError(f"{own}: {module_name} has no {class_name}; {hint}")
     if not isinstance(found, type) or not _is_optimizer(found):
-        raise UsageError(f"--optimizer {name}: not a subclass of torch.optim.Optimizer")
+        raise UsageError(f"{own}: not a subclass of torch.optim.Optimizer")
     return found
 
 

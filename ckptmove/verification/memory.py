@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.text import Argument
 from ckptmove.torch_facts.optimizers import BY_NAME
 from ckptmove.verification.place import find_site
 
@@ -32,8 +33,12 @@ _STACKS: Final = frozenset({"OMP_STACKSIZE", "KMP_STACKSIZE", "GOMP_STACKSIZE"})
 _FIGURES: Final = Path("/proc/self/statm")
 #: Messages of torch and Python for an allocation that failed.
 _SAID: Final = ("can't allocate memory", "Cannot allocate memory", "MemoryError", "bad_alloc", "not enough memory")
-#: Hint for the user.
-HINT: Final = "it needs more memory than a file of this size may take; if you trust the file: --limit-factor 10"
+
+
+def memory_hint() -> str:
+    """Hint for the user."""
+    more = Argument("limit_factor", "10")
+    return f"it needs more memory than a file of this size may take; if you trust the file: {more}"
 
 
 def limit_memory(request: VerifyRequest) -> bool:
@@ -70,4 +75,4 @@ def with_hint(message: dict[str, object]) -> dict[str, object]:
     check = message.get("check")
     if not isinstance(check, dict) or check["status"] != "failed" or not any(one in check["detail"] for one in _SAID):
         return message
-    return {"check": {**check, "detail": f"{check['detail']}; {HINT}"}}
+    return {"check": {**check, "detail": f"{check['detail']}; {memory_hint()}"}}

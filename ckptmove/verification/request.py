@@ -40,6 +40,7 @@ class VerifyRequest(NamedTuple):
         limits: resource limits for reading each file.
         nbytes: size of all files of the checkpoint and of ``against``; it bounds the memory of the child process.
         deadline: when the script has to end, in seconds since the epoch; None for no limit.
+        in_python: whether the texts name arguments of ``ckptmove.verify`` in place of options.
     """
 
     path: str
@@ -67,6 +68,7 @@ class VerifyRequest(NamedTuple):
     limits: Limits = Limits()
     nbytes: int = 0
     deadline: float | None = None
+    in_python: bool = False
 
     @property
     def runs_training(self) -> bool:

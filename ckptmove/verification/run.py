@@ -210,7 +210,7 @@ def _refuse_stranger(checkpoint: OpenCheckpoint, original: OpenCheckpoint, conve
         converted: what a conversion of the original must have written.
     """
     if checkpoint.kind != original.kind and not find_counterparts(*side_by_side(checkpoint, converted)).pairs:
-        kinds = f"{checkpoint.path} is {checkpoint.kind}, but --against names {original.kind}"
+        kinds = f"{checkpoint.path} is {checkpoint.kind}, but {Argument('against')} names {original.kind}"
         raise UsageError(f"{kinds} without a tensor of the same name: {original.path}")
 
 

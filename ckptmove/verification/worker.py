@@ -12,7 +12,7 @@ import sys
 from contextlib import ExitStack
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -23,13 +23,14 @@ from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import CaseUnusable, OutOfMemory, UsageError
 from ckptmove.moves import Remap
+from ckptmove.text import Argument, spelled, spelled_for_python
 from ckptmove.torch_facts.optimizers import BY_NAME
 from ckptmove.verification.against import OriginalTensors, casts, differences
 from ckptmove.verification.checks import check_to_json, failed, finding_to_json
 from ckptmove.verification.generators import refused_states
 from ckptmove.verification.imports import optimizer_class
 from ckptmove.verification.loaded import LoadedFiles
-from ckptmove.verification.memory import HINT, limit_memory, with_hint
+from ckptmove.verification.memory import limit_memory, memory_hint, with_hint
 from ckptmove.verification.numbers import NumbersTally
 from ckptmove.verification.place import find_site
 from ckptmove.verification.plain_numbers import broken_numbers
@@ -42,9 +43,6 @@ from ckptmove.verification.step.counters import Counters, check_counters
 from ckptmove.verification.step.resume import Bench, resume
 from ckptmove.verification.uncompiled import leave_out_dynamo
 from ckptmove.verification.wrappers import WithWrappers
-
-#: Fix for tensors that only one of a checkpoint and its original has.
-_SAME_OPTIONS: Final = "if the conversion changed names or parts, repeat its options here, for example --strip-prefix"
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,7 +75,7 @@ def main() -> None:
         # A batch fits in a processor's cache: a second thread saves a tenth of the time. If another process uses that
         # thread's processor, the first thread waits for it thousands of times.
         torch.set_num_threads(1)
-    with answers:
+    with answers, spelled_for_python(request.in_python):
 
         def emit(message: dict[str, object]) -> None:
             answers.write(json.dumps(with_hint(message) if is_limited else message) + "\n")
@@ -91,10 +89,10 @@ def main() -> None:
 
                 measure_case(request, emit)
         except UsageError as error:
-            emit({"refusal": str(error)})
+            emit({"refusal": spelled(error.message)})
         except (MemoryError, OutOfMemory) as error:
             # The parent reports the last line of standard error.
-            raise MemoryError(HINT if is_limited else error) from error
+            raise MemoryError(memory_hint() if is_limited else error) from error
 
 
 def _group(request: VerifyRequest, emit: Emit, messages: SimpleQueue[str]) -> ProcessGroup:
@@ -275,7 +273,9 @@ def _with_original(
     if restore.status == "failed":
         return original, restore._replace(evidence=evidence)
     if lost:
-        fix = _SAME_OPTIONS if request.remap == Remap() and (found.added or found.removed) else ""
+        is_renamed = request.remap == Remap() and bool(found.added or found.removed)
+        repeat = "if the conversion changed names or parts, repeat its options here, for example"
+        fix = f"{repeat} {Argument('strip_prefix', True)}" if is_renamed else ""
         return original, failed("restore", lost.failures(f"differs from {against}: "), fix, **dict(evidence))
     what = "every tensor equals" if compared.notes else "all equal"
     unseen = (

@@ -13,8 +13,7 @@ import ckptmove
 from ckptmove.cli import completion
 from ckptmove.cli.app import app
 from ckptmove.cli.examples import EXAMPLES, epilog
-from ckptmove.cli.render.registry import RENDERERS
-from ckptmove.cli.render.reports import REPORTS
+from ckptmove.cli.render.formats import DOCUMENTS, RENDERERS
 from ckptmove.conversion.remap.options import remap_options
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.torch_facts.devices import parse_target
@@ -60,7 +59,7 @@ def test_every_completed_value_is_valid() -> None:
         (pair,) = remap_options(dtype=[dtype]).dtype
         assert "=".join(filter(None, pair)) == dtype
     assert completion.formats() == [*RENDERERS]
-    assert completion.report_kinds() == [f"{kind}=" for kind in REPORTS]
+    assert completion.report_kinds() == [f"{kind}=" for kind in DOCUMENTS]
 
 
 def test_every_help_ends_with_examples(say) -> None:

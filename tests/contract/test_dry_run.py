@@ -116,7 +116,7 @@ def test_a_dry_run_reads_no_tensor_that_is_to_be_cast(tmp_path, monkeypatch):
 def test_an_output_that_would_be_replaced_is_said_in_a_dry_run(tmp_path, force):
     path = Path(shutil.copy(SAMPLES / "adamw-cuda3.pth", tmp_path / "run.pth"))
     output = tmp_path / "run.cpu.pth"
-    told = f"{output} already exists: --force replaces it"
+    told = f"{output} already exists: force=True replaces it"
     assert told not in ckptmove.convert(path, to="cpu", dry_run=True).notes
     output.write_bytes(b"")
     assert (told in ckptmove.convert(path, to="cpu", dry_run=True, force=force).notes) is not force

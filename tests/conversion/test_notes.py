@@ -70,7 +70,7 @@ def test_many_names_are_cut_short_and_none_are_none(tmp_path: Path) -> None:
 
 def test_devices_that_stay_named_in_configs_are() -> None:
     [left] = notes("nanogpt-compiled-fused.pt", to="cpu")
-    assert left == "configs still name another device: config.device = cuda (--rewrite-strings moves strings)"
+    assert left == "configs still name another device: config.device = cuda (rewrite_strings=True moves strings)"
     assert notes("nanogpt-compiled-fused.pt", to="cpu", rewrite_strings=True) == ()
 
 
@@ -91,7 +91,7 @@ def test_a_device_named_where_the_model_does_not_go_is_told(tmp_path, named, to,
     config = {"device": named} if kind == "dict" else argparse.Namespace(device=named)
     torch.save({"model": {"w": torch.ones(2)}, "args": config}, tmp_path / "a.pt")
     told = ckptmove.convert(tmp_path / "a.pt", to=to, output=str(tmp_path / "b.pt")).notes
-    hint = "(--rewrite-strings moves strings)"
+    hint = "(rewrite_strings=True moves strings)"
     refused = ("torch.load(weights_only=True) still refuses it (S701): ckptmove inspect PATH shows how to allow it",)
     assert tuple(note.replace(str(tmp_path / "a.pt"), "PATH") for note in told) == (
         ((f"configs still name another device: args.device = {named} {hint}",) if is_told else ())
@@ -175,4 +175,4 @@ def test_what_stays_because_of_a_shared_storage_is_named(tmp_path: Path) -> None
     weight = torch.ones(2)
     torch.save({"model": {"w": weight, "b": torch.ones(1)}, "ema": {"w": weight}}, tmp_path / "run.pth")
     notes = ckptmove.convert(tmp_path / "run.pth", to="cuda", keep=["ema.*"], dry_run=True).notes
-    assert notes == ("also kept, because they share storage with a --keep match: model.w",)
+    assert notes == ("also kept, because they share storage with a match of keep: model.w",)

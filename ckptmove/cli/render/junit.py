@@ -7,18 +7,14 @@ a finding, or a property that may differ.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from xml.etree.ElementTree import Element, SubElement, tostring
 
-from ckptmove.cli.render.conversion import brief_line as conversion_line
-from ckptmove.cli.render.conversion import skipped_line
-from ckptmove.cli.render.difference import names_by_difference
-from ckptmove.cli.render.inspection import brief_line
 from ckptmove.cli.render.renderer import Document
 from ckptmove.cli.render.text import clean, sentence
-from ckptmove.cli.render.verification import outcome, warned
 from ckptmove.model import Severity
 
 if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
     from ckptmove.api.failures import Failure
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.comparison.differences import DiffResult
@@ -32,10 +28,14 @@ class JUnitDocument(Document):
     head = b"<?xml version='1.0' encoding='utf-8'?>\n<testsuites name=\"ckptmove "
 
     def __init__(self) -> None:
+        from xml.etree.ElementTree import Element
+
         self._root = Element("testsuites")
 
     def inspect(self, answer: InspectAnswer) -> None:
         """Add a suite: a case for the file, for each finding and for ``--expect``. Notes are left out."""
+        from ckptmove.cli.render.inspection import brief_line
+
         inspection = answer.inspection
         suite, name = self._suite(inspection.inventory.path)
         _add_case(suite, name, "inspect").text = brief_line(answer)
@@ -55,20 +55,26 @@ class JUnitDocument(Document):
 
     def convert(self, answer: ConvertAnswer) -> None:
         """Add a suite with one case, which fails if ``--strict`` stopped the conversion."""
+        from ckptmove.cli.render.conversion import brief_line
+
         suite, name = self._suite(answer.request.path)
         unmatched = "; ".join(map(str, answer.result.unmatched))
         case = _add_case(suite, name, "convert", "failure" if answer.exit_code else "", unmatched)
-        case.text = conversion_line(answer.request.path, answer.result)
+        case.text = brief_line(answer.request.path, answer.result)
         _count(suite)
 
     def skipped(self, path: str, output: str) -> None:
         """Add a suite with one case, which is skipped."""
+        from ckptmove.cli.render.conversion import skipped_line
+
         suite, name = self._suite(path)
         _add_case(suite, name, "convert", "skipped", skipped_line(path, output))
         _count(suite)
 
     def diff(self, result: DiffResult) -> None:
         """Add a suite: a case for each property that may differ."""
+        from ckptmove.cli.render.difference import names_by_difference
+
         suite, name = self._suite(result.second)
         for what, own in names_by_difference(result).items():
             message = f"{len(own):,} differ from {result.first}" if own else ""
@@ -77,23 +83,27 @@ class JUnitDocument(Document):
 
     def verify(self, answer: VerifyAnswer) -> None:
         """Add a suite: a case for each check, ``proven``, and with ``--strict`` also ``warnings``."""
+        from ckptmove.cli.render.verification import outcome, warned
+
         result = answer.result
         suite, name = self._suite(result.path)
         for check in result.checks:
             _add_check(suite, name, check)
-        proven = SubElement(suite, "testcase", classname=name, name="proven")
+        proven = _add(suite, "testcase", classname=name, name="proven")
         if not result.proven:
             message = outcome(result, strict=answer.strict)
-            SubElement(proven, "failure" if answer.strict else "skipped", message=message)
+            _add(proven, "failure" if answer.strict else "skipped", message=message)
         if answer.strict:
             codes = ", ".join(warned(result))
-            warnings = SubElement(suite, "testcase", classname=name, name="warnings")
+            warnings = _add(suite, "testcase", classname=name, name="warnings")
             if codes:
-                SubElement(warnings, "failure", message=f"--strict fails on warnings: {codes}")
+                _add(warnings, "failure", message=f"--strict fails on warnings: {codes}")
         _count(suite)
 
     def document(self, summary: Summary) -> str:
         """The suites of all answers, then one with a case in error for each error."""
+        from xml.etree.ElementTree import tostring
+
         command = summary.command or ""
         for failure in summary.failures:
             self._fail(command, failure)
@@ -103,28 +113,35 @@ class JUnitDocument(Document):
 
     def _fail(self, command: str, failure: Failure) -> None:
         suite, name = self._suite(failure.path or "ckptmove")
-        case = SubElement(suite, "testcase", classname=name, name=command)
-        SubElement(case, "error", type=failure.kind, message=sentence(failure.message)).text = sentence(failure.hint)
+        case = _add(suite, "testcase", classname=name, name=command)
+        _add(case, "error", type=failure.kind, message=sentence(failure.message)).text = sentence(failure.hint)
         _count(suite)
 
     def _suite(self, path: str) -> tuple[Element, str]:
         name = clean(path)
-        return SubElement(self._root, "testsuite", name=name), name
+        return _add(self._root, "testsuite", name=name), name
+
+
+def _add(parent: Element, tag: str, **attributes: str) -> Element:
+    """Add an element, as ``SubElement`` does."""
+    child = parent.makeelement(tag, attributes)
+    parent.append(child)
+    return child
 
 
 def _add_case(suite: Element, classname: str, name: str, outcome: str = "", message: str = "") -> Element:
     """Add a case that passed, or has an outcome. Returns the element of its text."""
-    case = SubElement(suite, "testcase", classname=classname, name=name)
-    return SubElement(case, outcome, message=sentence(message)) if outcome else SubElement(case, "system-out")
+    case = _add(suite, "testcase", classname=classname, name=name)
+    return _add(case, outcome, message=sentence(message)) if outcome else _add(case, "system-out")
 
 
 def _add_check(suite: Element, name: str, check: CheckResult) -> None:
-    case = SubElement(suite, "testcase", classname=name, name=check.name)
+    case = _add(suite, "testcase", classname=name, name=check.name)
     if check.status != "passed":
         detail = sentence(check.detail)
-        SubElement(case, "failure" if check.status == "failed" else "skipped", message=detail).text = detail
+        _add(case, "failure" if check.status == "failed" else "skipped", message=detail).text = detail
     figures = "\n".join(f"{clean(name)} = {sentence(str(value))}" for name, value in check.evidence)
-    SubElement(case, "system-out").text = f"{sentence(check.detail)}\n{figures}".rstrip()
+    _add(case, "system-out").text = f"{sentence(check.detail)}\n{figures}".rstrip()
 
 
 def _count(element: Element) -> None:

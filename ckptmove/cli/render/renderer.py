@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Renderer:
     """Writes the answers of all commands in one format.
 
-    A format is a subclass with a line in :data:`ckptmove.cli.render.registry.RENDERERS`. A command calls the method of
+    A format is a subclass with a line in :data:`ckptmove.cli.render.formats.RENDERERS`. A command calls the method of
     its answer once for each checkpoint, :meth:`failure` for each error, and :meth:`finish` at its end. Methods that a
     format leaves out write nothing. Each method raises StdoutFailed if stdout cannot be written.
     """
@@ -71,7 +71,7 @@ class Renderer:
 class Document(Renderer, ABC):
     """Collects the answers of a command for one document, as ``--report`` writes to a file.
 
-    A kind of document is a subclass with a line in :data:`ckptmove.cli.render.reports.REPORTS`.
+    A kind of document is a subclass with a line in :data:`ckptmove.cli.render.formats.DOCUMENTS`.
     """
 
     #: Name of the format, for messages.

@@ -14,6 +14,7 @@ from ckptmove.conversion.remap.errors import KeysCollide, NoMatch, PartialPrefix
 from ckptmove.errors import UsageError
 from ckptmove.moves import Renamed
 from ckptmove.pickles.tree import Call, Sequence, Tuple, items_of
+from ckptmove.text import Argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -129,7 +130,7 @@ class _Glob(NamedTuple):
     def of(cls, source: str, target: str) -> _Glob:
         glob = cls(f"{source}={target}", source.split("*"), target.split("*"))
         if len(glob.source) != len(glob.target):
-            raise UsageError(f"--rename '{glob.word:.200}' needs the same number of * in OLD and in NEW")
+            raise UsageError(f"{Argument('rename')} '{glob.word:.200}' needs the same number of * in OLD and in NEW")
         return glob
 
     def texts(self, key: str) -> list[str] | None:

@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.text import Argument
 from ckptmove.verification.case.case_call import device_parameter, required_device
 from ckptmove.verification.case.containers import Move, moved
 from ckptmove.verification.case.edits import NO_FIX, Fix, called, on_device, replaced, text_of, with_to
@@ -108,7 +109,8 @@ def of_message(message: str, operands: Sequence[torch.Tensor], running: Running 
     if _NO_CUDA.search(message):
         fix = _without_cuda(running, scene)
         is_ordinal = "invalid device ordinal" in message and not (fix.where or scene.home.number)
-        return Fix(f"pass --devices N if the target has it, or use {target_name(scene)}") if is_ordinal else fix
+        number = f"if the target has it, pass its number of devices with {Argument('devices')}"
+        return Fix(f"{number}; or use {target_name(scene)}") if is_ordinal else fix
     if _NUMPY.search(message):
         is_differentiated = any(one.requires_grad for one in operands)
         return _with_cpu(running, "detach().cpu()" if is_differentiated else "cpu()")

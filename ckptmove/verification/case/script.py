@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import torch
 
+from ckptmove.text import Argument
 from ckptmove.verification.case.blame import blame, line_evidence
 from ckptmove.verification.case.check import on_target
 from ckptmove.verification.case.check_fixes import with_prefix
@@ -27,7 +28,7 @@ from ckptmove.verification.case.protection import protected
 from ckptmove.verification.case.script_hooks import ScriptWatch, recorded
 from ckptmove.verification.case.script_session import Session, Stopped
 from ckptmove.verification.case.script_step import ScriptStep, label_live, scene_of
-from ckptmove.verification.case.script_steps import HOW_TO_RESUME, never_loaded, skipped_by_scaler
+from ckptmove.verification.case.script_steps import how_to_resume, never_loaded, skipped_by_scaler
 from ckptmove.verification.case.source import line_of
 from ckptmove.verification.case.user_code import Entrance, code_of
 from ckptmove.verification.checks import SCRIPT, failed, listed, skipped
@@ -208,12 +209,12 @@ def _watched(
     if deadline is None:
         yield
         return
-    runner = threading.get_ident()
+    runner, limit = threading.get_ident(), str(Argument("timeout"))
 
     def expire() -> None:
         frame = entrance.caller(sys._current_frames().get(runner))  # the only way to see another thread
         line = home if frame is None else line_of(frame.f_code.co_filename, frame.f_lineno)
-        fault = f"no optimizer step after the load within the time limit (--timeout); it was at {line}: {line.source}"
+        fault = f"no optimizer step after the load within the time limit ({limit}); it was at {line}: {line.source}"
         end(failed(SCRIPT, fault, **line_evidence(line), proven=False))
 
     timer = threading.Timer(max(deadline - time.time(), 0), expire)
@@ -260,7 +261,7 @@ def _of_exception(error: BaseException, scene: Scene, session: Session, name: st
     elif "PermissionError" in kinds and is_inside:
         reason = f"{name} changes the checkpoint before its step: verify a copy of the checkpoint: {found.fault}"
     elif wrong := _wrong_argument(error, session):
-        fault, fix = [f"{name} opens {wrong}, which does not exist: {found.fault}"], HOW_TO_RESUME
+        fault, fix = [f"{name} opens {wrong}, which does not exist: {found.fault}"], how_to_resume()
     elif not kinds.isdisjoint(_MISSING) and not is_inside:
         reason = f"{name} needs something that this machine does not have: {found.fault}"
     elif command := with_prefix(str(error), session.path):

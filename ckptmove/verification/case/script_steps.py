@@ -6,7 +6,7 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.text import amount
+from ckptmove.text import Argument, amount
 from ckptmove.verification.case.blame import line_evidence
 from ckptmove.verification.checks import SCRIPT, failed
 
@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 _STEPS_BEFORE: Final = 20
 #: Steps that may raise an exception, which the script catches.
 _CAUGHT_STEPS: Final = 10
-HOW_TO_RESUME: Final = "pass the checkpoint by the script's own option, after --: -- --resume PATH"
+
+
+def how_to_resume() -> str:
+    """Fix for a script that does not load the checkpoint."""
+    return f"pass the checkpoint by the script's own option: {Argument('script_args', '--resume PATH')}"
 
 
 class Started(NamedTuple):
@@ -141,7 +145,7 @@ def never_loaded(session: Session, fault: str) -> CheckResult:
     fault += f"; it loaded {others}" if others else ""
     is_named = any(session.is_inside(one.rpartition("=")[2]) for one in session.arguments)
     fault += "; its arguments name the checkpoint, but it never opens it" if is_named else ""
-    fix = "" if is_named else HOW_TO_RESUME
+    fix = "" if is_named else how_to_resume()
     return failed(SCRIPT, fault, fix, loaded=list(dict.fromkeys(session.others)), proven=False)
 
 

@@ -13,6 +13,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils import _pytree as pytree
 
 from ckptmove.errors import CaseUnusable, UsageError
+from ckptmove.text import Argument
 from ckptmove.verification.case.check import Attempt
 from ckptmove.verification.case.objective import needs_closure
 from ckptmove.verification.case.parts import models_of, optimizers_of
@@ -132,7 +133,8 @@ class Training:
         for part in optimizers_of(self._case):
             optimizer = part.optimizer
             if needs_closure(optimizer):
-                raise UsageError(f"--fit cannot step {type(optimizer).__name__}: it evaluates its own gradients")
+                name = type(optimizer).__name__
+                raise UsageError(f"{Argument('fit')} cannot step {name}: it evaluates its own gradients")
             self._note(optimizer)
             for group in optimizer.param_groups:
                 group |= {name: False for name in ("foreach", "fused") if group.get(name)}  # slow for many DTensors

@@ -8,6 +8,7 @@ import torch
 from torch._subclasses import fake_tensor
 
 from ckptmove.errors import CaseUnusable, UsageError
+from ckptmove.text import Argument, spelled
 from ckptmove.verification.case.check import Attempt, called
 from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.case.user_code import Entrance
@@ -50,7 +51,7 @@ def measure_case(request: VerifyRequest, emit: Emit) -> None:
         emit({"unusable": error.message.removeprefix("--case: ")})
         return
     except UsageError as error:
-        emit({"refusal": str(error)})
+        emit({"refusal": spelled(error.message)})
         return
     fullest = max(found, key=lambda one: (one["sizes"]["total"], one["activations"] or 0))
     emit({"fact": {**fullest, "smallest": min(one["sizes"]["total"] for one in found)}})
@@ -70,7 +71,7 @@ def _measure(request: VerifyRequest, typed: str, rank: int, ranks: int) -> dict[
         with step:
             training.step()
         if step.error is not None:
-            raise UsageError(f"--fit steps optimizers without values: {reason(step.error, entrance)}")
+            raise UsageError(f"{Argument('fit')} steps optimizers without values: {reason(step.error, entrance)}")
         sizes = training.sizes()
         return {
             "rank": rank,
@@ -92,7 +93,7 @@ def _build(request: VerifyRequest, typed: str, entrance: Entrance) -> Training:
         made.append(Training(called(entrance.load(), device, typed), device))
     if attempt.error is not None:
         why = reason(attempt.error, entrance)
-        raise UsageError(f"--fit calls {typed} with tensors that have shapes and no values: {why}")
+        raise UsageError(f"{Argument('fit')} calls {typed} with tensors that have shapes and no values: {why}")
     return made[0]
 
 

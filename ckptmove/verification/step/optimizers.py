@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import UsageError
+from ckptmove.text import Argument
 from ckptmove.torch_facts.optimizers import BY_NAME
 from ckptmove.verification.step.entries import foreign_kind
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 #: ``pkg.mod:CLASS``, a class of another library.
 _ELSEWHERE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_UNKNOWN: Final = "its keys match no class in torch.optim; name its class with --optimizer pkg.mod:CLASS"
 
 
 class Choice(NamedTuple):
@@ -45,7 +45,8 @@ def choose_optimizer(optimizer: OptimizerRecord, override: str | None) -> Choice
         return Choice(reason=optimizer.obstacle)
     name = override.removeprefix("torch.optim:") if override else optimizer.algorithm
     if name is None:
-        return Choice(reason=_UNKNOWN)
+        named = Argument("optimizer", "pkg.mod:CLASS")
+        return Choice(reason=f"its keys match no class in torch.optim; name its class with {named}")
     if name not in BY_NAME:
         foreign = next((found for entry in optimizer.state if (found := foreign_kind(entry.without_inner()))), "")
         return Choice(reason=f"{name} keeps state that cannot be rebuilt: {foreign}") if foreign else Choice(name=name)
@@ -82,5 +83,5 @@ def _assumption(name: str, optimizer: OptimizerRecord) -> str:
         return f"{name} was assumed; {others[0]} writes the same keys, and without weight decay the same step"
     return (
         f"{name} was assumed; {others[0]} writes the same keys and takes the same state, but applies weight_decay "
-        f"differently: use --optimizer {others[0]} if that was used in training"
+        f"differently: use {Argument('optimizer', others[0])} if that was used in training"
     )

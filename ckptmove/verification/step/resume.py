@@ -17,7 +17,7 @@ from ckptmove.findings.context import Context, available_device
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OPAQUE
 from ckptmove.moves import MoveRequest
-from ckptmove.text import amount, quoted
+from ckptmove.text import Argument, amount, quoted
 from ckptmove.torch_facts.devices import supports_capturable
 from ckptmove.torch_facts.optimizers import BY_NAME, is_elementwise, keeps_state_on_first, steps_together
 from ckptmove.verification.checks import NOTHING_TO_RESUME
@@ -303,7 +303,8 @@ def _obstacle(record: TensorRecord, algorithm: str, source: TensorSource) -> str
     if record.kind != "wrapper-subclass":
         return f"it keeps a {record.kind} tensor, without plain values to step"
     if algorithm in BY_NAME:
-        return f"it keeps a {record.subclass}: name the class of another library that reads it with --optimizer"
+        own = Argument("optimizer")
+        return f"it keeps a {record.subclass}: name the class of another library that reads it with {own}"
     try:
         # A trial copies it, reads its values, and replaces them.
         values = copied(source.tensor(record))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ckptmove.text import amount
+from ckptmove.text import Argument, amount
 from ckptmove.verification.checks import failed, passed, skipped
 from ckptmove.verification.state import dtype_of
 from ckptmove.verification.step.recipe import is_foreign
@@ -90,7 +90,7 @@ def not_proven(report: StepReport) -> tuple[CheckResult, CheckResult, CheckResul
 
 def _no_device(report: StepReport, **figures: object) -> CheckResult:
     instead = f", {_not_simulated(report)}" if report.site.reason else ": it was only simulated"
-    reason = f"--require-device: there is no {report.site.target} here{instead}"
+    reason = f"{Argument('require_device')}: there is no {report.site.target} here{instead}"
     return failed("step", reason, **figures)
 
 

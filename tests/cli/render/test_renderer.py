@@ -1,12 +1,12 @@
-"""A report format is one class and one line: every command and every error uses it through ``--format``."""
+"""A report format is one class and one line: all use it through ``--format``, and a kind through ``--report``."""
 
 from __future__ import annotations
 
 import pytest
 
-from ckptmove.cli import verify_command
-from ckptmove.cli.render.registry import RENDERERS
-from ckptmove.cli.render.renderer import Renderer
+from ckptmove.cli import completion, verify_command
+from ckptmove.cli.render.formats import DOCUMENTS, RENDERERS
+from ckptmove.cli.render.renderer import Document, Renderer
 from ckptmove.verification.evidence import CheckResult, VerifyResult
 
 ANSWERS = {"inspect", "convert", "undo", "verify", "diff", "rules", "failure"}
@@ -80,6 +80,27 @@ def test_errors_are_written_in_a_new_format(markdown) -> None:
     assert markdown("convert", "none.pth", "--to", "cpu") == (3, "> missing-file 3 none.pth", "convert: 3, 0/1")
     assert markdown("diff", "run.pth") == (2, "> usage 2 None", "diff: 2, 0/1")
     assert markdown("inspect", "run.pth", "--bogus") == (2, "> usage 2 None", "inspect: 2, 0/1")
+
+
+class Count(Document):
+    title, head = "a count", b"tensors: "
+
+    def __init__(self):
+        self._tensors = 0
+
+    def inspect(self, answer):
+        self._tensors += len(answer.inspection.inventory.tensors)
+
+    def document(self, summary):
+        return f"tensors: {self._tensors} {[one.kind for one in summary.failures]}"
+
+
+def test_a_command_writes_a_new_kind_of_report(say, bench, monkeypatch) -> None:
+    say("rules", "--help")  # as above
+    monkeypatch.setitem(DOCUMENTS, "count", Count)
+    assert say("inspect", "run.pth", "none.pth", "--report", "count=here.txt").code == 3
+    assert (bench / "here.txt").read_text() == "tensors: 16 ['missing-file']"
+    assert "count=" in completion.report_kinds()
 
 
 def test_a_format_that_leaves_an_answer_out_writes_nothing(say, monkeypatch) -> None:

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.cli.render.html import HEAD
 from ckptmove.cli.render.html.markup import Markup, element
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 _HERE: Final = Path(__file__).parent
 _STYLE: Final = "page.css"
-#: First bytes of every page.
-HEAD: Final = b"<!doctype html>\n<!-- ckptmove report -->\n"
 #: Our scripts, in their order in the page.
 _SCRIPTS: Final = ("data.js", "table.js", "treemap.js", "page.js")
 #: d3-hierarchy 3.1.3, from ``npm pack d3-hierarchy``, and its license, which goes with every copy.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckptmove.cli.render.answers import Summary
-from ckptmove.cli.render.html_report import HtmlDocument
+from ckptmove.cli.render.html.document import HtmlDocument
 from ckptmove.cli.render.text import clean
 from ckptmove.comparison.differences import Change, DiffResult
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptmove.cli.render.html as package
-from ckptmove.cli.render.html.page import HEAD, data_block, whole_page
+from ckptmove.cli.render.html import HEAD
+from ckptmove.cli.render.html.page import data_block, whole_page
 
 ASSETS = Path(package.__file__).parent
 #: Elements with scripts and style. A browser runs those without a type.

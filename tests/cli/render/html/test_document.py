@@ -10,7 +10,7 @@ import pytest
 
 from ckptmove.api.failures import Failure
 from ckptmove.cli.render.answers import Summary, VerifyAnswer
-from ckptmove.cli.render.html_report import HtmlDocument
+from ckptmove.cli.render.html.document import HtmlDocument
 from ckptmove.comparison.differences import Change, DiffResult, Gap, Uncompared
 from ckptmove.model import Finding, Severity
 from ckptmove.verification.evidence import CheckResult, FixedFile, SampleSize, VerifyResult

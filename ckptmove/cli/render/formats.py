@@ -1,4 +1,7 @@
-"""The report formats, by the names that ``--format`` takes."""
+"""The formats of reports: on stdout, by the names of ``--format``; in files, by the kinds of ``--report``.
+
+Their modules import what they need when they write an answer, because ``--help`` imports them all.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,35 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cli.render.github import GitHubRenderer
+from ckptmove.cli.render.html.document import HtmlDocument
 from ckptmove.cli.render.human import HumanRenderer
 from ckptmove.cli.render.json_lines import JsonLinesRenderer
-from ckptmove.cli.render.json_report import JsonRenderer
+from ckptmove.cli.render.json_report import JsonDocument, JsonRenderer
+from ckptmove.cli.render.junit import JUnitDocument
+from ckptmove.cli.render.markdown import MarkdownDocument
+from ckptmove.cli.render.sarif import SarifDocument
 from ckptmove.cli.streams import Output
 from ckptmove.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckptmove.cli.render.renderer import Renderer
+    from ckptmove.cli.render.renderer import Document, Renderer
 
-#: All formats. Their modules import what they need when they write an answer: ``--help`` imports them too.
+#: Formats of ``--format``.
 RENDERERS: Final[dict[str, Callable[[Output], Renderer]]] = {
     "human": HumanRenderer,
     "json": JsonRenderer,
     "jsonl": JsonLinesRenderer,
     "github": GitHubRenderer,
+}
+#: Kinds of ``--report``.
+DOCUMENTS: Final[dict[str, Callable[[], Document]]] = {
+    "json": JsonDocument,
+    "junit": JUnitDocument,
+    "markdown": MarkdownDocument,
+    "sarif": SarifDocument,
+    "html": HtmlDocument,
 }
 DEFAULT: Final = "human"
 #: The format of ``--json``.

@@ -11,12 +11,13 @@ import pytest
 
 from ckptmove.cli import completion, verify_command
 from ckptmove.cli.render import sarif
-from ckptmove.cli.render.reports import REPORTS, open_document
+from ckptmove.cli.render.formats import DOCUMENTS
+from ckptmove.cli.render.report_files import open_document
 from ckptmove.errors import StdoutFailed
 from ckptmove.verification.evidence import FixedFile, VerifyResult
 from ckptmove.verification.request import VerifyRequest
 
-SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
+SAMPLES = Path(__file__).parents[3] / "sample_ckpts"
 
 COMMANDS = {
     "inspect": ("inspect", "run.pth", "dragged.pth"),
@@ -26,7 +27,7 @@ COMMANDS = {
 }
 
 
-@pytest.fixture(params=REPORTS)
+@pytest.fixture(params=DOCUMENTS)
 def kind(request):
     return request.param
 
@@ -55,10 +56,10 @@ def test_every_command_writes_every_kind(say, bench, command, kind, request, mon
 
 
 def test_several_reports_of_one_command(say, bench) -> None:
-    said = say("inspect", "dragged.pth", "--json", *(f"--report={kind}={kind}.report" for kind in REPORTS))
+    said = say("inspect", "dragged.pth", "--json", *(f"--report={kind}={kind}.report" for kind in DOCUMENTS))
     assert said.code == 1
     assert said.out == (bench / "json.report").read_text()
-    assert {path.name for path in bench.glob("*.report")} == {f"{kind}.report" for kind in REPORTS}
+    assert {path.name for path in bench.glob("*.report")} == {f"{kind}.report" for kind in DOCUMENTS}
 
 
 def test_the_file_of_json_is_what_is_printed_with_json(say, ask, bench, validator) -> None:
@@ -165,9 +166,9 @@ def test_an_answer_that_cannot_be_printed_is_in_the_file(say, bench, monkeypatch
 
 def test_the_help_and_the_completion_name_every_kind(say) -> None:
     help_text = " ".join(say("inspect", "--help").out.split())
-    assert f"Also write a report to a file: {', '.join(REPORTS)}".rpartition(", ")[0] in help_text
-    assert [word.removesuffix("=") for word in completion.report_kinds()] == list(REPORTS)
-    assert all(kind in help_text for kind in REPORTS)
+    assert f"Also write a report to a file: {', '.join(DOCUMENTS)}".rpartition(", ")[0] in help_text
+    assert [word.removesuffix("=") for word in completion.report_kinds()] == list(DOCUMENTS)
+    assert all(kind in help_text for kind in DOCUMENTS)
 
 
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])

@@ -5,24 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from ckptmove import __version__
-from ckptmove.api import document
-from ckptmove.cli.render import conversion, difference, verification
-from ckptmove.cli.render.html.devices import Palette
-from ckptmove.cli.render.html.difference import difference_section
-from ckptmove.cli.render.html.inspection import checkpoint_section
-from ckptmove.cli.render.html.markup import Markup, element
-from ckptmove.cli.render.html.page import HEAD, whole_page
-from ckptmove.cli.render.html.sections import failures, lines_section, overview
-from ckptmove.cli.render.html.verification import result_section
-from ckptmove.cli.render.inspection import counted, summary_figures
-from ckptmove.cli.render.page import Page
-from ckptmove.cli.render.planned import conversion_of
+from ckptmove.cli.render.html import HEAD
 from ckptmove.cli.render.renderer import Document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.cli.render.html.markup import Markup
     from ckptmove.comparison.differences import DiffResult
 
 
@@ -33,6 +23,8 @@ class HtmlDocument(Document):
     head: ClassVar = HEAD
 
     def __init__(self) -> None:
+        from ckptmove.cli.render.html.devices import Palette
+
         self._palette = Palette()
         self._sections: list[Markup] = []
         #: Path, outcome and status of each section.
@@ -40,6 +32,10 @@ class HtmlDocument(Document):
 
     def inspect(self, answer: InspectAnswer) -> None:
         """Add an inventory with its findings, and what ``convert`` would move."""
+        from ckptmove.cli.render.html.inspection import checkpoint_section
+        from ckptmove.cli.render.inspection import counted, summary_figures
+        from ckptmove.cli.render.planned import conversion_of
+
         checkpoint = answer.entry()
         severities = [one["severity"] for one in checkpoint["findings"]]
         status = "failed" if answer.exit_code else "warning" if "warning" in severities else "passed"
@@ -49,6 +45,9 @@ class HtmlDocument(Document):
 
     def convert(self, answer: ConvertAnswer) -> None:
         """Add a plan and its outcome."""
+        from ckptmove.cli.render import conversion
+        from ckptmove.cli.render.page import Page
+
         path, result = answer.request.path, answer.result
         lines = [*map(str, result.unmatched), *conversion.plan_lines(Page(), result.plan, verbose=True), *result.notes]
         status = "failed" if answer.exit_code else "passed"
@@ -56,10 +55,15 @@ class HtmlDocument(Document):
 
     def skipped(self, path: str, output: str) -> None:
         """Add a checkpoint that was left out because its output exists."""
+        from ckptmove.cli.render import conversion
+
         self._add_lines(path, conversion.skipped_line(path, output))
 
     def verify(self, answer: VerifyAnswer) -> None:
         """Add checks, findings and a verdict."""
+        from ckptmove.cli.render import verification
+        from ckptmove.cli.render.html.verification import result_section
+
         result = answer.result
         verdict = verification.outcome(result, strict=answer.strict)
         status = "failed" if answer.fails else "passed" if result.proven else "unproven"
@@ -68,6 +72,10 @@ class HtmlDocument(Document):
 
     def diff(self, result: DiffResult) -> None:
         """Add the differences between two checkpoints."""
+        from ckptmove.api import document
+        from ckptmove.cli.render import difference
+        from ckptmove.cli.render.html.difference import difference_section
+
         verdict = difference.answer_line(result)
         paths = result.first, result.second
         self._enter(" → ".join(paths), verdict, "passed" if result.same else "failed")
@@ -75,6 +83,11 @@ class HtmlDocument(Document):
 
     def document(self, summary: Summary) -> str:
         """Return the page, with an overview if it has several sections."""
+        from ckptmove.api import document
+        from ckptmove.cli.render.html.markup import element
+        from ckptmove.cli.render.html.page import whole_page
+        from ckptmove.cli.render.html.sections import failures, overview
+
         command = f"ckptmove {summary.command}"
         errors = document.envelope(summary.command, summary.exit_code, summary.failures)["errors"]
         head = element("header", element("h1", command), element("p", f"ckptmove {__version__}", class_="version"))
@@ -88,5 +101,7 @@ class HtmlDocument(Document):
         return f"section-{len(self._entries)}"
 
     def _add_lines(self, path: str, outcome: str, lines: Iterable[str] = (), status: str = "passed") -> None:
+        from ckptmove.cli.render.html.sections import lines_section
+
         name = self._enter(path, outcome, status)
         self._sections.append(lines_section(path, outcome, lines, status, name))

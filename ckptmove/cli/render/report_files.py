@@ -1,4 +1,4 @@
-"""The reports of one command: on stdout, and in the files of ``--report``."""
+"""``--report KIND=FILE``: documents about a whole command, written to files next to its report on stdout."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from weakref import WeakSet
 
 from ckptmove.api.failures import failure_of
 from ckptmove.cli.render.answers import Summary
-from ckptmove.cli.render.registry import open_report
+from ckptmove.cli.render.formats import DOCUMENTS, open_report
 from ckptmove.cli.render.renderer import Renderer
-from ckptmove.errors import CkptMoveError, ReportFailed
+from ckptmove.errors import CkptMoveError, OutputIsNoReport, ReportFailed, UsageError, WriteFailed, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from ckptmove.api.failures import Failure
     from ckptmove.cli.options import OutputOptions
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, VerifyAnswer
-    from ckptmove.cli.render.report_file import ReportFile
+    from ckptmove.cli.render.renderer import Document
     from ckptmove.comparison.differences import DiffResult
+    from ckptmove.io.sink import FileSink
     from ckptmove.verification.evidence import FixedFile
 
 #: Options that name a file of a report.
@@ -43,9 +44,8 @@ def reporting(
         paths: paths that the command reads or writes, which no report may replace.
 
     Raises:
-        UsageError: as :func:`~ckptmove.cli.render.registry.open_report`, and as
-            :func:`~ckptmove.cli.render.reports.open_document`.
-        CkptMoveError: as :class:`ckptmove.cli.render.report_file.ReportFile`.
+        UsageError: as :func:`~ckptmove.cli.render.formats.open_report`, and as :func:`open_document`.
+        CkptMoveError: as :class:`ReportFile`.
     """
     main = open_report(options.format, command, as_json=options.json, quiet=options.quiet, verbose=options.verbose)
     if not reports:
@@ -73,9 +73,6 @@ def replace_earlier(words: Sequence[str], summary: Summary, error: BaseException
     """
     if error in _WRITTEN:
         return
-    from ckptmove.cli.render.report_file import ReportFile
-    from ckptmove.cli.render.reports import open_document
-
     pairs = [*(word.partition("=")[::2] for word in words if "=" in word), *pairwise(words)]
     values = [value if option == "--report" else f"junit={value}" for option, value in pairs if option in _OPTIONS]
     with suppress(CkptMoveError):  # the error of the command counts
@@ -85,9 +82,6 @@ def replace_earlier(words: Sequence[str], summary: Summary, error: BaseException
 
 
 def _open_files(reports: Sequence[str], paths: Sequence[str]) -> list[ReportFile]:
-    from ckptmove.cli.render.report_file import ReportFile
-    from ckptmove.cli.render.reports import open_document
-
     files: list[ReportFile] = []
     for word in reports:
         path, document = open_document(word)
@@ -153,3 +147,93 @@ class _Reports(Renderer):
             code = max(summary.exit_code, failure.exit_code)
             return summary._replace(exit_code=code, failures=(*summary.failures, failure))
         return summary
+
+
+def open_document(word: str) -> tuple[str, Document]:
+    """Start the document of a ``--report``.
+
+    Args:
+        word: the value of the option, ``KIND=FILE``.
+
+    Returns:
+        The file, and the empty document.
+
+    Raises:
+        UsageError: if the word has no known kind or no file.
+    """
+    kind, equals, path = word.partition("=")
+    if not equals or kind not in DOCUMENTS:
+        raise UsageError(f"--report takes KIND=FILE, not '{word:.200}'; the kinds are {', '.join(DOCUMENTS)}")
+    if not path:
+        raise UsageError(f"--report {word} names no file")
+    return path, DOCUMENTS[kind]()
+
+
+class ReportFile:
+    """The file of one document.
+
+    Args:
+        path: the file; an earlier report of this kind is replaced.
+        document: collects the answers.
+        others: paths that the command reads or writes, and the files of other reports.
+
+    Raises:
+        UsageError: if ``path`` is ``-``.
+        OutputIsNoReport: if the file is one of the others, or is not an earlier report.
+        ReportFailed: if the file cannot be written. It is tried at once, before hours are spent on checks.
+    """
+
+    def __init__(self, path: str, document: Document, others: Sequence[str]) -> None:
+        if path == "-":
+            raise UsageError("a report is not written to standard output; use ./- for a file named -")
+        path = os.path.realpath(path) if os.path.islink(path) else path  # the link stays
+        if any(_is_same(other, path) for other in others):
+            raise OutputIsNoReport("the report would replace a checkpoint or another output of this command", path=path)
+        if not _is_replaceable(path, document.head):
+            raise OutputIsNoReport(f"the report would replace a file that is not {document.title}", path=path)
+        with _open_sink(path):
+            pass  # an uncommitted sink leaves no file
+        self.path = path
+        self.document = document
+
+    def write(self, summary: Summary) -> None:
+        """Write the document as UTF-8.
+
+        Raises:
+            ReportFailed: if the file cannot be written.
+        """
+        with _open_sink(self.path) as sink:
+            sink.write(self.document.document(summary).encode("utf-8", "backslashreplace"))
+            sink.commit()
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two paths lead to one file, which may not exist yet."""
+    from ckptmove.io.locations import same_file
+
+    try:
+        return same_file(one, other) or os.path.realpath(one) == os.path.realpath(other)
+    except ValueError:  # a null byte: writing the file fails with a better message
+        return False
+
+
+def _is_replaceable(path: str, head: bytes) -> bool:
+    """Whether the file is missing, empty, or an earlier report. A path that is no file fails when it is written."""
+    if not os.path.isfile(path):
+        return True
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(head)) in {b"", head}
+    except OSError as error:
+        raise ReportFailed(path, reason_of(error)) from error
+
+
+@contextmanager
+def _open_sink(path: str) -> Iterator[FileSink]:
+    from ckptmove.io.sink import FileSink
+
+    try:
+        with FileSink(path, force=True) as sink:
+            yield sink
+    except WriteFailed as error:
+        raise ReportFailed(path, error.reason) from error

@@ -153,7 +153,7 @@ def test_what_cannot_be_read_is_not_replaced_by_a_report(ask, bench, monkeypatch
     def refuse(*_arguments):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr("ckptmove.cli.render.report_file.open", refuse, raising=False)
+    monkeypatch.setattr("ckptmove.cli.render.report_files.open", refuse, raising=False)
     (bench / "report.xml").write_text("mine")
     error = ask("verify", "run.pth", "--junit", "report.xml")["error"]
     assert (error["exit_code"], error["message"]) == (5, f"could not write: {os.strerror(errno.EACCES)}")
