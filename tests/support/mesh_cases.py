@@ -5,9 +5,16 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -40,12 +47,24 @@ class Net(nn.Module):
         return self.head(x)
 
 
+#: Layouts of FSDP1.
+FLAT = {"fsdp1": None, "fsdp1_whole": ShardingStrategy.NO_SHARD}
+
+
 def sharded(model, layout):
     size = dist.get_world_size()
     if layout == "plain":
         return model
     if layout == "ddp":
         return nn.parallel.DistributedDataParallel(model)
+    if layout in FLAT:
+        return FullyShardedDataParallel(
+            model,
+            sharding_strategy=FLAT[layout],
+            auto_wrap_policy=ModuleWrapPolicy({Block}),
+            device_id=torch.device("cpu"),
+            use_orig_params=True,
+        )
     if layout == "fsdp":
         mesh = init_device_mesh("cpu", (size,))
     elif layout == "hsdp":
@@ -71,7 +90,8 @@ def adamw(parameters):
 def build(layout, make=adamw, *, flat=False, seed=9, state=None, dtype=torch.float32, frozen=False, **sizes):
     torch.manual_seed(seed)
     model = sharded(Net(**sizes).to(dtype), layout)
-    model.get_parameter("module.emb.weight" if layout == "ddp" else "emb.weight").requires_grad_(not frozen)
+    if layout not in FLAT:
+        model.get_parameter("module.emb.weight" if layout == "ddp" else "emb.weight").requires_grad_(not frozen)
     optimizer = make(model.parameters())
     ids = torch.randint(20, (4, 6), generator=torch.Generator().manual_seed(3))
 
@@ -86,6 +106,49 @@ def state_of(model, optimizer, *, flat=False):
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     own, optim = get_state_dict(model, optimizer, options=options)
     return {"model": own, "optim": optim}
+
+
+class Stage(nn.Module):
+    """The modules of one rank of a pipeline."""
+
+    def __init__(self, net, rank, size):
+        super().__init__()
+        self.layers = nn.ModuleDict({str(rank): net.layers[rank]})
+        if rank == 0:
+            self.emb = net.emb
+        if rank == size - 1:
+            self.head = net.head
+
+    def forward(self, x):
+        x = self.emb(x) if hasattr(self, "emb") else x
+        for layer in self.layers.values():
+            x = layer(x)
+        return self.head(x) if hasattr(self, "head") else x
+
+
+def pipeline(*, flat):
+    torch.manual_seed(9)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = Stage(Net(layers=size), rank, size)
+    optimizer = adamw(model.parameters())
+
+    def loss(output, target):
+        return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    schedule = ScheduleGPipe(PipelineStage(model, rank, size, torch.device("cpu")), 2, loss_fn=loss)
+    ids = torch.randint(20, (4, 6), generator=torch.Generator().manual_seed(3))
+
+    def step(batch):
+        losses = []
+        if rank == 0:
+            schedule.step(batch)
+        elif rank < size - 1:
+            schedule.step()
+        else:
+            schedule.step(target=batch, losses=losses)
+        return torch.stack(losses).mean().detach() if losses else None
+
+    return ckptmove.Case(model, optimizer, None, ids, step, state=state_of(model, optimizer, flat=flat))
 
 
 class App:
@@ -231,6 +294,15 @@ def of_model(model, optimizer):
     return {"model": state_of(model, optimizer)["model"]}
 
 
+def of_weights(model, optimizer):
+    """Weights alone; the optimizer has none yet."""
+    return {"model": get_model_state_dict(model)}
+
+
+def of_accelerate(model, optimizer):
+    return dict(zip(("model", "optimizer"), state_of(model, optimizer).values(), strict=True))
+
+
 def with_rate_of_schedule(model, optimizer):
     own = state_of(model, optimizer)
     for group in own["optim"]["param_groups"]:
@@ -249,6 +321,7 @@ OPTIMIZERS = {
     "NAdam": torch.optim.NAdam,
     "ASGD": torch.optim.ASGD,
     "Mine": lambda one: OwnSGD(one, lr=0.1, momentum=0.9),
+    "small_rate": lambda one: torch.optim.SGD(one, lr=1e-8),
     "rate0": lambda one: torch.optim.AdamW(one, lr=0.0),
 }
 
@@ -345,6 +418,13 @@ def stray(device):
 CASES = {
     **{name: (lambda device, name=name: build(name)) for name in ("fsdp", "hsdp", "tp", "ddp", "plain")},
     "flat": lambda device: build("fsdp", flat=True),
+    **{name: (lambda device, name=name: build(name)) for name in FLAT},
+    "stages": lambda device: pipeline(flat=True),
+    "stages_lists": lambda device: pipeline(flat=False),
+    "weights_only": lambda device: build("fsdp", state=of_weights),
+    "accelerate": lambda device: build("fsdp", state=of_accelerate),
+    "by_index": lambda device: build("fsdp", state=indexed),
+    "indexed_plain": lambda device: build("plain", OPTIMIZERS["small_rate"], state=indexed),
     "uneven": lambda device: build("tp_fsdp", width=7, hidden=10),
     "wrapped": lambda device: build("ddp", state=indexed),
     "objects": lambda device: build("fsdp", state=of_objects),

@@ -17,13 +17,14 @@ import mesh_cases
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 from ckptmove.verification.mesh import worker
 from ckptmove.verification.place import Site
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.simulated.device import unavailable_reason
 
-LAYOUTS = ("fsdp", "flat", "hsdp", "tp", "uneven", "ddp", "wrapped")
+LAYOUTS = ("fsdp", "flat", "hsdp", "tp", "uneven", "ddp", "wrapped", "fsdp1", "fsdp1_whole", "stages")
 #: Checkpoint and case of each scenario.
 SCENARIOS = {
     **{f"{name} to {name}": (name, name) for name in (*LAYOUTS, "frozen", "below_precision", *mesh_cases.OPTIMIZERS)},
@@ -41,34 +42,123 @@ SCENARIOS = {
     "weights": ("weights", "weights"),
     "schedule": ("schedule", "fsdp"),
     "truncated": ("truncated", "fsdp"),
+    "stages_lists": ("stages_lists", "stages_lists"),
+    "one_file to fsdp": ("one_file", "fsdp"),
+    "one_file to wider": ("one_file", "wider"),
+    "fsdp1 to fsdp": ("fsdp1", "fsdp"),
+    "below to fsdp": ("below", "fsdp"),
+    "accelerate to accelerate": ("accelerate", "accelerate"),
+    "of_ranks to by_index": ("of_ranks", "by_index"),
+    "indexed_plain to indexed_plain": ("indexed_plain", "indexed_plain"),
+    "safetensors to weights_only": ("safetensors", "weights_only"),
+    "consolidated to weights_only": ("consolidated", "weights_only"),
+    "consolidated to average": ("consolidated", "average"),
+    "twice": ("twice", "weights_only"),
+    "namespace": ("namespace", "fsdp"),
+    "other_kinds": ("other_kinds", "fsdp"),
     "file": ("file", "fsdp"),
-    "below": ("below", "fsdp"),
+    "no_dict": ("no_dict", "fsdp"),
 }  # fmt: skip
 
 
 def train(case):
     for _ in range(2):
-        case.step(case.batch).backward()
+        loss = case.step(case.batch)
+        if loss is not None and loss.requires_grad:
+            loss.backward()
         case.optimizer.step()
         case.optimizer.zero_grad()
 
 
+FILES = {
+    "file": {"model": {"weight": torch.ones(2)}},
+    "no_dict": [1.0],
+    "namespace": {"args": types.SimpleNamespace(lr=0.1)},
+}
+
+
+def full_state(case):
+    options = StateDictOptions(full_state_dict=True)
+    return dict(zip(("model", "optim"), get_state_dict(case.model, case.optimizer, options=options), strict=True))
+
+
+def save_one_file(path, case):
+    full = full_state(case)
+    if path.name == "other_kinds":
+        full["model"]["seen"] = 1.0
+        full["optim"]["param_groups"][0]["lr"] = torch.ones(())
+    if dist.get_rank() == 0:
+        torch.save(full, path)
+
+
+def save_as_accelerate(path, case):
+    for (key, value), part in zip(
+        mesh_cases.of_accelerate(case.model, case.optimizer).items(), ("fsdp_0", "optimizer_0"), strict=True
+    ):
+        dcp.save({key: value}, checkpoint_id=path / part)
+    torch.save({"torch_manual_seed": torch.get_rng_state()}, path / f"random_states_{dist.get_rank()}.pkl")
+
+
+def save_by_rank(path, case):
+    path.mkdir(exist_ok=True)
+    for name, one in (("model", case.model), ("optim", case.optimizer)):
+        torch.save(one.state_dict(), path / f"{name}_world_size_{dist.get_world_size()}_rank_{dist.get_rank()}.pt")
+
+
+def save_twice(path, case):
+    path.mkdir(exist_ok=True)
+    full = full_state(case)["model"]
+    for number in (1, 2) if dist.get_rank() == 0 else ():
+        torch.save(full, path / f"{number}.pt")
+
+
+def save_safetensors(path, case):
+    weights = mesh_cases.of_weights(case.model, case.optimizer)["model"]
+    places = {name: 1 + number % 2 for number, name in enumerate(weights)}
+    is_whole = path.name == "consolidated"
+    dcp.save(
+        weights,
+        storage_writer=dcp.HuggingFaceStorageWriter(
+            str(path), places, save_distributed=True, enable_consolidation=is_whole
+        ),
+    )
+
+
+#: How to save a trained case in files that ``torch.distributed.checkpoint.load`` does not read, by all ranks.
+SAVES = {
+    "one_file": save_one_file,
+    "other_kinds": save_one_file,
+    "accelerate": save_as_accelerate,
+    "of_ranks": save_by_rank,
+    "twice": save_twice,
+    "safetensors": save_safetensors,
+    "consolidated": save_safetensors,
+}
+
+
 def save(folder, name):
-    if name == "file":
+    if name in FILES:
         if dist.get_rank() == 0:
-            torch.save({"weight": torch.ones(2)}, folder / name)
+            torch.save(FILES[name], folder / name)
+        return
+    if name in SAVES:
+        case = mesh_cases.build("fsdp")
+        train(case)
+        SAVES[name](folder / name, case)
+        dist.barrier()
         return
     case = mesh_cases.CASES["fsdp" if name in {"app", "schedule", "truncated", "below"} else name](torch.device("cpu"))
     train(case)
     made = {
         "wrapped": mesh_cases.indexed,
+        "indexed_plain": mesh_cases.indexed,
         "schedule": mesh_cases.with_rate_of_schedule,
         "weights": mesh_cases.of_model,
     }.get(name)
     state = (
         made(case.model, case.optimizer)
         if made
-        else mesh_cases.state_of(case.model, case.optimizer, flat=name == "flat")
+        else mesh_cases.state_of(case.model, case.optimizer, flat=name in {"flat", "stages"})
     )
     state = {"app": state} if name == "app" else state
     dcp.save(state, checkpoint_id=folder / name / ("inner" if name == "below" else ""))

@@ -169,7 +169,9 @@ def _fit_outcome(result: VerifyResult, fit: Fit | None) -> str:
 def _of_ranks(result: VerifyResult, reasons: Mapping[str, str]) -> str:
     """The proof of a run under torchrun."""
     if not result.proven:
-        return f"every shard equal, but one step not compared: {sentence(reasons['parity'])}"
+        if "parity" in reasons:
+            return f"every shard equal, but one step not compared: {sentence(reasons['parity'])}"
+        return f"every shard equal, but not proven to resume: {sentence(reasons['fresh'])}"
     parity = next(dict(check.evidence) for check in result.checks if check.name == "parity")
     return f"every shard and one step equal {'bit for bit' if parity['exact'] else 'within tolerance'}"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -9,19 +11,18 @@ from torch.distributed.tensor import DTensor
 
 from ckptmove.text import amount
 from ckptmove.verification.case.step import loss_of, one_batch
-from ckptmove.verification.checks import CASE, check_to_json, passed, skipped
+from ckptmove.verification.checks import CASE, check_to_json, listed, passed, skipped
 from ckptmove.verification.mesh.faults import MESH_CHECKS, rank_failure
-from ckptmove.verification.mesh.launch import ranks_of
 from ckptmove.verification.mesh.restore import compare, key_faults, load, option_faults
-from ckptmove.verification.mesh.step import compare_with_single, owners_of, take_step, why_not_elementwise
-from ckptmove.verification.mesh.stored import StoredRegions, local
+from ckptmove.verification.mesh.step import Gradients, compare_with_single, owners_of, take_step, why_not_elementwise
+from ckptmove.verification.mesh.stored import StoredState, local
 from ckptmove.verification.mesh.subject import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ckptmove.case import Case
-    from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.mesh.group import Ranks
     from ckptmove.verification.place import StepDevice
@@ -37,7 +38,7 @@ class Setting(NamedTuple):
 
     Attributes:
         ranks: the ranks.
-        part: the checkpoint.
+        checkpoint: the checkpoint.
         place: the target.
         label: name of the target.
         seed: seed of the gradients.
@@ -46,7 +47,7 @@ class Setting(NamedTuple):
     """
 
     ranks: Ranks
-    part: DistributedPart
+    checkpoint: OpenCheckpoint
     place: StepDevice
     label: str
     seed: int
@@ -64,6 +65,22 @@ def mesh_of(case: Case) -> dict[str, object] | None:
     return {"shape": list(largest.shape), "dims": list(largest.mesh_dim_names or ())}
 
 
+def _backward(subject: Subject, batch: Any, device: torch.device) -> torch.Tensor | None:
+    """The loss of a batch, after backward; None on a rank without one, as of a pipeline that is not its last stage.
+
+    The ``step`` method of a pipeline's schedule makes the backward itself.
+    """
+    case = subject.case
+    if case.step is not None:
+        result = case.step(batch)
+        if any(one.grad is not None for one in subject.parameters.values()):
+            return result.detach() if isinstance(result, torch.Tensor) else None
+        case = replace(case, step=lambda _: result)
+    loss = loss_of(case, batch, device)
+    loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation
+    return loss
+
+
 class Proof:
     """The checks of a mesh proof. All ranks call :meth:`run`; a check that fails on one ends it on all."""
 
@@ -73,6 +90,8 @@ class Proof:
         self._ranks = setting.ranks
         #: Number of parameters that step otherwise without their state, and of those with state.
         self._fresh_steps = 0, 0
+        #: Number of parameters that have moments only after the step.
+        self._anew = 0
 
     def run(self, case: Case) -> None:
         """Make the checks.
@@ -82,10 +101,16 @@ class Proof:
             BaseException: any exception of the user's code.
         """
         setting, ranks = self._setting, self._ranks
-        subject, stored = Subject(case), StoredRegions(setting.part)
-        shape = ranks.gather(mesh_of(case))
+        subject = Subject(case)
+        self._asked: frozenset[str] = frozenset().union(*ranks.gather(subject.keys))
+        with StoredState(setting.checkpoint, self._asked) as stored:
+            self._check(subject, stored)
+
+    def _check(self, subject: Subject, stored: StoredState) -> None:
+        ranks = self._ranks
+        shape = ranks.gather(mesh_of(subject.case))
         mesh = next((one for one in shape if one is not None), None)
-        self._emit({"fact": {"mesh": mesh, "saved_by": ranks_of(piece.file for piece in setting.part.metadata.pieces)}})
+        self._emit({"fact": {"mesh": mesh, "saved_by": stored.saved_by}})
         checks = (self._keys, self._restore, self._options, self._step, self._parity, self._fresh, self._case)
         for name, check in zip(MESH_CHECKS, checks, strict=True):
             ranks.enter(name)
@@ -94,14 +119,15 @@ class Proof:
                     self._answer(skipped(other, f"not reached: {name} failed"))
                 break
 
-    def _keys(self, subject: Subject, _: StoredRegions) -> bool:
-        asked: frozenset[str] = frozenset().union(*self._ranks.gather(subject.keys))
-        faults = key_faults(asked, self._setting.part)
+    def _keys(self, _: Subject, stored: StoredState) -> bool:
+        asked = self._asked
+        faults = key_faults(asked, stored)
         detail = f"{amount(len(asked), 'key')} of state, all in the checkpoint, and no other key there"
+        detail += f"; not restored: {listed(stored.aside)}" if stored.aside else ""
         return self._settle("keys", [faults] + [[]] * (self._ranks.size - 1), detail, named=False, keys=len(asked))
 
-    def _restore(self, subject: Subject, stored: StoredRegions) -> bool:
-        errors = self._ranks.gather(load(subject, self._setting.part))
+    def _restore(self, subject: Subject, stored: StoredState) -> bool:
+        errors = self._ranks.gather(load(subject, stored))
         if any(errors):
             return self._settle("restore", errors, "", named=True)
         found = self._ranks.gather(compare(subject, stored))
@@ -111,32 +137,33 @@ class Proof:
         figures = {"shards": shards, "elements": elements}
         return self._settle("restore", [one.faults for one in found], detail, named=True, **figures)
 
-    def _options(self, subject: Subject, _: StoredRegions) -> bool:
-        found = self._ranks.gather(option_faults(subject, self._setting.part))
+    def _options(self, subject: Subject, stored: StoredState) -> bool:
+        found = self._ranks.gather(option_faults(subject, stored))
         compared = max(count for _, count in found)
         detail = f"{amount(compared, 'option')} of the groups equal the stored ones on every rank"
         return self._settle("options", [faults for faults, _ in found], detail, named=True, options=compared)
 
-    def _step(self, subject: Subject, stored: StoredRegions) -> bool:
-        found = self._ranks.gather(take_step(subject, stored, self._setting.seed))
+    def _step(self, subject: Subject, stored: StoredState) -> bool:
+        found = self._ranks.gather(take_step(subject, stored, Gradients.for_state(stored, self._setting.seed)))
         name = type(subject.optimizer).__name__
         moved, count = sum(one.moved for one in found), sum(one.parameters for one in found)
         where = f"{name} on {amount(self._ranks.size, 'rank')} of {self._setting.label}"
         detail = f"{where}: {moved:,} of {amount(count, 'shard')} moved, all finite, step counts +1"
         below, idle = sum(one.below for one in found), sum(one.idle for one in found)
         detail += f", {amount(below, 'shard')} with an update below its precision" * bool(below)
+        detail += f", {amount(idle, 'shard')} with a learning rate of 0" * bool(idle)
         still = [] if moved or below or idle == count else ["neither a parameter nor a moment changed"]
         figures = {"optimizer": name, "shards": count, "moved": moved}
         return self._settle("step", [one.faults + still for one in found], detail, named=True, **figures)
 
-    def _parity(self, subject: Subject, stored: StoredRegions) -> bool:
+    def _parity(self, subject: Subject, stored: StoredState) -> bool:
         why_not = why_not_elementwise(subject.optimizer)
         if why_not:
             self._answer(skipped("parity", why_not))
             return True
         owners = owners_of(subject, self._ranks.gather(list(subject.parameters)))
-        exact, seed = self._setting.exact, self._setting.seed
-        parity = compare_with_single(subject, stored, owners, self._ranks.rank, seed, exact=exact)
+        exact, gradients = self._setting.exact, Gradients.for_state(stored, self._setting.seed)
+        parity = compare_with_single(subject, stored, owners, self._ranks, gradients, exact=exact)
         found = self._ranks.gather(parity)
         elements, count = sum(one.elements for one in found), sum(one.parameters for one in found)
         how = "bit for bit" if exact else "within the tolerance of torch.testing.assert_close"
@@ -144,24 +171,29 @@ class Proof:
         detail += f" single process {how}"
         figures = {"parameters": count, "elements": elements, "exact": exact}
         self._fresh_steps = sum(one.changed for one in found), sum(one.with_state for one in found)
+        self._anew = sum(one.anew for one in found)
         return self._settle("parity", [one.faults for one in found], detail, named=False, **figures)
 
-    def _fresh(self, subject: Subject, _: StoredRegions) -> bool:
+    def _fresh(self, subject: Subject, _: StoredState) -> bool:
         changed, state = self._fresh_steps
         if not state:
             bare = why_not_elementwise(subject.optimizer) or "no stored state could change the step"
-            self._answer(skipped("fresh", bare, with_state=0))
+            bare = f"no state of the optimizer is stored for {amount(self._anew, 'parameter')}" if self._anew else bare
+            self._answer(skipped("fresh", bare, with_state=0, anew=self._anew))
             return True
         faults = [] if changed else ["a step without the stored state gives the same"]
         detail = f"{changed:,} of {amount(state, 'parameter')} step otherwise without their stored state"
         return self._settle("fresh", [faults], detail, named=False, changed=changed, with_state=state)
 
-    def _case(self, subject: Subject, _: StoredRegions) -> bool:
+    def _case(self, subject: Subject, _: StoredState) -> bool:
         """The user's own forward, backward and step."""
         case, device = subject.case, self._setting.place.device
-        loss = loss_of(case, one_batch(case.batch), device)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation
-        named = {key: one for key, one in subject.parameters.items() if one.requires_grad}
+        loss = _backward(subject, one_batch(case.batch), device)
+        named = {
+            key: one
+            for key, one in subject.parameters.items()
+            if one.requires_grad and (one.numel() or id(one) not in subject.slices)
+        }
         without = [f"{key} has no gradient" for key, one in named.items() if one.grad is None]
         broken = [
             f"the gradient of {key} is not finite"
@@ -169,13 +201,13 @@ class Proof:
             if one.grad is not None and not bool(torch.isfinite(local(one.grad)).all())
         ]
         subject.optimizer.step()
-        value = float(local(loss))
-        lost = [] if torch.isfinite(local(loss)).all() else [f"the loss is {value}"]
+        value = None if loss is None else float(local(loss))
+        lost = [] if value is None or isfinite(value) else [f"the loss is {value}"]
         after = [f"{key} is not finite" for key, one in named.items() if not bool(torch.isfinite(local(one)).all())]
         found = self._ranks.gather(([*lost, *broken, *(after or without)], value))
-        losses = [value for _, value in found]
-        detail = f"your step on every rank: loss {min(losses):.4g}"
-        detail += f" to {max(losses):.4g}" * (min(losses) < max(losses))
+        losses = [value for _, value in found if value is not None]
+        detail = f"your step on every rank: loss {min(losses, default=nan):.4g}"
+        detail += f" to {max(losses):.4g}" * (len({*losses}) > 1)
         detail += f", {amount(len(named), 'gradient')}, all finite"
         return self._settle(CASE, [faults for faults, _ in found], detail, named=True, loss=losses)
 

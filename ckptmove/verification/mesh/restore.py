@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_in_place
 
 from ckptmove.model import OPAQUE
 from ckptmove.verification.checks import listed
 from ckptmove.verification.mesh.reader import ParsedReader, SafePlanner
-from ckptmove.verification.mesh.stored import local, region_of
+from ckptmove.verification.mesh.stored import Slice, shards_of
 from ckptmove.verification.state import bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import torch
-
-    from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
     from ckptmove.model import ParamGroup
-    from ckptmove.verification.mesh.stored import StoredRegions
+    from ckptmove.verification.mesh.stored import StoredState
     from ckptmove.verification.mesh.subject import Subject
 
 #: Options that a learning rate scheduler adds to a group: a case without one lacks them.
 _OF_SCHEDULERS: Final = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
+#: A checkpoint has one list of groups, which the ranks of a pipeline overwrite.
+_FLATTEN: Final = "save with StateDictOptions(flatten_optimizer_state_dict=True) if ranks have different parameters"
 #: Names in a message.
 _NAMED: Final = 5
 
@@ -46,59 +48,86 @@ class Restored(NamedTuple):
     moved: bool
 
 
-def key_faults(asked: frozenset[str], part: DistributedPart) -> list[str]:
+def key_faults(asked: frozenset[str], stored: StoredState) -> list[str]:
     """Names that only the checkpoint or only the state has; ``dcp.load`` leaves the former out without a message.
 
     Args:
         asked: names in the state of any rank.
-        part: the checkpoint.
+        stored: the checkpoint.
     """
-    stored = {entry.name for entry in part.metadata.entries}
-    left = {name for name in stored - asked if name.rpartition(".")[2] not in _OF_SCHEDULERS}
-    found = [("not in the checkpoint", asked - stored), ("not in state, so dcp.load leaves it out", left)]
+    left = {name for name in stored.names - asked if name.rpartition(".")[2] not in _OF_SCHEDULERS}
+    then = "dcp.load leaves it out" if stored.distributed else "it is not restored"
+    found = [("not in the checkpoint", asked - stored.names), (f"not in state, so {then}", left)]
     return [f"{what}: {listed(sorted(names), _NAMED)}" for what, names in found if names]
 
 
-def load(subject: Subject, part: DistributedPart) -> list[str]:
-    """Load the checkpoint into the case; a collective. Returns the errors of torch."""
-    try:
-        load_in_place(subject.state, storage_reader=ParsedReader(part.path, part.metadata), planner=SafePlanner())
-    except CheckpointException as error:
-        return [_error_text(one[0]) for _, one in sorted(error.failures.items())][:1]
-    subject.restore()
-    return []
+def load(subject: Subject, stored: StoredState) -> list[str]:
+    """Load the checkpoint into the case; a collective. Returns the errors.
+
+    ``torch.distributed.checkpoint`` loads its own folders, each the names that it has. From other files, each rank
+    copies its shards.
+    """
+    for part in stored.distributed:
+        reader, planner = ParsedReader(part.path, part.metadata), SafePlanner(allow_partial_load=True)
+        try:
+            load_in_place(subject.state, storage_reader=reader, planner=planner)
+        except CheckpointException as error:
+            return [_error_text(one[0]) for _, one in sorted(error.failures.items())][:1]
+    flat, paths = flatten_state_dict(subject.state)
+    errors: list[str] = []
+    for name in sorted(stored.in_files & flat.keys()):
+        if isinstance(flat[name], torch.Tensor) != (name in stored.tensors):
+            errors.append(f"{name} is a tensor only in {'state' if name in stored.objects else 'the checkpoint'}")
+        elif name in stored.objects:
+            set_element(subject.state, paths[name], stored.objects[name])
+        else:
+            errors += _copy(flat[name], stored, name)
+    if not errors:
+        subject.restore()
+    return errors
+
+
+def _copy(value: torch.Tensor, stored: StoredState, name: str) -> Iterator[str]:
+    """Copy the shards of a rank from a file into a tensor of the state."""
+    shape = stored.tensors[name].record.shape
+    if tuple(value.shape) != shape:
+        yield f"{name} is {tuple(value.shape)}, stored as {shape}"
+        return
+    for where, mine in shards_of(value):
+        mine.copy_(stored.region(name, where))
 
 
 def _error_text(error: BaseException) -> str:
     return f"dcp.load raises {type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def compare(subject: Subject, stored: StoredRegions) -> Restored:
+def compare(subject: Subject, stored: StoredState) -> Restored:
     """Compare every tensor and shard of this rank with the bytes in the checkpoint, which are read independently."""
     faults: list[str] = []
     shards = elements = 0
     is_moved = False
     seen = set()
-    for key, value in subject.tensors():
-        mine, region = local(value).cpu(), region_of(value)
+    for key, value, where in subject.tensors():
+        mine = value.cpu()
         seen.add(key)
         shards, elements = shards + 1, elements + mine.numel()
-        tensor = stored.tensors.get(key)
-        if tensor is None:
+        if key not in stored.tensors:
             faults.append(f"{key} is not in the checkpoint")
             continue
-        if mine.numel():
-            is_moved = is_moved or (*region,) not in {(chunk.offsets, chunk.sizes) for chunk in tensor.chunks}
-        fault = _difference(mine, stored.region(key, region))
+        if mine.numel() and not isinstance(where, Slice):
+            chunks = stored.chunks(key)
+            is_moved = is_moved or (chunks is not None and (*where,) not in chunks)
+        fault = _difference(mine, stored.region(key, where))
         if fault:
             faults.append(f"{key} {fault}")
     faults += (f"{key} was not restored into the optimizer" for key in sorted(_expected(subject, stored) - seen))
     return Restored(faults, shards, elements, is_moved)
 
 
-def _expected(subject: Subject, stored: StoredRegions) -> set[str]:
-    """Names of the stored state of the optimizer's parameters."""
-    stems = tuple(subject.state_key(one, "") for one in subject.parameters.values())
+def _expected(subject: Subject, stored: StoredState) -> set[str]:
+    """Names of the stored state of the optimizer's parameters; a rank may have no element of a flattened one."""
+    held = (one for one in subject.parameters.values() if one.numel() or id(one) not in subject.slices)
+    stems = tuple(subject.state_key(one, "") for one in held)
     return {key for key in stored.tensors if key.startswith(stems)} if stems else set()
 
 
@@ -109,23 +138,26 @@ def _difference(mine: torch.Tensor, theirs: torch.Tensor) -> str:
     return f"differs from the checkpoint in {count:,} of {mine.numel():,} elements" if count else ""
 
 
-def option_faults(subject: Subject, part: DistributedPart) -> tuple[list[str], int]:
+def option_faults(subject: Subject, stored: StoredState) -> tuple[list[str], int]:
     """Options of the optimizer's groups that differ from the stored ones, and the number of those compared."""
     where = (subject.optimizer_prefix or "").rstrip(".")
-    groups = [group for record in part.inventory.optimizers if record.where == where for group in record.groups]
+    groups = [group for place, record in stored.optimizers() if place == where for group in record.groups]
     keys = {id(one): subject.state_key(one, "") for one in subject.parameters.values()}
     faults: Counter[str] = Counter()
     compared = 0
     for group in subject.optimizer.param_groups:
         own = {keys[id(one)] for one in group["params"] if id(one) in keys}
-        for stored in _of(groups, own, where):
-            for name, value in stored.options:
+        matching = [*_of(groups, own, where)]
+        if own and groups and not matching:
+            faults[f"no stored group has {min(own).rpartition('.state.')[2].rstrip('.')}: {_FLATTEN}"] += 1
+        for other in matching:
+            for name, value in other.options:
                 if value is OPAQUE or (name in _OF_SCHEDULERS and name not in group):
                     continue
                 compared += 1
                 mine = _plain(group.get(name))
                 if mine != _plain(value):
-                    faults[f"{stored.where}.{name} is {mine!r}, stored as {_plain(value)!r}"] += 1
+                    faults[f"{other.where}.{name} is {mine!r}, stored as {_plain(value)!r}"] += 1
     return list(faults), compared
 
 

@@ -276,7 +276,9 @@ class Rank:
         result = replace(verdict(asked, answers, ordered, findings), run=run)
         if asked.case is None:
             return result
-        return replace(result, proven=result.passed and checks["parity"].status == "passed")
+        return replace(
+            result, proven=result.passed and checks["parity"].status == "passed" and not _is_anew(checks["fresh"])
+        )
 
     def _endings(self, answers: Answers) -> Iterator[tuple[int, dict[str, Any]]]:
         """Last messages of all ranks."""
@@ -293,6 +295,11 @@ class Rank:
                 reason = content["failure"]["message"]
             ended = failed(RANK, reason, lost=content == {})
             yield rank, content if content and "check" in content else {"check": check_to_json(ended)}
+
+
+def _is_anew(fresh: CheckResult) -> bool:
+    """Whether the optimizer began without stored state that it has after a step."""
+    return bool(dict(fresh.evidence).get("anew"))
 
 
 def _refuse_options(request: VerifyRequest) -> None:

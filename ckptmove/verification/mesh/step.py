@@ -16,18 +16,20 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ckptmove.torch_facts.optimizers import is_elementwise
-from ckptmove.verification.mesh.stored import local, region_of
+from ckptmove.verification.mesh.stored import local
 from ckptmove.verification.state import bits
 from ckptmove.verification.step.trial import TOLERANCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ckptmove.verification.mesh.stored import StoredRegions
+    from ckptmove.verification.mesh.group import Ranks
+    from ckptmove.verification.mesh.stored import Slice, StoredState
     from ckptmove.verification.mesh.subject import Subject
 
-#: Scale of the gradients.
-_SCALE = 1e-2
+#: Size of the gradients: small next to stored moments, which have to have an effect. Without moments, it is that of
+#: the checks of a single process, so that an update with a small learning rate is as likely to be seen.
+_SMALL, _PLAIN = 1e-2, 1.0
 
 
 class Stepped(NamedTuple):
@@ -58,6 +60,7 @@ class Parity:
         parameters: number of parameters compared by this rank.
         with_state: how many of them have stored state that is not zero, and change in the step.
         changed: how many of those have another outcome without the stored state.
+        anew: how many parameters have moments after the step, and none in the checkpoint.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -65,6 +68,7 @@ class Parity:
     parameters: int = 0
     changed: int = 0
     with_state: int = 0
+    anew: int = 0
 
 
 def why_not_elementwise(optimizer: torch.optim.Optimizer) -> str:
@@ -75,18 +79,35 @@ def why_not_elementwise(optimizer: torch.optim.Optimizer) -> str:
     return f"{kind.__name__} is not an optimizer of torch.optim that updates each element alone: not supported"
 
 
-def gradient(name: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """The gradient of a whole parameter, the same on all ranks."""
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ (seed & (2**63 - 1)))
-    return (torch.randn(shape, generator=generator) * _SCALE).to(dtype)
+class Gradients(NamedTuple):
+    """Gradients of whole parameters, the same on all ranks.
+
+    Attributes:
+        seed: seed of all of them.
+        scale: their size.
+    """
+
+    seed: int
+    scale: float
+
+    @classmethod
+    def for_state(cls, stored: StoredState, seed: int) -> Gradients:
+        """Gradients for the parameters of a checkpoint."""
+        return cls(seed, _SMALL if stored.has_moments else _PLAIN)
+
+    def of(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The gradient of a parameter."""
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ (self.seed & (2**63 - 1)))
+        return (torch.randn(shape, generator=generator) * self.scale).to(dtype)
 
 
-def take_step(subject: Subject, stored: StoredRegions, seed: int) -> Stepped:
+def take_step(subject: Subject, stored: StoredState, gradients: Gradients) -> Stepped:
     """Step the optimizer on every rank; a collective of the optimizer if it makes one."""
     for key, parameter in subject.parameters.items():
-        whole = gradient(key, tuple(parameter.shape), parameter.dtype, seed)
-        mine = region_of(parameter).cut(whole).contiguous().to(local(parameter).device)
-        parameter.grad = _like(parameter, mine) if parameter.requires_grad else None
+        whole = gradients.of(key, subject.shape_of(parameter), parameter.dtype)
+        mine = subject.place_of(parameter, parameter).cut(whole).contiguous().to(local(parameter).device)
+        is_stepped = parameter.requires_grad and (id(parameter) not in subject.slices or mine.numel())
+        parameter.grad = _like(parameter, mine) if is_stepped else None
     subject.optimizer.step()
     subject.optimizer.zero_grad()
     faults: list[str] = []
@@ -94,7 +115,7 @@ def take_step(subject: Subject, stored: StoredRegions, seed: int) -> Stepped:
     rates = {id(one): group.get("lr", 1.0) for group in subject.optimizer.param_groups for one in group["params"]}
     for key, parameter in subject.parameters.items():
         faults += _state_faults(subject, stored, parameter)
-        after, before = local(parameter).cpu(), stored.region(key, region_of(parameter))
+        after, before = local(parameter).cpu(), stored.region(key, subject.place_of(parameter, parameter))
         if not after.numel() or not parameter.requires_grad:
             continue
         parameters += 1
@@ -123,17 +144,18 @@ def _like(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def _has_state_changed(subject: Subject, stored: StoredRegions, parameter: torch.Tensor) -> bool:
+def _has_state_changed(subject: Subject, stored: StoredState, parameter: torch.Tensor) -> bool:
     """Whether the step changed state of a parameter other than its counter; state that it made counts if not zero."""
     for key, value in subject.state_of(parameter).items():
         name, after = subject.state_key(parameter, key), local(value).cpu()
-        before = stored.region(name, region_of(value)) if name in stored.tensors else torch.zeros_like(after)
+        where = subject.place_of(parameter, value)
+        before = stored.region(name, where) if name in stored.tensors else torch.zeros_like(after)
         if key != "step" and not torch.equal(after, before):
             return True
     return False
 
 
-def _state_faults(subject: Subject, stored: StoredRegions, parameter: torch.Tensor) -> Iterator[str]:
+def _state_faults(subject: Subject, stored: StoredState, parameter: torch.Tensor) -> Iterator[str]:
     for key, value in subject.state_of(parameter).items():
         name, mine = subject.state_key(parameter, key), local(value).cpu()
         if mine.is_floating_point() and not bool(torch.isfinite(mine).all()):
@@ -145,7 +167,7 @@ def _state_faults(subject: Subject, stored: StoredRegions, parameter: torch.Tens
 
 
 def compare_with_single(
-    subject: Subject, stored: StoredRegions, owners: Mapping[str, int], rank: int, seed: int, *, exact: bool
+    subject: Subject, stored: StoredState, owners: Mapping[str, int], ranks: Ranks, gradients: Gradients, *, exact: bool
 ) -> Parity:
     """Compare the outcome with the step of a single process; a collective for each parameter.
 
@@ -153,16 +175,21 @@ def compare_with_single(
         subject: the case, after its step.
         stored: tensors of the checkpoint.
         owners: for each parameter the rank that makes the reference.
-        rank: this rank.
-        seed: seed of the gradients.
+        ranks: the ranks.
+        gradients: the gradients.
         exact: whether outcomes have to be equal bit for bit; otherwise within torch's tolerance for the dtype.
     """
     found = Parity()
     groups = {id(one): group for group in subject.optimizer.param_groups for one in group["params"]}
     for key, parameter in subject.parameters.items():
-        whole = {"": _whole(parameter), **{k: _whole(v) for k, v in subject.state_of(parameter).items()}}
-        if owners[key] == rank and parameter.requires_grad and key in stored.tensors:
-            _compare(found, subject, stored, key, whole, groups[id(parameter)], seed, exact=exact)
+        values = {"": parameter, **subject.state_of(parameter)}
+        own = subject.slices.get(id(parameter))
+        if own is not None:
+            whole = _joined(ranks.gather((own, {name: local(value).cpu() for name, value in values.items()})))
+        else:
+            whole = {name: _whole(value) for name, value in values.items()}
+        if owners[key] == ranks.rank and parameter.requires_grad and key in stored.tensors:
+            _compare(found, subject, stored, key, whole, groups[id(parameter)], gradients, exact=exact)
     return found
 
 
@@ -172,21 +199,32 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return (found.full_tensor() if isinstance(found, DTensor) else found).cpu()
 
 
+def _joined(found: list[tuple[Slice, dict[str, torch.Tensor]]]) -> dict[str, torch.Tensor]:
+    """A parameter and its state from the slices of all ranks; a replica replaces an equal one."""
+    whole: dict[str, torch.Tensor] = {}
+    for own, values in found:
+        for name, value in values.items() if own.numel else ():
+            shape = own.shape if value.dim() else ()
+            joined = whole.setdefault(name, torch.full(shape, torch.nan).to(value.dtype))
+            (own.cut(joined) if value.dim() else joined).copy_(value)
+    return whole
+
+
 def _compare(
     found: Parity,
     subject: Subject,
-    stored: StoredRegions,
+    stored: StoredState,
     key: str,
     whole: Mapping[str, torch.Tensor],
     group: Mapping[str, Any],
-    seed: int,
+    gradients: Gradients,
     *,
     exact: bool,
 ) -> None:
     parameter = subject.parameters[key]
-    names = {one: subject.state_key(parameter, one) for one in subject.state_of(parameter)}
+    names = {one: subject.state_key(parameter, one) for one in whole if one}
     state = {one: stored.region(name) for one, name in names.items() if name in stored.tensors}
-    grad = gradient(key, tuple(parameter.shape), parameter.dtype, seed)
+    grad = gradients.of(key, subject.shape_of(parameter), parameter.dtype)
     kind = type(subject.optimizer)
     expected = _single_step(kind, group, stored.region(key), state, grad)
     found.parameters += 1
@@ -195,6 +233,7 @@ def _compare(
         fault = _difference(whole[one], reference, exact=exact and not group.get("fused"))
         if fault:
             found.faults.append(f"{names.get(one, key)} {fault}")
+    found.anew += not state and any(value.dim() for name, value in expected.items() if name)
     has_state = any(value.dim() and bool(value.any()) for value in state.values())
     if has_state and not torch.equal(expected[""], stored.region(key)):
         found.with_state += 1

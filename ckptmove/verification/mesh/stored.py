@@ -1,21 +1,36 @@
-"""Read regions of the tensors of a distributed checkpoint without ``torch.distributed.checkpoint``."""
+"""Read the values of a checkpoint by their names in the state of a case, without ``torch.distributed.checkpoint``."""
 
 from __future__ import annotations
 
-from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.tensor import DTensor
 
 from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
-from ckptmove.errors import DamagedArchive, UsageError
-from ckptmove.verification.state import dtype_of
+from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
+from ckptmove.checkpoint.layouts.shards import ShardsPart
+from ckptmove.errors import UsageError
+from ckptmove.verification.loading.objects import NotAllowed, build
+from ckptmove.verification.loading.storages import Storages
+from ckptmove.verification.mesh.launch import ranks_of
+from ckptmove.verification.state import StoredTensors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Iterator
+
+    from typing_extensions import Self
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.checkpoint.parts import OpenPart
+    from ckptmove.formats.dcp.metadata import StoredTensor as ChunkedTensor
+    from ckptmove.model import OptimizerRecord, TensorRecord
+
+#: Roles of tensors whose file has to be restored: another file may be restored by other code of the script.
+_TRAINED: Final = frozenset({"model", "optimizer", "ema"})
 
 
 class Region(NamedTuple):
@@ -36,60 +51,173 @@ class Region(NamedTuple):
         return whole
 
 
-def distributed_part(checkpoint: OpenCheckpoint) -> DistributedPart:
-    """The ``.metadata`` of a directory, with the files next to it.
+class Slice(NamedTuple):
+    """Elements of a flattened tensor, one after the other.
 
-    Raises:
-        UsageError: if the checkpoint is anything else, or the folder of ``.metadata`` is below it.
+    Attributes:
+        first: index of the first one.
+        numel: number of elements.
+        shape: shape of the whole tensor.
     """
-    found = [part for part in checkpoint.parts if isinstance(part, DistributedPart)]
-    if not found:
-        raise UsageError(
-            f"{checkpoint.path} is no directory of torch.distributed.checkpoint: a sharded case restores only these"
-        )
-    if found[0].name:
-        raise UsageError(f"a sharded case restores one .metadata: name its folder, {found[0].path}")
-    return found[0]
+
+    first: int
+    numel: int
+    shape: tuple[int, ...]
+
+    def cut(self, whole: torch.Tensor) -> torch.Tensor:
+        """These elements of a tensor."""
+        return whole.reshape(-1)[self.first : self.first + self.numel]
 
 
-class StoredRegions:
-    """The tensors of a distributed checkpoint, read in regions."""
+class _StoredTensor(NamedTuple):
+    part: OpenPart
+    record: TensorRecord
 
-    def __init__(self, part: DistributedPart) -> None:
-        """Hold the part that contains them."""
-        self._part = part
-        self.tensors = {tensor.name: tensor for tensor in part.metadata.tensors}
 
-    def region(self, name: str, region: Region | None = None) -> torch.Tensor:
-        """A region of a tensor on the CPU; by default all of it.
+class StoredState:
+    """The values of a checkpoint, by their names in the state of a case.
+
+    The state of a distributed checkpoint has its names. Other files may be the value of a key of the state, as
+    ``{"model": ...}`` for a directory of safetensors files: their names get the prefix that fits the state.
+
+    Attributes:
+        distributed: parts that ``torch.distributed.checkpoint`` can load.
+        tensors: the tensors.
+        objects: values of the other parts that are not tensors.
+        names: names of all values, also those of objects in distributed parts.
+        in_files: names of the values in other parts.
+        aside: names of the files without a value of the state, a model or an optimizer.
+    """
+
+    def __init__(self, checkpoint: OpenCheckpoint, asked: Collection[str]) -> None:
+        """Match the parts of a checkpoint with a state.
+
+        Args:
+            checkpoint: the checkpoint, with trees.
+            asked: names in the state of any rank, joined by dots.
+
+        Raises:
+            UsageError: if a part fits several parts of the state, or two parts have a value of the same name.
+        """
+        self._read = StoredTensors(checkpoint.parts)
+        self.distributed: list[DistributedPart] = []
+        self._chunked: dict[str, ChunkedTensor] = {}
+        self.tensors: dict[str, _StoredTensor] = {}
+        self.objects: dict[str, Any] = {}
+        self.names: set[str] = set()
+        self.in_files: set[str] = set()
+        self.aside: list[str] = []
+        self._prefixes: list[tuple[OpenPart, str]] = []
+        for part in checkpoint.parts:
+            if isinstance(part, DistributedPart):
+                self.distributed.append(part)
+                self._chunked |= {tensor.name: tensor for tensor in part.metadata.tensors}
+                self._add(part, "", dict.fromkeys(entry.name for entry in part.metadata.entries))
+            else:
+                self._match(part, asked)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._read.__exit__(None, None, None)
+
+    def _match(self, part: OpenPart, asked: Collection[str]) -> None:
+        values = _values(part)
+        fitting = Counter(name[: len(name) - len(end)] for name in asked for end in _ends(name) if end in values)
+        best = max(fitting.values(), default=0)
+        prefixes = sorted(prefix for prefix, count in fitting.items() if count == best and 2 * best > len(values))
+        if len(prefixes) > 1:
+            raise UsageError(f"{part.path} fits several parts of state: {', '.join(one or 'all' for one in prefixes)}")
+        if not prefixes and not any(record.role in _TRAINED for record in part.inventory.tensors):
+            self.aside.append(part.name)
+            return
+        self._add(part, next(iter(prefixes), ""), values)
+
+    def _add(self, part: OpenPart, prefix: str, values: dict[str, Any]) -> None:
+        named = {prefix + name: value for name, value in values.items()}
+        both = self.names & named.keys()
+        if both:
+            raise UsageError(f"{part.path} and another file have {min(both)!r}: name one of them, or its folder")
+        self.names |= named.keys()
+        tensors = {prefix + part.own_name(one.name): _StoredTensor(part, one) for one in part.inventory.tensors}
+        self.tensors |= {name: one for name, one in tensors.items() if name in named}
+        if not isinstance(part, DistributedPart):
+            self.in_files |= named.keys()
+            self.objects |= {name: value for name, value in named.items() if not isinstance(value, torch.Tensor)}
+        self._prefixes.append((part, prefix))
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether it has state of an optimizer other than counters."""
+        return any(one.record.role == "optimizer" and one.record.shape for one in self.tensors.values())
+
+    @property
+    def saved_by(self) -> int | None:
+        """Number of ranks that saved the checkpoint; None if unknown."""
+        found = [ranks_of(piece.file for piece in part.metadata.pieces) for part in self.distributed]
+        found += (len(part.rows) + len(part.missing) for part, _ in self._prefixes if isinstance(part, RankFilesPart))
+        return max((count for count in found if count is not None), default=None)
+
+    def optimizers(self) -> Iterator[tuple[str, OptimizerRecord]]:
+        """The optimizers, each with its path in the state."""
+        for part, prefix in self._prefixes:
+            for record in part.inventory.optimizers:
+                yield (prefix + part.own_name(record.where)).rstrip("."), record
+
+    def chunks(self, name: str) -> set[tuple[tuple[int, ...], tuple[int, ...]]] | None:
+        """Offsets and sizes of the shards of a tensor in the files; None if it is stored as a whole."""
+        part, record = self.tensors[name]
+        key = part.own_key(record) or ""
+        if isinstance(part, DistributedPart):
+            return {(one.offsets, one.sizes) for one in self._chunked[name].chunks}
+        if isinstance(part, ShardsPart):
+            return {(piece.chunk.offsets, piece.chunk.sizes) for piece in part.tensors[key].pieces}
+        if isinstance(part, RankFilesPart) and part.is_sharded(key):
+            return {(box.chunk.offsets, box.chunk.sizes) for box in part.boxes_of(key)}
+        return None
+
+    def region(self, name: str, where: Region | Slice | None = None) -> torch.Tensor:
+        """Some elements of a tensor on the CPU; by default all of it.
 
         Raises:
             DamagedArchive: if its bytes are incomplete.
             UnreadableInput: if a piece is damaged.
         """
-        tensor = self.tensors[name]
-        offsets, sizes = region or Region((0,) * len(tensor.shape), tensor.shape)
-        if not prod(sizes):
-            return torch.empty(sizes, dtype=dtype_of(tensor.dtype))
-        stored = self._part.storage(name)
-        if stored is None:
-            raise DamagedArchive(self._part.path, f"'{name}' is incomplete")
-        strides = _strides(tensor.shape)
-        first = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
-        last = first + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-        item = dtype_of(tensor.dtype).itemsize
-        values = bytearray(stored.source.read(first * item, (last + 1) * item))
-        flat = torch.frombuffer(values, dtype=dtype_of(tensor.dtype))
-        return flat.as_strided(sizes, strides).clone()
+        record = self.tensors[name].record
+        if isinstance(where, Slice):
+            return where.cut(self.region(name))
+        offsets, sizes = where or Region((0,) * len(record.shape), record.shape)
+        first = sum(offset * stride for offset, stride in zip(offsets, record.stride, strict=True))
+        own = record._replace(shape=sizes, storage_offset=record.storage_offset + first * (0 not in sizes))
+        return self._read.tensor(own).clone(memory_format=torch.contiguous_format)
 
 
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
-    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+def _values(part: OpenPart) -> dict[str, Any]:
+    """The values of a file by their names joined by dots; tensors are on the meta device.
+
+    Raises:
+        UsageError: if weights-only mode does not allow an object.
+    """
+    homes = {part.own_name(one.key): (part, one) for one in part.inventory.storages}
+    with Storages(homes, {}, is_meta=True) as storages:
+        try:
+            root = build(part.tree(), storages.storage)
+        except NotAllowed as error:
+            raise UsageError(f"{part.path} has {error}, which weights_only=True refuses") from None
+    return flatten_state_dict(root)[0] if isinstance(root, dict) else {}
+
+
+def _ends(name: str) -> Iterable[str]:
+    """A name, and what follows each of its dots."""
+    yield name
+    for at, letter in enumerate(name):
+        if letter == ".":
+            yield name[at + 1 :]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's elements of a tensor."""
+    """This rank's elements of a tensor that is no ShardedTensor."""
     detached: Any = tensor.detach()
     found: torch.Tensor = detached.to_local() if isinstance(tensor, DTensor) else detached
     return found
@@ -102,3 +230,13 @@ def region_of(tensor: torch.Tensor) -> Region:
     # The protocol by which torch.distributed.checkpoint saves: one chunk for a DTensor.
     chunk = tensor.__create_chunk_list__()[0]  # type: ignore[no-untyped-call]  # torch has no annotation
     return Region(tuple(chunk.offsets), tuple(chunk.sizes))
+
+
+def shards_of(tensor: torch.Tensor) -> list[tuple[Region, torch.Tensor]]:
+    """This rank's shards of a tensor, each with its region."""
+    if not isinstance(tensor, ShardedTensor):
+        return [(region_of(tensor), local(tensor))]
+    return [
+        (Region(tuple(one.metadata.shard_offsets), tuple(one.metadata.shard_sizes)), one.tensor.detach())
+        for one in tensor.local_shards()
+    ]

@@ -16,29 +16,32 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.distributed.fsdp import FullyShardedDataParallel
 
 from ckptmove.errors import CaseUnusable
-from ckptmove.verification.mesh.stored import local
+from ckptmove.verification.mesh.flat_parameters import slices_of
+from ckptmove.verification.mesh.stored import local, region_of, shards_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.case import Case
+    from ckptmove.verification.mesh.stored import Region, Slice
 
 _STATE = "state."
 
 
 class LiveTensor(NamedTuple):
-    """A tensor of the model or of the optimizer's state.
+    """A tensor of the model or of the optimizer's state, or a shard of it.
 
     Attributes:
         key: its name in the checkpoint.
-        value: the tensor, or this rank's shard of it.
+        value: the elements of this rank.
+        where: their place in the whole tensor.
     """
 
     key: str
     value: torch.Tensor
+    where: Region | Slice
 
 
 class Subject:
@@ -50,6 +53,7 @@ class Subject:
         optimizer: its optimizer.
         state: the state_dict to load, without objects that make their own.
         keys: names of its values, joined by dots as ``torch.distributed.checkpoint`` joins them.
+        slices: elements that this rank has of flattened parameters, by the id of the parameter.
         parameters: parameters of the optimizer by their name in the checkpoint, in the order of these names.
         optimizer_prefix: what precedes ``state.`` and ``param_groups.`` in the names of the optimizer; None if the
             state has no entry for it.
@@ -66,11 +70,8 @@ class Subject:
             raise CaseUnusable("a sharded case needs state, the dict given to torch.distributed.checkpoint.save")
         if isinstance(case.model, Mapping) or isinstance(case.optimizer, Mapping):
             raise CaseUnusable("a sharded case takes one model and one optimizer, not dicts of them")
-        if any(isinstance(one, FullyShardedDataParallel) for one in case.model.modules()):
-            raise CaseUnusable(
-                "FullyShardedDataParallel (FSDP1) is not supported, because it flattens the parameters: use fully_shard"
-            )
         self.case, self.model, self.optimizer = case, case.model, case.optimizer
+        self.slices = slices_of(self.model)
         self._given = case.state
         self.state: dict[str, Any] = {
             key: value.state_dict() if isinstance(value, Stateful) else value for key, value in case.state.items()
@@ -85,7 +86,7 @@ class Subject:
         self._names = names
         parameters = {self._model_prefix + names[id(one)]: one for one in self._stepped() if id(one) in names}
         self.parameters = dict(sorted(parameters.items()))
-        self._stems, self.optimizer_prefix = self._find_state()
+        self._stems, self.optimizer_prefix = self._find_state(flat)
         self._optimizer_path = next(
             (path[: self._depth(path)] for key, path in paths.items() if self._is_of_optimizer(key)), None
         )
@@ -106,7 +107,7 @@ class Subject:
             depth += 1
         return depth
 
-    def _find_state(self) -> tuple[dict[int, str], str | None]:
+    def _find_state(self, flat: Mapping[str, Any]) -> tuple[dict[int, str], str | None]:
         """Beginnings of the names of the state of each parameter, and of the whole optimizer."""
         by_name = {id(one): self._names[id(one)] for one in self.parameters.values()}
         by_index = {id(one): str(index) for index, one in enumerate(self._stepped())}
@@ -118,7 +119,9 @@ class Subject:
                 return {one: f"{prefixes[0]}{_STATE}{name}." for one, name in named.items()}, prefixes[0]
         groups = sorted((key for key in self.keys if "param_groups." in key), key=len)
         where = next((key[: key.find("param_groups.")] for key in groups), None)
-        return {one: f"{where or ''}{_STATE}{name}." for one, name in by_name.items()}, where
+        listed = flat.get(f"{where}param_groups.0.params") or [""]
+        named = by_index if isinstance(listed[0], int) else by_name
+        return {one: f"{where or ''}{_STATE}{name}." for one, name in named.items()}, where
 
     def state_key(self, parameter: torch.Tensor, key: str) -> str:
         """Name in the checkpoint of a value of a parameter's state."""
@@ -132,10 +135,22 @@ class Subject:
     def tensors(self) -> Iterator[LiveTensor]:
         """All tensors of the model and of the optimizer's state."""
         own = get_model_state_dict(self.model)
-        yield from (LiveTensor(self._model_prefix + name, one) for name, one in own.items() if torch.is_tensor(one))
+        for name, one in own.items():
+            for region, mine in shards_of(one) if torch.is_tensor(one) else ():
+                yield LiveTensor(self._model_prefix + name, mine, region)
         for parameter in self.parameters.values():
             for key, value in self.state_of(parameter).items():
-                yield LiveTensor(self.state_key(parameter, key), value)
+                yield LiveTensor(self.state_key(parameter, key), local(value), self.place_of(parameter, value))
+
+    def place_of(self, parameter: torch.Tensor, value: torch.Tensor) -> Region | Slice:
+        """The place of this rank's elements of a parameter, or of a tensor of its state."""
+        own = self.slices.get(id(parameter))
+        return region_of(value) if own is None or not value.dim() else own
+
+    def shape_of(self, parameter: torch.Tensor) -> tuple[int, ...]:
+        """Shape of a whole parameter."""
+        own = self.slices.get(id(parameter))
+        return tuple(parameter.shape) if own is None else own.shape
 
     def restore(self) -> None:
         """Give the loaded state to the objects of the user, and to the model and the optimizer."""
@@ -192,6 +207,8 @@ def _prefix(flat: Mapping[str, Any], own: Mapping[str, Any]) -> str:
 
 def _is_same(one: Any, other: Any) -> bool:
     """Whether two values share memory, as an EMA of the model does not."""
-    return len({local(value).data_ptr() for value in (one, other) if isinstance(value, torch.Tensor)}) < len(
-        (one, other)
-    )
+    return len({_addresses(value) for value in (one, other)}) == 1
+
+
+def _addresses(value: Any) -> tuple[int, ...]:
+    return tuple(mine.data_ptr() for _, mine in shards_of(value)) if isinstance(value, torch.Tensor) else ()

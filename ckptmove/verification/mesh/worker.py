@@ -28,7 +28,6 @@ from ckptmove.verification.mesh.faults import MESH_CHECKS, RANK
 from ckptmove.verification.mesh.group import Ranks, collective_timeout, group_is_there, is_lost
 from ckptmove.verification.mesh.launch import find_launch
 from ckptmove.verification.mesh.proof import Proof, Setting
-from ckptmove.verification.mesh.stored import distributed_part
 from ckptmove.verification.place import find_site
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.simulated.errors import CrossDeviceError
@@ -171,7 +170,6 @@ class _Rank:
             return
         with ExitStack() as stack:
             checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
-            part = distributed_part(checkpoint)
             place = stack.enter_context(on_target(site, ranks.size))
             if site.mode == "simulated":
                 from ckptmove.verification.mesh.simulated import sharding  # for a simulated device
@@ -182,7 +180,7 @@ class _Rank:
             torch.manual_seed(request.seed)
             with group_is_there():
                 case = self._case = called(entrance.load(), place.device, case_name)
-            setting = Setting(ranks, part, place, site.label, request.seed, site.mode != "real", self._emit)
+            setting = Setting(ranks, checkpoint, place, site.label, request.seed, site.mode != "real", self._emit)
             Proof(setting).run(case)
 
     def _enter(self, check: str) -> None:

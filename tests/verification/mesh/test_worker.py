@@ -13,7 +13,7 @@ from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import DamagedArchive
 from ckptmove.verification.mesh import worker
 from ckptmove.verification.mesh.group import collective_timeout, is_lost
-from ckptmove.verification.mesh.stored import Region, StoredRegions, distributed_part
+from ckptmove.verification.mesh.stored import Region, StoredState
 from ckptmove.verification.request import VerifyRequest
 
 
@@ -47,7 +47,7 @@ def test_regions_of_stored_tensors(tmp_path):
     whole = torch.arange(24.0).reshape(4, 6)
     Distributed.save(tmp_path / "ckpt", {"w": whole})
     with open_checkpoint(str(tmp_path / "ckpt"), keep_trees=True) as checkpoint:
-        stored = StoredRegions(distributed_part(checkpoint))
+        stored = StoredState(checkpoint, ["w"])
         for region in (Region((1, 2), (2, 3)), Region((4, 0), (0, 6)), Region((0, 5), (4, 1))):
             assert torch.equal(stored.region("w", region), region.cut(whole))
         assert torch.equal(stored.region("w"), whole)
@@ -59,6 +59,6 @@ def test_a_tensor_without_all_bytes_is_damaged(tmp_path):
     with file.open("r+b") as opened:
         opened.truncate(file.stat().st_size // 2)
     with open_checkpoint(str(tmp_path / "ckpt"), keep_trees=True) as checkpoint:
-        stored = StoredRegions(distributed_part(checkpoint))
+        stored = StoredState(checkpoint, ["w"])
         with pytest.raises(DamagedArchive):
             stored.region("w")
