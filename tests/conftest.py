@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import compileall
 import functools
 import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,14 +16,18 @@ import typer.testing
 import untraced
 import warm_worker
 
+import ckptmove
 from ckptmove.verification import child
 
 # Before torch is imported: tests run in a process for each processor, and their tensors are small. Waiting for a second
 # thread can take a hundred times as long as the operation.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Each process that a test starts would compile the modules that it imports, which takes as long as most commands do.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
+
+
+def pytest_configure(config):
+    """Compile the package once: where Python writes no bytecode, each process that a test starts would compile it."""
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(Path(ckptmove.__file__).parent, quiet=2)
 
 
 @pytest.fixture(scope="session", autouse=True)
