@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptmove.api import functions as api
 from ckptmove.cli.render.verification import brief_line
@@ -22,7 +22,7 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
     *,
     to: Device | None = None,
     against: FilePath | None = None,
-    optimizer: str | None = None,
+    optimizer: str | type[Any] | None = None,
     devices: int | None = None,
     case: str | Callable[..., Case] | None = None,
     script: FilePath | None = None,

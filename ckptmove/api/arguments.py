@@ -30,6 +30,23 @@ class NotAccepted(UsageError):
         self.instead = instead
 
 
+def optimizer_name(optimizer: str | type[Any] | None) -> str | None:
+    """Name by which another process imports an optimizer class: ``Adam`` of ``torch.optim``, or ``pkg.mod:CLASS``.
+
+    Raises:
+        NotAccepted: if it is no class, or in no module that another process can import.
+    """
+    if optimizer is None or isinstance(optimizer, str):
+        return optimizer
+    if not isinstance(optimizer, type):
+        wrong = f"an optimizer is a class or its name, not {type(optimizer).__name__}"
+        raise NotAccepted(wrong, "pass its class; its options are in the checkpoint")
+    home, name = optimizer.__module__, optimizer.__qualname__
+    if home == "__main__" or not all(map(str.isidentifier, name.split("."))):
+        raise NotAccepted(f"no other process can import {name}", "define it at the top level of a module")
+    return name if home.startswith("torch.optim.") else f"{home}:{name}"
+
+
 class DeviceLike(Protocol):
     """A ``torch.device``: its ``str`` is the device string. A protocol, since torch need not be installed."""
 

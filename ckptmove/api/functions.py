@@ -6,7 +6,7 @@ A path is a ``str`` or a ``Path``, a device a ``str`` or a ``torch.device``, as 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 from ckptmove.api.arguments import (
     device_text,
@@ -14,6 +14,7 @@ from ckptmove.api.arguments import (
     location,
     move_request,
     named_remap,
+    optimizer_name,
     remap_of,
     targets,
     words,
@@ -311,7 +312,7 @@ def verify(
     *,
     to: Device | None = None,
     against: FilePath | None = None,
-    optimizer: str | None = None,
+    optimizer: str | type[Any] | None = None,
     require_device: bool = False,
     seed: int = 0,
     ignore: str | Sequence[str] = (),
@@ -338,8 +339,8 @@ def verify(
         to: target device (default: every tensor stays on its device, and the step is made on the model's).
         against: checkpoint whose values must be equal, after the changes of ``remap``; a file, a directory or an
             archive.
-        optimizer: optimizer class to step with (default: detected): the name of one of ``torch.optim``, or
-            ``pkg.mod:CLASS``, which another process imports and runs.
+        optimizer: optimizer class to step with (default: detected): the class; the name of one of ``torch.optim``; or
+            ``pkg.mod:CLASS``. Another process imports it by its name, and runs it.
         require_device: whether a simulated target is a failure.
         seed: seed of the gradients and of ``sample``.
         ignore: codes of findings that are not failures.
@@ -386,7 +387,7 @@ def verify(
         to=device_text(to),
         against=None if against is None else local_path(against, "against takes"),
         remap=remap_of(remap),
-        optimizer=optimizer,
+        optimizer=optimizer_name(optimizer),
         require_device=require_device,
         seed=seed,
         ignore=words(ignore),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.errors import LimitExceeded, UnreadableInput
     from ckptmove.io.contracts import Traffic
-    from ckptmove.model import Finding, Inventory
+    from ckptmove.model import Finding, Inventory, TensorRecord
     from ckptmove.moves import MovePlan
 
 #: Exit codes of a command that answers yes and no.
@@ -96,6 +96,11 @@ class Inspection(OneLine, _Shown):
     def ok(self) -> bool:
         """Whether the command would exit with 0: no error was found, and every file was readable."""
         return not (self.fails(strict=False) or self.unreadable)
+
+    @property
+    def tensors(self) -> tuple[TensorRecord, ...]:
+        """Its tensors, in the order of the file."""
+        return self.inventory.tensors
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Rules about the bytes of the file: F801 to F809."""
+"""Rules about the bytes of the file: F801 to F810."""
 
 from __future__ import annotations
 
@@ -282,6 +282,17 @@ def missing_ranks(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         message = f"{amount(len(replicas), 'file')} of ranks missing, only replicas: {some(replicas, _SHOWN)}"
         fix = "no tensor needs them; to resume on the same ranks, copy them from the machines of these ranks"
         yield found("F808", message, replicas, fix)._replace(severity=Severity.INFO)
+
+
+def other_replicas(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """F810: replicas of a shard differ."""
+    names = [fact.record for fact in inventory.facts if fact.kind == "other-replica"]
+    if names:
+        message = f"replicas of {amount(len(names), 'tensor')} differ between ranks: {some(names, _SHOWN)}"
+        fix = (
+            f"resume from another checkpoint: the files of some ranks in {quoted(inventory.path)} are of another state"
+        )
+        yield found("F810", message, names, fix)
 
 
 def absent_shards(inventory: Inventory, _context: Context) -> Iterator[Finding]:

@@ -391,6 +391,16 @@ _ENTRIES: Final = (
         "saved whole, because all ranks have them, looks the same.",
         mend="Compare the shapes with those of the model. If they are too short, copy the missing file.",
     ),
+    Entry(
+        code="F810",
+        name="other-replica",
+        severity=Severity.ERROR,
+        when="several ranks have saved the same shard of a tensor (HSDP, tensor parallel), and its bytes differ by "
+        "their CRCs",
+        why="Replicas are equal after each step. If they differ, a file is of another save, or the ranks have drifted "
+        "apart in training. Each rank resumes from its own values.",
+        mend="Resume from an earlier checkpoint, or copy the file of the rank that has the right values.",
+    ),
 )
 
 #: Every code, in the documented order.

@@ -49,6 +49,7 @@ RULES: Final[tuple[FindingRule, ...]] = (
     archive.mixed_saves,
     archive.missing_ranks,
     archive.absent_shards,
+    archive.other_replicas,
 )
 
 #: Rules that compare files with each other: skipped if a file could not be read.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import io
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import types
 import zipfile
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.api.arguments import words
+from ckptmove.api.arguments import NotAccepted, optimizer_name, words
 from ckptmove.errors import (
     CaseUnusable,
     CkptMoveError,
@@ -503,3 +505,21 @@ def test_a_glob_is_no_path(source: Path) -> None:
         with pytest.raises(FileNotFoundError) as caught:
             call(source.with_name("*.ptx"))
         assert "one path" in caught.value.hint
+
+
+def test_an_optimizer_is_a_class_or_its_name() -> None:
+    assert [optimizer_name(one) for one in (None, "AdamW", torch.optim.AdamW)] == [None, "AdamW", "AdamW"]
+    assert optimizer_name(OrderedDict) == "collections:OrderedDict"
+
+    class Local(torch.optim.SGD):
+        """A class that only this function has."""
+
+    for wrong in (functools.partial(torch.optim.AdamW, lr=1), type("Own", (), {"__module__": "__main__"}), Local):
+        with pytest.raises(NotAccepted) as caught:
+            ckptmove.verify(SAMPLES / "adamw-cuda3.pth", optimizer=wrong)
+        assert caught.value.hint
+
+
+def test_tensors_of_an_inspection() -> None:
+    inspection = ckptmove.inspect(SAMPLES / "adamw-cuda3.pth")
+    assert inspection.tensors == inspection.inventory.tensors != ()

@@ -44,3 +44,7 @@ def test_text_of_roff_is_exact() -> None:
 def test_the_wheel_has_it() -> None:
     settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert '"docs/ckptmove.1" = "share/man/man1/ckptmove.1"' in settings
+
+
+def test_type_checkers_read_the_annotations() -> None:
+    assert (ROOT / "ckptmove" / "py.typed").is_file()

@@ -146,6 +146,7 @@ TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any
             "F807": "other-save",
             "F808": "missing-rank",
             "F809": "absent-shard",
+            "F810": "other-replica",
         }.items()
     },
 }  # fmt: skip

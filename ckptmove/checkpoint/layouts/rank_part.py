@@ -15,7 +15,7 @@ from ckptmove.checkpoint.elements import StoredBytes, extent_span
 from ckptmove.checkpoint.inventory.build import build_inventory
 from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.checkpoint.layouts.merge import file_record, moved_inventory
-from ckptmove.checkpoint.layouts.rank_shards import dtensors, find_two_saves
+from ckptmove.checkpoint.layouts.rank_shards import differing_replicas, dtensors, find_two_saves
 from ckptmove.checkpoint.open_checkpoint import shifted_progress
 from ckptmove.checkpoint.parts import OpenPart
 from ckptmove.errors import CrcMismatch
@@ -233,6 +233,8 @@ class RankFilesPart(OpenPart):
         if self._group.missing:  # they are the cause of the gaps
             kind: FactKind = "missing-rank" if gaps else "missing-replica"
             gaps = [FileFact(kind, path, 0, path) for path in self._group.missing]
+        differing = differing_replicas(self._group.files)
+        gaps += (FileFact("other-replica", name, 0, name) for name in map(self.full_name, differing))
         return replace(
             moved,
             size_bytes=sum(one.size_bytes for one in files),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from itertools import islice
 from math import isnan
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -59,11 +60,13 @@ class RankFile(NamedTuple):
         part: the file.
         shards: its shards, by the path of the DTensor in the file.
         crcs: CRCs of the storages of its other tensors, by their names in the file.
+        shard_crcs: CRCs of the storages that one shard has alone, by the path of its DTensor.
     """
 
     part: FilePart
     shards: Mapping[str, SavedShard]
     crcs: Mapping[str, int | None]
+    shard_crcs: Mapping[str, int | None]
 
     @property
     def rank(self) -> int:
@@ -132,7 +135,39 @@ def read_rank_file(part: FilePart) -> RankFile | None:
             return None
         shards[path] = SavedShard(local, shard)
     is_of_one = len({saved.shard.rank for saved in shards.values()}) == 1
-    return RankFile(part, shards, _crcs(part, shards)) if is_of_one else None
+    return RankFile(part, shards, _crcs(part, shards), _shard_crcs(part, shards)) if is_of_one else None
+
+
+def _shard_crcs(part: FilePart, shards: Mapping[str, SavedShard]) -> dict[str, int | None]:
+    users = Counter(saved.local.storage for saved in shards.values())
+    with part.content() as (container, _):
+        return {
+            path: container.storage_crc(saved.local.storage)
+            for path, saved in shards.items()
+            if saved.local.storage is not None and users[saved.local.storage] == 1
+        }
+
+
+def differing_replicas(files: Sequence[RankFile]) -> list[str]:
+    """Paths of the DTensors whose replicas in files of several ranks differ by their CRCs."""
+    return [path for path in files[0].shards if any(len(set(crcs)) > 1 for crcs in _replicas(files, path).values())]
+
+
+def _replicas(files: Iterable[RankFile], path: str) -> dict[object, list[int]]:
+    """CRCs of the shards of a DTensor, by what they hold."""
+    found: dict[object, list[int]] = {}
+    for file in files:
+        local, shard = file.shards[path]
+        crc = file.shard_crcs.get(path)
+        if crc is not None and 0 not in local.shape:
+            found.setdefault((shard.runs, local.stride, local.storage_offset), []).append(crc)
+    return found
+
+
+def _are_stages(files: Sequence[RankFile]) -> bool:
+    """Whether files are of stages of a pipeline, which name other tensors the same: no common rank, other values."""
+    first, *others = ({rank for saved in file.shards.values() for rank in saved.shard.ranks} for file in files)
+    return any(first.isdisjoint(other) for other in others) and bool(differing_replicas(files))
 
 
 def _crcs(part: FilePart, shards: Mapping[str, SavedShard]) -> dict[str, int | None]:
@@ -161,7 +196,7 @@ def group_by_rank(files: Iterable[RankFile]) -> list[RankGroup]:
     left = _MOST_MISSING
     for name, by_rank in named.items():
         ordered = [by_rank[rank] for rank in sorted(by_rank)]
-        if _agree(ordered):
+        if _agree(ordered) and not _are_stages(ordered):
             ranks = {rank for file in ordered for saved in file.shards.values() for rank in saved.shard.ranks}
             ranks.update(_numbered(name) if left > 0 else ())
             width = max(widths[name]) if len(widths[name]) == 1 else 0

@@ -15,7 +15,7 @@ import untraced
 from torch.utils._pytree import tree_flatten
 
 import ckptmove
-from ckptmove.checkpoint.layouts.rank_shards import missing_by_name
+from ckptmove.checkpoint.layouts.rank_shards import group_by_rank, missing_by_name
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CrcMismatch, DamagedArchive, MissingShard, UsageError
 from ckptmove.findings.context import Context
@@ -298,9 +298,32 @@ def test_a_replica_with_other_values_is_found(copy, answers) -> None:
     def other(tree):
         tree["model"]["head.weight"]._local_tensor[0, 0] += 1
 
+    assert not findings(folder, "F810")
     edit(folder / "rank03.pt", other)
+    (finding,) = findings(folder, "F810")
+    assert (finding.severity, finding.where) == ("error", ("model.head.weight",))
     (failure,) = answers(folder)["restore"]["detail"].splitlines()
     assert "model.head.weight (rank03.pt)" in failure
+
+
+def test_stages_of_a_pipeline_are_not_one_mesh(saved) -> None:
+    with open_checkpoint(str(saved / "hsdp"), keep_trees=True) as checkpoint:
+        files = checkpoint.parts[0]._group.files
+        stages = [
+            file._replace(
+                shards={
+                    path: own._replace(shard=own.shard._replace(ranks=(rank - rank % 2, rank - rank % 2 + 1)))
+                    for path, own in file.shards.items()
+                }
+            )
+            for rank, file in enumerate(files)
+        ]
+        assert [len(group.files) for group in group_by_rank(stages)] == [4]
+        others = [
+            file._replace(shard_crcs={path: crc + (file.rank > 1) for path, crc in file.shard_crcs.items()})
+            for file in stages
+        ]
+        assert not group_by_rank(others)
 
 
 def test_a_shard_that_is_cut_off(copy, answers) -> None:
