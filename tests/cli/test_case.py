@@ -143,12 +143,12 @@ def test_a_case_that_ends_the_process_is_a_failed_check(folder, ckptmove):
 
 
 def test_a_case_without_end_is_a_failed_check_after_as_much_time_as_it_was_given(folder, ckptmove):
-    code, out, _ = ckptmove("verify", "run.pth", "--case", "train.py:endless", "--timeout", "8", "--json")
+    code, out, _ = ckptmove("verify", "run.pth", "--case", "train.py:endless", "--timeout", "2", "--json")
     (result,) = json.loads(out)["results"]
     assert code == 1
     (late,) = (check for check in result["checks"] if check["status"] == "failed")
     assert "--timeout" in late["detail"]  # whichever check it had reached
-    assert late["evidence"] == {"timeout": 8.0}
+    assert late["evidence"] == {"timeout": 2.0}
 
 
 @pytest.mark.parametrize("seconds", ["0", "-3", "nan"])

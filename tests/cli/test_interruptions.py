@@ -93,6 +93,7 @@ def interrupted(patch, words, number, *, until=None):
     return process.returncode, out, err
 
 
+@pytest.mark.no_cover
 @each
 def test_the_answer_so_far_is_one_document(validator, number) -> None:
     code, out, err = interrupted(SLOW, ["inspect", "run.pth", "dragged.pth", "run.pth", "--json"], number)
@@ -105,6 +106,7 @@ def test_the_answer_so_far_is_one_document(validator, number) -> None:
     assert err == f"error: {WORDS[number]}\n"
 
 
+@pytest.mark.no_cover
 @each
 def test_the_lines_so_far_are_whole(number) -> None:
     words = ["inspect", "run.pth", "dragged.pth", "--format", "jsonl", "--jobs", "2", "-q"]
@@ -137,6 +139,7 @@ api.inspect_checkpoint, json_lines.JsonLinesRenderer.inspect = slow, told
     assert err == f"error: {WORDS[number]}\n"
 
 
+@pytest.mark.no_cover
 @each
 def test_a_line_that_is_being_written_is_finished(number) -> None:
     patch = """
@@ -181,6 +184,7 @@ def test_a_second_signal_does_not_wait_for_the_line() -> None:
         hold_a_line_that_never_ends()
 
 
+@pytest.mark.no_cover
 @each
 def test_people_keep_what_they_have_read(number) -> None:
     words = ["inspect", "run.pth", "dragged.pth", "--quiet", "--select", "N"]
@@ -188,6 +192,7 @@ def test_people_keep_what_they_have_read(number) -> None:
     assert (code, out[:9], out.count("\n"), err) == (CODES[number], "run.pth: ", 1, f"error: {WORDS[number]}\n")
 
 
+@pytest.mark.no_cover
 @each
 def test_the_conversion_of_a_directory_leaves_nothing(bench, number) -> None:
     (bench / "run").mkdir()
@@ -199,6 +204,7 @@ def test_the_conversion_of_a_directory_leaves_nothing(bench, number) -> None:
     assert sorted(bench.rglob("*")) == before
 
 
+@pytest.mark.no_cover
 @each
 def test_a_conversion_leaves_nothing(bench, number) -> None:
     code, out, err = interrupted(COPY, ["convert", "run.pth", "--to", "cpu"], number)
@@ -233,6 +239,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.no_cover
 @each
 @pytest.mark.parametrize("case", CHANGES)
 def test_what_is_done_is_told_although_a_signal_has_come(bench, number, case) -> None:
@@ -247,6 +254,7 @@ def test_what_is_done_is_told_although_a_signal_has_come(bench, number, case) ->
     assert (bench / output).exists()
 
 
+@pytest.mark.no_cover
 @each
 def test_undo_is_told_too(bench, number) -> None:
     before = (bench / "run.pth").read_bytes()
@@ -287,6 +295,7 @@ guard.{name} = dragged
 """
 
 
+@pytest.mark.no_cover
 @each
 def test_an_answer_stands_and_one_that_is_not_there_is_an_interruption(bench, number) -> None:
     over = EDGE.format(name="settle", before="pass", after="real()")
@@ -297,6 +306,7 @@ def test_an_answer_stands_and_one_that_is_not_there_is_an_interruption(bench, nu
     assert (code, out, err) == (CODES[number], "", f"error: {WORDS[number]}\n")
 
 
+@pytest.mark.no_cover
 @each
 def test_verify_ends_its_child(bench, number) -> None:
     pytest.importorskip("torch")

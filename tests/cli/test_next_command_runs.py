@@ -26,6 +26,7 @@ def follow(say):
     return follow
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -141,6 +141,7 @@ VALUES = {
 }
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("name", VALUES)
 def test_cycles_batches_and_widths(name, protocol, same):
@@ -308,6 +309,7 @@ DEEP = {
 }
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", DEEP)
 def test_deep_nesting_is_written_without_recursion(name):
     source = b"\x80\x02" + DEEP[name] + b"."

@@ -1,8 +1,9 @@
-"""Save checkpoints and run the mesh proof of many cases in one process group, under torchrun.
+"""Save checkpoints and run the mesh proof of many cases in one process group, of forked processes.
 
-    torchrun --nproc-per-node N mesh_driver.py FOLDER
+    mesh_driver.py FOLDER RANKS
 
-The first rank writes FOLDER/answers.json: the answers of each rank, by scenario.
+torch is imported once, before the ranks are forked. The first rank writes FOLDER/answers.json: the answers of each
+rank, by scenario.
 """
 
 import json
@@ -13,6 +14,7 @@ import types
 import warnings
 from pathlib import Path
 
+import forked_ranks
 import mesh_cases
 import torch
 import torch.distributed as dist
@@ -210,7 +212,6 @@ def accelerated(folder):
 
 
 def main(folder):
-    dist.init_process_group("gloo")
     for name in dict.fromkeys(checkpoint for checkpoint, _ in SCENARIOS.values()):
         save(folder, name)
     found = {}
@@ -232,4 +233,4 @@ def main(folder):
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(Path(sys.argv[1]))
+    sys.exit(forked_ranks.run(main, Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,15 +1,15 @@
-"""Save trained models from each rank, under torchrun, and their full tensors from rank 0.
+"""Save trained models from each of four ranks, and their full tensors from rank 0.
 
 The argument is the output folder. Each kind is a folder in it, next to the ``KIND.full.pth`` of rank 0.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from pathlib import Path
 
+import forked_ranks
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -83,7 +83,6 @@ def main(out):
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     rank = dist.get_rank()
 
     def mesh_of(*shape, **names):
@@ -130,5 +129,4 @@ def main(out):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    os._exit(0)  # without waiting for threads of gloo
+    sys.exit(forked_ranks.run(main, Path(sys.argv[1]), 4))
