@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from object_graphs import PICKLES, Plain, dumped, graphs
 
 from ckptmove.errors import UneditablePickle
@@ -18,7 +18,7 @@ from ckptmove.limits import Limits
 from ckptmove.pickles import write
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.scan import WEIGHTS_ONLY_OPCODES, operations
-from ckptmove.pickles.tree import Call, Dict, Global, List, Node, Persistent, Tuple
+from ckptmove.pickles.tree import Call, Dict, Global, List, Node, Persistent, Tuple, nodes
 from ckptmove.pickles.write import write_pickle
 
 if TYPE_CHECKING:
@@ -75,10 +75,22 @@ def is_isomorphic(left: Value, right: Value) -> bool:
     return True
 
 
+def copies_itself(tree: Value) -> bool:
+    """Whether a call copies a container that holds its own result: the copy depends on the order of the operations."""
+    calls = [node for node in nodes(tree) if isinstance(node, Call)]
+    return any(
+        call in nodes(one)
+        for call in calls
+        for one in call.arguments
+        if isinstance(one, Node) and type(one) is not Tuple
+    )
+
+
 @EXAMPLES
 @given(value=graphs(), **PICKLES)
 def test_pickle_loads_the_same_objects(value, protocol, style, same):
     data = dumped(value, protocol, style)
+    assume(not copies_itself(interpret(data, LIMITS).root))
     written = rewritten(data)
     assert same(pickle.loads(written), pickle.loads(data))
     assert 2 <= protocol_of(written) <= max(protocol, 2)
