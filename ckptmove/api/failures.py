@@ -29,8 +29,9 @@ class Failure(NamedTuple):
         kind: kebab-case name of the error.
         message: the error, in one line.
         hint: what to do next; may be empty.
-        path: the checkpoint that failed, or None.
+        path: the checkpoint or the file in it that failed, or None.
         exit_code: exit code of the command.
+        checkpoint: path of the checkpoint, if the command reads several; ``path`` can be a file in it.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Failure(NamedTuple):
     hint: str
     path: str | None
     exit_code: int
+    checkpoint: str | None = None
 
     @property
     def text(self) -> str:

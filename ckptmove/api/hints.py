@@ -149,6 +149,8 @@ def _(error: errors.UnknownDevice) -> str:
 
 @hint_for.register(errors.CaseUnusable)
 def _(error: errors.CaseUnusable) -> str:
+    if "torchrun " in error.message:  # it ends with the command
+        return ""
     if error.known:
         return Phrase(
             f"its functions are {', '.join(error.known)}: ", Argument("case", f"{error.path}:{error.known[-1]}")

@@ -9,6 +9,7 @@ from ckptmove.cli.outcome import YES, interruption
 from ckptmove.cli.render.answers import Summary
 from ckptmove.cli.signals import Terminated
 from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UsageError
+from ckptmove.io.remote.address import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -76,7 +77,7 @@ def for_each(
         highest, good = max(highest, code), good + (code == YES)
         failures += failed
         for failure in failed:
-            renderer.failure(failure)
+            renderer.failure(failure._replace(checkpoint=redacted(path) if is_complete else None))
         if not has_answer and is_complete and total > 1:
             renderer.no_answer(path, code)
     return Summary(

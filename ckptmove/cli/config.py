@@ -165,6 +165,23 @@ def set_format(folder: Path) -> str:
     return "json" if "json" in found and found["json"].value else ""
 
 
+def set_reports(folder: Path) -> dict[str, list[str]]:
+    """The files of reports that are set, by option, for an error that can be about another setting.
+
+    Args:
+        folder: first folder of the search.
+    """
+    known = {"report": list, "junit": str}
+    found: dict[str, _Value] = {}
+    with suppress(UsageError):
+        path, table = _nearest(folder)
+        found = _of_table({key: table[key] for key in table.keys() & known}, known, path or "", folder)
+    with suppress(UsageError):
+        found |= _of_environment(_variables(), known)
+    values = {name: one.value for name, one in found.items()}
+    return {f"--{name}": value if isinstance(value, list) else [value] for name, value in values.items()}
+
+
 def _of_environment(texts: Mapping[str, str], known: Mapping[str, type]) -> dict[str, _Value]:
     names = {parameter: _PREFIX + parameter.upper() for parameter in known}
     return {

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from ckptmove.api.failures import BUG, USAGE, Failure, failure_of
 from ckptmove.checkpoint.state_dicts import WRAPPERS
-from ckptmove.cli.config import set_format
+from ckptmove.cli.config import set_format, set_reports
 from ckptmove.cli.configured import runs_script
 from ckptmove.cli.meant import with_command
 from ckptmove.cli.outcome import interruption, retyped
@@ -152,7 +152,9 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
     failure = failure or failure_of(OutOfMemory())
     code = _report(failure, words)
     if ended is not None:
-        replace_earlier(_own(words), Summary(_command(words), code, (failure,)), ended)
+        command = _command(words)
+        configured = set_reports(Path()) if command == "verify" else {}
+        replace_earlier(_own(words), configured, Summary(command, code, (failure,)), ended)
     return code
 
 

@@ -46,7 +46,7 @@ class Seen:
             return False
         if isinstance(entry.get("version"), str) and isinstance(entry["path"], str):
             self._seen.add(_digest(entry["path"], entry["version"]))
-        return "version" in entry or "exit_code" in entry
+        return not {"version", "exit_code", "error"}.isdisjoint(entry)
 
 
 def _digest(path: str, version: str) -> bytes:

@@ -313,8 +313,58 @@ def test_another_file_is_no_report(say, bench) -> None:
 def test_other_commands_have_no_lines(say, words) -> None:
     said = say(*words, "--format", "jsonl")
     assert said.code == 2
-    assert json.loads(said.out)["kind"] == "usage"
+    assert json.loads(said.out)["error"]["kind"] == "usage"
     assert not Path("run.cpu.pth").exists()
+
+
+def test_an_error_of_the_command_is_no_checkpoint(say, validator, bench) -> None:
+    for words in (("inspect", "run.pth", "--bogus"), ("inspect",), ("verify", "run.pth", "--to", "cudaa")):
+        said = say(*words, "--format", "jsonl")
+        (line,) = map(json.loads, said.out.splitlines())
+        assert line.keys() == {"error"}
+        error = {"$ref": "#/$defs/error", "$defs": validator.schema["$defs"]}
+        validator.evolve(schema=error).validate(line["error"])
+        assert line["error"]["exit_code"] == said.code == 2
+    (bench / "seen.jsonl").write_text(said.out * 2)
+    assert say("inspect", "run.pth", "--skip-seen", "seen.jsonl").code == 0
+
+
+def test_the_path_of_an_error_is_that_of_the_checkpoint(lines, ask, bench) -> None:
+    (bench / "hf").mkdir()
+    for name in ("optimizer.pt", "scheduler.pt"):
+        (bench / "hf" / name).write_bytes((SAMPLES / "adamw-cuda3.pth").read_bytes()[:999])
+    found = lines("hf", "run.pth")[1]
+    errors = [line for line in found if "kind" in line]
+    assert [line["path"] for line in errors] == ["hf", "hf"]
+    assert [line["message"].partition(": ")[0] for line in errors] == ["optimizer.pt", "scheduler.pt"]
+    assert [error["path"] for error in ask("inspect", "hf")["errors"]] == ["hf/optimizer.pt", "hf/scheduler.pt"]
+
+
+def test_shards_next_to_their_consolidated_files_are_one_checkpoint(lines, bench) -> None:
+    from safetensors.torch import save_file
+    from torch import arange
+
+    whole = {"a": arange(12.0).reshape(4, 3), "b": arange(4.0)}
+    for files in (1, 2):
+        sharded = bench / "runs" / f"of{files}" / "sharded"
+        sharded.mkdir(parents=True)
+        shutil.copy(SAMPLES / "adamw-cuda3.pth", sharded.parent / "other.pth")
+        (sharded.parent / "exp").mkdir()
+        shutil.copy(SAMPLES / "adamw-cuda3.pth", sharded.parent / "exp" / "last.pth")
+        for rank in range(2):
+            offsets = {name: {"saved_offsets": [2 * rank, 0][: tensor.dim()]} for name, tensor in whole.items()}
+            notes = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
+            parts = {name: tensor.chunk(2)[rank].contiguous() for name, tensor in whole.items()}
+            save_file(parts, sharded / f"shard-0000{rank + 1}-model-00001-of-00001.safetensors", metadata=notes)
+        for number, name in enumerate(whole, 1) if files > 1 else ():
+            save_file({name: whole[name]}, sharded.parent / f"model-0000{number}-of-00002.safetensors")
+        if files == 1:
+            save_file(whole, sharded.parent / "model.safetensors")
+    found = {line["path"]: line for line in lines("runs/**")[1]}
+    assert found.keys() == {"runs/of1", "runs/of1/exp/last.pth", "runs/of2", "runs/of2/exp/last.pth"}
+    for files in (1, 2):
+        tensors = [one["name"].rpartition(".")[2] for one in found[f"runs/of{files}"]["tensors"]]
+        assert (tensors.count("a"), tensors.count("b")) == (1, 1)
 
 
 def test_verify_has_a_line_for_each_checkpoint(say, validator) -> None:

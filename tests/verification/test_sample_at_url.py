@@ -173,7 +173,8 @@ def test_a_server_that_refuses_or_drops(server) -> None:
 
     def drop(handler):
         if len(server.log) == 4 and not dropped:
-            dropped.append(handler.connection.shutdown(2))
+            handler.close_connection = True
+            dropped.append(handler.path)
             return True
         return False
 

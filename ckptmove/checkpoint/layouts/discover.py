@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.layouts.distributed import is_distributed
 from ckptmove.checkpoint.trainers import ACCELERATE_OPTIMIZER, INDEX_FILE, SHARD_FILE, TRAINERS, file_role
+from ckptmove.formats.safetensors_shards import shard_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,15 +71,21 @@ def find_checkpoints(files: Sequence[WalkedFile]) -> Found:
         kinds = set(_signs(name))
         if kinds:
             signs[_whole(folder)] |= kinds
+    consolidated = _consolidated(files)
+    for folder, upper in consolidated.items():
+        signs[upper] |= signs.pop(folder)
     tops = {folder for folder, kinds in signs.items() if not _is_part(folder, kinds, signs)}
     homes = {above for top in tops for above in _above(top) if above in tops}  # with checkpoints inside of them
+    homes |= tops.intersection(consolidated.values())
     members: dict[str, list[WalkedFile]] = defaultdict(list)
     alone: list[FoundCheckpoint] = []
     left_out = 0
     for file in files:
         folder = file.path.rpartition("/")[0]
         top = next((one for one in (folder, *_above(folder)) if one in tops), None)
-        if top is not None and (top not in homes or folder == top or _whole(folder) == top or folder in signs):
+        if top is not None and (
+            top not in homes or folder == top or top in {_whole(folder), consolidated.get(folder)} or folder in signs
+        ):
             members[top].append(file._replace(path=file.path[len(top) :].lstrip("/")))
         elif file.path.endswith(ENDINGS):
             alone.append(FoundCheckpoint(file.path, (file._replace(path=""),), is_folder=False))
@@ -86,6 +93,18 @@ def find_checkpoints(files: Sequence[WalkedFile]) -> Found:
             left_out += 1
     folders = [FoundCheckpoint(top, tuple(sorted(own)), is_folder=True) for top, own in members.items()]
     return Found(tuple(sorted([*folders, *alone])), left_out)
+
+
+def _consolidated(files: Sequence[WalkedFile]) -> dict[str, str]:
+    """Folders with shards that torch has consolidated, each with the folder above it, which has the whole tensors."""
+    shards, tables = set(), set()
+    for file in files:
+        folder, _, name = file.path.rpartition("/")
+        if shard_name(name) is not None:
+            shards.add(folder)
+        elif name.endswith(".safetensors"):
+            tables.add(folder)
+    return {one: one.rpartition("/")[0] for one in shards if one and one.rpartition("/")[0] in tables}
 
 
 def _signs(name: str) -> Iterator[str]:

@@ -249,7 +249,8 @@ def _is_table(listing: Listing, path: str) -> bool:
 def _require_streams(listing: Listing, part: DistributedFolder, container: DistributedCheckpoint) -> None:
     """Raise UnsupportedContainer for pieces of ``FileSystemWriter(serialization_format=SAFETENSORS)``.
 
-    Their ``.metadata`` looks the same, but the offsets in it are meaningless.
+    Their ``.metadata`` looks the same, but the offsets in it are meaningless. One save writes all files in one form: of
+    a remote checkpoint, one file is enough, because each costs a request.
     """
     for file, pieces in container.whole_pieces():
         starts = (piece.span.start for piece in pieces if piece.offsets is not None)
@@ -260,6 +261,8 @@ def _require_streams(listing: Listing, part: DistributedFolder, container: Distr
             heads = [source.read(start, start + _HEAD_BYTES) for start in {0, first}]
         if any(head.endswith(b"{") for head in heads):
             raise UnsupportedContainer(source.path, "safetensors", "a safetensors file in a distributed checkpoint")
+        if listing.is_remote:
+            return
 
 
 def _unnamed(part: DistributedFolder, container: DistributedCheckpoint) -> Iterator[ArchiveFact]:

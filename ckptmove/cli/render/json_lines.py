@@ -45,9 +45,14 @@ class JsonLinesRenderer(Renderer):
         self._findings.update({(one.code, one.name, one.severity.value) for one in answer.result.findings})
 
     def failure(self, failure: Failure) -> None:
+        """Write the error of a checkpoint, under its path; one that is of none is the only key of its line."""
         from ckptmove.api.document import failure_to_json
 
-        self._line(failure_to_json(failure))
+        entry, checkpoint = failure_to_json(failure), failure.checkpoint
+        if checkpoint is not None and failure.path not in {None, checkpoint}:
+            inner = str(failure.path).removeprefix(checkpoint).lstrip("/\\")
+            entry |= {"path": checkpoint, "message": f"{inner}: {entry['message']}"}
+        self._line({"error": entry} if checkpoint is None else entry)
         self._out.failure(failure)
         self._errors[failure.kind] += 1
 

@@ -15,7 +15,7 @@ from ckptmove.cli.render.renderer import Renderer
 from ckptmove.errors import CkptMoveError, OutputIsNoReport, ReportFailed, UsageError, WriteFailed, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.api.failures import Failure
     from ckptmove.cli.options import OutputOptions
@@ -61,19 +61,24 @@ def reporting(
         raise
 
 
-def replace_earlier(words: Sequence[str], summary: Summary, error: BaseException) -> None:
+def replace_earlier(
+    words: Sequence[str], configured: Mapping[str, Sequence[str]], summary: Summary, error: BaseException
+) -> None:
     """Write an error that ended a command before its reports were opened to their files, if these exist.
 
     The reports of an earlier run would look like those of this one.
 
     Args:
         words: the words of the command line.
+        configured: values of ``--report`` and ``--junit`` that are set and not typed, by option.
         summary: the end of the command, with the error.
         error: the error; nothing is written if :func:`reporting` has done it.
     """
     if error in _WRITTEN:
         return
     pairs = [*(word.partition("=")[::2] for word in words if "=" in word), *pairwise(words)]
+    typed = {option for option, _ in pairs}
+    pairs += [(option, value) for option, own in configured.items() if option not in typed for value in own]
     values = [value if option == "--report" else f"junit={value}" for option, value in pairs if option in _OPTIONS]
     with suppress(CkptMoveError):  # the error of the command counts
         for path, document in [open_document(value) for value in values]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from ckptmove.errors import LimitExceeded, MissingFile, SourceChanged
+from ckptmove.errors import LimitExceeded, MissingFile, NotACheckpoint, SourceChanged
 from ckptmove.io.contracts import Traffic
 from ckptmove.io.leftovers import is_unfinished
 from ckptmove.io.listing import DEEPEST, ListedFile, ListedFolder, Listing
@@ -41,6 +41,8 @@ _READABLE: Final = 0o644
 #: Files of a directory that are kept after they were read.
 _MOST_OPENED: Final = 64
 _SEARCHABLE: Final = 0o755
+#: Endings of files next to checkpoints that are text: to see that, each would take a request.
+_TEXTS: Final = (".json", ".jsonl", ".md", ".txt", ".log", ".py", ".yaml", ".yml", ".toml", ".csv", ".jinja")
 
 
 def find_place(address: Address) -> Place:
@@ -103,15 +105,22 @@ def open_remote(address: Address, limits: Limits, copy: PartialCopy | None = Non
     traffic = Traffic()
     if address.place is None and not address.is_http:
         place.fs.invalidate_cache()  # of an earlier call in this process
-    if address.url.endswith("/"):
-        return _list_directory(address, place, limits, traffic, copy)
+    is_folder = address.url.endswith("/")
+    # Folders of checkpoints seldom have a dot in their names, and files without one are rare.
+    if is_folder or not (address.is_http or address.place or "." in address.name):
+        listing = _list_directory(address, place, limits, traffic, copy)
+        if listing.files or is_folder:
+            return _not_empty(listing)
     if address.is_http:
         file: RemoteFile | None = HttpFile(address, place.fs, traffic)
     else:
         traffic.add(requests=address.place is None)
         file = _open(address, place, traffic)
     if file is None:
-        return _list_directory(address, place, limits, traffic, copy)
+        listing = _list_directory(address, place, limits, traffic, copy)
+        if listing is None:
+            raise MissingFile(str(address))
+        return listing
     return RemoteSource(file if copy is None else copy.keep(file), traffic)
 
 
@@ -234,6 +243,11 @@ class RemoteListing(Listing):
         self.opened[path] = source
         return source
 
+    def look(self, path: str) -> None:
+        """Raise NotACheckpoint for a text file, by its name."""
+        if path.endswith(_TEXTS):
+            raise NotACheckpoint(self.full(path), "text, by its name")
+
     def _file(self, path: str) -> RemoteFile:
         address = self.addresses.get(path)
         if address is None:
@@ -267,10 +281,15 @@ def _list_directory(
     found = _find(address, place)
     if len(found) > limits.entries:
         raise LimitExceeded("entries of a directory", limit=limits.entries, actual=len(found), path=str(address))
-    if not found:
-        raise MissingFile(str(address))
     whole = {path: one for path, one in found.items() if not is_unfinished(path.rpartition("/")[2])}
     return _listing(address, place, {path: (name, one["size"]) for path, (name, one) in whole.items()}, traffic, copy)
+
+
+def _not_empty(listing: RemoteListing) -> RemoteListing:
+    """Raise MissingFile if nothing is in a directory: stores of objects have no empty ones."""
+    if not listing.files:
+        raise MissingFile(listing.path)
+    return listing
 
 
 def _find(address: Address, place: Place) -> dict[str, tuple[str, Mapping[str, Any]]]:

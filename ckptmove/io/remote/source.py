@@ -146,7 +146,9 @@ class RemoteSource:
         last = max((window for window in self._windows if window.end <= start), default=_Window(0, b""))
         before = last.end
         after = min((window.start for window in self._windows if window.start > start), default=self.size)
-        if start == before:
+        if not self._windows and self.size <= 2 * WINDOW:
+            start, end = 0, self.size  # one request in place of one at the start and one at the end
+        elif start == before:
             end = max(end, start + min(max(WINDOW, 2 * len(last.data)), _MOST_AHEAD))
         elif start >= self.size - WINDOW and after == self.size:
             start, end = max(before, self.size - WINDOW), self.size

@@ -213,6 +213,29 @@ def test_an_error_replaces_an_earlier_report(say, bench, words, kind) -> None:
     assert (bench / "new").exists() is (kind in {"unknown-device", "missing-file"})
 
 
+def test_an_error_replaces_an_earlier_report_that_is_set(say, bench, monkeypatch) -> None:
+    pytest.importorskip("torch")
+
+    def replaced(settings, *words, by="unknown-device"):
+        (bench / "pyproject.toml").write_text("")
+        say("inspect", "run.pth", "--report", "json=a.json", "--report", "junit=b.xml")
+        (bench / "pyproject.toml").write_text(f"[tool.ckptmove]\n{settings}\n")
+        assert say("verify", "run.pth", *words).code == 2
+        return {path for path in ("a.json", "b.xml") if by in (bench / path).read_text()}
+
+    both = 'report = ["json=a.json"]\njunit = "b.xml"'
+    assert replaced(both, "--to", "cudaa") == {"a.json", "b.xml"}
+    assert replaced(both, "--to", "cudaa", "--junit", "c.xml") == {"a.json"}
+    assert replaced('report = ["json=a.json"]\njunit = 3', "--bogus", by="usage") == set()
+    monkeypatch.setenv("CKPTMOVE_REPORT", "json=a.json junit=b.xml")
+    assert replaced('to = "cudaa"') == {"a.json", "b.xml"}
+    (bench / "pyproject.toml").unlink()
+    say("inspect", "run.pth", "--report", "json=a.json")
+    assert say("inspect", "run.pth", "--bogus").code == 2  # a setting of verify alone
+    assert "unknown-device" not in (bench / "a.json").read_text()
+    assert "usage" not in (bench / "a.json").read_text()
+
+
 def test_an_error_replaces_no_other_file(say, bench) -> None:
     before = (bench / "run.pth").read_bytes()
     for word in ("junit=run.pth", "nothing=run.pth"):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -8,6 +9,9 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import torch
+from distributed_checkpoints import Distributed
+from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove.errors import LimitExceeded, MissingFile, SourceChanged
@@ -123,19 +127,64 @@ def test_a_glob_without_a_match(bucket, memory) -> None:
     assert expand(Address("memory://none/*")) == ["memory://none/*"]
 
 
-@pytest.mark.parametrize("slash", ["", "/"])
-def test_a_directory_of_s3(bucket, sent, tmp_path, slash) -> None:
+@pytest.mark.parametrize(("name", "looked_up"), [("run", 0), ("run/", 0), ("run.1", 1)])
+def test_a_directory_of_s3(bucket, sent, tmp_path, name, looked_up) -> None:
     folder = tmp_path / "run"
     (folder / "sub").mkdir(parents=True)
     shutil.copy(RUN, folder / "sub" / "model.pth")
     (folder / "config.json").write_text("{}")
     for file in folder.rglob("*.*"):
-        bucket.put(f"run/{file.relative_to(folder).as_posix()}", file.read_bytes())
-    there = ckptmove.inspect(f"s3://bucket/run{slash}")
+        bucket.put(f"{name.rstrip('/')}/{file.relative_to(folder).as_posix()}", file.read_bytes())
+    there = ckptmove.inspect(f"s3://bucket/{name}")
     assert facts(there) == facts(ckptmove.inspect(folder))
     assert sum("list-type" in path and "max-keys" not in path for _, path, _ in sent) == 1
-    assert [method for method, path, span in sent if span is None and "list-type" not in path] == ["HEAD"] * (not slash)
+    assert [method for method, path, span in sent if span is None and "list-type" not in path] == ["HEAD"] * looked_up
     assert there.traffic.nbytes <= sum(file.stat().st_size for file in folder.rglob("*.*"))
+
+
+def test_a_file_that_has_the_name_of_a_folder(bucket, sent) -> None:
+    bucket.put("run", RUN.read_bytes())
+    assert facts(ckptmove.inspect("s3://bucket/run")) == facts(ckptmove.inspect(RUN))
+    assert ckptmove.inspect("s3://bucket/run").traffic.requests == 3  # a listing, a lookup, and the file
+
+
+def save_shards(folder, number):
+    weights = {f"{at}.weight": torch.full((200, 200), at * 1.0) for at in range(number)}
+    names = {name: f"model-{at + 1:05}-of-{number:05}.safetensors" for at, name in enumerate(weights)}
+    for name, file in names.items():
+        save_file({name: weights[name]}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+def save_distributed(folder, number):
+    stream = io.BytesIO()
+    torch.save({"lr": 0.1}, stream)
+    chunks = [(rank, (2 * rank, 0), (2, 300)) for rank in range(number)]
+    whole = torch.arange(600.0 * number).reshape(-1, 300)
+    Distributed.save_ranks(folder, {"w": (whole, chunks)}, {"schedule": (0, stream.getvalue())})
+
+
+def save_of_ranks(folder, number):
+    for rank in range(number):
+        torch.save({"w": torch.ones(300, 300 + rank)}, folder / f"model_world_size_{number}_rank_{rank}.pt")
+
+
+@pytest.mark.parametrize(
+    ("save", "apart", "per_file"), [(save_shards, 1, 1), (save_distributed, 2, 0), (save_of_ranks, 0, 1)]
+)
+def test_requests_for_a_directory_of_many_files(bucket, sent, tmp_path, save, apart, per_file) -> None:
+    for number in (2, 5):
+        folder = tmp_path / f"run-{number}"
+        folder.mkdir()
+        save(folder, number)
+        for name in ("README.md", "tokenizer.json", "config.yaml"):
+            (folder / name).write_text("{}")
+        for file in folder.iterdir():
+            bucket.put(f"{folder.name}/{file.name}", file.read_bytes())
+        sent.clear()
+        there = ckptmove.inspect(f"s3://bucket/{folder.name}")
+        assert len(sent) == there.traffic.requests == 1 + apart + per_file * number
+        assert facts(there) == facts(ckptmove.inspect(folder))
 
 
 def test_a_directory_over_the_limit(memory) -> None:

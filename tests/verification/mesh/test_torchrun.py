@@ -13,6 +13,7 @@ from distributed_checkpoints import Distributed
 from torchrun import ended, torchrun
 
 import ckptmove
+from ckptmove.api.hints import hint_for
 from ckptmove.errors import CaseUnusable
 
 SCHEMA = json.loads((Path(ckptmove.__file__).parent / "api" / "schema.json").read_text())
@@ -128,3 +129,4 @@ def test_a_sharded_case_without_torchrun_has_the_line_to_type(run, monkeypatch, 
         ckptmove.verify("ckpt", to=to, case=case)
     line = f"torchrun --nproc-per-node 1 -m ckptmove verify ckpt{typed} --case {case}"
     assert caught.value.message.endswith(line)
+    assert hint_for(caught.value) == ""
