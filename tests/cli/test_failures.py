@@ -21,7 +21,7 @@ from ckptmove.io.remote import errors as remote_errors
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.verification.case.patching import FixNotWritten
 from ckptmove.verification.case.script_file import ScriptUnusable
-from ckptmove.verification.downloading import VERIFY_IS_LOCAL, CopyExists
+from ckptmove.verification.downloading import VERIFY_IS_LOCAL, CopyExists, WholeNeeded
 from ckptmove.verification.loading import errors as loading_errors
 from ckptmove.verification.mesh.errors import RankFailed
 
@@ -323,6 +323,7 @@ ERRORS = {
     remote_errors.ArtifactAddress("a", "MLflow", ("get", "a b")): (2, "get 'a b'"),
     remote_errors.NotLocal("s3://b/a", VERIFY_IS_LOCAL): (2, "--download DIR"),
     remote_errors.NotLocal("s3://b/a", "convert writes local files"): (2, "a local path"),
+    WholeNeeded("s3://b/a", "verify reads this file as a whole"): (2, "--download DIR"),
     remote_errors.RemoteFailed("s3://b/a", "403", "s3", is_denied=True): (3, "aws sts"),
     remote_errors.RemoteFailed("ftp://b/a", "403", "ftp", is_denied=True): (3, "credentials"),
     remote_errors.RemoteFailed("s3://b/a", "500", "s3"): (3, "try again"),

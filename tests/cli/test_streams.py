@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 import time
 
 import pytest
 
 from ckptmove.cli import progress
 from ckptmove.cli.progress import ProgressBar
-from ckptmove.cli.streams import page_of
+from ckptmove.cli.streams import open_closed_streams, page_of
 
 
 class Terminal(io.StringIO):
@@ -93,3 +95,11 @@ def test_other_work_shows_nothing(monkeypatch, patience, stream, seconds, wanted
     import sys
 
     assert sys.stderr.getvalue() == ""
+
+
+@pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
+def test_a_closed_stream_is_the_null_device(monkeypatch, name):
+    monkeypatch.setattr(sys, name, None)
+    open_closed_streams()
+    with getattr(sys, name) as opened:
+        assert (opened.name, opened.readable()) == (os.devnull, name == "stdin")
