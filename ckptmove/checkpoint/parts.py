@@ -263,7 +263,7 @@ def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> 
 
 def _content(container: Container, machine: Machine, limits: Limits) -> FileContent:
     inventory = build_inventory(container, machine, limits)
-    return FileContent(container, machine, inventory, len(machine.data), machine.end - machine.begin)
+    return FileContent(container, machine, inventory, machine.data_bytes, machine.end - machine.begin)
 
 
 class FilePart(OpenPart):

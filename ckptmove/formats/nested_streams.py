@@ -86,6 +86,7 @@ def insert_streams(machine: Machine, streams: tuple[NestedStream, ...], limits: 
     """
     pickles = [machine.data, *(stream.container.object_pickle() for stream in streams)]
     machine.data = b"".join(pickles)
+    machine.data_bytes = len(machine.data)
     roots: dict[int, Value] = {}
     begin = len(pickles[0])
     for place, stream in enumerate(streams):

@@ -130,7 +130,8 @@ class TorchExport(TorchZip):
         kind, version = (self._short_text(self._inside.get(name)) for name in (EXPORT_RECORD, "archive_version"))
         if (kind, version) != ("pt2", _VERSION):
             raise self._unsupported(f"a torch.export archive of version {version!r}")
-        self._storages = {key: record for key, record in self._within("data/").items() if _RAW.fullmatch(key)}
+        self._inside |= {f"data/{key}": record for key, record in self._storages.items()}
+        self._storages = {key: record for key, record in self._storages.items() if _RAW.fullmatch(key)}
         raw = {record.place for record in self._storages.values()}
         packed = [one for one in directory.records if one.method == DEFLATED and one.place not in raw]
         if packed:

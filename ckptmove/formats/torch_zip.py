@@ -95,16 +95,20 @@ class TorchZip(Container):
         refuse_doubles(directory, source.path)
         refuse_obstacles(directory, source.path)
         refuse_strays(directory, folder, source.path)
-        #: Records by their names in the folder.
-        self._inside = {
-            record.name[len(folder) :]: record for record in directory.records if record.name.startswith(folder)
-        }
+        #: Records by their names in the folder, without those in ``data/``, which are storages.
+        self._inside: dict[str, ZipRecord] = {}
+        self._storages: dict[str, ZipRecord] = {}
+        data_folder = f"{folder}data/"
+        for record in directory.records:
+            if record.name.startswith(data_folder) and not record.name.endswith("/"):
+                self._storages[record.name[len(data_folder) :]] = record
+            else:
+                self._inside[record.name[len(folder) :]] = record
         held = [self._inside[name] for name in self._own_pickles if name in self._inside]
         is_deflated = any(record.method == DEFLATED for record in held)
         stored_bytes = sum(record.stored_bytes for record in held)
         self.limits = limits.for_packed(stored_bytes, len(held)) if is_deflated else limits
-        self._storages = self._within("data/")
-        #: Length in bytes of each storage in the pickle, by key.
+        #: Length in bytes of each compressed storage in the pickle, by key.
         self._storage_bytes: dict[str, int] = {}
         self._has_crcs = any(record.crc for record in directory.records if record.nbytes)
         self.byteorder = self._short_text(self._inside.get("byteorder")) or "little"
@@ -146,15 +150,20 @@ class TorchZip(Container):
             DamagedArchive: if records share bytes, or a local header contradicts the directory.
         """
         found: list[ArchiveFact] = []
+        used = 0
         for storage in storages:
             record = self._storages.get(storage.key)
+            used += record is not None
             if record is None:
                 found.append(ArchiveFact("missing-storage", storage.key, storage.nbytes))
             elif record.nbytes < storage.nbytes:
                 found.append(ArchiveFact("short-storage", record.name, storage.nbytes - record.nbytes))
-        self._storage_bytes = {storage.key: storage.nbytes for storage in storages}
+            if record is not None and record.method == DEFLATED:
+                self._storage_bytes[storage.key] = storage.nbytes
+        # Most files have no orphans: without them, the keys of the storages are not needed again.
+        known = {storage.key for storage in storages} if used < len(self._storages) else self._storages.keys()
         for key, record in self._storages.items():
-            if key not in self._storage_bytes:
+            if key not in known:
                 found.append(ArchiveFact("orphan-record", record.name, record.nbytes))
             elif record.method != STORED:
                 found.append(ArchiveFact("compressed-storage", record.name, record.nbytes))
@@ -308,12 +317,11 @@ class TorchZip(Container):
         return NewRecord((BytesSegment(data),), len(data), zlib.crc32(data) if self._has_crcs else 0)
 
     def _inflated(self) -> Iterator[tuple[int, NewRecord]]:
-        """Plain records for the deflated storages in the pickle, by their places in the directory."""
+        """Plain records for the compressed storages in the pickle, by their places in the directory."""
         for key, nbytes in self._storage_bytes.items():
-            record = self._storages.get(key)
-            if record is not None and record.method == DEFLATED:
-                segment = self._inflate_segment(record, nbytes)
-                yield record.place, NewRecord((segment,), record.nbytes, record.crc)
+            record = self._storages[key]
+            segment = self._inflate_segment(record, nbytes)
+            yield record.place, NewRecord((segment,), record.nbytes, record.crc)
 
     def _inflate_segment(self, record: ZipRecord, needed: int) -> InflateSegment:
         """Raises LimitExceeded if a deflated storage declares far more bytes than its tensors need."""

@@ -122,7 +122,9 @@ def interpret_tensors(data: bytes, limits: Limits) -> Machine:
     Raises:
         NeedsEveryOperation: if only :func:`interpret` can read it.
     """
-    return _interpret_with(data, limits, PlainTensors().handlers())
+    machine = _interpret_with(data, limits, PlainTensors().handlers())
+    machine.data = b""
+    return machine
 
 
 def _interpret_with(data: bytes, limits: Limits, handlers: dict[int, Handler]) -> Machine:

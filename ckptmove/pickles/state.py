@@ -25,7 +25,8 @@ class Machine:
     A ``start`` is the offset in ``data`` of the operation that pushed a value.
 
     Attributes:
-        data: bytes that contain the pickle.
+        data: bytes that contain the pickle; empty after it was read in larger steps.
+        data_bytes: their number.
         stack: values above the last mark; empty after STOP.
         starts: starts of the values on ``stack``.
         marks: the stack below each mark.
@@ -57,6 +58,7 @@ class Machine:
         "containers",
         "counted",
         "data",
+        "data_bytes",
         "end",
         "excess",
         "filled",
@@ -79,7 +81,7 @@ class Machine:
     )
 
     def __init__(self, data: bytes, limits: Limits, begin: int = 0, excess: int = 0) -> None:
-        self.data = data
+        self.data, self.data_bytes = data, len(data)
         self.limits = limits
         self.begin = begin
         self.stack: list[Value] = []

@@ -131,7 +131,7 @@ def _judged(name: str, opened: frozenset[str]) -> GlobalUse:
 
 def _trailing_bytes(machine: Machine) -> tuple[ArchiveFact, ...]:
     """Report bytes after the end of the object pickle, where another pickle could be."""
-    rest = len(machine.data) - machine.end
+    rest = machine.data_bytes - machine.end
     return (ArchiveFact("stray-bytes", "bytes after the end of data.pkl", rest),) if rest > 0 else ()
 
 
