@@ -149,7 +149,12 @@ def _(error: errors.UnknownDevice) -> str:
 
 @hint_for.register(errors.CaseUnusable)
 def _(error: errors.CaseUnusable) -> str:
-    if "torchrun " in error.message:  # it ends with the command
+    if "torchrun needs state" in error.message:
+        return (
+            'add state={"model": ..., "optimizer": ...} with the dicts of get_state_dict (docs/mesh.md), '
+            "or leave out torchrun if the model is not sharded"
+        )
+    if "torchrun " in error.message or "step returned " in error.message:  # it ends with what to do
         return ""
     if error.known:
         return Phrase(

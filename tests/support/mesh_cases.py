@@ -380,6 +380,22 @@ def not_finite(device):
     )
 
 
+def after_own_backward(returned):
+    """A case whose step makes its backward and returns something else than the loss."""
+
+    def case(device):
+        made = build("fsdp")
+
+        def step(batch):
+            loss = made.step(batch)
+            loss.backward()
+            return returned(loss.detach())
+
+        return ckptmove.Case(made.model, made.optimizer, None, made.batch, step, state=made.state)
+
+    return case
+
+
 def kill_command(device):
     """End the process that waits for this one, as the kernel does when the memory is full."""
     if dist.get_rank() == 1:
@@ -438,6 +454,9 @@ CASES = {
     "still": options(lambda one: StillSGD(one, lr=0.1)),
     "weights": lambda device: build("fsdp", state=of_model),
     "unread": options(slow, state=without_momentum),
+    "no_loss": after_own_backward(lambda _: None),
+    "float_loss": after_own_backward(lambda loss: loss.item() + dist.get_rank()),
+    "output": after_own_backward(lambda loss: loss.expand(2, 3)),
     **{name: options(make) for name, make in OPTIMIZERS.items()},
     **{f"after_{name}": spoiled(name) for name in SPOILERS},
 }

@@ -36,7 +36,7 @@ SCENARIOS = {
         name: ("fsdp", name)
         for name in (
             "average", "objects", "fewer", "more", "wider", "double", "frozen_later", "without_gradient", "not_finite",
-            "ask_again", "fail", "three", "no_state", "dicts", "other_state", "flattened",
+            "ask_again", "fail", "output", "three", "no_state", "dicts", "other_state", "flattened",
         )
     },
     "unread": ("unread", "unread"),
@@ -45,6 +45,7 @@ SCENARIOS = {
     "schedule": ("schedule", "fsdp"),
     "truncated": ("truncated", "fsdp"),
     "stages_lists": ("stages_lists", "stages_lists"),
+    **{f"fsdp to {name}": ("fsdp", name) for name in ("no_loss", "float_loss")},
     "one_file to fsdp": ("one_file", "fsdp"),
     "one_file to wider": ("one_file", "wider"),
     "fsdp1 to fsdp": ("fsdp1", "fsdp"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isfinite, nan
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from ckptmove.errors import CaseUnusable
 from ckptmove.text import amount
 from ckptmove.verification.case.step import loss_of, one_batch
 from ckptmove.verification.checks import CASE, check_to_json, listed, passed, skipped
@@ -65,20 +66,40 @@ def mesh_of(case: Case) -> dict[str, object] | None:
     return {"shape": list(largest.shape), "dims": list(largest.mesh_dim_names or ())}
 
 
-def _backward(subject: Subject, batch: Any, device: torch.device) -> torch.Tensor | None:
+def _backward(subject: Subject, batch: Any, device: torch.device) -> float | None:
     """The loss of a batch, after backward; None on a rank without one, as of a pipeline that is not its last stage.
 
-    The ``step`` method of a pipeline's schedule makes the backward itself.
+    The ``step`` method of a pipeline's schedule makes the backward itself, and returns the output of the model.
+
+    Raises:
+        CaseUnusable: if ``step`` made the backward and returned a tensor that is no loss.
     """
     case = subject.case
     if case.step is not None:
         result = case.step(batch)
         if any(one.grad is not None for one in subject.parameters.values()):
-            return result.detach() if isinstance(result, torch.Tensor) else None
+            if isinstance(result, torch.Tensor) and result.numel() != 1:
+                raise CaseUnusable(f"step returned a tensor of shape {tuple(result.shape)}: return the loss, or None")
+            return _number(result)
         case = replace(case, step=lambda _: result)
     loss = loss_of(case, batch, device)
     loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation
-    return loss
+    return _number(loss)
+
+
+def _number(loss: object) -> float | None:
+    """A loss as a number; None for another object."""
+    if isinstance(loss, torch.Tensor):
+        return float(local(loss))
+    return loss if isinstance(loss, float) else None
+
+
+def _range_text(losses: Sequence[float]) -> str:
+    """The losses of the ranks in words; empty without one."""
+    if not losses:
+        return ""
+    low, high = min(losses), max(losses)
+    return f"loss {low:.4g}, " if low == high else f"loss {low:.4g} to {high:.4g}, "
 
 
 class Proof:
@@ -188,7 +209,7 @@ class Proof:
     def _case(self, subject: Subject, _: StoredState) -> bool:
         """The user's own forward, backward and step."""
         case, device = subject.case, self._setting.place.device
-        loss = _backward(subject, one_batch(case.batch), device)
+        value = _backward(subject, one_batch(case.batch), device)
         named = {
             key: one
             for key, one in subject.parameters.items()
@@ -201,14 +222,11 @@ class Proof:
             if one.grad is not None and not bool(torch.isfinite(local(one.grad)).all())
         ]
         subject.optimizer.step()
-        value = None if loss is None else float(local(loss))
         lost = [] if value is None or isfinite(value) else [f"the loss is {value}"]
         after = [f"{key} is not finite" for key, one in named.items() if not bool(torch.isfinite(local(one)).all())]
         found = self._ranks.gather(([*lost, *broken, *(after or without)], value))
         losses = [value for _, value in found if value is not None]
-        detail = f"your step on every rank: loss {min(losses, default=nan):.4g}"
-        detail += f" to {max(losses):.4g}" * (len({*losses}) > 1)
-        detail += f", {amount(len(named), 'gradient')}, all finite"
+        detail = f"your step on every rank: {_range_text(losses)}{amount(len(named), 'gradient')}, all finite"
         return self._settle(CASE, [faults for faults, _ in found], detail, named=True, loss=losses)
 
     def _settle(self, check: str, faults: Sequence[list[str]], detail: str, *, named: bool, **figures: object) -> bool:

@@ -98,7 +98,9 @@ def _copy(value: torch.Tensor, stored: StoredState, name: str) -> Iterator[str]:
 
 
 def _error_text(error: BaseException) -> str:
-    return f"dcp.load raises {type(error).__name__}: {' '.join(str(error).split())}"
+    text = " ".join(str(error).split())
+    text = f": {text}" if text else " (the file ends too early)" * isinstance(error, EOFError)
+    return f"dcp.load raises {type(error).__name__}{text}"
 
 
 def compare(subject: Subject, stored: StoredState) -> Restored:

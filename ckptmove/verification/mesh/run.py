@@ -200,8 +200,8 @@ class Rank:
 
     def _send(self, process: Process, request: VerifyRequest) -> None:
         """Give the child its request. The accelerator of a rank is the one with its index on its machine."""
-        kind = (request.to or "cpu").partition(":")[0]
-        target = f"{kind}:{self._launch.local_rank}" if kind in _INDEXED and request.case is not None else request.to
+        kind = _kind_of_each(request)
+        target = f"{kind}:{self._launch.local_rank}" if kind else request.to
         deadline = None if request.timeout is None else time.time() + request.timeout * LATE_SHARE
         with suppress(OSError):  # it has died, which its missing answers show
             give(process, request._replace(to=target, deadline=deadline).to_json())
@@ -273,7 +273,8 @@ class Rank:
             resharded=bool(answers.facts.get("resharded")),
             faults=tuple(faults),
         )
-        result = replace(verdict(asked, answers, ordered, findings), run=run)
+        named = asked._replace(to=_kind_of_each(asked) or asked.to)
+        result = replace(verdict(named, answers, ordered, findings), run=run)
         if asked.case is None:
             return result
         return replace(
@@ -295,6 +296,12 @@ class Rank:
                 reason = content["failure"]["message"]
             ended = failed(RANK, reason, lost=content == {})
             yield rank, content if content and "check" in content else {"check": check_to_json(ended)}
+
+
+def _kind_of_each(request: VerifyRequest) -> str:
+    """Kind of the devices of which each rank of a case has its own; empty if all have the same."""
+    kind = (request.to or "cpu").partition(":")[0]
+    return kind if kind in _INDEXED and request.case is not None else ""
 
 
 def _is_anew(fresh: CheckResult) -> bool:

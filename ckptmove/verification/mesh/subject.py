@@ -67,7 +67,7 @@ class Subject:
                 its state does not contain the model.
         """
         if case.state is None:
-            raise CaseUnusable("a sharded case needs state, the dict given to torch.distributed.checkpoint.save")
+            raise CaseUnusable("a case under torchrun needs state, the dict given to torch.distributed.checkpoint.save")
         if isinstance(case.model, Mapping) or isinstance(case.optimizer, Mapping):
             raise CaseUnusable("a sharded case takes one model and one optimizer, not dicts of them")
         self.case, self.model, self.optimizer = case, case.model, case.optimizer

@@ -180,7 +180,8 @@ class _Rank:
             torch.manual_seed(request.seed)
             with group_is_there():
                 case = self._case = called(entrance.load(), place.device, case_name)
-            setting = Setting(ranks, checkpoint, place, site.label, request.seed, site.mode != "real", self._emit)
+            label = site._replace(target=site.target.partition(":")[0]).label  # each rank has a device of its own
+            setting = Setting(ranks, checkpoint, place, label, request.seed, site.mode != "real", self._emit)
             Proof(setting).run(case)
 
     def _enter(self, check: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+import forked_ranks
 import mesh_driver
 
+from ckptmove.api.hints import hint_for
+from ckptmove.errors import CaseUnusable
 from ckptmove.verification.simulated.device import unavailable_reason
 
 ORDER = ["keys", "restore", "options", "step", "parity", "fresh", "case"]
@@ -49,15 +51,15 @@ SKIPPED |= {f"{name} to weights_only": ["fresh"] for name in ("safetensors", "co
 SKIPPED |= {"indexed_plain to indexed_plain": ["fresh"]}
 #: Scenarios whose files do not tell the number of ranks.
 OF_FILES = ["one_file to fsdp", "safetensors to weights_only", "consolidated to weights_only"]
-UNUSABLE = ["three", "no_state", "dicts", "other_state", "flattened"]
+UNUSABLE = ["output", "three", "no_state", "dicts", "other_state", "flattened"]
 REFUSED = ["consolidated to average", "twice", "namespace"]
 RESHARDED = ["fsdp to hsdp", "fsdp to tp", "fsdp to ddp", "fsdp to plain"]
 
 
 def answers_of(folder):
     command = [sys.executable, Path(mesh_driver.__file__), folder, "4"]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stderr[-5000:]
+    code, errors = forked_ranks.ended(command, timeout=300, cwd=folder)
+    assert code == 0, errors[-5000:]
     return json.loads((folder / "answers.json").read_text())
 
 
@@ -95,6 +97,14 @@ def test_every_layout_passes_and_every_fault_is_found(tmp_path):
         "ddp": None,
     }
 
+    losses = {
+        name: checks_in(first[f"fsdp to {name}"])["case"]["evidence"]["loss"] for name in ("no_loss", "float_loss")
+    }
+    assert losses["no_loss"] == []
+    assert len({*losses["float_loss"]}) == 4
+    assert "loss" not in checks_in(first["fsdp to no_loss"])["case"]["detail"]
+    assert checks_in(first["truncated"])["restore"]["detail"].endswith("EOFError (the file ends too early)")
+
     for name, (check, ranks) in FOUND_BY.items():
         found = checks_in(first[name])
         assert [one for one in ORDER if found[one]["status"] == "failed"] == [check], name
@@ -105,6 +115,9 @@ def test_every_layout_passes_and_every_fault_is_found(tmp_path):
 
     for name in UNUSABLE:
         assert all([*one[-1]] == ["unusable"] for one in answers[name]), name
+    hints = {name: hint_for(CaseUnusable(first[name][-1]["unusable"])) for name in ("no_state", "output")}
+    assert "state=" in hints["no_state"]
+    assert hints["output"] == ""
     for name in REFUSED:
         assert all([*one[-1]] == ["refusal"] for one in answers[name]), name
     for messages in answers["fail"]:
@@ -121,7 +134,7 @@ def test_every_layout_passes_and_every_fault_is_found(tmp_path):
     if unavailable_reason() is None:
         status = {check: one["status"] for check, one in checks_in(first["simulated"]).items()}
         assert status == dict.fromkeys([*ORDER, "rank"], "passed")
-        assert "simulated" in checks_in(first["simulated"])["step"]["detail"]
+        assert "4 ranks of cuda (simulated)" in checks_in(first["simulated"])["step"]["detail"]
         for messages in answers["stray"]:
             rank = checks_in(messages)["rank"]
             assert rank["evidence"]["check"] == "case"

@@ -15,6 +15,7 @@ from torchrun import SUPPORT
 
 from ckptmove.errors import CaseUnusable, CkptMoveError, TorchBroken, UsageError
 from ckptmove.verification.checks import check_to_json, failed, passed
+from ckptmove.verification.child import CHILD_CHECKS
 from ckptmove.verification.mesh import meeting, run
 from ckptmove.verification.mesh.errors import RankFailed
 from ckptmove.verification.mesh.faults import MESH_CHECKS
@@ -92,6 +93,15 @@ def test_one_report_of_all_ranks(ranks):
     assert {*status(result).values()} == {"passed", "skipped"}
     assert str(result.run) == "3 ranks (2: dp), saved by 3, resharded"
     assert ranks.codes == {0: 0, 1: 0, 2: 0}
+
+
+@pytest.mark.parametrize(("options", "target"), [({}, "cuda"), ({"case": None}, "cuda:0")])
+def test_a_device_is_named_without_index_if_each_rank_has_its_own(ranks, options, target):
+    request = ranks.request(to="cuda:0", **options)
+    names = CHILD_CHECKS if request.case is None else MESH_CHECKS
+    made = [{"check": check_to_json(passed(name, "equal"))} for name in names]
+    script = [{"mode": "real"}, *made, ENDED]
+    assert ranks.start(script, script, requests=[request] * 2).target == target
 
 
 def test_agents_on_several_machines_listen_on_all_addresses(ranks):
