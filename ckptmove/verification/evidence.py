@@ -186,7 +186,7 @@ class VerifyResult(OneLine):
 
     Attributes:
         path: the path as the caller passed it.
-        target: device of the step.
+        target: device of the step; with ``fit``, its value, ``64x80GiB``.
         mode: ``real``, ``simulated`` or ``cpu``; None with ``fit``, which makes no step.
         passed: whether no check failed.
         proven: whether every optimizer was stepped on its own stored parameters and options, and its step used the
@@ -226,10 +226,16 @@ class VerifyResult(OneLine):
             strict and fails_run(self.findings, strict=True, proven=self.proven or self.fit is not None)
         )
 
+    @property
+    def fit_verdict(self) -> str:
+        """``fits``, ``does not fit``, or ``failed`` for a case with another model than the checkpoint's."""
+        is_other = any(dict(check.evidence).get("other_model") for check in self.checks)
+        return "fits" if self.passed else "failed" if is_other else "does not fit"
+
     def __str__(self) -> str:
         """The verdict as one line."""
         if self.fit is not None:
-            return f"{self.path}: {'fits' if self.passed else 'does not fit'} on {amount(self.fit.ranks, 'rank')}"
+            return f"{self.path}: {self.fit_verdict} on {amount(self.fit.ranks, 'rank')}"
         verdict = "failed" if not self.passed else "passed" if self.proven else "passed, but not proven"
         part = f", by a sample: {self.sample}" if self.sample is not None else ""
         mode = f" ({self.mode})" if self.mode not in {None, self.target} else ""

@@ -22,7 +22,6 @@ from ckptmove.errors import UsageError
 from ckptmove.formats.dtensors import CLASSES
 from ckptmove.moves import Remap
 from ckptmove.text import Argument, size
-from ckptmove.torch_facts.devices import parse_target
 from ckptmove.verification.checks import failed, passed
 from ckptmove.verification.evidence import Fit, VerifyResult
 
@@ -65,6 +64,11 @@ class Parts(NamedTuple):
     buffers: tuple[TensorRecord, ...]
     state: tuple[TensorRecord, ...]
 
+    @property
+    def largest(self) -> TensorRecord:
+        """The largest parameter."""
+        return max(self.parameters, key=lambda one: one.nbytes)
+
     def on(self, rank: int, ranks: int) -> tuple[int, int, int, int]:
         """Bytes on one rank: parameters, gradients, optimizer state and buffers."""
         split = (
@@ -103,7 +107,6 @@ def verify_fit(request: VerifyRequest, devices: str) -> VerifyResult:
     """
     refuse_others(request)
     wanted = parse_fit(devices)
-    target = parse_target(request.to or "cuda")
     with open_checkpoint(request.path, request.limits) as checkpoint:
         why_not = _why_not_whole(checkpoint.inventory)
         if why_not:
@@ -113,7 +116,7 @@ def verify_fit(request: VerifyRequest, devices: str) -> VerifyResult:
     check = _check(parts, fit)
     return VerifyResult(
         path=request.path,
-        target=target,
+        target=devices,
         mode=None,
         passed=check.status == "passed",
         proven=False,
@@ -227,14 +230,21 @@ def _check(parts: Parts, fit: Fit) -> CheckResult:
     gathered = _gathered(fit, fit.ranks)
     left = f"{size(fit.free)} left for activations" if fit.free >= 0 else ""
     if gathered and left:
-        detail += f"; {left} and gathered parameters: the largest takes {size(gathered)}"
+        detail += f"; {left} and gathered parameters: the largest, {parts.largest.name}, takes {size(gathered)}"
     elif left:
         detail += f"; {left}"
     if fit.free >= gathered:
         return passed(FIT, detail, **fit._asdict())
     least = _least_ranks(parts, fit)
-    fewer = f"; {least:,} ranks are enough" if least else "; no number of ranks is enough: some parts cannot be split"
-    return failed(FIT, f"{detail}{fewer}", **fit._asdict())
+    enough = f"{least:,} ranks are enough" if least else f"no number of ranks is enough: {_why_never(parts, fit)}"
+    return failed(FIT, f"{detail}; {enough}", **fit._asdict())
+
+
+def _why_never(parts: Parts, fit: Fit) -> str:
+    unsplit = sum(parts.on(0, _MOST_RANKS))
+    if unsplit > fit.capacity:
+        return f"{size(unsplit)} cannot be split"
+    return f"{parts.largest.name} must be gathered whole: {size(fit.largest_parameter)}"
 
 
 def where(fit: Fit, rank: str) -> str:

@@ -9,7 +9,6 @@ from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.summary import counted_parameters
 from ckptmove.errors import UsageError
 from ckptmove.text import Argument, size
-from ckptmove.torch_facts.devices import parse_target
 from ckptmove.verification.checks import failed, passed
 from ckptmove.verification.child import child, collect, worker_command
 from ckptmove.verification.evidence import Fit, VerifyResult
@@ -61,7 +60,7 @@ def verify_fit_of_case(
         check = _check(fit, answers.facts, stored)
     return VerifyResult(
         path=request.path,
-        target=parse_target(request.to or "cuda"),
+        target=devices,
         mode=None,
         passed=check.status == "passed",
         proven=False,
@@ -99,7 +98,8 @@ def _check(fit: Fit, facts: Mapping[str, Any], stored: int | None) -> CheckResul
     gathered = fit.largest_parameter if facts["is_sharded"] and fit.ranks > 1 else 0
     if fit.activations is None:
         parts.append(f"activations not estimated: {facts['why_none']}")
-        after = f", after {size(gathered)} for the largest gathered parameter" if gathered else ""
+        largest = f"{facts['largest_name']}, the largest gathered parameter"
+        after = f", after {size(gathered)} for {largest}" if gathered else ""
         left, rest = fit.free - gathered, f" for activations{after}"
     else:
         parts.append(f"about {size(fit.activations)} for activations and gathered parameters of the batch, an estimate")
@@ -108,7 +108,9 @@ def _check(fit: Fit, facts: Mapping[str, Any], stored: int | None) -> CheckResul
     if fit.ranks > 1 and not facts["is_sharded"]:
         parts.append("the case does not shard its model: each rank has all of it")
     # A state_dict does not mark buffers, so they may count among the parameters of the checkpoint.
-    if stored is not None and not 0 <= stored - facts["elements"] <= facts["buffer_elements"]:
-        parts.append(f"note: the case has {facts['elements']:,} elements in its parameters, the checkpoint {stored:,}")
+    is_other = stored is not None and not 0 <= stored - facts["elements"] <= facts["buffer_elements"]
     detail, figures = "; ".join(parts), {**fit._asdict(), "rank": rank, "why_no_activations": facts["why_none"]}
+    if is_other:
+        other = f"the case has {facts['elements']:,} elements in its parameters, the checkpoint {stored:,}"
+        return failed(FIT, [other, detail], **figures, other_model=True)
     return passed(FIT, detail, **figures) if left >= 0 else failed(FIT, detail, **figures)

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import fit_cases
 import pytest
+import torch
 from http_server import serving
 
 CASE = f"{Path(fit_cases.__file__)}:several"
+
+
+@pytest.fixture
+def few(bench):
+    """A checkpoint with the parameters of the case."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    torch.save(model.state_dict(), bench / "few.pth")
 
 
 @pytest.mark.parametrize(("fit", "code", "word"), [("2x1GB", 0, "fits"), ("2x0.5KB", 1, "does not fit")])
@@ -40,10 +49,31 @@ def test_only_the_metadata_are_read(say, bench, monkeypatch) -> None:
         assert say("verify", f"{server.url}/served.pth", "--fit", "2x1GB", "-q").code == 0
 
 
+@pytest.mark.usefixtures("few")
 def test_the_verdict_with_a_case(say) -> None:
-    said = say("verify", "run.pth", "--fit", "2x1GB", "--case", CASE)
+    said = say("verify", "few.pth", "--fit", "2x1GB", "--case", CASE)
     assert said.code == 0
     assert said.out.splitlines()[-1] == "fits, 2 devices of 953.7 MiB, activations estimated"
+
+
+def test_a_case_with_another_model(say) -> None:
+    said = say("verify", "run.pth", "--fit", "2x1GB", "--case", CASE)
+    assert said.code == 1
+    assert said.out.splitlines()[1].endswith(" elements in its parameters, the checkpoint 83")
+    assert said.out.splitlines()[-1].startswith("failed, 2 devices of ")
+
+
+def test_the_reports(say, bench) -> None:
+    reports = ("--report", "markdown=fit.md", "--report", "html=fit.html", "--report", "sarif=fit.sarif")
+    assert say("verify", "run.pth", "--fit", "2x1GB", *reports).code == 0
+    markdown, page = (bench / "fit.md").read_text(), (bench / "fit.html").read_text()
+    assert "✅ | <code>run.pth</code>" in markdown
+    assert "<summary>1 check of" in markdown
+    assert ">2x1GB<" in page
+    assert ">target<" not in page
+    assert 'class="verdict passed"' in page
+    assert "proven to resume" not in page
+    assert json.loads((bench / "fit.sarif").read_text())["runs"][0]["results"] == []
 
 
 def test_a_case_that_is_not_measured(say) -> None:

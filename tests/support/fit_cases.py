@@ -147,6 +147,15 @@ def in_ddp(device):
     return DistributedDataParallel(Net().to(device))
 
 
+def own_error(device):
+    raise ValueError("no data")
+
+
+def without_batch(device):
+    model = nn.Linear(2, 2)
+    return Case(model, trained(model))
+
+
 def no_case(device):
     return 1
 

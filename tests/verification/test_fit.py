@@ -108,7 +108,17 @@ def test_a_checkpoint_that_does_not_fit(saved) -> None:
     assert whole > 4000
     least = next(ranks for ranks in range(1, 100) if ckptmove.verify(saved, fit=f"{ranks}x4KB").passed)
     assert f" {least} ranks" in check.detail
-    assert "no number of ranks" in ckptmove.verify(saved, fit="4x0.1KB").checks[0].detail
+    never = ckptmove.verify(saved, fit="4x0.1KB").checks[0].detail
+    assert "no number of ranks" in never
+    assert "cannot be split" in never
+
+
+def test_a_parameter_that_never_fits_whole(saved) -> None:
+    detail = ckptmove.verify(saved, fit="64x1.55KB").checks[0].detail
+    assert "no number of ranks" in detail
+    assert "up.weight must be gathered whole: 1.5 KiB" in detail
+    assert "cannot be split" not in detail
+    assert "model.up.weight, takes 1.5 KiB" in ckptmove.verify(saved, fit="2x1GB").checks[0].detail
 
 
 def test_a_gathered_parameter_has_to_fit(saved) -> None:
@@ -127,7 +137,10 @@ def test_the_verdict_as_one_line(saved) -> None:
 
 
 def test_no_device_has_a_mode(saved) -> None:
-    assert ckptmove.verify(saved, fit="4x1GB").to_dict()["results"][0]["mode"] is None
+    for options in ({}, {"to": "cuda:3"}):
+        (found,) = ckptmove.verify(saved, fit="4x1GB", **options).to_dict()["results"]
+        assert found["mode"] is None
+        assert found["target"] == "4x1GB"
 
 
 def test_weights_alone(tmp_path) -> None:

@@ -63,6 +63,8 @@ def test_a_step_that_reads_a_value() -> None:
     assert found["activations"] is None
     assert "fit_cases.py" in found["why_none"]
     assert "loss.item()" in found["why_none"]
+    assert "reads a value of a tensor (.item())" in found["why_none"]
+    assert found["largest_name"] == "up.weight"
     # Without a backward, each parameter that requires a gradient has one.
     assert found["sizes"]["parameters"] == whole["sizes"]["parameters"]
     assert found["sizes"]["optimizer"] == whole["sizes"]["optimizer"]
@@ -93,6 +95,17 @@ def test_what_cannot_run_without_values(name, words) -> None:
     assert isinstance(found, str)
     assert "\n" not in found
     assert all(word in found for word in words)
+
+
+@pytest.mark.parametrize(("name", "is_own"), [("own_error", True), ("reads_at_once", False), ("in_ddp", False)])
+def test_an_exception_of_the_own_code(name, is_own) -> None:
+    assert ("no values" not in measured(name)) is is_own
+
+
+def test_no_batch() -> None:
+    found = facts("without_batch")
+    assert found["activations"] is None
+    assert found["why_none"] == "the case has no batch"
 
 
 @pytest.fixture
@@ -129,6 +142,7 @@ def test_without_an_estimate_a_gathered_parameter_has_to_fit(answered) -> None:
     needed = (fit.total + fit.largest_parameter) / 1000
     assert fit.activations is None
     assert answered("reading", f"8x{needed}KB").passed
+    assert "up.weight, the largest gathered parameter" in answered("reading", f"8x{needed}KB").checks[0].detail
     assert not answered("reading", f"8x{needed - 0.001:.3f}KB").passed
 
 
@@ -142,8 +156,16 @@ def test_a_last_rank_that_needs_more(answered) -> None:
 def test_notes(answered) -> None:
     assert "does not shard" in answered("whole", "8x1GB").checks[0].detail
     assert "does not shard" not in answered("whole", "1x1GB").checks[0].detail
-    assert "note:" not in answered("whole", "1x1GB").checks[0].detail
-    assert "note:" in answered("several", "1x1GB").checks[0].detail
+
+
+@pytest.mark.parametrize("fit", ["1x1GB", "1x1KB"])
+def test_another_model_than_that_of_the_checkpoint(answered, fit) -> None:
+    assert answered("whole", "1x1GB").passed
+    result = answered("several", fit)
+    assert not result.passed
+    assert result.fit is not None
+    assert "40 elements" in result.checks[0].failures[0]
+    assert str(result).endswith("failed on 1 rank")
 
 
 def test_in_a_child_process(saved) -> None:

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding
     from ckptmove.verification.evidence import CheckResult
 
-_ICONS: Final = {"error": "❌", "warning": "⚠️", "info": "💡", "failed": "❌", "passed": "✅", "skipped": "⏭️"}
+_ICONS: Final = {
+    "error": "❌",
+    "warning": "⚠️",
+    "info": "💡",
+    "failed": "❌",
+    "passed": "✅",
+    "unproven": "⚠️",
+    "skipped": "⏭️",
+}
 #: Rows of one table: a comment on GitHub takes 65,536 characters.
 _SHOWN: Final = 50
 #: Names in one cell.
@@ -87,13 +95,14 @@ class MarkdownDocument(Document):
 
     def verify(self, answer: VerifyAnswer) -> None:
         """Add a row for the checkpoint, and tables of its checks and findings."""
-        from ckptmove.cli.render.verification import outcome
+        from ckptmove.cli.render.verification import outcome, status_of
+        from ckptmove.text import amount
 
         result = answer.result
-        icon = _ICONS["failed" if answer.fails else "passed" if result.proven else "warning"]
-        self._rows.append((icon, code(result.path), prose(outcome(result, strict=answer.strict))))
+        status = status_of(result, strict=answer.strict)
+        self._rows.append((_ICONS[status], code(result.path), prose(outcome(result, strict=answer.strict))))
         table = _table(("", "check", "result"), [(_ICONS[one.status], one.name, _detail(one)) for one in result.checks])
-        summary = f"{len(result.checks)} checks of {code(result.path)}"
+        summary = f"{amount(len(result.checks), 'check')} of {code(result.path)}"
         opened = "" if result.passed else " open"
         self._blocks.append([f"<details{opened}><summary>{summary}</summary>", "", *table, "", "</details>"])
         self._findings(result.path, result.findings)

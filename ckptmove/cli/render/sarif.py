@@ -70,7 +70,7 @@ class SarifDocument(Document):
                 path, line = place_of(check, result)
                 self._add(f"verify/{check.name}", "error", check.detail, path, line=line or 1)
         self._findings(result.path, result.findings)
-        if result.passed and not result.proven:
+        if result.passed and not result.proven and result.fit is None:
             level = "error" if answer.strict else "warning"
             self._add("verify/unproven", level, outcome(result, strict=answer.strict), result.path)
 

@@ -46,7 +46,7 @@ def verification_lines(page: Page, result: VerifyResult, *, verbose: bool, stric
     if result.traffic is not None:
         yield result.traffic.described(result.size_bytes)
     for line in page.wrap(outcome(result, strict=strict), 2):
-        yield page.paint(line, _STYLES[_status(result, strict=strict)])
+        yield page.paint(line, _STYLES[status_of(result, strict=strict)])
 
 
 def _detail_lines(page: Page, label: str, check: CheckResult) -> Iterator[str]:
@@ -97,7 +97,8 @@ def _devices(fit: Fit) -> str:
     return f"{amount(fit.ranks, 'device')} of {size(fit.capacity)}"
 
 
-def _status(result: VerifyResult, *, strict: bool) -> str:
+def status_of(result: VerifyResult, *, strict: bool) -> str:
+    """``failed``, ``passed`` or ``unproven``; a check of the memory proves no resume, and passes."""
     if result.fails(strict=strict):
         return "failed"
     return "passed" if result.proven or result.fit is not None else "unproven"
@@ -163,7 +164,7 @@ def _fit_outcome(result: VerifyResult, fit: Fit | None) -> str:
     if fit is None:
         return "failed, not measured"
     estimated = ", activations estimated" * (fit.activations is not None)
-    return f"{'fits' if result.passed else 'does not fit'}, {_devices(fit)}{estimated}"
+    return f"{result.fit_verdict}, {_devices(fit)}{estimated}"
 
 
 def _of_ranks(result: VerifyResult, reasons: Mapping[str, str]) -> str:

@@ -60,6 +60,8 @@ class Training:
         found = (*(one for module in own for one in module.parameters()), *self._stepped)
         # FSDP replaces the attributes of its modules while parameters are gathered: these are the shards.
         self._parameters = {id(one): one for one in found}
+        models = models_of(case)
+        self._names = {id(one): name for part in models for name, one in part.module.named_parameters()}
         self._buffers = {id(one): one for module in own for one in module.buffers()}
         self._gradients: dict[int, int] = {}
 
@@ -77,7 +79,17 @@ class Training:
     @property
     def largest_parameter(self) -> int:
         """Bytes of the largest parameter, whole."""
-        return max((one.numel() * one.element_size() for one in self._parameters.values()), default=0)
+        return max(map(_whole_bytes, self._parameters.values()), default=0)
+
+    @property
+    def largest_name(self) -> str:
+        """Name of the largest parameter in the models."""
+        return max(self._names.items(), key=lambda pair: _whole_bytes(self._parameters[pair[0]]), default=(0, ""))[1]
+
+    @property
+    def why_no_batch(self) -> str:
+        """Why the batch cannot run, if the case lacks one; else empty."""
+        return "the case has no batch" if self._case.batch is None and self._case.step is None else ""
 
     @property
     def is_sharded(self) -> bool:
@@ -181,6 +193,10 @@ class Training:
             optimizer=nbytes(found.values()),
             buffers=nbytes(self._buffers.values()),
         )
+
+
+def _whole_bytes(parameter: torch.Tensor) -> int:
+    return parameter.numel() * parameter.element_size()
 
 
 def nbytes(tensors: Iterable[torch.Tensor]) -> int:

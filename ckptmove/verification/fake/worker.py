@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 _SHOWN: Final = 200
 #: Errors of operations that need values, and how the report names them.
 _NEEDS_VALUES: Final = (
-    (fake_tensor.DataDependentOutputException, "a value of a tensor is read"),
+    (fake_tensor.DataDependentOutputException, "it reads a value of a tensor"),
     (fake_tensor.DynamicOutputShapeException, "the shape of a result depends on values"),
     (fake_tensor.UnsupportedOperatorException, "torch cannot run an operation without values"),
     (fake_tensor.UnsupportedFakeTensorException, "torch cannot make a tensor without values"),
 )
+#: Operations, and the Python of users that calls them.
+_SPELLED: Final = {"aten._local_scalar_dense.default": ".item()"}
 _CPU: Final = "; the device that the function is given is the cpu: use that"
 _DDP: Final = "; leave out DistributedDataParallel: each rank has the whole model without it too"
 
@@ -77,8 +79,9 @@ def _measure(request: VerifyRequest, typed: str, rank: int, ranks: int) -> dict[
             "rank": rank,
             "sizes": {**sizes._asdict(), "total": sizes.total},
             "activations": activations,
-            "why_none": "" if batch.error is None else reason(batch.error, entrance),
+            "why_none": "" if batch.error is None else training.why_no_batch or reason(batch.error, entrance),
             "largest_parameter": training.largest_parameter,
+            "largest_name": training.largest_name,
             "elements": training.elements,
             "buffer_elements": training.buffer_elements,
             "is_sharded": training.is_sharded,
@@ -92,15 +95,19 @@ def _build(request: VerifyRequest, typed: str, entrance: Entrance) -> Training:
     with attempt:
         made.append(Training(called(entrance.load(), device, typed), device))
     if attempt.error is not None:
-        why = reason(attempt.error, entrance)
-        raise UsageError(f"{Argument('fit')} calls {typed} with tensors that have shapes and no values: {why}")
+        # Operations that need values raise RuntimeErrors; any other exception is that of the user's own code.
+        needs = f"{Argument('fit')} calls {typed} with tensors that have shapes and no values: "
+        start = needs if isinstance(attempt.error, RuntimeError) else f"{typed} raises "
+        raise UsageError(f"{start}{reason(attempt.error, entrance)}")
     return made[0]
 
 
 def reason(error: BaseException, entrance: Entrance) -> str:
     """An exception of code that ran without values, in one line."""
     text = " ".join(str(error).split())[:_SHOWN].rstrip(".")
-    named = next((f"{what} ({text})" for kind, what in _NEEDS_VALUES if isinstance(error, kind)), "")
+    named = next(
+        (f"{what} ({_SPELLED.get(text, text)})" for kind, what in _NEEDS_VALUES if isinstance(error, kind)), ""
+    )
     named = named or f"{type(error).__name__}: {text}"
     frames = entrance.frames(error.__traceback__)
     line = f", at {frames[-1].spot.line}: {frames[-1].spot.line.source}" if frames else ""

@@ -66,7 +66,7 @@ class HtmlDocument(Document):
 
         result = answer.result
         verdict = verification.outcome(result, strict=answer.strict)
-        status = "failed" if answer.fails else "passed" if result.proven else "unproven"
+        status = verification.status_of(result, strict=answer.strict)
         name = self._enter(result.path, verdict, status)
         self._sections.append(result_section(result, verdict, status, name))
 

@@ -29,9 +29,9 @@ def result_section(result: VerifyResult, verdict: str, status: str, name: str) -
     """
     findings = [finding_to_json(finding) for finding in result.findings]
     about = {
-        "target": clean(result.target),
+        "devices" if result.mode is None else "target": clean(result.target),
         "device": "simulated on the CPU" if result.mode == "simulated" else result.mode or "",
-        "proven to resume": "yes" if result.proven else "no",
+        "proven to resume": "" if result.mode is None else "yes" if result.proven else "no",
         "sample": str(result.sample) if result.sample else "",
     }
     return element(
