@@ -308,6 +308,7 @@ class ConvertResult(OneLine):
         seconds: wall time.
         notes: further information for the user, for example that the archive has no CRCs.
         unmatched: options that match nothing.
+        warnings: problems of the source that the output has too, or hides.
         is_refused: whether ``torch.load(weights_only=True)`` refuses a name or an opcode in the pickle.
     """
 
@@ -319,6 +320,7 @@ class ConvertResult(OneLine):
     notes: tuple[str, ...] = field(default=())
     in_place: bool = False
     unmatched: tuple[Unmatched, ...] = ()
+    warnings: tuple[str, ...] = ()
     is_refused: bool = False
 
     def __str__(self) -> str:

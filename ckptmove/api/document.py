@@ -87,7 +87,7 @@ def conversion(result: ConvertResult) -> Json:
         "in_place": result.in_place,
         "bytes_copied": result.bytes_copied,
         "seconds": result.seconds,
-        "notes": [escaped(note) for note in (*map(str, result.unmatched), *result.notes)],
+        "notes": [escaped(note) for note in (*map(str, result.unmatched), *result.warnings, *result.notes)],
     }
 
 

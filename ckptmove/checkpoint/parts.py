@@ -42,6 +42,9 @@ _FORMATS: Final = {"float16": "e", "float32": "f", "float64": "d", "int32": "i",
 #: Kinds of tensors whose value is their element.
 _PLAIN: Final = frozenset({"tensor", "parameter"})
 
+#: Message of ``MissingShard`` for files that each rank writes.
+RANKS_MISSING: Final = "files of other ranks are missing"
+
 
 class OpenPart(ABC):
     """A file, an archive member or a distributed checkpoint: one part of an open checkpoint, or all of it.
@@ -59,6 +62,7 @@ class OpenPart(ABC):
         disk: place of its bytes; None if they are in several places or compressed.
         placeholder: prefix of strings in the tree that represent one of the extras; empty without extras.
         pickle_bytes: size of the pickle that its sites refer to.
+        missing: paths of missing files that had shards of its tensors.
     """
 
     name: str
@@ -72,6 +76,7 @@ class OpenPart(ABC):
     disk: DiskPlace | None = None
     placeholder: str = ""
     pickle_bytes: int
+    missing: tuple[str, ...] = ()
     _limits: Limits
 
     @property

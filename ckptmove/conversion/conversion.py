@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
-from ckptmove.conversion.notes import conversion_notes, is_refused, overflow_note, unmatched_options
+from ckptmove.conversion.notes import conversion_notes, is_refused, overflow_note, source_warnings, unmatched_options
 from ckptmove.conversion.plan import plan_before_remap, plan_move, require_dtypes
 from ckptmove.conversion.target_format import target_format
 from ckptmove.errors import DamagedArchive, UsageError
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.formats.contract import Container
     from ckptmove.io.contracts import Progress, Segment
-    from ckptmove.model import Inventory
     from ckptmove.moves import MoveRequest
     from ckptmove.pickles.state import Machine
 
@@ -149,7 +148,6 @@ class Conversion:
         if self.remapped is not None and self.remapped.is_reordered and new.optimizers:
             self.notes.append(_GUESSED_ORDER)
         self.notes += _of_first_rank(checkpoint)
-        self.notes += _absent_shards(inventory)
         self._is_refused = is_refused(new)
         self._unmatched = tuple(unmatched_options(inventory, move))
         self.unchecked: list[str] = []
@@ -157,6 +155,8 @@ class Conversion:
         self.overflowed: list[int] = []
         reason = checkpoint.no_devices if self.plan.is_empty and self.remapped is None else ""
         is_needless = bool(reason) and request.output is None and not request.in_place
+        is_one_file = self.remapped is not None and self.remapped.is_file
+        self._warnings = () if is_needless else tuple(source_warnings(inventory, new, is_one_file=is_one_file))
         is_stopped = request.strict and bool(self._unmatched)
         self.is_writing = not (request.dry_run or is_stopped or is_needless)
         if isinstance(inventory, DirectoryInventory) and not is_needless:
@@ -197,6 +197,7 @@ class Conversion:
             notes=tuple(notes),
             in_place=self.request.in_place,
             unmatched=self._unmatched,
+            warnings=self._warnings,
             is_refused=self._is_refused,
         )
 
@@ -221,13 +222,6 @@ def _of_first_rank(checkpoint: OpenCheckpoint) -> Iterator[str]:
         if isinstance(part, RankFilesPart) and part.differing:
             names = some(part.differing, _SHOWN)
             yield f"not the same in the files of all ranks, so those of {part.lead.name} are used: {names}"
-
-
-def _absent_shards(inventory: Inventory) -> Iterator[str]:
-    """Note on shards that may be missing, which a new file no longer shows."""
-    absent = [fact.record for fact in inventory.facts if fact.kind == "absent-shard"]
-    if absent:
-        yield f"shards may be missing (F809), and the end of tensors in the new file too: {some(absent, _SHOWN)}"
 
 
 def _require_whole(inventory: DirectoryInventory) -> None:

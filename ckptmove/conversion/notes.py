@@ -16,11 +16,19 @@ from ckptmove.torch_facts import devices
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ckptmove.model import Inventory, Mention
+    from ckptmove.model import FactKind, Inventory, Mention
     from ckptmove.moves import MovePlan, MoveRequest
 
 _SHOWN: Final = 3
 _SHOWN_NAMES: Final = 6
+#: Problems of the source, by the kinds of facts about them.
+_PROBLEMS: Final[dict[FactKind, str]] = {
+    "missing-rank": "files of ranks are missing (F808), and in the output too",
+    "other-step": "files are of two saves (F807), and so is the output",
+    "other-save": "files are of two saves (F807), and so is the output",
+    "newer-file": "files were written after the .metadata (F806): the output may be of two saves",
+    "absent-shard": "shards may be missing (F809), and the end of tensors in the output too",
+}
 
 
 def unmatched_options(inventory: Inventory, request: MoveRequest) -> Iterator[Unmatched]:
@@ -38,7 +46,7 @@ def unmatched_options(inventory: Inventory, request: MoveRequest) -> Iterator[Un
 
 
 def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
-    """Notes on tensors that are also kept, devices still named, and problems that a copy keeps."""
+    """Notes on tensors that are also kept, devices still named, and names that the new pickle imports."""
     dragged = [one.name for one in dragged_along(plan.kept, plan.request.keep)]
     if dragged:
         yield f"also kept, because they share storage with a match of {Argument('keep')}: {_some(dragged)}"
@@ -54,7 +62,7 @@ def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
     if plan.inflates:
         stored = f"{amount(len(plan.inflates), 'deflated storage')} {'is' if len(plan.inflates) == 1 else 'are'} stored"
         yield f"{stored} uncompressed in the new file, so that it can be memory-mapped (F803)"
-    yield from _flaws(inventory)
+    yield from _refused_names(inventory, plan.format or inventory.container)
 
 
 def is_refused(inventory: Inventory) -> bool:
@@ -124,26 +132,41 @@ def _means(value: str, tag: str) -> bool:
     return devices.same_device(value, tag) or value == devices.split(tag)[0]
 
 
-def _flaws(inventory: Inventory) -> Iterator[str]:
-    """Notes on problems of the file that the copy also has."""
+def _refused_names(inventory: Inventory, container: str) -> Iterator[str]:
+    """Notes on names in the pickle of the new file that are not loaded with ``weights_only=True``."""
     dangerous = [use.name for use in inventory.globals if use.verdict == "dangerous"]
     if dangerous:
         names = _some(dangerous)
         yield f"the pickle of the new file can still run {names} (S702): never load it without weights_only=True"
-    elif container_class(inventory.container).is_torch_save and is_refused(inventory):
+    elif container_class(container).is_torch_save and is_refused(inventory):
         allowed = f"ckptmove inspect {quoted(inventory.path)} shows how to allow it"
         yield Command(f"torch.load(weights_only=True) still refuses it (S701): {allowed}")
-    lost = [fact for fact in inventory.facts if fact.kind in LACKING]
+
+
+def source_warnings(source: Inventory, new: Inventory, *, is_one_file: bool) -> Iterator[str]:
+    """Warnings of problems of the source that the output has too, or no longer shows.
+
+    Args:
+        source: the source.
+        new: the output.
+        is_one_file: whether the files of the source become one.
+    """
+    kept = {storage.key for storage in new.storages}
+    lost = [fact for fact in source.facts if fact.kind in LACKING and (not is_one_file or fact.storage_key in kept)]
     if lost:
         nbytes = sum(fact.nbytes for fact in lost)
         storages = f"{amount(len(lost), 'storage')} {'is' if len(lost) == 1 else 'are'} incomplete"
         yield f"{storages} (F802): {nbytes:,} bytes are missing in the new file too"
-    if any(fact.kind == "missing-end" for fact in inventory.facts):
+    if any(fact.kind == "missing-end" for fact in source.facts):
         yield "the tar is cut off (F802), and the new file too: members at its end may be missing"
-    inner = [fact.record for fact in inventory.facts if fact.kind == "inner-archive"]
+    for kind, text in _PROBLEMS.items():
+        own = [fact.record for fact in source.facts if fact.kind == kind]
+        if own:
+            yield f"{text}: {_some(own)}"
+    inner = [fact.record for fact in source.facts if fact.kind == "inner-archive"]
     if inner:
-        copied = "nested archives are copied unchanged, including any checkpoints in them"
-        yield f"{copied} (F804): {_some(inner)}"
+        done = "left out" if is_one_file else "copied unchanged"
+        yield f"nested archives are {done}, including any checkpoints in them (F804): {_some(inner)}"
 
 
 def _some(listed: Iterable[str], shown: int = _SHOWN) -> str:

@@ -230,7 +230,7 @@ def _absent(tensors: Mapping[str, ShardedTensor], files: Iterable[str], path: st
         if absent is not None:
             file = ShardName(absent, number, count).text
             if any(tensor.uncovered for tensor in own):
-                raise MissingShard(path, file, last - len(there) - 1, _LOST)
+                raise MissingShard(f"{path}/", file, last - len(there) - 1, _LOST)
             if _is_short(own, parts):
                 yield ArchiveFact("absent-shard", file, 0)
     for key, tensor in tensors.items():
@@ -244,7 +244,7 @@ def _require_numbers(ranks: Mapping[tuple[int, int], set[int]], path: str) -> No
         lost = count - sum(other == count for _, other in ranks)
         if lost > 0:
             first = next(number for number in range(1, count + 1) if (number, count) not in ranks)
-            raise MissingShard(path, ShardName(1, first, count).text, lost - 1, _LOST)
+            raise MissingShard(f"{path}/", ShardName(1, first, count).text, lost - 1, _LOST)
 
 
 def _is_short(tensors: Sequence[ShardedTensor], parts: int) -> bool:

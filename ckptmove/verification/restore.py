@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ckptmove.checkpoint.elements import extent_numel
-from ckptmove.text import amount, quoted
+from ckptmove.text import amount, quoted, some
 from ckptmove.verification.checks import Offenders, failed, passed, skipped
 from ckptmove.verification.pages import PagesOfFiles
 from ckptmove.verification.restore_pieces import PiecesTally, compare_objects, compare_pieces
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Kinds without bytes of their own in a storage, or whose parts torch does not return.
 NOT_COMPARED: Final = frozenset({"meta", "device-data", "wrapper-subclass", "nested"})
+#: Missing files that a message names.
+_SHOWN: Final = 4
 #: Message of torch for a damaged archive.
 _DAMAGED: Final = "PytorchStreamReader failed"
 
@@ -47,6 +49,7 @@ class RestoreTally:
         apart: number of tensors without bytes to compare, by kind.
         differing: tensors that differ, and how.
         unreadable: tensors whose bytes are encoded or incomplete.
+        lost: tensors with shards in missing files.
         places: how often each name has occurred; several paths may be written the same.
         known: bytes of the file and their addresses in memory that were found equal.
         pieces: results for distributed checkpoints.
@@ -58,6 +61,7 @@ class RestoreTally:
     apart: dict[str, int] = field(default_factory=dict)
     differing: Offenders = field(default_factory=Offenders)
     unreadable: Offenders = field(default_factory=Offenders)
+    lost: Offenders = field(default_factory=Offenders)
     places: dict[str, int] = field(default_factory=dict)
     known: set[tuple[StoredExtent, int]] = field(default_factory=set)
     pieces: PiecesTally = field(default_factory=PiecesTally)
@@ -65,7 +69,7 @@ class RestoreTally:
 
     def set_place(self, place: int) -> None:
         """Set the index of the tensor that is being compared."""
-        self.differing.place = self.unreadable.place = place
+        self.differing.place = self.unreadable.place = self.lost.place = place
         self.pieces.set_place(place)
         self.shards.differing.place = place
 
@@ -77,6 +81,7 @@ class RestoreTally:
             "apart": self.apart,
             "differing": self.differing.to_json(),
             "unreadable": self.unreadable.to_json(),
+            "lost": self.lost.to_json(),
             "pieces": self.pieces.to_json(),
             "shards": self.shards.to_json(),
         }
@@ -89,6 +94,7 @@ class RestoreTally:
             self.apart[kind] = self.apart.get(kind, 0) + count
         self.differing.join(other["differing"])
         self.unreadable.join(other["unreadable"])
+        self.lost.join(other["lost"])
         self.pieces.join(other["pieces"])
         self.shards.join(other["shards"])
 
@@ -160,7 +166,8 @@ def survey(
             if record.storage in encoded:
                 tally.apart["text-encoded"] = tally.apart.get("text-encoded", 0) + 1
             else:
-                tally.unreadable.add(record.name)
+                part = stored.part_of(record)
+                (tally.lost if part is not None and part.missing else tally.unreadable).add(record.name)
             continue
         values = stored.tensor(record)
         # Tied tensors and shared views have the same bytes under several names.
@@ -173,7 +180,7 @@ def survey(
     loaded.release()
     _gather(tally, numbers, loaded, group)
     total = len(inventory.tensors)
-    return _outcome(inventory.path, tally, loaded, total, total if sample is None else sample.size.tensors)
+    return _outcome(inventory, tally, loaded, total, total if sample is None else sample.size.tensors)
 
 
 def _gather(tally: RestoreTally, numbers: NumbersTally, loaded: LoadedFiles, group: ProcessGroup) -> None:
@@ -304,14 +311,14 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     return same and torch.equal(one[words:], other[words:])
 
 
-def _outcome(path: str, tally: RestoreTally, loaded: LoadedFiles, total: int, looked_at: int) -> CheckResult:
+def _outcome(inventory: Inventory, tally: RestoreTally, loaded: LoadedFiles, total: int, looked_at: int) -> CheckResult:
     refused = loaded.refused | tally.shards.refused
     figures: dict[str, object] = {
         "tensors": total,
         "compared": tally.compared,
         "bytes": tally.nbytes,
         "differing": tally.differing.count + tally.pieces.differing.count + tally.shards.differing.count,
-        "unreadable": tally.unreadable.count,
+        "unreadable": tally.unreadable.count + tally.lost.count,
         "weights_only": not refused,
     }
     if refused:
@@ -323,11 +330,14 @@ def _outcome(path: str, tally: RestoreTally, loaded: LoadedFiles, total: int, lo
     failing = (f"{name}: {reason}" for name, reason in tally.shards.errors.items())
     error = loaded.error or str(tally.pieces.errors) or next(failing, "")
     if error:
-        fix = f"copy or download it again, then: ckptmove inspect --check {quoted(path)}"
+        fix = f"copy or download it again, then: ckptmove inspect --check {quoted(inventory.path)}"
         is_damaged = tally.pieces.errors or _DAMAGED in error
         return failed("restore", f"torch.load fails: {error}", fix if is_damaged else "", **figures)
-    if tally.unreadable:
-        return failed("restore", tally.unreadable.failures("bytes encoded or incomplete: "), **figures)
+    if tally.unreadable or tally.lost:
+        files = some([fact.record for fact in inventory.facts if fact.kind == "missing-rank"], _SHOWN)
+        lines = tally.unreadable.failures("bytes encoded or incomplete: ")
+        lines += tally.lost.failures(f"shards in missing files ({files}, F808): ")
+        return failed("restore", lines, **figures)
     differing = [
         line
         for offenders in (tally.differing, tally.pieces.differing, tally.shards.differing)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import torch
 
 from ckptmove.checkpoint.elements import extent_numel, extent_span
-from ckptmove.errors import DamagedArchive, SourceChanged
+from ckptmove.checkpoint.parts import RANKS_MISSING
+from ckptmove.errors import DamagedArchive, MissingShard, SourceChanged
 from ckptmove.io.part import read_into
 from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
@@ -130,6 +131,7 @@ class StoredTensors:
 
         Raises:
             DamagedArchive: if its bytes are encoded or incomplete.
+            MissingShard: if files that may have its bytes are missing.
             SourceChanged: if the file has changed.
             AccessFailed: if the file can no longer be opened.
             UnreadableInput: if a piece of it is damaged.
@@ -140,6 +142,8 @@ class StoredTensors:
         place = self.place(record)
         if place is None:
             part = self.part_of(record) or next(iter(self._parts.values()))
+            if part.missing:
+                raise MissingShard(part.path, part.missing[0], len(part.missing) - 1, RANKS_MISSING)
             raise DamagedArchive(part.path, f"'{record.name}' is encoded or incomplete")
         values = torch.empty(0, dtype=dtype_of(record.dtype))
         return values.set_(self._extent(place, record).untyped_storage(), 0, record.shape, record.stride)

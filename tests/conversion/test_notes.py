@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import ckptmove
+from ckptmove.checkpoint.directories import FileFact
+from ckptmove.conversion.notes import source_warnings
 from ckptmove.errors import UnknownDevice
+from ckptmove.model import ArchiveFact
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 
@@ -149,9 +154,30 @@ def test_what_a_copy_cannot_mend_is_told(tmp_path: Path) -> None:
             for record in whole.infolist():
                 if record.filename.rpartition("/data/")[2] not in left_out:
                     cut.writestr(record.filename, whole.read(record))
-        [note] = ckptmove.convert(tmp_path / "cut.pt", to="mps", force=True).notes
-        assert note.startswith(told)
-        assert note.endswith(" bytes are missing in the new file too")
+        result = ckptmove.convert(tmp_path / "cut.pt", to="mps", force=True)
+        [warning] = result.warnings
+        assert not result.notes
+        assert warning.startswith(told)
+        assert warning.endswith(" bytes are missing in the new file too")
+
+
+def test_problems_of_the_source_are_warnings() -> None:
+    facts = (
+        FileFact("short-storage", "0", 8, "0"),
+        FileFact("short-storage", "1", 4, "1"),
+        ArchiveFact("missing-end", "end", 1),
+        ArchiveFact("missing-rank", "rank1.pt", 0),
+        ArchiveFact("inner-archive", "more.zip", 9),
+    )
+    source = replace(ckptmove.inspect(SAMPLES / "adamw-cuda3.pth").inventory, facts=facts)
+    copied = list(source_warnings(source, source, is_one_file=False))
+    assert [re.findall(r"F\d+", warning) for warning in copied] == [["F802"], ["F802"], ["F808"], ["F804"]]
+    assert "12 bytes" in copied[0]
+    assert "rank1.pt" in copied[2]
+    new = replace(source, facts=(), storages=())
+    made = list(source_warnings(source, new, is_one_file=True))  # without the two storages
+    assert [re.findall(r"F\d+", warning) for warning in made] == [["F802"], ["F808"], ["F804"]]
+    assert "left out" in made[-1]
 
 
 def test_values_that_a_cast_makes_infinite_are_told(tmp_path: Path) -> None:

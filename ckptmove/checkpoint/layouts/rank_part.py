@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ckptmove.formats.chunks import Chunk
     from ckptmove.io.contracts import Progress
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact, FactKind, Inventory, TensorRecord
+    from ckptmove.model import ArchiveFact, Inventory, TensorRecord
     from ckptmove.pickles.tree import Value
 
 #: Beginnings of the keys of storages: of assembled tensors, and of those of the first rank.
@@ -89,9 +89,10 @@ class RankFilesPart(OpenPart):
             UnreadableInput: if the first file is no longer readable.
         """
         lead = group.files[0].part
-        self.name, self.path, self.base = name, lead.path, lead.base
+        self.name, self.base = name, lead.base
+        self.path = lead.path.removesuffix(lead.name) + group.name
         self.byteorder, self.pickle_bytes = lead.byteorder, lead.pickle_bytes
-        self._limits, self._group, self.lead = limits, group, lead
+        self._limits, self._group, self.lead, self.missing = limits, group, lead, group.missing
         self._paths = tuple(group.files[0].shards)
         self._sound: set[tuple[str, str]] = set()
         #: The shards of the tensors that were read last: a parameter and its moments are read in turn.
@@ -115,11 +116,6 @@ class RankFilesPart(OpenPart):
         )
         for file in group.files:
             _forget_tensors(file.part)
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Paths of the files of missing ranks."""
-        return self._group.missing
 
     @property
     def differing(self) -> list[str]:
@@ -229,12 +225,9 @@ class RankFilesPart(OpenPart):
             machine.persistents = [node for node in nodes(machine.root) if type(node) is Persistent]
             inventory = build_inventory(RankFiles(container.source, self._limits), machine, self._limits)
         moved = moved_inventory(self.name, inventory, self.base)
-        gaps = [*self._uncovered()]
-        if self._group.missing:  # they are the cause of the gaps
-            kind: FactKind = "missing-rank" if gaps else "missing-replica"
-            gaps = [FileFact(kind, path, 0, path) for path in self._group.missing]
-        differing = differing_replicas(self._group.files)
-        gaps += (FileFact("other-replica", name, 0, name) for name in map(self.full_name, differing))
+        missing = self._group.missing_facts()
+        differing = map(self.full_name, differing_replicas(self._group.files))
+        replicas = (FileFact("other-replica", name, 0, name) for name in differing)
         return replace(
             moved,
             size_bytes=sum(one.size_bytes for one in files),
@@ -244,19 +237,17 @@ class RankFilesPart(OpenPart):
             globals=tuple(dict.fromkeys(use for one in files for use in one.globals)),
             foreign_opcodes=tuple(dict.fromkeys(code for one in files for code in one.foreign_opcodes)),
             filled_classes=tuple(dict.fromkeys(name for one in files for name in one.filled_classes)),
-            facts=(*(fact for one in files for fact in one.facts), *gaps),
+            facts=(*(fact for one in files for fact in one.facts), *(missing or self._uncovered()), *replicas),
         )
 
     def _uncovered(self) -> Iterator[FileFact]:
         """Facts about tensors that the shards do not cover, or cover twice."""
-        for number, path in enumerate(self._paths):
-            saved = self._group.files[0].shards[path]
-            chunks = {box.chunk for box in self.boxes_of(f"{_SHARDS}{number}") if box.chunk.volume}
-            missing = prod(saved.shard.shape) - sum(chunk.volume for chunk in chunks)
-            if missing or flaw_of(saved.shard.shape, [*chunks]):
-                key = f"{self.name}/{_SHARDS}{number}" if self.name else f"{_SHARDS}{number}"
-                nbytes = max(missing, 0) * ITEM_BYTES[saved.local.dtype]
-                yield FileFact("short-storage", self.full_name(path), nbytes, key)
+        numbers = {path: number for number, path in enumerate(self._paths)}
+        for path, elements in self._group.gaps():
+            own = f"{_SHARDS}{numbers[path]}"
+            key = f"{self.name}/{own}" if self.name else own
+            nbytes = max(elements, 0) * ITEM_BYTES[self._group.files[0].shards[path].local.dtype]
+            yield FileFact("short-storage", self.full_name(path), nbytes, key)
 
     def _whole(self, root: Value) -> Value:
         """Make whole tensors of the DTensors in a tree, and give its other storages the keys of this part."""

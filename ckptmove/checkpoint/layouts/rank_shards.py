@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from itertools import islice
-from math import isnan
+from math import isnan, prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ckptmove.checkpoint.directories import FileFact
 from ckptmove.checkpoint.inventory.tensor_nodes import named_items
+from ckptmove.formats.chunks import flaw_of
 from ckptmove.formats.dtensors import CLASSES, dtensor_call, local_tensor, read_shard
 from ckptmove.pickles.rebuild_arguments import NotATensor
 from ckptmove.pickles.tensors import TensorReader
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.formats.dtensors import LocalShard
-    from ckptmove.model import TensorRecord
+    from ckptmove.model import FactKind, TensorRecord
     from ckptmove.pickles.tree import Value
 
 #: A number in a name that int() reads: its limit is 4,300 digits.
@@ -92,6 +94,19 @@ class RankGroup(NamedTuple):
         """Names of tensors that are no DTensors, and differ between the ranks by their CRCs."""
         first, *others = (file.crcs for file in self.files)
         return [name for name, crc in first.items() if any(crcs.get(name) != crc for crcs in others)]
+
+    def gaps(self) -> Iterator[tuple[str, int]]:
+        """The tensors that the shards do not cover, and the number of missing elements; negative if some are twice."""
+        for path, saved in self.files[0].shards.items():
+            chunks = {chunk for file in self.files for chunk, _ in file.shards[path].shard.boxes() if chunk.volume}
+            missing = prod(saved.shard.shape) - sum(chunk.volume for chunk in chunks)
+            if missing or flaw_of(saved.shard.shape, [*chunks]):
+                yield path, missing
+
+    def missing_facts(self) -> list[FileFact]:
+        """A fact about each missing file: other ranks may have replicas of all its shards."""
+        kind: FactKind = "missing-replica" if self.missing and next(self.gaps(), None) is None else "missing-rank"
+        return [FileFact(kind, path, 0, path) for path in self.missing]
 
 
 def dtensors(root: Value) -> Iterator[tuple[str, Call]]:

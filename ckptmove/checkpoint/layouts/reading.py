@@ -207,7 +207,7 @@ class Reader:
                     row = file_record(path, inventory, listing.expression(path))
                     part.put_into(self._files, inventory, self._base, row)
                     self._look_into(part, path)
-                    rank_file = read_rank_file(part) if self._ranks else None
+                    rank_file = read_rank_file(part)
                     if rank_file is not None:
                         self._rank_files.append(rank_file)
                     if not self._keeps(part):
@@ -228,9 +228,13 @@ class Reader:
         self._done += file.size_bytes
 
     def _join_ranks(self) -> None:
-        """Make one part of the files of all ranks that are shards of the same tensors."""
+        """Make one part of the files of all ranks that are shards of the same tensors, and find missing ones."""
         # A file of a rank that is there, but not read as one, makes all of them files of their own.
         groups = [one for one in group_by_rank(self._rank_files) if self._listing.names.isdisjoint(one.missing)]
+        known = {path for group in groups for path in group.missing} | self._listing.names
+        if not self._ranks:
+            self._lost += (fact for group in groups for fact in group.missing_facts())
+            groups = []
         joined = {id(file.part) for group in groups for file in group.files}
         leads = {id(group.files[0].part): group for group in groups}
         is_whole = len(groups) == 1 and len(joined) == len(self._parts)
@@ -243,8 +247,7 @@ class Reader:
                 parts.append(part)
         self._parts = parts
         # A file that is there, but unreadable, is not missing.
-        known = {path for group in groups for path in group.missing} | self._listing.names
-        lost = missing_by_name(part.name for part in parts) if self._ranks else []
+        lost = missing_by_name(part.name for part in parts)
         self._lost += (ArchiveFact("missing-rank", path, 0) for path in lost if path not in known)
 
     def _keeps(self, part: OpenPart) -> bool:

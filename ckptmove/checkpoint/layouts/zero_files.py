@@ -10,6 +10,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.inventory.shapes import as_dict
+from ckptmove.checkpoint.parts import RANKS_MISSING
 from ckptmove.errors import MissingShard
 from ckptmove.pickles.tree import items_of
 
@@ -99,7 +100,7 @@ def require_ranks(listing: Listing, files: Iterable[ZeroFile]) -> None:
         if missing:
             named = [name for _, names in absent for name in names][:_NAMED]
             path = listing.full(f"{folder}/{own[0].name}".lstrip("/"))
-            raise MissingShard(path, "', '".join(named), missing - len(named), "files of other ranks are missing")
+            raise MissingShard(path, "', '".join(named), missing - len(named), RANKS_MISSING)
 
 
 def _absent(files: Sequence[ZeroFile]) -> Iterator[tuple[int, list[str]]]:

@@ -48,8 +48,10 @@ def conversion_lines(page: Page, path: str, result: ConvertResult, *, verbose: b
         yield from [line] if isinstance(note, Command) else page.wrap(line, 2)
 
 
-def unmatched_lines(answer: ConvertAnswer) -> Iterator[str]:
-    """A warning for each option without a match; with ``--strict`` an error, and a hint."""
+def warning_lines(answer: ConvertAnswer) -> Iterator[str]:
+    """A warning for each problem of the source, and for each option without a match: with ``--strict`` an error."""
+    for warning in answer.result.warnings:
+        yield f"warning: {sentence(warning)}"
     for one in answer.result.unmatched:
         yield f"{'error' if answer.exit_code else 'warning'}: {sentence(str(one))}"
     if answer.exit_code:

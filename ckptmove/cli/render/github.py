@@ -82,12 +82,14 @@ def inspection_lines(answer: InspectAnswer) -> Iterator[str]:
 
 
 def conversion_lines(answer: ConvertAnswer) -> Iterator[str]:
-    """A warning for each option without a match, an error with ``--strict``; and a notice with the outcome."""
+    """A warning for each problem and each option without a match (with ``--strict`` an error), and the outcome."""
     from ckptmove.cli.render.conversion import brief_line
 
     path, result = answer.request.path, answer.result
     for one in result.unmatched:
         yield _annotation("error" if answer.exit_code else "warning", path, f"convert --{one.option}", str(one))
+    for warning in result.warnings:
+        yield _annotation("warning", path, "convert", warning)
     yield _annotation("notice", result.output or path, "convert", brief_line(path, result))
 
 

@@ -53,7 +53,7 @@ class HumanRenderer(Renderer):
         from ckptmove.cli.render import conversion
 
         out, path, result = self._out, answer.request.path, answer.result
-        for line in conversion.unmatched_lines(answer):  # --quiet does not hide them: as a rule a name is mistyped
+        for line in conversion.warning_lines(answer):  # --quiet does not hide them: as a rule a name is mistyped
             say(line)
         if out.quiet:
             out.lines([conversion.brief_line(path, result)])

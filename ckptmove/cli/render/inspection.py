@@ -35,6 +35,8 @@ _SUFFIXES: Final = "KMBT"
 _SMALL: Final = 0.01
 #: Files of a directory that are listed without -v: enough for a run on one machine.
 _MOST_FILES: Final = 24
+#: Devices that a line names.
+_SHOWN_DEVICES: Final = 4
 #: Role and device.
 _Place: TypeAlias = "tuple[str, str]"
 #: Characters of the longest bar.
@@ -279,7 +281,16 @@ def _devices(page: Page, inventory: Inventory) -> Iterator[str]:
         rows.append(("", "total", f"{tensors:,}", size(nbytes)))
     yield from table(page, columns, rows)
     if any(part.device == NO_DEVICE for part in parts):
-        yield page.paint("unknown: the format stores no device", "dim")
+        yield page.paint(f"{NO_DEVICE}: {_why_unknown(inventory)}", "dim")
+
+
+def _why_unknown(inventory: Inventory) -> str:
+    """Why the device of some tensors is unknown."""
+    files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
+    devices = {device for file in files if file.part is not None for device in file.devices}
+    if not devices:
+        return "the format stores no device"
+    return f"each rank has saved its shards from its own device ({clean(some(sorted(devices), _SHOWN_DEVICES))})"
 
 
 def _bars(page: Page, answer: InspectAnswer) -> Iterator[str]:

@@ -84,10 +84,10 @@ class JsonRenderer(JsonDocument):
         self._out = out
 
     def convert(self, answer: ConvertAnswer) -> None:
-        from ckptmove.cli.render.conversion import unmatched_lines
+        from ckptmove.cli.render.conversion import warning_lines
         from ckptmove.cli.streams import say
 
-        for line in unmatched_lines(answer):
+        for line in warning_lines(answer):
             say(line)
         super().convert(answer)
 

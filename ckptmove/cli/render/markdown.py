@@ -85,7 +85,7 @@ class MarkdownDocument(Document):
 
         path, result = answer.request.path, answer.result
         self._rows.append((_icon(answer.exit_code), code(path), prose(brief_line(path, result))))
-        lines = [f"{_ICONS['warning']} {prose(str(one))}" for one in result.unmatched]
+        lines = [f"{_ICONS['warning']} {prose(text)}" for text in (*map(str, result.unmatched), *result.warnings)]
         lines += [f"{_ICONS['info']} {prose(note)}" for note in result.notes]
         self._blocks += [[line] for line in lines]
 

@@ -55,8 +55,10 @@ class SarifDocument(Document):
             self._add("inspect/expect", "error", f"not on {expectation.device}", path, names)
 
     def convert(self, answer: ConvertAnswer) -> None:
-        """Add the options that match nothing."""
+        """Add the options that match nothing, and problems of the source."""
         level = "error" if answer.exit_code else "warning"
+        for warning in answer.result.warnings:
+            self._add("convert/source", "warning", warning, answer.request.path)
         for one in answer.result.unmatched:
             self._add(f"convert/{one.option}", level, str(one), answer.request.path)
 

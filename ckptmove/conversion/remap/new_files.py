@@ -6,8 +6,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
-from ckptmove.checkpoint.parts import FilePart
+from ckptmove.checkpoint.parts import RANKS_MISSING, FilePart
 from ckptmove.conversion.remap.combine import rename_storages, storage_keys
 from ckptmove.conversion.remap.errors import MixedByteOrders, NothingLeft, NotInFormat
 from ckptmove.conversion.remap.kept_files import has_unreached
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.elements import StoredBytes
     from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
+    from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.conversion.conversion import Conversion
@@ -202,8 +202,8 @@ class NewFiles:
                 (segment,) = self._conversion.checked((segment,))
                 return FromSource(part.source, segment), crc
         else:
-            if isinstance(part, RankFilesPart) and part.missing and part.span(key) is None:
-                raise MissingShard(part.path, part.missing[0], len(part.missing) - 1)
+            if part.missing and part.span(key) is None:
+                raise MissingShard(part.path, part.missing[0], len(part.missing) - 1, RANKS_MISSING)
             stored = part.storage(key)
             if stored is not None:
                 pieces = cast("PiecedPart | RankFilesPart", part)

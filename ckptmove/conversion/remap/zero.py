@@ -114,7 +114,8 @@ def gather_partitions(checkpoint: OpenCheckpoint, limits: Limits) -> OpenCheckpo
     gathering = _Gathering(checkpoint, files)
     root = gathering.root()
     part = GatheredPart(checkpoint.path, root, gathering.storages, limits)
-    inventory = replace(part.inventory, container=checkpoint.inventory.container, layout="deepspeed")
+    container, facts = checkpoint.inventory.container, checkpoint.outside
+    inventory = replace(part.inventory, container=container, layout="deepspeed", facts=facts)
     return replace(
         checkpoint, inventory=inventory, parts=(part,), listing=None, links={}, others=(), outside=(), top=""
     )

@@ -13,10 +13,12 @@ import pytest
 import torch
 import untraced
 from torch.utils._pytree import tree_flatten
+from typer.testing import CliRunner
 
 import ckptmove
 from ckptmove.checkpoint.layouts.rank_shards import group_by_rank, missing_by_name
 from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.cli.app import app
 from ckptmove.errors import CrcMismatch, DamagedArchive, MissingShard, UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
@@ -91,10 +93,16 @@ def test_a_tree_of_each_rank_becomes_one_file(saved, tmp_path, kind) -> None:
     assert found.inventory.layout == "sharded"
     assert len(shapes) == len([leaf for leaf in tree_flatten(whole)[0] if isinstance(leaf, torch.Tensor)])
     assert [row.path for row in found.inventory.files] == [f"rank{rank:02}.pt" for rank in range(4)]
+    assert {row.devices for row in found.inventory.files} == {("cpu",)}
     result = ckptmove.convert(saved / kind, output=tmp_path / "run.pth")
     assert same(torch.load(tmp_path / "run.pth", weights_only=True), whole)
     # The last byte of its random state is the number of the rank.
     assert [note for note in result.notes if "rank00.pt are used: rng" in note]
+
+
+def test_the_devices_of_the_ranks_are_shown(saved) -> None:
+    said = CliRunner().invoke(app, ["inspect", str(saved / "strided")]).stdout
+    assert "unknown: each rank has saved its shards from its own device (cpu)" in said
 
 
 def test_a_sample_of_files_at_a_url_is_that_of_local_files(saved) -> None:
@@ -167,13 +175,21 @@ def test_missing_ranks_are_named(copy, answers, tmp_path) -> None:
     (finding,) = findings(folder, "F808")
     assert (finding.where, finding.severity) == (("rank02.pt",), "error")
     assert not findings(folder, "F802")
-    assert failing(answers(folder)) == {"restore", "step"}
+    found = answers(folder)
+    assert failing(found) == {"restore", "step"}
+    assert found["restore"]["detail"].startswith("shards in missing files (rank02.pt, F808): ")
+    assert found["restore"]["evidence"]["unreadable"] > 1
+    assert "'rank02.pt'" in found["step"]["detail"]
+    assert "rank00.pt" not in found["step"]["detail"]
     with open_checkpoint(str(folder)) as checkpoint:
         check = fail_on_findings(check_file(checkpoint.parts), find_all(checkpoint.inventory, Context()))
     assert check.status == "failed"
     assert "rank02.pt" in check.detail
     with pytest.raises(MissingShard, match=r"rank02\.pt"):
         ckptmove.convert(folder, output=tmp_path / "run.pth")
+    (warning,) = ckptmove.convert(folder, to="cuda:0", output=tmp_path / "moved").warnings
+    assert "rank02.pt" in warning
+    assert "(F808)" in warning
 
 
 def test_replicas_make_up_for_missing_ranks(copy, saved, tmp_path) -> None:
@@ -183,7 +199,8 @@ def test_replicas_make_up_for_missing_ranks(copy, saved, tmp_path) -> None:
     (finding,) = findings(folder, "F808")
     assert (finding.where, finding.severity) == (("rank00.pt", "rank03.pt"), "info")
     assert not findings(folder, "F802")
-    ckptmove.convert(folder, output=tmp_path / "run.pth")
+    assert not ckptmove.convert(folder, to="cuda:0", dry_run=True).warnings
+    assert not ckptmove.convert(folder, output=tmp_path / "run.pth").warnings
     new, whole = torch.load(tmp_path / "run.pth", weights_only=True), full(saved, "hsdp")
     assert all(same(new[key], whole[key]) for key in ("model", "optim"))
 
@@ -193,6 +210,8 @@ def test_the_world_size_in_a_name_tells_what_is_missing(copy) -> None:
     (folder / "extra_state_world_size_4_rank_1.pt").unlink()
     (finding,) = findings(folder, "F808")
     assert finding.where == ("extra_state_world_size_4_rank_1.pt",)
+    (warning,) = ckptmove.convert(folder, to="cuda:0", dry_run=True).warnings
+    assert warning.count("extra_state_world_size_4_rank_1.pt") == 1
     assert not findings(folder / "model_world_size_4_rank_0.pt", "F808")
 
 

@@ -184,6 +184,9 @@ def test_what_was_written_is_told_with_its_rate_and_notes() -> None:
         "::warning file=a.pth,title=convert --keep::--keep x matches no whole name",
         notice,
     ]
+    warned = converted(replace(instant, warnings=("rank1.pt is missing",)))
+    assert list(github.conversion_lines(warned)) == ["::warning file=a.pth,title=convert::rank1.pt is missing", notice]
+    assert list(conversion.warning_lines(warned)) == ["warning: rank1.pt is missing"]
 
 
 def test_a_copy_is_told_apart_from_one_that_stores_what_was_deflated() -> None:

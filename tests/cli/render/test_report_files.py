@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -252,3 +253,14 @@ def test_a_report_is_written_to_the_target_of_a_link(say, bench) -> None:
         assert json.loads((bench / "artifacts" / "report.json").read_text())["command"] == "inspect"
     (bench / "null").symlink_to("/dev/null")
     assert say("inspect", "run.pth", "--report", "json=null").code == 5
+
+
+@pytest.mark.parametrize("kind", ["json", "markdown", "html", "sarif"])
+def test_a_warning_of_convert_is_in_the_report(say, bench, kind) -> None:
+    with zipfile.ZipFile(bench / "run.pth") as whole, zipfile.ZipFile(bench / "cut.pth", "w") as cut:
+        for record in whole.infolist():
+            if not record.filename.endswith("/data/1"):
+                cut.writestr(record.filename, whole.read(record))
+    said = say("convert", "cut.pth", "--to", "mps", "--dry-run", "--report", f"{kind}=report")
+    assert "warning: 1 storage is incomplete (F802)" in said.err
+    assert "(F802)" in (bench / "report").read_text()

@@ -93,7 +93,7 @@ def test_weights_that_equal_their_original_are_proven(tmp_path):
 def test_options_that_no_command_repeats_are_suggested(source, output, options, is_suggested):
     checks = {one.name: one for one in ckptmove.verify(output, against=source, **options).checks}
     assert checks["restore"].status == "failed"
-    assert ("--strip-prefix" in checks["restore"].fix) == is_suggested
+    assert ("strip_prefix=True" in checks["restore"].fix) == is_suggested
     assert "LookupError" not in checks["parity"].detail
 
 

@@ -49,7 +49,8 @@ class HtmlDocument(Document):
         from ckptmove.cli.render.page import Page
 
         path, result = answer.request.path, answer.result
-        lines = [*map(str, result.unmatched), *conversion.plan_lines(Page(), result.plan, verbose=True), *result.notes]
+        warnings = *map(str, result.unmatched), *result.warnings
+        lines = [*warnings, *conversion.plan_lines(Page(), result.plan, verbose=True), *result.notes]
         status = "failed" if answer.exit_code else "passed"
         self._add_lines(path, conversion.brief_line(path, result), lines, status)
 
