@@ -123,15 +123,14 @@ class OpenCheckpoint:
         return (*found, *self.outside)
 
     def require_unchanged(self) -> None:
-        """Raise SourceChanged if a file that contains it was written, replaced or removed since it was read.
-
-        The files of a remote directory are compared only while they are read.
-        """
+        """Raise SourceChanged if a file that contains it was written, replaced or removed since it was read."""
         for place in self.read_from:
             place.require_unchanged()
         for part in self.parts:
             if part.is_remote and isinstance(part, FilePart) and isinstance(part.source, Versioned):
                 part.source.require_unchanged()
+        if self.listing is not None:
+            self.listing.require_opened_unchanged()
 
     def described(self, other: str) -> str:
         """SHA-256 of a file, or target of a link.

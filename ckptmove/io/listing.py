@@ -151,6 +151,14 @@ class Listing:
     def look(self, path: str) -> None:
         """Raise NotACheckpoint if that is known without opening the file; in a directory, it never is."""
 
+    def is_text(self, path: str) -> bool:
+        """Whether a file is text by its name, and opening it takes a request; of a local directory, none is."""
+        del path
+        return False
+
+    def require_opened_unchanged(self) -> None:
+        """Raise SourceChanged if a file at a URL was written since it was opened. Local files have stamps."""
+
     def open(self, path: str) -> ByteSource:
         """The bytes of a file; the caller closes them.
 

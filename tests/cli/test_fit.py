@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import fit_cases
 import pytest
@@ -39,6 +40,18 @@ def test_it_fails_no_strict_run(say) -> None:
     assert "not proven" not in said.out
     assert "not proven" not in say("verify", "run.pth", "dragged.pth", "--fit", "2x1GB").out
     assert str(say("verify", "run.pth", "--fit", "2 GB").code) == "2"
+
+
+@pytest.mark.parametrize(("fit", "code"), [("2x1GB", 0), ("2x0.5KB", 1)])
+@pytest.mark.parametrize("words", [(), ("--strict",)])
+def test_the_reports_agree_with_the_exit_code(say, bench, fit, code, words) -> None:
+    reports = ("--report", "junit=j.xml", "--report", "html=h.html", "--report", "sarif=s.sarif")
+    assert say("verify", "run.pth", "--fit", fit, *words, *reports).code == code
+    (suite,) = ET.parse(bench / "j.xml").getroot()
+    assert (suite.get("failures"), suite.get("skipped")) == (str(code), "0")
+    assert f'class="verdict {"failed" if code else "passed"}"' in (bench / "h.html").read_text()
+    (run,) = json.loads((bench / "s.sarif").read_text())["runs"]
+    assert [result["level"] for result in run["results"]] == ["error"] * code
 
 
 def test_only_the_metadata_are_read(say, bench, monkeypatch) -> None:

@@ -160,6 +160,33 @@ def test_a_file_that_changes_while_it_is_read(server) -> None:
         ckptmove.verify(f"{server.url}/zip.pth", to="cpu", sample=3)
 
 
+@pytest.mark.parametrize("most", [2, 64])
+def test_shards_that_are_written_before_their_sample_is_read(server, monkeypatch, most) -> None:
+    """With few open files, they are opened again; otherwise only the file system tells of the change."""
+    fsspec = pytest.importorskip("fsspec")
+    from ckptmove.verification import sample_copy
+
+    memory, choose = fsspec.filesystem("memory"), sample_copy.choose_sample
+
+    def write():
+        for file in (server.root / "parts").iterdir():
+            memory.pipe(f"/changing/{file.name}", file.read_bytes())
+
+    def written(*facts):
+        write()
+        return choose(*facts)
+
+    monkeypatch.setattr("ckptmove.io.remote.filesystem._MOST_OPENED", most)
+    write()
+    try:
+        assert ckptmove.verify("memory://changing", to="cpu", sample=3).passed
+        monkeypatch.setattr(sample_copy, "choose_sample", written)
+        with pytest.raises(SourceChanged):
+            ckptmove.verify("memory://changing", to="cpu", sample=3)
+    finally:
+        memory.rm("/changing", recursive=True)
+
+
 def test_a_server_that_refuses_or_drops(server) -> None:
     def refuse(handler):
         return len(server.log) > 3 and server.send(handler, 403, b"") is None

@@ -33,7 +33,7 @@ from ckptmove.model import ArchiveFact
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ckptmove.checkpoint.directories import DirectoryInventory
     from ckptmove.checkpoint.layouts.distributed import DistributedFolder
@@ -118,13 +118,16 @@ class Reader:
         shards = find_shards(listing)
         pieces = {file.path for file in listing.files if _is_piece(file.path, homes)}
         pieces |= {file.path for folder in shards for file in folder.files}
-        for file in listing.files:
-            if not file.is_hidden and file.path not in pieces:
-                with self._tolerating():
-                    self._read_file(file)
+        left = [file for file in listing.files if not file.is_hidden and file.path not in pieces]
+        texts = [file for file in left if listing.is_text(file.path)]
+        self._read_files(file for file in left if not listing.is_text(file.path))
         for one in shards:
             with self._tolerating():
                 pieces -= self._read_shards(one)
+        if self._parts:
+            self._lines += (OutlineLine(1, file.path, "text, by its name") for file in texts)
+        else:
+            self._read_files(texts)
         with self._tolerating():
             require_ranks(listing, self._zero_files)
         with self._tolerating():
@@ -189,6 +192,11 @@ class Reader:
         self._look_into(part, part.name or "shards")
         self._parts.append(part)
         return set()
+
+    def _read_files(self, files: Iterable[ListedFile]) -> None:
+        for file in files:
+            with self._tolerating():
+                self._read_file(file)
 
     def _read_file(self, file: ListedFile) -> None:
         self._looked_at += 1

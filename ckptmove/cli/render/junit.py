@@ -82,17 +82,18 @@ class JUnitDocument(Document):
         _count(suite)
 
     def verify(self, answer: VerifyAnswer) -> None:
-        """Add a suite: a case for each check, ``proven``, and with ``--strict`` also ``warnings``."""
+        """Add a suite: a case for each check, ``proven`` unless ``--fit``, and with ``--strict`` also ``warnings``."""
         from ckptmove.cli.render.verification import outcome, warned
 
         result = answer.result
         suite, name = self._suite(result.path)
         for check in result.checks:
             _add_check(suite, name, check)
-        proven = _add(suite, "testcase", classname=name, name="proven")
-        if not result.proven:
-            message = outcome(result, strict=answer.strict)
-            _add(proven, "failure" if answer.strict else "skipped", message=message)
+        if result.mode is not None:
+            proven = _add(suite, "testcase", classname=name, name="proven")
+            if not result.proven:
+                message = outcome(result, strict=answer.strict)
+                _add(proven, "failure" if answer.strict else "skipped", message=message)
         if answer.strict:
             codes = ", ".join(warned(result))
             warnings = _add(suite, "testcase", classname=name, name="warnings")

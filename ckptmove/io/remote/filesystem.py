@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from ckptmove.errors import LimitExceeded, MissingFile, NotACheckpoint, SourceChanged
+from ckptmove.errors import LimitExceeded, MissingFile, SourceChanged
 from ckptmove.io.contracts import Traffic
 from ckptmove.io.leftovers import is_unfinished
 from ckptmove.io.listing import DEEPEST, ListedFile, ListedFolder, Listing
@@ -105,7 +105,7 @@ def open_remote(address: Address, limits: Limits, copy: PartialCopy | None = Non
     traffic = Traffic()
     if address.place is None and not address.is_http:
         place.fs.invalidate_cache()  # of an earlier call in this process
-    is_folder = address.url.endswith("/")
+    listing, is_folder = None, address.url.endswith("/")
     # Folders of checkpoints seldom have a dot in their names, and files without one are rare.
     if is_folder or not (address.is_http or address.place or "." in address.name):
         listing = _list_directory(address, place, limits, traffic, copy)
@@ -117,10 +117,7 @@ def open_remote(address: Address, limits: Limits, copy: PartialCopy | None = Non
         traffic.add(requests=address.place is None)
         file = _open(address, place, traffic)
     if file is None:
-        listing = _list_directory(address, place, limits, traffic, copy)
-        if listing is None:
-            raise MissingFile(str(address))
-        return listing
+        return _not_empty(listing or _list_directory(address, place, limits, traffic, copy))
     return RemoteSource(file if copy is None else copy.keep(file), traffic)
 
 
@@ -145,6 +142,7 @@ class _SystemFile:
         path: its URL without credentials.
         size: its length in bytes.
         head: empty.
+        version: its size and what else the file system tells of its version.
     """
 
     head = b""
@@ -152,7 +150,7 @@ class _SystemFile:
     def __init__(self, address: Address, place: Place, file: Any, details: Mapping[str, Any], traffic: Traffic) -> None:
         self.path, self.size = str(address), int(details["size"])
         self._address, self._place, self._file, self._traffic = address, place, file, traffic
-        self._version = _version(details)
+        self.version = _version(details)
         #: Each request of s3fs names the ETag of the file that it opened.
         self._is_pinned = "s3" in place.fs.protocol
 
@@ -175,7 +173,7 @@ class _SystemFile:
         with failures_named(self._address):
             self._place.fs.invalidate_cache()
             details = self._place.fs.info(self._place.path)
-        if _version(details) != self._version:
+        if _version(details) != self.version:
             raise SourceChanged(self.path)
 
     def close(self) -> None:
@@ -218,6 +216,7 @@ class RemoteListing(Listing):
         copy: a copy that keeps what is read, or None.
         opened: the files that were opened last. Inventory, objects and step counts are read in turn, and most files are
             answered from one window.
+        versions: the version of each file when it was first opened.
     """
 
     is_remote: ClassVar[bool] = True
@@ -226,16 +225,24 @@ class RemoteListing(Listing):
     heads: dict[str, HttpFile] = field(default_factory=dict)
     copy: PartialCopy | None = None
     opened: dict[str, RemoteSource] = field(default_factory=dict)
+    versions: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
     def full(self, path: str) -> str:
         """URL of something in the directory, without credentials."""
         return f"{self.path.rstrip('/')}/{path}" if path else self.path
 
     def open(self, path: str) -> RemoteSource:
-        """The bytes of a file; the caller closes them. Errors as of :func:`open_remote`."""
+        """The bytes of a file; the caller closes them.
+
+        Raises:
+            SourceChanged: if it was written since it was first opened.
+            UnreadableInput: as of :func:`open_remote`.
+        """
         source = self.opened.pop(path, None)
         if source is None:
             file = self._file(path)
+            if self.versions.setdefault(path, file.version) != file.version:
+                raise SourceChanged(file.path)
             file = file if self.copy is None else self.copy.keep(file, path)
             source = RemoteSource(file, self.traffic, is_shared=True)
         while len(self.opened) >= _MOST_OPENED:
@@ -243,10 +250,9 @@ class RemoteListing(Listing):
         self.opened[path] = source
         return source
 
-    def look(self, path: str) -> None:
-        """Raise NotACheckpoint for a text file, by its name."""
-        if path.endswith(_TEXTS):
-            raise NotACheckpoint(self.full(path), "text, by its name")
+    def is_text(self, path: str) -> bool:
+        """Whether a file is text, by its name."""
+        return path.endswith(_TEXTS)
 
     def _file(self, path: str) -> RemoteFile:
         address = self.addresses.get(path)
@@ -270,7 +276,13 @@ class RemoteListing(Listing):
         return ()
 
     def require_unchanged(self, file: ListedFile) -> None:
-        """Do nothing: a file is compared with itself while it is read."""
+        """Do nothing: a file is compared when it is opened again, and all of them at the end."""
+
+    def require_opened_unchanged(self) -> None:
+        """Raise SourceChanged if a file was written since it was first opened; each answer over HTTP tells that."""
+        for path in [*self.versions]:
+            if not self.addresses[path].is_http:
+                self.open(path).require_unchanged()
 
 
 def _list_directory(

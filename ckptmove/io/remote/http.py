@@ -60,6 +60,7 @@ class HttpFile:
         path: its URL without credentials.
         size: its length in bytes.
         head: its first bytes.
+        version: its ETag or time, and its size.
     """
 
     def __init__(self, address: Address, fs: Any, traffic: Traffic) -> None:
@@ -78,7 +79,8 @@ class HttpFile:
         self.path = str(address)
         self._address, self._fs, self._traffic = address, fs, traffic
         answer = self._answer(0, WINDOW)
-        self.size, self._version = 0, answer.version
+        self.size = 0
+        self.version: tuple[object, ...] = (answer.version, answer.total)
         self.head = b""
         if answer.status == _UNSATISFIABLE and answer.total == 0:  # an empty file has no range
             return
@@ -98,7 +100,7 @@ class HttpFile:
             NoRanges: if the server ignores the range of this request.
         """
         answer = self._answer(start, end)
-        if (answer.version, answer.total) != (self._version, self.size):
+        if (answer.version, answer.total) != self.version:
             raise SourceChanged(self.path)
         if answer.body is None or answer.begin != start or len(answer.body) != end - start:
             raise NoRanges(self.path, self.size)

@@ -138,7 +138,7 @@ class _KeptFile:
     """A remote file whose bytes are kept when they are read."""
 
     def __init__(self, file: RemoteFile, copy: PartialCopy, name: str) -> None:
-        self.path, self.size, self.head = file.path, file.size, file.head
+        self.path, self.size, self.head, self.version = file.path, file.size, file.head, file.version
         self._file, self._copy, self._name = file, copy, name
 
     def fetch(self, start: int, end: int) -> bytes:

@@ -33,11 +33,13 @@ class RemoteFile(Protocol):
         path: its URL without credentials.
         size: its length in bytes.
         head: its first bytes, if opening it has read them.
+        version: its size, and its ETag, generation or time, as far as the server tells them.
     """
 
     path: str
     size: int
     head: bytes
+    version: tuple[object, ...]
 
     def fetch(self, start: int, end: int) -> bytes:
         """Request the bytes from ``start`` to ``end`` (exclusive).

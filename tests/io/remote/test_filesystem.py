@@ -14,7 +14,7 @@ from distributed_checkpoints import Distributed
 from safetensors.torch import save_file
 
 import ckptmove
-from ckptmove.errors import LimitExceeded, MissingFile, SourceChanged
+from ckptmove.errors import EmptyDirectory, LimitExceeded, MissingFile, SourceChanged
 from ckptmove.io.remote.address import Address
 from ckptmove.io.remote.errors import ArtifactAddress, RemoteFailed, RemoteMissing, UnknownScheme
 from ckptmove.io.remote.filesystem import RemoteListing, expand, find_place, open_remote
@@ -187,12 +187,46 @@ def test_requests_for_a_directory_of_many_files(bucket, sent, tmp_path, save, ap
         assert facts(there) == facts(ckptmove.inspect(folder))
 
 
+def test_checkpoints_with_the_names_of_text_files(memory, tmp_path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("a.txt", "epoch=3.log"):
+        torch.save({name: torch.ones(3)}, folder / name)
+    (folder / "config.json").write_text("{}")
+    for file in folder.iterdir():
+        memory.pipe(f"/run/{file.name}", file.read_bytes())
+    there = ckptmove.inspect("memory://run/")
+    assert facts(there) == facts(ckptmove.inspect(folder))
+    assert {file.path for file in there.inventory.files} == {"a.txt", "epoch=3.log"}
+    for name in ("a.txt", "epoch=3.log"):
+        memory.pipe(f"/run/{name}", b"text")
+    with pytest.raises(EmptyDirectory) as raised:
+        ckptmove.inspect("memory://run/")
+    assert raised.value.files == 3
+    memory.pipe("/run/model.pth", RUN.read_bytes())
+    listing = opened("memory://run/")
+    assert [listing.is_text(file.path) for file in listing.files] == [True, True, True, False]
+    assert [line.name for line in ckptmove.inspect("memory://run/", outline=True).outline if line.depth == 1] == [
+        "model.pth", "a.txt", "config.json", "epoch=3.log"
+    ]  # fmt: skip
+
+
 def test_a_directory_over_the_limit(memory) -> None:
     for name in "abc":
         memory.pipe(f"/run/{name}.pth", b"1")
     assert len(opened("memory://run").files) == 3
     with pytest.raises(LimitExceeded):
         opened("memory://run", entries=2)
+
+
+@pytest.mark.parametrize("name", ["run", "run/", "run.1"])
+def test_an_empty_directory_is_listed_once(memory, monkeypatch, name) -> None:
+    memory.mkdir(f"/{name.rstrip('/')}")
+    listed, find = [], type(memory).find
+    monkeypatch.setattr(type(memory), "find", lambda *of, **how: listed.append(of[1]) or find(*of, **how))
+    with pytest.raises(MissingFile):
+        opened(f"memory://{name}")
+    assert len(listed) == 1
 
 
 def test_a_listing(memory) -> None:
@@ -226,6 +260,52 @@ def test_only_so_many_files_of_a_listing_are_kept(memory, monkeypatch) -> None:
     assert [listing.open(f"{name}.pth").read(0, 5) for name in "abc"] == [b"12345"] * 3
     assert listing.open("c.pth") is listing.open("c.pth")
     assert listing.open("a.pth") is not first
+
+
+def test_a_file_that_was_written_before_it_is_opened_again(memory, monkeypatch) -> None:
+    monkeypatch.setattr("ckptmove.io.remote.filesystem._MOST_OPENED", 2)
+    for name in "abcd":
+        memory.pipe(f"/run/{name}.pth", b"12345")
+    listing = opened("memory://run/")
+    for name in "abc":
+        listing.open(f"{name}.pth")
+    listing.require_opened_unchanged()
+    memory.pipe("/run/d.pth", b"54321")  # it was not opened
+    listing.require_opened_unchanged()
+    memory.pipe("/run/a.pth", b"54321")
+    with pytest.raises(SourceChanged):
+        listing.open("a.pth")
+    with pytest.raises(SourceChanged):
+        listing.require_opened_unchanged()
+
+
+def test_a_file_that_was_written_while_it_is_open(memory) -> None:
+    for name in "ab":
+        memory.pipe(f"/run/{name}.pth", b"12345")
+    listing = opened("memory://run/")
+    listing.open("a.pth")
+    memory.pipe("/run/a.pth", b"54321")
+    with pytest.raises(SourceChanged):
+        listing.require_opened_unchanged()
+
+
+def test_each_answer_of_a_web_server_tells_the_version(server, monkeypatch) -> None:
+    monkeypatch.setattr("ckptmove.io.remote.filesystem._MOST_OPENED", 1)
+    etags = {}
+    server.etag = lambda path: f'"{etags.get(path.name, 1)}"'
+    (server.root / "versions").mkdir()
+    for name in "ab":
+        (server.root / "versions" / f"{name}.pth").write_bytes(DATA)
+    listing = opened(f"{server.url}/versions/")
+    for name in "aba":
+        listing.open(f"{name}.pth")
+    asked = len(server.log)
+    listing.require_opened_unchanged()
+    assert len(server.log) == asked
+    listing.open("b.pth")
+    etags["a.pth"] = 2
+    with pytest.raises(SourceChanged):
+        listing.open("a.pth")
 
 
 def test_names_that_lead_out_of_a_listing(memory, monkeypatch) -> None:

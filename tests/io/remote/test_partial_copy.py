@@ -27,7 +27,7 @@ class File:
     path, head = "there", DATA[:100]
 
     def __init__(self):
-        self.size, self.asked = len(DATA), []
+        self.size, self.asked, self.version = len(DATA), [], (len(DATA),)
 
     def fetch(self, start, end):
         self.asked.append(Span(start, end))
