@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from ckptmove.checkpoint.elements import is_contiguous
+from ckptmove.checkpoint.elements import extent_numel, is_contiguous
 from ckptmove.checkpoint.pairing import moments
 from ckptmove.formats.dtensors import CLASSES
 from ckptmove.torch_facts.optimizers import BY_NAME, is_elementwise, keeps_state_on_first
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: as many do not fit in a processor's cache.
 WINDOW_ELEMENTS: Final = 2**19
 _BATCH_PIECES: Final = 512
+#: Elements in the extents of all runs of a tensor, as a multiple of those in its own extent.
+_MOST_OVERLAP: Final = 2
 NOT_SAMPLED: Final = "it is not in the sample"
 #: Why a parameter without state is not stepped if other parameters have state.
 WITHOUT_STATE: Final = "it has no state, so it was frozen or its state is lost"
@@ -59,11 +61,18 @@ class Window(NamedTuple):
         return (tensor.reshape(-1) if self.flat else tensor).narrow(0, self.start, self.end - self.start)
 
     def of(self, record: TensorRecord) -> TensorRecord | None:
-        """This run as a record of its own; None if its elements are not in order in the storage."""
+        """This run as a record of its own; None if it is cut from the whole tensor instead.
+
+        That is so if its elements are not in order in the storage, or if the runs of the tensor overlap there, as the
+        rows of a transposed tensor do: to read them one by one, most of the storage is read for each.
+        """
         count = self.end - self.start
         if not self.flat:
             start = record.storage_offset + self.start * record.stride[0]
-            return record._replace(shape=(count, *record.shape[1:]), storage_offset=start)
+            run = record._replace(shape=(count, *record.shape[1:]), storage_offset=start)
+            share = count / record.shape[0]
+            whole = extent_numel(record.shape, record.stride)
+            return run if extent_numel(run.shape, run.stride) <= _MOST_OVERLAP * share * whole else None
         if not is_contiguous(record):
             return None
         return record._replace(shape=(count,), stride=(1,), storage_offset=record.storage_offset + self.start)

@@ -44,6 +44,8 @@ _MOST_OPEN: Final = 16
 #: Bytes of the tensors that are kept, and their number: those of a batch of parameters with their moments.
 _KEPT_BYTES: Final = 2**24
 _MOST_KEPT: Final = 2**11
+#: Tensors that are kept whole if they cannot be read in runs: a parameter and its moments.
+_MOST_WHOLE: Final = 4
 #: Tensors whose pieces are kept open: a parameter and its moments.
 _MOST_ASSEMBLED: Final = 8
 #: Bytes read at once; a multiple of every element size.
@@ -81,6 +83,8 @@ class StoredTensors:
         self._open: dict[str, FileIO] = {}
         self._kept: OrderedDict[tuple[StoredExtent, str], torch.Tensor] = OrderedDict()
         self._kept_bytes = 0
+        #: Of any size: the next run is cut from them.
+        self._whole = lru_cache(_MOST_WHOLE if keeps else 0)(self.tensor)
         #: To find the pieces of a tensor takes longer than to read some of its elements.
         self._assembled = lru_cache(_MOST_ASSEMBLED)(lambda part, key: part.storage(key))
 
@@ -91,6 +95,7 @@ class StoredTensors:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._kept.clear()
+        self._whole.cache_clear()
         for file in self._open.values():
             file.close()
 
@@ -138,7 +143,7 @@ class StoredTensors:
         """
         if window is not None:
             run = window.of(record)
-            return window.cut(self.tensor(record)) if run is None else self.tensor(run)
+            return window.cut(self._whole(record)) if run is None else self.tensor(run)
         place = self.place(record)
         if place is None:
             part = self.part_of(record) or next(iter(self._parts.values()))

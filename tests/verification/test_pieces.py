@@ -6,11 +6,13 @@ import torch
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.limits import Limits
 from ckptmove.model import TensorRecord
+from ckptmove.verification import state
 from ckptmove.verification.pieces import WINDOW_ELEMENTS, ParameterPiece, Window, batches
 from ckptmove.verification.state import StoredTensors
 from ckptmove.verification.step.recipe import make_noise
 from ckptmove.verification.step.step import noise_like
 
+READ = StoredTensors._read_file
 RECORD = TensorRecord("w", "model", "cpu", "float32", (2, 3), (3, 1), "0", 0, 24)
 
 
@@ -67,3 +69,33 @@ def test_a_window_is_read_as_it_is_cut(make, flat, order):
             with StoredTensors(checkpoint.parts, keeps=keeps) as stored:
                 assert torch.equal(stored.tensor(found, window), window.cut(values))
                 assert torch.equal(stored.tensor(found, window), window.cut(stored.tensor(found)))
+
+
+@pytest.mark.parametrize("flat", [True, False], ids=["flat", "rows"])
+@pytest.mark.parametrize("order", ["contiguous", "transposed", "narrow"])
+def test_the_bytes_of_a_tensor_are_read_once_for_all_its_windows(make, monkeypatch, flat, order):
+    monkeypatch.setattr(state, "_KEPT_BYTES", 0)
+    wide = torch.arange(60_000.0)
+    values = {
+        "contiguous": wide.reshape(300, 200),
+        "transposed": wide.reshape(200, 300).t(),
+        "narrow": wide.reshape(300, 200)[:, :50],
+    }[order]
+    path = make.save({"w": values, "m": values * 2})
+    read = []
+    monkeypatch.setattr(
+        StoredTensors,
+        "_read_file",
+        lambda self, disk, span, buffer: read.append(span.nbytes) or READ(self, disk, span, buffer),
+    )
+    step = 10 * (values.shape[1] if flat else 1)
+    rows = values.numel() if flat else 300
+    with (
+        open_checkpoint(path, Limits()) as checkpoint,
+        StoredTensors(checkpoint.parts, mapped=False, keeps=True) as stored,
+    ):
+        for start in range(0, rows, step):
+            window = Window(start, start + step, flat)
+            for found, one in zip(checkpoint.inventory.tensors, (values, values * 2), strict=True):
+                assert torch.equal(stored.tensor(found, window), window.cut(one))
+    assert sum(read) <= 2 * wide.nbytes

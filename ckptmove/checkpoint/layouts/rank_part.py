@@ -97,7 +97,7 @@ class RankFilesPart(OpenPart):
         self._sound: set[tuple[str, str]] = set()
         #: The shards of the tensors that were read last: a parameter and its moments are read in turn.
         self._recent: dict[str, list[ShardBox] | None] = {}
-        others = find_two_saves(group)
+        others = find_two_saves(group.files)
         # The tree of the first rank is changed; those of the others need not stay in memory.
         for file in group.files:
             if file.part is lead or not file.part.is_remote:

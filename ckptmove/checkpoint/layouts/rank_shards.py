@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from itertools import islice
 from math import isnan, prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import FileFact
+from ckptmove.checkpoint.elements import fills_extent
 from ckptmove.checkpoint.inventory.tensor_nodes import named_items
 from ckptmove.formats.chunks import flaw_of
 from ckptmove.formats.dtensors import CLASSES, dtensor_call, local_tensor, read_shard
 from ckptmove.pickles.rebuild_arguments import NotATensor
 from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import Call, Node
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,7 +63,7 @@ class RankFile(NamedTuple):
         part: the file.
         shards: its shards, by the path of the DTensor in the file.
         crcs: CRCs of the storages of its other tensors, by their names in the file.
-        shard_crcs: CRCs of the storages that one shard has alone, by the path of its DTensor.
+        shard_crcs: CRCs of the storages that a shard fills, with its padding, by the path of its DTensor.
     """
 
     part: FilePart
@@ -154,35 +155,64 @@ def read_rank_file(part: FilePart) -> RankFile | None:
 
 
 def _shard_crcs(part: FilePart, shards: Mapping[str, SavedShard]) -> dict[str, int | None]:
-    users = Counter(saved.local.storage for saved in shards.values())
+    sizes = {part.own_name(storage.key): storage.nbytes for storage in part.inventory.storages}
     with part.content() as (container, _):
         return {
             path: container.storage_crc(saved.local.storage)
             for path, saved in shards.items()
-            if saved.local.storage is not None and users[saved.local.storage] == 1
+            if saved.local.storage is not None
+            and saved.local.storage_offset == 0
+            and fills_extent(saved.local)
+            and sizes.get(saved.local.storage, 0) <= _padded_nbytes(saved)
         }
+
+
+def _padded_nbytes(saved: SavedShard) -> int:
+    """Bytes of the largest shard of the tensor: FSDP pads the smaller ones with zeros to this size."""
+    shape = [*saved.shard.shape]
+    for placement, ranks in zip(saved.shard.placements, saved.shard.mesh, strict=True):
+        if placement.axis is not None:
+            shape[placement.axis] = -(-shape[placement.axis] // ranks)
+    return prod(shape) * ITEM_BYTES[saved.local.dtype]
 
 
 def differing_replicas(files: Sequence[RankFile]) -> list[str]:
     """Paths of the DTensors whose replicas in files of several ranks differ by their CRCs."""
-    return [path for path in files[0].shards if any(len(set(crcs)) > 1 for crcs in _replicas(files, path).values())]
+    return [path for path in files[0].shards if any(len(by_crc) > 1 for by_crc in _replicas(files, path))]
 
 
-def _replicas(files: Iterable[RankFile], path: str) -> dict[object, list[int]]:
-    """CRCs of the shards of a DTensor, by what they hold."""
-    found: dict[object, list[int]] = {}
+def _replicas(files: Iterable[RankFile], path: str) -> Iterable[dict[int, list[RankFile]]]:
+    """The files that have the same shard of a DTensor, by its CRC; for each shard."""
+    found: dict[object, dict[int, list[RankFile]]] = {}
     for file in files:
         local, shard = file.shards[path]
         crc = file.shard_crcs.get(path)
         if crc is not None and 0 not in local.shape:
-            found.setdefault((shard.runs, local.stride, local.storage_offset), []).append(crc)
-    return found
+            found.setdefault((shard.runs, local.stride), {}).setdefault(crc, []).append(file)
+    return found.values()
 
 
 def _are_stages(files: Sequence[RankFile]) -> bool:
-    """Whether files are of stages of a pipeline, which name other tensors the same: no common rank, other values."""
-    first, *others = ({rank for saved in file.shards.values() for rank in saved.shard.ranks} for file in files)
-    return any(first.isdisjoint(other) for other in others) and bool(differing_replicas(files))
+    """Whether files are of stages of a pipeline, which name other tensors the same.
+
+    Stages have no rank in common. The values of every shard differ between stages, and are equal within a stage. In a
+    mixed save, only some files or some tensors differ, or the step counts do.
+    """
+    numbers: dict[frozenset[int], int] = {}
+    stages: dict[int, int] = {}  # by rank
+    for file in files:
+        ranks = frozenset(rank for saved in file.shards.values() for rank in saved.shard.ranks)
+        stages[file.rank] = numbers.setdefault(ranks, len(numbers))
+    if sum(map(len, numbers)) > len(frozenset().union(*numbers)):
+        return False
+    is_compared = False
+    for path in files[0].shards:
+        for by_crc in _replicas(files, path):
+            pairs = {(crc, stages[file.rank]) for crc, own in by_crc.items() for file in own}
+            if not len(pairs) == len(by_crc) == len({stage for _, stage in pairs}):
+                return False
+            is_compared = is_compared or len(pairs) > 1
+    return is_compared and not find_two_saves(files)
 
 
 def _crcs(part: FilePart, shards: Mapping[str, SavedShard]) -> dict[str, int | None]:
@@ -222,14 +252,14 @@ def group_by_rank(files: Iterable[RankFile]) -> list[RankGroup]:
     return groups
 
 
-def find_two_saves(group: RankGroup) -> tuple[str, ...]:
+def find_two_saves(files: Iterable[RankFile]) -> tuple[str, ...]:
     """Paths of the files whose step count is not that of most others: files of another save.
 
     One count of each optimizer is read. A rank that was killed while it replaced its file leaves the earlier one. A
     file without a count, or whose count is unreadable or NaN, is not counted: it may only be damaged.
     """
     counts: dict[tuple[float | None, ...], list[str]] = {}
-    for file in group.files:
+    for file in files:
         own = tuple(_first_counts(file.part))
         if own and not any(number is None or isnan(number) for number in own):
             counts.setdefault(own, []).append(file.part.name)

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten
 from typer.testing import CliRunner
 
 import ckptmove
+from ckptmove.checkpoint.layouts import rank_shards
 from ckptmove.checkpoint.layouts.rank_shards import group_by_rank, missing_by_name
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.cli.app import app
@@ -317,31 +318,81 @@ def test_a_replica_with_other_values_is_found(copy, answers) -> None:
         tree["model"]["head.weight"]._local_tensor[0, 0] += 1
 
     assert not findings(folder, "F810")
-    edit(folder / "rank03.pt", other)
+    edit(folder / "rank03.pt", other)  # FSDP has padded this shard
     (finding,) = findings(folder, "F810")
     assert (finding.severity, finding.where) == ("error", ("model.head.weight",))
     (failure,) = answers(folder)["restore"]["detail"].splitlines()
     assert "model.head.weight (rank03.pt)" in failure
 
 
-def test_stages_of_a_pipeline_are_not_one_mesh(saved) -> None:
-    with open_checkpoint(str(saved / "hsdp"), keep_trees=True) as checkpoint:
-        files = checkpoint.parts[0]._group.files
-        stages = [
-            file._replace(
-                shards={
-                    path: own._replace(shard=own.shard._replace(ranks=(rank - rank % 2, rank - rank % 2 + 1)))
-                    for path, own in file.shards.items()
-                }
-            )
-            for rank, file in enumerate(files)
-        ]
-        assert [len(group.files) for group in group_by_rank(stages)] == [4]
-        others = [
-            file._replace(shard_crcs={path: crc + (file.rank > 1) for path, crc in file.shard_crcs.items()})
-            for file in stages
-        ]
-        assert not group_by_rank(others)
+def of_two_meshes(files):
+    """The files of four ranks, as if the mesh of each had two of them only."""
+    return [
+        file._replace(
+            shards={
+                path: own._replace(shard=own.shard._replace(ranks=(rank - rank % 2, rank - rank % 2 + 1)))
+                for path, own in file.shards.items()
+            }
+        )
+        for rank, file in enumerate(files)
+    ]
+
+
+def add_one(tree):
+    """Change every DTensor; the step counts are no DTensors."""
+    for leaf in tree_flatten(tree)[0]:
+        if isinstance(leaf, tensors.DTensor):
+            leaf._local_tensor.add_(1)
+
+
+@pytest.mark.parametrize("others", [(), (2,), (3,), (2, 3)])
+def test_stages_of_a_pipeline_are_not_one_mesh(copy, others) -> None:
+    folder = copy("hsdp")
+    for rank in others:
+        edit(folder / f"rank{rank:02}.pt", add_one)
+    with open_checkpoint(str(folder), keep_trees=True) as checkpoint:
+        files = of_two_meshes(checkpoint.parts[0]._group.files)
+        # With one file of other values, its replica differs, but not the other shard.
+        assert [len(group.files) for group in group_by_rank(files)] == ([] if others == (2, 3) else [4])
+
+
+@pytest.mark.parametrize("kind", ["some tensors", "step counts", "two in a stage", "a common rank"])
+def test_mixed_saves_are_no_stages_of_a_pipeline(copy, kind, monkeypatch) -> None:
+    folder = copy("hsdp")
+    for rank in (2, 3):
+        edit(folder / f"rank{rank:02}.pt", add_one)
+    with open_checkpoint(str(folder), keep_trees=True) as checkpoint:
+        files = of_two_meshes(checkpoint.parts[0]._group.files)
+        *_, path = files[0].shards
+        if kind == "some tensors":
+            files = [file._replace(shard_crcs={**file.shard_crcs, path: 7}) for file in files]
+        elif kind == "step counts":
+            monkeypatch.setattr(rank_shards, "find_two_saves", lambda files: ("rank03.pt",))
+        elif kind == "two in a stage":  # what one rank of a stage has, all have
+            runs = files[0].shards[path].shard.runs
+            for file in files[:2]:
+                own = file.shards[path]
+                file.shards[path] = own._replace(shard=own.shard._replace(runs=runs))
+                file.shard_crcs[path] = file.rank
+        else:
+            own = files[3].shards[path]
+            files[3].shards[path] = own._replace(shard=own.shard._replace(ranks=(1, 2, 3)))
+        assert [len(group.files) for group in group_by_rank(files)] == [4]
+
+
+def test_bytes_of_a_storage_outside_of_its_shard_are_not_compared(copy) -> None:
+    folder = copy("hsdp")
+
+    def widen(tree):
+        tensor = tree["model"]["head.weight"]
+        local = tensor._local_tensor
+        wide = torch.full((local.numel() + 9,), rank + 0.5)  # more than FSDP pads it with
+        wide[: local.numel()] = local.flatten()
+        tensor._local_tensor = wide[: local.numel()].view_as(local)
+
+    for rank in range(4):
+        edit(folder / f"rank{rank:02}.pt", widen)
+    assert not findings(folder, "F810")
 
 
 def test_a_shard_that_is_cut_off(copy, answers) -> None:
