@@ -292,7 +292,6 @@ guard.{name} = dragged
 """
 
 
-@pytest.mark.no_cover
 @each
 def test_an_answer_stands_and_one_that_is_not_there_is_an_interruption(bench, number) -> None:
     over = EDGE.format(name="settle", before="pass", after="real()")
