@@ -47,6 +47,17 @@ def optimizer_name(optimizer: str | type[Any] | None) -> str | None:
     return name if home.startswith("torch.optim.") else f"{home}:{name}"
 
 
+def of_type(value: Any, kind: type, name: str) -> Any:
+    """The value of an argument, or None.
+
+    Raises:
+        NotAccepted: if it is of another type.
+    """
+    if value is not None and not isinstance(value, kind):
+        raise NotAccepted(f"{name} takes {'a str' if kind is str else 'an int'}, not {type(value).__name__}")
+    return value
+
+
 class DeviceLike(Protocol):
     """A ``torch.device``: its ``str`` is the device string. A protocol, since torch need not be installed."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
+import re
 from functools import singledispatch
 from glob import has_magic
 from typing import TYPE_CHECKING, Final
@@ -71,6 +72,9 @@ _MENDS: Final = {
 }
 #: Contents of a URL that leads to the page of a file, or to its pointer.
 _LINKS: Final = frozenset({"an HTML page", "a git-lfs pointer"})
+_WEB: Final = re.compile("https?://")
+#: A URL that may be that of a directory: without a slash at its end or a suffix, and no page of the Hub or of GitHub.
+_DIRECTORY_PAGE: Final = re.compile(r"https?://(?!huggingface\.co/|github\.com/|.*/blob/)[^?#]*/[^/.?#]+")
 #: How to log in, by protocol.
 _LOGINS: Final = {
     "hf": "log in with: hf auth login; for a gated model, also accept its terms on its page",
@@ -218,11 +222,13 @@ def _(error: remote_errors.ArtifactAddress) -> str:
 
 @hint_for.register(remote_errors.NotLocal)
 def _(error: remote_errors.NotLocal) -> str:
+    command = command_line(["ckptmove", "verify", error.path or "", "--download", "."])
     download = Phrase("add ", Argument("download", "DIR"), ", which downloads it first")
     if isinstance(error, WholeNeeded):
         return download
     if error.operation == VERIFY_IS_LOCAL:
-        return Phrase(download, ", or ", Argument("sample", "N"), ", which reads only the tensors of a sample")
+        sample = Phrase(Argument("sample", "N"), ", which reads only the tensors of a sample")
+        return Phrase(download, ShellOnly(f": {command}"), "; or ", sample)
     return "use a local path"
 
 
@@ -241,6 +247,10 @@ def _(error: remote_errors.NoRanges) -> str:
 @hint_for.register(errors.NotACheckpoint)
 def _(error: errors.NotACheckpoint) -> str:
     path = error.path or ""
+    if _WEB.match(path) and error.found == "a text file":
+        return f"ckptmove reads files of torch.save; look at this one with: curl -s {quoted(path)} | head"
+    if _DIRECTORY_PAGE.fullmatch(path) and error.found == "an HTML page":
+        return f"the URL of a directory ends with a slash: {command_line(['ckptmove', 'inspect', f'{path}/'])}"
     if is_url(path) and error.found in _LINKS:
         return "on the Hub and on GitHub, the URL of the file itself has /resolve/ or /raw/ in place of /blob/"
     return _filled(_MENDS.get(error.found, "ckptmove reads files of torch.save"), path, _folder_of(path))

@@ -25,17 +25,17 @@ _PARTS_OF_SCHEDULER: Final = "._schedulers."
 _OF_TRAINER: Final = {
     "scheduler": "scheduler.pt",
     "RNG states": "rng_state.pth",
-    "epoch or step counter": "trainer_state.json",
+    "the script's epoch or step": "trainer_state.json",
     "GradScaler": "scaler.pt",
 }
 #: What makes accelerate/checkpointing.py (``save_accelerator_state``) write a part, and its file.
 _OF_ACCELERATE: Final = {
     "scheduler": "accelerator.prepare(scheduler) adds scheduler.bin",
     "RNG states": "accelerator.save_state() writes random_states_0.pkl",
-    "epoch or step counter": "accelerator.register_for_checkpointing(counters) adds custom_checkpoint_0.pkl",
+    "the script's epoch or step": "accelerator.register_for_checkpointing(counters) adds custom_checkpoint_0.pkl",
     "GradScaler": "Accelerator(mixed_precision='fp16') adds scaler.pt",
 }
-_PARTS: Final = (("scheduler", "scheduler"), ("rng", "RNG states"), ("counter", "epoch or step counter"))
+_PARTS: Final = (("scheduler", "scheduler"), ("rng", "RNG states"), ("counter", "the script's epoch or step"))
 
 
 def rng_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Finding]:
@@ -136,7 +136,7 @@ def _save_line(inventory: Inventory, context: Context, absent: list[str]) -> str
     lines = {
         "scheduler": "'scheduler': scheduler.state_dict()",
         "RNG states": f"'rng': torch.get_rng_state(){states}",
-        "epoch or step counter": "'epoch': epoch",
+        "the script's epoch or step": "'epoch': epoch",
         "GradScaler": "'scaler': scaler.state_dict()",
     }
     if inventory.layout == "lightning":

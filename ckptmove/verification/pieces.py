@@ -26,7 +26,7 @@ WINDOW_ELEMENTS: Final = 2**19
 _BATCH_PIECES: Final = 512
 #: Elements in the extents of all runs of a tensor, as a multiple of those in its own extent.
 _MOST_OVERLAP: Final = 2
-NOT_SAMPLED: Final = "it is not in the sample"
+NOT_SAMPLED: Final = "not in the sample"
 #: Why a parameter without state is not stepped if other parameters have state.
 WITHOUT_STATE: Final = "it has no state, so it was frozen or its state is lost"
 #: What proves the shard of one rank.

@@ -520,6 +520,13 @@ def test_an_optimizer_is_a_class_or_its_name() -> None:
         assert caught.value.hint
 
 
+@pytest.mark.parametrize("option", [{"sample": "3"}, {"fit": (8, 24)}, {"jobs": 2.0}], ids=str)
+def test_an_argument_of_another_type(option) -> None:
+    with pytest.raises(NotAccepted) as caught:
+        ckptmove.verify(SAMPLES / "adamw-cuda3.pth", **option)
+    assert next(iter(option)) in str(caught.value)
+
+
 def test_tensors_of_an_inspection() -> None:
     inspection = ckptmove.inspect(SAMPLES / "adamw-cuda3.pth")
     assert inspection.tensors == inspection.inventory.tensors != ()

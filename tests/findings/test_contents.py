@@ -51,7 +51,7 @@ class TestResume:
 
         [finding] = make.findings(inventory)
 
-        assert finding.message.startswith("not in the file: scheduler, RNG states, epoch or step counter;")
+        assert finding.message.startswith("not in the file: scheduler, RNG states, the script's epoch or step;")
         assert "torch.cuda.get_rng_state_all()" in finding.fix
 
     @pytest.mark.parametrize(

@@ -238,4 +238,5 @@ def test_what_is_read_as_a_whole_must_be_downloaded(server, tmp_path) -> None:
         assert "sample" not in raised.value.hint
     with pytest.raises(NotLocal) as raised:
         ckptmove.verify(f"{server.url}/zip.pth")
-    assert "sample" in raised.value.hint
+    assert "sample=N" in raised.value.hint
+    assert "--" not in raised.value.hint

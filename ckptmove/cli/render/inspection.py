@@ -167,7 +167,8 @@ def _expectation(page: Page, expectation: Expectation, *, verbose: bool) -> Iter
 
 def _header(page: Page, inspection: Inspection) -> Iterator[str]:
     inventory = inspection.inventory
-    facts = [inventory.container, inventory.layout, size(inventory.size_bytes)]
+    kinds = dict.fromkeys((inventory.container, inventory.layout))  # for some formats these have one name
+    facts = [*kinds, size(inventory.size_bytes)]
     if inventory.torch_version:
         facts.append(f"torch {clean(inventory.torch_version)}")
     if inventory.producer:

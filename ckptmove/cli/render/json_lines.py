@@ -76,7 +76,7 @@ class JsonLinesRenderer(Renderer):
         rest = f", {summary.skipped:,} skipped as seen" if summary.skipped else ""
         end = "" if summary.is_complete else ", interrupted"
         good, inspected = (number - summary.skipped for number in (summary.good, summary.checkpoints))
-        say(f"{good:,} of {inspected:,} without an error{rest}{end}")
+        say(f"{good:,} of {inspected:,} fine{rest}{end}")
         rows = [
             (code, severity, name, f"{number:,}") for (code, name, severity), number in sorted(self._findings.items())
         ]

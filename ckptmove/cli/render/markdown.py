@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.cli.render.renderer import Document
 from ckptmove.cli.render.text import clean, sentence
+from ckptmove.model import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -67,7 +68,7 @@ class MarkdownDocument(Document):
             (
                 _icon(answer.exit_code),
                 code(inventory.path),
-                f"{inventory.container}, {inventory.layout}, {size(inventory.size_bytes)}",
+                ", ".join([*dict.fromkeys((inventory.container, inventory.layout)), size(inventory.size_bytes)]),
                 prose(" · ".join(summary_facts(answer.inspection.summary))),
                 f"{amount(len(inventory.tensors), 'tensor')} on {devices}" if devices else "no tensors",
                 findings_summary(Page(), findings),
@@ -138,7 +139,8 @@ class MarkdownDocument(Document):
     def _findings(self, path: str, findings: Sequence[Finding]) -> None:
         if findings:
             title = f"Findings in {code(path)}"
-            self._blocks.append([title, "", *_table(("", "finding", "problem", "fix"), map(_finding, findings))])
+            worst_first = sorted(findings, key=lambda finding: [*Severity].index(finding.severity))
+            self._blocks.append([title, "", *_table(("", "finding", "problem", "fix"), map(_finding, worst_first))])
 
 
 def code(text: str) -> str:

@@ -86,16 +86,15 @@ class SarifDocument(Document):
                 self._add(f"diff/{what}", "warning", message, result.second, own)
 
     def document(self, summary: Summary) -> str:
-        """The document. An error without a file is a notification of the run."""
+        """The document. An error is a notification of the run; one of a file is also a result."""
         from ckptmove.api.document import dumps
 
         notes = []
         for failure in summary.failures:
             if failure.path is not None:
                 self._add(f"error/{failure.kind}", "error", failure.text, failure.path)
-            else:
-                message = {"text": sentence(failure.text)}
-                notes.append({"level": "error", "message": message, "descriptor": {"id": failure.kind}})
+            message = {"text": sentence(failure.text)}
+            notes.append({"level": "error", "message": message, "descriptor": {"id": failure.kind}})
         ids = list(dict.fromkeys(one["ruleId"] for one in self._results))
         driver = {"name": "ckptmove", "semanticVersion": __version__, "rules": [_rule(one) for one in ids]}
         invocation = {

@@ -140,14 +140,14 @@ def outcome(result: VerifyResult, *, strict: bool = False) -> str:
         return _fit_outcome(result, result.fit)
     place = "cpu" if result.mode == "cpu" else f"{result.mode} {clean(result.target)}"
     place += "" if result.run is None else f", {result.run}"
+    sample = "" if result.sample is None else f", by a sample: {result.sample}"
     if not result.passed and result.run is not None:
         return f"failed, {place}"
     if not result.passed:
         steps = [check for check in result.checks if check.name == "step" and check.status == "failed"]
         is_made = result.mode != "simulated" or all(dict(step.evidence).get("simulated") for step in steps)
-        return f"failed, {place if is_made else clean(result.target)}"
-    if result.sample is not None:  # also for a sample of everything: CRCs were not compared
-        place = f"{place}, by a sample: {result.sample}"
+        return f"failed, {place if is_made else clean(result.target)}{sample}"
+    place += sample  # also for a sample of everything: CRCs were not compared
     reasons = {check.name: check.detail for check in result.checks if check.status == "skipped"}
     if any(check.name == "keys" for check in result.checks):
         return f"passed, {place}: {_of_ranks(result, reasons)}"

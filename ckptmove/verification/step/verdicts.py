@@ -133,7 +133,9 @@ def _step(tally: TrialTally, report: StepReport) -> CheckResult:
         return skipped("step", "; ".join([reason, *parts]), **figures)
     stood_in = [_stood_in(tally)] if tally.standins else []
     limits = [limit for limit in (tally.incomparable, tally.fresh_failure) if limit]
-    doubts = [*unstepped, *report.assumed, *report.left_out, *stood_in, *limits, *_doubts_of_state(tally)]
+    # A verdict names this reason below the step, which lists the parameters.
+    counted = [f"{amount(len(names), 'parameter')} not stepped: {reason}" for reason, names in not_stepped.items()]
+    doubts = [*counted, *report.assumed, *report.left_out, *stood_in, *limits, *_doubts_of_state(tally)]
     figures["proven"] = not doubts
     figures["unproven"] = doubts[0] if doubts else ""
     return passed("step", "; ".join(parts), **figures)

@@ -87,6 +87,11 @@ def test_inspect_has_a_row_for_each_checkpoint_and_each_finding(page) -> None:
     assert "ckptmove convert dragged.pth --to cuda:0" in found.cells
 
 
+def test_errors_are_above_warnings(page) -> None:
+    icons = [cell for cell in page("inspect", "dragged.pth").cells if cell in {"❌", "⚠️"}]
+    assert icons == ["❌", "❌", "⚠️"]  # of the checkpoint, and of its findings
+
+
 def test_inspect_without_findings(page, bench) -> None:
     torch.save({"epoch": 1}, bench / "empty.pth")
     found = page("inspect", "empty.pth", "--select", "D101")

@@ -82,7 +82,8 @@ def test_options_that_match_nothing_are_results(run) -> None:
 def test_an_unreadable_file_is_a_result_and_a_wrong_option_a_notification(run) -> None:
     found = run("inspect", "none.pth", "run.pth", "--ignore", "D,R,S")
     assert results(found) == [("error/missing-file", "error", "none.pth")]
-    assert found["invocations"][0]["executionSuccessful"]
+    (note,) = found["invocations"][0]["toolExecutionNotifications"]
+    assert (note["descriptor"]["id"], found["invocations"][0]["executionSuccessful"]) == ("missing-file", False)
     found = run("verify", "run.pth", "dragged.pth", "--against", "run.pth")
     (note,) = found["invocations"][0]["toolExecutionNotifications"]
     assert (note["descriptor"]["id"], found["invocations"][0]["executionSuccessful"]) == ("usage", False)

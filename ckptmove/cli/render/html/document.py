@@ -93,8 +93,9 @@ class HtmlDocument(Document):
         errors = document.envelope(summary.command, summary.exit_code, summary.failures)["errors"]
         head = element("header", element("h1", command), element("p", f"ckptmove {__version__}", class_="version"))
         content = [overview(self._entries, errors), failures(errors), *self._sections]
-        paths = ", ".join(path for path, _, _ in self._entries[:1])
-        return whole_page(f"{command} {paths}", [head, element("main", *content)])
+        first = ", ".join(path for path, _, _ in self._entries[:1])
+        about = f"{summary.checkpoints:,} checkpoints" if summary.checkpoints > 1 else first
+        return whole_page(f"{command} {about}", [head, element("main", *content)])
 
     def _enter(self, path: str, outcome: str, status: str) -> str:
         """Add a line to the overview, and return the ``id`` of its section."""

@@ -122,6 +122,7 @@ def test_match_limits_the_table_and_not_the_matrix(report) -> None:
 def test_several_checkpoints_have_an_overview(report) -> None:
     code, page = report("inspect", "run.pth", "dragged.pth", "none.pth")
     assert code == 3
+    assert page.find("title") == ["ckptmove inspect 3 checkpoints"]
     assert page.find("a") == ["none.pth", "run.pth", "dragged.pth"]
     assert page.find("h2") == ["Overview", "none.pth", "run.pth", "dragged.pth"]
     [overview] = [own["class"] for tag, own, text in page.elements if tag == "span" and text == "1 error, 1 warning"]
@@ -222,7 +223,7 @@ def test_verify_shows_checks_findings_and_the_verdict() -> None:
         sample=SampleSize(1, 1, 2, 3, 4), fixed=(fixed, fixed._replace(backup=None)), unfixed="still <fails>",
     )  # fmt: skip
     page = verified(result)
-    assert page.find("p", "verdict") == ["failed, simulated cuda:0"]
+    assert page.find("p", "verdict") == ["failed, simulated cuda:0, by a sample: 1 of 2 parameters, 3 of 4 tensors"]
     assert page.find("h4")[:3] == ["file", "step", "parity"]
     marks = [own["aria-label"] for tag, own, _ in page.elements if tag == "span" and "mark" in own.get("class", "")]
     assert marks == ["passed", "failed", "skipped"]
