@@ -47,14 +47,20 @@ def optimizer_name(optimizer: str | type[Any] | None) -> str | None:
     return name if home.startswith("torch.optim.") else f"{home}:{name}"
 
 
-def of_type(value: Any, kind: type, name: str) -> Any:
+def of_type(value: Any, name: str, example: str | int) -> Any:
     """The value of an argument, or None.
+
+    Args:
+        value: the value.
+        name: name of the argument.
+        example: a value of its type.
 
     Raises:
         NotAccepted: if it is of another type.
     """
-    if value is not None and not isinstance(value, kind):
-        raise NotAccepted(f"{name} takes {'a str' if kind is str else 'an int'}, not {type(value).__name__}")
+    if value is not None and not isinstance(value, type(example)):
+        wrong = f"{name} takes a value of type {type(example).__name__}, not {type(value).__name__}"
+        raise NotAccepted(wrong, f"pass for example {name}={example!r}")
     return value
 
 

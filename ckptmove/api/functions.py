@@ -336,7 +336,8 @@ def verify(
     """Prove that a checkpoint resumes, by one step of its optimizer on the target.
 
     Args:
-        path: a file, or a directory or an archive of files, which is one checkpoint; or its URL, with ``download``.
+        path: a file, or a directory or an archive of files, which is one checkpoint; or its URL, with ``download``,
+            ``sample`` or ``fit``.
         to: target device (default: every tensor stays on its device, and the step is made on the model's).
         against: checkpoint whose values must be equal, after the changes of ``remap``; a file, a directory or an
             archive.
@@ -400,9 +401,9 @@ def verify(
         device_memory=parse_size(device_memory) if isinstance(device_memory, str) else device_memory,
         timeout=timeout,
         download=None if download is None else inside(written_path(download, "download"), location(path)),
-        sample=of_type(sample, int, "sample"),
-        fit=of_type(fit, str, "fit"),
-        jobs=of_type(jobs, int, "jobs"),
+        sample=of_type(sample, "sample", 3),
+        fit=of_type(fit, "fit", "64x80GiB"),
+        jobs=of_type(jobs, "jobs", 4),
         limits=limits or Limits(),
         in_python=True,
     )

@@ -228,7 +228,7 @@ def _(error: remote_errors.NotLocal) -> str:
         return download
     if error.operation == VERIFY_IS_LOCAL:
         sample = Phrase(Argument("sample", "N"), ", which reads only the tensors of a sample")
-        return Phrase(download, ShellOnly(f": {command}"), "; or ", sample)
+        return Phrase(download, ", or ", sample, ShellOnly(f"; for example: {command}"))
     return "use a local path"
 
 
@@ -237,6 +237,12 @@ def _(error: remote_errors.RemoteFailed) -> str:
     if error.is_denied:
         return _LOGINS.get(error.scheme, "check the credentials")
     return "check the URL and the network, then try again"
+
+
+@hint_for.register(remote_errors.CopyFailed)
+def _(error: remote_errors.CopyFailed) -> str:
+    del error
+    return Phrase("set TMPDIR to a folder with space, or add ", Argument("download", "DIR"))
 
 
 @hint_for.register(remote_errors.NoRanges)

@@ -46,7 +46,7 @@ class Seen:
             return False
         if isinstance(entry.get("version"), str) and isinstance(entry["path"], str):
             self._seen.add(_digest(entry["path"], entry["version"]))
-        return not {"version", "exit_code", "error"}.isdisjoint(entry)
+        return not {"version", "exit_code"}.isdisjoint(entry)
 
 
 def _digest(path: str, version: str) -> bytes:

@@ -60,7 +60,7 @@ def filled(
     Raises:
         WholeNeeded: if torch reads more of a file than its sampled tensors.
         RemoteFailed, SourceChanged: if the server or the network fails, or a file was written since it was opened.
-        WriteFailed: if the system refuses to write.
+        CopyFailed: if the system refuses to write.
     """
     if copy is None:
         return asked

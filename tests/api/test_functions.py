@@ -524,7 +524,9 @@ def test_an_optimizer_is_a_class_or_its_name() -> None:
 def test_an_argument_of_another_type(option) -> None:
     with pytest.raises(NotAccepted) as caught:
         ckptmove.verify(SAMPLES / "adamw-cuda3.pth", **option)
-    assert next(iter(option)) in str(caught.value)
+    (name,) = option
+    assert name in str(caught.value)
+    assert f"{name}=" in caught.value.hint
 
 
 def test_tensors_of_an_inspection() -> None:

@@ -286,6 +286,7 @@ ERRORS = {
         "mkdir -p 'a b'; or choose another path with --report",
     ),
     errors.WriteFailed("a", os.strerror(errno.ENOENT)): (5, "writable path with --output"),
+    remote_errors.CopyFailed("s3://b/a", os.strerror(errno.ENOSPC)): (5, "add --download DIR"),
     errors.ReportFailed("a", os.strerror(errno.ENOENT)): (5, "writable file with --report"),
     errors.ReportFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space, or choose another path with --report"),
     errors.ReportFailed("a", os.strerror(errno.EACCES)): (5, "writable file with --report"),

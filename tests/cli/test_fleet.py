@@ -81,6 +81,7 @@ def same(line):
 @pytest.mark.parametrize("jobs", [(), ("--jobs", "4")], ids=["default", "4"])
 def test_a_folder_has_a_line_for_each_checkpoint(lines, runs, jobs) -> None:
     said, found = lines(f"{runs}/**", *jobs)
+    assert f" of {NUMBER} fine\n" in said.err  # as without --format
     paths = [str(Path(line["path"]).relative_to(runs)) for line in found]
     assert sorted(paths) == sorted(["dcp/step-3", "hf", *(f"exp{number}/last.pth" for number in range(NUMBER - 2))])
     by_path = dict(zip(paths, found, strict=True))
@@ -135,10 +136,10 @@ def test_seen_checkpoints_are_skipped_unless_they_change(lines, bucket, sent, be
     _, again = lines("s3://bucket/runs/**", "--skip-seen", "seen.jsonl")
     assert [line["path"] for line in again] == [found[-1]["path"]]
     assert len(sent) == 1 + found[-1]["remote"]["requests"] + 1  # data.bin
-    changed = next(line["path"] for line in found[:-1] if line["path"].endswith("last.pth"))
-    bucket.put_object(
-        Bucket="bucket", Key=changed.removeprefix("s3://bucket/"), Body=(SAMPLES / "tutorial-sgd-cpu.pth").read_bytes()
-    )
+    new = (SAMPLES / "tutorial-sgd-cpu.pth").read_bytes()  # some of the runs are this sample already
+    singles = (line for line in found[:-1] if line["path"].endswith("last.pth"))
+    changed = next(line["path"] for line in singles if line["size_bytes"] != len(new))
+    bucket.put_object(Bucket="bucket", Key=changed.removeprefix("s3://bucket/"), Body=new)
     bucket.put_object(Bucket="bucket", Key="runs/hf/scheduler.pt", Body=(SAMPLES / "adamw-cuda3.pth").read_bytes())
     said, again = lines("s3://bucket/runs/**", "--skip-seen", "seen.jsonl")
     assert {line["path"] for line in again} == {found[-1]["path"], changed, "s3://bucket/runs/hf"}
@@ -313,7 +314,7 @@ def test_another_file_is_no_report(say, bench) -> None:
 def test_other_commands_have_no_lines(say, words) -> None:
     said = say(*words, "--format", "jsonl")
     assert said.code == 2
-    assert json.loads(said.out)["error"]["kind"] == "usage"
+    assert json.loads(said.out)["kind"] == "usage"
     assert not Path("run.cpu.pth").exists()
 
 
@@ -321,10 +322,10 @@ def test_an_error_of_the_command_is_no_checkpoint(say, validator, bench) -> None
     for words in (("inspect", "run.pth", "--bogus"), ("inspect",), ("verify", "run.pth", "--to", "cudaa")):
         said = say(*words, "--format", "jsonl")
         (line,) = map(json.loads, said.out.splitlines())
-        assert line.keys() == {"error"}
         error = {"$ref": "#/$defs/error", "$defs": validator.schema["$defs"]}
-        validator.evolve(schema=error).validate(line["error"])
-        assert line["error"]["exit_code"] == said.code == 2
+        validator.evolve(schema=error).validate(line)
+        assert (line["path"], line["checkpoint"]) == (None, None)
+        assert line["exit_code"] == said.code == 2
     (bench / "seen.jsonl").write_text(said.out * 2)
     assert say("inspect", "run.pth", "--skip-seen", "seen.jsonl").code == 0
 
@@ -333,11 +334,21 @@ def test_the_path_of_an_error_is_that_of_the_checkpoint(lines, ask, bench) -> No
     (bench / "hf").mkdir()
     for name in ("optimizer.pt", "scheduler.pt"):
         (bench / "hf" / name).write_bytes((SAMPLES / "adamw-cuda3.pth").read_bytes()[:999])
-    found = lines("hf", "run.pth")[1]
-    errors = [line for line in found if "kind" in line]
-    assert [line["path"] for line in errors] == ["hf", "hf"]
-    assert [line["message"].partition(": ")[0] for line in errors] == ["optimizer.pt", "scheduler.pt"]
+    for words in (("hf", "run.pth"), ("hf/",)):
+        errors = [line for line in lines(*words)[1] if "kind" in line]
+        assert [(line["path"], line["checkpoint"]) for line in errors] == [(words[0], words[0])] * 2
+        assert [line["message"].partition(": ")[0] for line in errors] == ["optimizer.pt", "scheduler.pt"]
     assert [error["path"] for error in ask("inspect", "hf")["errors"]] == ["hf/optimizer.pt", "hf/scheduler.pt"]
+
+
+def test_an_error_of_another_file_names_that_file(say, bench) -> None:
+    pytest.importorskip("torch")
+    (bench / "run.pth.bak").write_text("text")
+    for other in ("none.pth", "run.pth.bak"):
+        said = say("verify", "run.pth", "--against", other, "--to", "cpu", "--format", "jsonl")
+        error = json.loads(said.out)
+        assert (error["path"], error["checkpoint"]) == (other, "run.pth")
+        assert other not in error["message"]
 
 
 def test_shards_next_to_their_consolidated_files_are_one_checkpoint(lines, bench) -> None:

@@ -134,7 +134,7 @@ api.inspect_checkpoint, json_lines.JsonLinesRenderer.inspect = slow, told
     assert code == CODES[number]
     checkpoint, ended = map(json.loads, out.splitlines())
     assert "container" in checkpoint
-    assert (ended.keys(), ended["error"]["kind"]) == ({"error"}, "interrupted")
+    assert (ended["kind"], ended["checkpoint"]) == ("interrupted", None)
     assert err == f"error: {WORDS[number]}\n"
 
 
@@ -166,7 +166,7 @@ streams.write_answer = written
     assert code == CODES[number]
     checkpoint, ended = map(json.loads, out.splitlines())
     assert "container" in checkpoint
-    assert (ended.keys(), ended["error"]["kind"]) == ({"error"}, "interrupted")
+    assert (ended["kind"], ended["checkpoint"]) == ("interrupted", None)
     assert err == f"error: {WORDS[number]}\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
@@ -45,14 +46,17 @@ class JsonLinesRenderer(Renderer):
         self._findings.update({(one.code, one.name, one.severity.value) for one in answer.result.findings})
 
     def failure(self, failure: Failure) -> None:
-        """Write the error of a checkpoint, under its path; one that is of none is the only key of its line."""
+        """Write an error with the path of its checkpoint, which is null for an error of the command.
+
+        A file in the checkpoint is named in the message.
+        """
         from ckptmove.api.document import failure_to_json
 
         entry, checkpoint = failure_to_json(failure), failure.checkpoint
-        if checkpoint is not None and failure.path not in {None, checkpoint}:
-            inner = str(failure.path).removeprefix(checkpoint).lstrip("/\\")
+        inner = None if checkpoint is None else _inside(checkpoint, failure.path or "")
+        if inner:
             entry |= {"path": checkpoint, "message": f"{inner}: {entry['message']}"}
-        self._line({"error": entry} if checkpoint is None else entry)
+        self._line(entry | {"checkpoint": checkpoint})
         self._out.failure(failure)
         self._errors[failure.kind] += 1
 
@@ -86,6 +90,12 @@ class JsonLinesRenderer(Renderer):
         devices = [(device, f"{number:,}", size(self._bytes[device])) for device, number in self._devices.most_common()]
         for line in _table(("device", "checkpoints", "bytes"), devices):
             say(line)
+
+
+def _inside(folder: str, path: str) -> str:
+    """The path of a file relative to a folder; empty if it is not in the folder."""
+    top = folder.rstrip("/" + os.sep)
+    return path[len(top) + 1 :] if path.startswith((f"{top}/", f"{top}{os.sep}")) else ""
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

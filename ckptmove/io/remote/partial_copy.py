@@ -12,7 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.errors import WriteFailed, reason_of
+from ckptmove.errors import reason_of
+from ckptmove.io.remote.errors import CopyFailed
 from ckptmove.io.remote.source import CHUNK
 from ckptmove.model import Span
 
@@ -32,14 +33,14 @@ def partial_copy(address: Address) -> Iterator[PartialCopy]:
     """A copy in a temporary folder, under the name of the checkpoint.
 
     Raises:
-        WriteFailed: if the system refuses.
+        CopyFailed: if the system refuses.
     """
     try:
         folder = TemporaryDirectory(prefix="ckptmove-", ignore_cleanup_errors=True)
     except OSError as error:
-        raise WriteFailed("a temporary folder", reason_of(error)) from error
+        raise CopyFailed(str(address), reason_of(error)) from error
     with folder as path:
-        yield PartialCopy(os.path.join(path, address.name))
+        yield PartialCopy(os.path.join(path, address.name), str(address))
 
 
 class PartialCopy:
@@ -49,8 +50,9 @@ class PartialCopy:
         path: its path; nothing is there before the first file is opened.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, url: str) -> None:
+        """Name the copy and the URL of the checkpoint, which errors name."""
+        self.path, self._url = path, url
         self._kept: dict[str, list[Span]] = {}
 
     def keep(self, file: RemoteFile, name: str = "") -> RemoteFile:
@@ -61,7 +63,7 @@ class PartialCopy:
             name: its path in a directory; empty if it is the checkpoint.
 
         Raises:
-            WriteFailed: if the system refuses.
+            CopyFailed: if the system refuses.
         """
         self._make(name, file.size)
         if file.head:
@@ -121,7 +123,7 @@ class PartialCopy:
             with path.open("ab") as file:
                 file.truncate(nbytes)
         except (OSError, ValueError) as error:
-            raise WriteFailed(str(path), reason_of(error)) from error
+            raise CopyFailed(self._url, reason_of(error)) from error
 
     def _write(self, name: str, pieces: Iterable[tuple[int, bytes]]) -> None:
         path = self._full(name)
@@ -131,7 +133,7 @@ class PartialCopy:
                     file.seek(start)
                     file.write(data)
         except OSError as error:
-            raise WriteFailed(str(path), reason_of(error)) from error
+            raise CopyFailed(self._url, reason_of(error)) from error
 
 
 class _KeptFile:

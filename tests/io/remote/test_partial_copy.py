@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptmove.errors import WriteFailed
+from ckptmove.api.failures import failure_of
 from ckptmove.io.contracts import Traffic
 from ckptmove.io.remote.address import Address
+from ckptmove.io.remote.errors import CopyFailed
 from ckptmove.io.remote.filesystem import open_remote
 from ckptmove.io.remote.partial_copy import PartialCopy, joined, partial_copy
 from ckptmove.io.remote.source import CHUNK, RemoteSource
 from ckptmove.limits import Limits
 from ckptmove.model import Span
 
+URL = "s3://bucket/a.pth"
 DATA = bytes(range(1, 251)) * 100
 spans = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 50)).map(lambda one: Span(one[0], one[0] + one[1])))
 
@@ -42,7 +44,7 @@ class File:
 
 @pytest.fixture
 def copy(tmp_path):
-    return PartialCopy(str(tmp_path / "run.pth"))
+    return PartialCopy(str(tmp_path / "run.pth"), URL)
 
 
 def test_what_is_read_is_kept_and_the_rest_is_zeros(copy) -> None:
@@ -68,7 +70,7 @@ def test_joined_spans_are_apart_and_in_order(some) -> None:
 
 @given(kept=spans, wanted=spans)
 def test_only_what_is_missing_is_requested(tmp_path_factory, kept, wanted) -> None:
-    copy = PartialCopy(str(tmp_path_factory.getbasetemp() / "missing"))
+    copy = PartialCopy(str(tmp_path_factory.getbasetemp() / "missing"), URL)
     copy.keep(type("Empty", (File,), {"head": b""})())
     for span in kept:
         copy.add("", span.start, DATA[span.start : span.end])
@@ -102,7 +104,7 @@ def test_a_directory_has_all_its_files(tmp_path, server) -> None:
     for name, nbytes in (("a/b.bin", 10), ("c.txt", 20)):
         (server.root / "many" / name).parent.mkdir(parents=True, exist_ok=True)
         (server.root / "many" / name).write_bytes(DATA[:nbytes])
-    copy = PartialCopy(str(tmp_path / "many"))
+    copy = PartialCopy(str(tmp_path / "many"), URL)
     listing = open_remote(Address(f"{server.url}/many/"), Limits(), copy)
     listing.open("a/b.bin").close()
     copy.complete(listing)
@@ -112,16 +114,24 @@ def test_a_directory_has_all_its_files(tmp_path, server) -> None:
 
 def test_a_system_that_refuses(tmp_path, monkeypatch) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(WriteFailed):
-        PartialCopy(str(tmp_path / "file" / "below")).keep(File())
-    copy = PartialCopy(str(tmp_path / "gone"))
+    errors = []
+    with pytest.raises(CopyFailed) as raised:
+        PartialCopy(str(tmp_path / "file" / "below"), URL).keep(File())
+    errors.append(raised.value)
+    copy = PartialCopy(str(tmp_path / "gone"), URL)
     copy.keep(File())
     Path(copy.path).unlink()
-    with pytest.raises(WriteFailed):
+    with pytest.raises(CopyFailed) as raised:
         copy.add("", 0, b"x")
+    errors.append(raised.value)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with pytest.raises(WriteFailed), partial_copy(Address("s3://bucket/a.pth")):
+    with pytest.raises(CopyFailed) as raised, partial_copy(Address(f"{URL}?token=hunter2")):
         pass
+    errors.append(raised.value)
+    assert [error.path for error in errors] == [URL, URL, f"{URL}?token=***"]
+    failures = list(map(failure_of, errors))
+    assert {failure.exit_code for failure in failures} == {5}
+    assert all("--download" in failure.hint and "--output" not in failure.hint for failure in failures)
 
 
 def test_it_is_removed(tmp_path, monkeypatch) -> None:
