@@ -27,7 +27,7 @@ FactKind: TypeAlias = Literal[
     "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",
     "encoded-storage", "stray-bytes", "kept-for-undo", "unnamed-file", "newer-file", "other-save",
     "damaged-piece", "missing-end", "missing-rank", "missing-replica", "other-step", "absent-shard",
-    "other-replica", "inner-archive", "graph-device"]  # fmt: skip
+    "other-replica", "replica-file", "inner-archive", "graph-device"]  # fmt: skip
 LACKING: Final = frozenset({"missing-storage", "short-storage", "past-end"})  # bytes are missing, and in every copy too
 
 
@@ -276,7 +276,8 @@ class ArchiveFact:
             ``missing-rank``: a file of a rank that is not there, unlike those of other ranks;
             ``missing-replica`` if the others have all parts of its tensors. ``other-step``: a file of a rank whose step
             count is not that of the other ranks. ``absent-shard``: a file that may be missing, of those that each have
-            one chunk of a tensor. ``other-replica``: a tensor whose replicas on several ranks differ.
+            one chunk of a tensor. ``other-replica``: a tensor whose replicas on several ranks differ;
+            ``replica-file``: a file whose replica is not that of most ranks.
             ``missing-end``: a tar of files may be cut off. ``inner-archive``: an archive in an archive, which is not
             read. ``graph-device``: a weight that its graph expects on another device.
         record: name of the record or key of the storage; for a stream, which has no names, a description.

@@ -292,7 +292,8 @@ def other_replicas(inventory: Inventory, _context: Context) -> Iterator[Finding]
         fix = (
             f"resume from another checkpoint: the files of some ranks in {quoted(inventory.path)} are of another state"
         )
-        yield found("F810", message, names, fix)
+        files = [fact.record for fact in inventory.facts if fact.kind == "replica-file"]
+        yield found("F810", message, [*files, *names], fix)
 
 
 def absent_shards(inventory: Inventory, _context: Context) -> Iterator[Finding]:

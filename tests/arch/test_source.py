@@ -1,4 +1,4 @@
-"""House style that no linter checks: length of files and functions, places of print and exit, one broad except."""
+"""House style that no linter checks: length of files and functions, places of print and exit, broad excepts."""
 
 from __future__ import annotations
 
@@ -14,37 +14,81 @@ LONGEST_FILE = 600
 LONGEST_FUNCTION = 60
 
 
+#: Where every exception is caught and not raised again at once, with the reason.
+CATCHING_ALL = {
+    "cli/ahead.py": "raised again by the thread that waits for the result",
+    "cli/guard.py": "bugs, for their exit code",
+    "io/at_once.py": "raised again by the thread that waits for the result",
+    "verification/case/backward.py": "raised again by the caller of the autograd engine",
+    "verification/case/script.py": "an exception of the user's script is an answer",
+    "verification/mesh/worker.py": "an exception of the user's code on a rank is an answer",
+}
+
+
 def test_files_and_functions_are_short(modules) -> None:
+    faults = []
     for path, source, nodes in modules:
-        assert len(source.splitlines()) <= LONGEST_FILE, path
+        if len(source.splitlines()) > LONGEST_FILE:
+            faults.append(path)
         for node in nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 first = body[0].lineno if body else node.lineno
-                assert (node.end_lineno or 0) - first < LONGEST_FUNCTION, f"{path}: {node.name}"
+                if (node.end_lineno or 0) - first >= LONGEST_FUNCTION:
+                    faults.append(f"{path}: {node.name}")
+    assert not faults
 
 
 def test_printing_and_exiting_are_left_to_the_rim(modules) -> None:
+    faults = []
     for path, _, nodes in modules:
         if path.startswith(("cli/", "report/")) or path == "__main__.py":
             continue
         for node in nodes:
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                assert node.func.id != "print", f"{path}:{node.lineno}"
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                assert (node.value.id, node.attr) != ("sys", "exit"), f"{path}:{node.lineno}"
+            is_print = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+            is_exit = isinstance(node, ast.Attribute) and node.attr == "exit" and ast.unparse(node) == "sys.exit"
+            if is_print or is_exit:
+                faults.append(f"{path}:{node.lineno}")
+    assert not faults
 
 
-def test_there_is_one_broad_except(modules) -> None:
-    broad = [
-        f"{path}:{node.lineno}"
-        for path, _, nodes in modules
-        for node in nodes
-        if isinstance(node, ast.ExceptHandler)
-        and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id == "Exception"))
-    ]
-    assert len(broad) == 1, broad
-    assert broad[0].startswith("cli/")
+def catches_all(nodes: list[ast.AST]) -> list[int]:
+    """Lines that catch every exception and do not end in ``raise``, or that name such a class in a tuple."""
+    found = []
+    for node in nodes:
+        if isinstance(node, ast.ExceptHandler):
+            last = node.body[-1]
+            if not (isinstance(last, ast.Raise) and last.exc is None) and (node.type is None or is_broad(node.type)):
+                found.append(node.lineno)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Tuple):
+            found += [node.lineno] * is_broad(node.value)
+    return found
+
+
+def is_broad(node: ast.expr) -> bool:
+    if isinstance(node, ast.Tuple):
+        return any(map(is_broad, node.elts))
+    return ast.unparse(node).removeprefix("builtins.") in {"Exception", "BaseException"}
+
+
+@pytest.mark.parametrize(
+    ("source", "is_found"),
+    [
+        ("try: f()\nexcept (Exception, OSError): pass", True),
+        ("try: f()\nexcept BaseException as error: keep(error)", True),
+        ("try: f()\nexcept: pass", True),
+        ("ERRORS: Final = (OSError, Exception)", True),
+        ("try: f()\nexcept BaseException:\n    close()\n    raise", False),
+        ("try: f()\nexcept (OSError, ValueError): pass", False),
+    ],
+)
+def test_a_broad_except_is_recognized(source, is_found) -> None:
+    assert bool(catches_all(list(ast.walk(ast.parse(source))))) == is_found
+
+
+def test_broad_excepts_have_a_reason(modules) -> None:
+    found = [(path, line) for path, _, nodes in modules for line in catches_all(nodes)]
+    assert sorted(path for path, _ in found) == sorted(CATCHING_ALL), found
 
 
 @pytest.mark.parametrize(

@@ -226,8 +226,10 @@ class RankFilesPart(OpenPart):
             inventory = build_inventory(RankFiles(container.source, self._limits), machine, self._limits)
         moved = moved_inventory(self.name, inventory, self.base)
         missing = self._group.missing_facts()
-        differing = map(self.full_name, differing_replicas(self._group.files))
-        replicas = (FileFact("other-replica", name, 0, name) for name in differing)
+        differing = differing_replicas(self._group.files)
+        replicas = [FileFact("other-replica", name, 0, name) for name in map(self.full_name, differing)]
+        spoiled = sorted({name for names in differing.values() for name in names})
+        replicas += (FileFact("replica-file", name, 0, name) for name in spoiled)
         return replace(
             moved,
             size_bytes=sum(one.size_bytes for one in files),

@@ -176,9 +176,21 @@ def _padded_nbytes(saved: SavedShard) -> int:
     return prod(shape) * ITEM_BYTES[saved.local.dtype]
 
 
-def differing_replicas(files: Sequence[RankFile]) -> list[str]:
-    """Paths of the DTensors whose replicas in files of several ranks differ by their CRCs."""
-    return [path for path in files[0].shards if any(len(by_crc) > 1 for by_crc in _replicas(files, path))]
+def differing_replicas(files: Sequence[RankFile]) -> dict[str, list[str]]:
+    """Find the DTensors whose replicas in files of several ranks differ by their CRCs.
+
+    Returns:
+        by the path of the DTensor: the names of the files whose replica is not that of most files; of all that have
+        one if no values are those of most.
+    """
+    found: dict[str, list[str]] = {}
+    for path in files[0].shards:
+        for by_crc in _replicas(files, path):
+            if len(by_crc) > 1:
+                *_, second, _ = sorted(map(len, by_crc.values()))
+                others = [file.part.name for own in by_crc.values() if len(own) <= second for file in own]
+                found.setdefault(path, []).extend(others)
+    return found
 
 
 def _replicas(files: Iterable[RankFile], path: str) -> Iterable[dict[int, list[RankFile]]]:

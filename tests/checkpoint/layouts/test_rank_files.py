@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import ckptmove
 from ckptmove.checkpoint.layouts import rank_shards
-from ckptmove.checkpoint.layouts.rank_shards import group_by_rank, missing_by_name
+from ckptmove.checkpoint.layouts.rank_shards import differing_replicas, group_by_rank, missing_by_name
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.cli.app import app
 from ckptmove.errors import CrcMismatch, DamagedArchive, MissingShard, UsageError
@@ -320,9 +320,25 @@ def test_a_replica_with_other_values_is_found(copy, answers) -> None:
     assert not findings(folder, "F810")
     edit(folder / "rank03.pt", other)  # FSDP has padded this shard
     (finding,) = findings(folder, "F810")
-    assert (finding.severity, finding.where) == ("error", ("model.head.weight",))
+    # With two replicas, neither is that of most ranks.
+    assert (finding.severity, finding.where) == ("error", ("rank01.pt", "rank03.pt", "model.head.weight"))
     (failure,) = answers(folder)["restore"]["detail"].splitlines()
     assert "model.head.weight (rank03.pt)" in failure
+
+
+def test_the_files_whose_replica_is_not_that_of_most_are_named(saved) -> None:
+    with open_checkpoint(str(saved / "hsdp"), keep_trees=True) as checkpoint:
+        files = checkpoint.parts[0]._group.files
+        path = "model.head.weight"
+        runs = files[0].shards[path].shard.runs
+        for file in files:  # all four have the same shard
+            own = file.shards[path]
+            file.shards[path] = own._replace(shard=own.shard._replace(runs=runs))
+        for crcs, others in {(1, 1, 2, 1): (2,), (1, 2, 1, 2): (0, 1, 2, 3), (3, 1, 1, 2): (0, 3)}.items():
+            for file, crc in zip(files, crcs, strict=True):
+                file.shard_crcs[path] = crc
+            (found,) = differing_replicas(files).items()
+            assert (found[0], sorted(found[1])) == (path, [f"rank{rank:02}.pt" for rank in others])
 
 
 def of_two_meshes(files):
