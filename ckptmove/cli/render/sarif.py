@@ -93,7 +93,7 @@ class SarifDocument(Document):
         for failure in summary.failures:
             if failure.path is not None:
                 self._add(f"error/{failure.kind}", "error", failure.text, failure.path)
-            message = {"text": sentence(failure.text)}
+            message = {"text": sentence(f"{failure.path}: {failure.text}" if failure.path else failure.text)}
             notes.append({"level": "error", "message": message, "descriptor": {"id": failure.kind}})
         ids = list(dict.fromkeys(one["ruleId"] for one in self._results))
         driver = {"name": "ckptmove", "semanticVersion": __version__, "rules": [_rule(one) for one in ids]}

@@ -84,6 +84,7 @@ def test_an_unreadable_file_is_a_result_and_a_wrong_option_a_notification(run) -
     assert results(found) == [("error/missing-file", "error", "none.pth")]
     (note,) = found["invocations"][0]["toolExecutionNotifications"]
     assert (note["descriptor"]["id"], found["invocations"][0]["executionSuccessful"]) == ("missing-file", False)
+    assert note["message"]["text"].startswith("none.pth: ")
     found = run("verify", "run.pth", "dragged.pth", "--against", "run.pth")
     (note,) = found["invocations"][0]["toolExecutionNotifications"]
     assert (note["descriptor"]["id"], found["invocations"][0]["executionSuccessful"]) == ("usage", False)
