@@ -234,6 +234,25 @@ def explode(model, optimizer):
     optimizer.register_step_post_hook(spoil)
 
 
+def shrink_squares(model, optimizer):
+    """Second moments that are too small for the first."""
+    if is_last():
+        local(optimizer.state[first(model)]["exp_avg_sq"]).mul_(1e-12)
+
+
+def negate_squares(model, optimizer):
+    """Second moments below zero, so small that the step makes them positive."""
+    if is_last():
+        local(optimizer.state[first(model)]["exp_avg"]).zero_()
+        local(optimizer.state[first(model)]["exp_avg_sq"]).fill_(-1e-12)
+
+
+def spoil_buffer(model, optimizer):
+    model.seen.fill_(float("nan"))
+
+
+#: Damage of a checkpoint before it is saved.
+DAMAGES = {one.__name__: one for one in (shrink_squares, negate_squares, spoil_buffer)}
 SPOILERS = {one.__name__: one for one in (flip, swap, swap_moments, count_up, other_rate, forget, drift, idle, explode)}
 
 

@@ -19,7 +19,7 @@ import mesh_cases
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from ckptmove.verification.mesh import worker
 from ckptmove.verification.place import Site
@@ -39,6 +39,7 @@ SCENARIOS = {
             "ask_again", "fail", "output", "three", "no_state", "dicts", "other_state", "flattened",
         )
     },
+    **{name: (name, "fsdp") for name in mesh_cases.DAMAGES},
     "unread": ("unread", "unread"),
     "still": ("still", "still"),
     "weights": ("weights", "weights"),
@@ -48,6 +49,7 @@ SCENARIOS = {
     **{f"fsdp to {name}": ("fsdp", name) for name in ("no_loss", "float_loss")},
     "one_file to fsdp": ("one_file", "fsdp"),
     "one_file to wider": ("one_file", "wider"),
+    "numbered to fsdp": ("numbered", "fsdp"),
     "fsdp1 to fsdp": ("fsdp1", "fsdp"),
     "below to fsdp": ("below", "fsdp"),
     "accelerate to accelerate": ("accelerate", "accelerate"),
@@ -94,6 +96,15 @@ def save_one_file(path, case):
         torch.save(full, path)
 
 
+def save_numbered(path, case):
+    """Save as a script of one process, which numbers the optimizer's parameters."""
+    own = mesh_cases.build("plain")
+    full = full_state(case)
+    set_state_dict(own.model, own.optimizer, model_state_dict=full["model"], optim_state_dict=full["optim"])
+    if dist.get_rank() == 0:
+        torch.save({"model": own.model.state_dict(), "optim": own.optimizer.state_dict()}, path)
+
+
 def save_as_accelerate(path, case):
     for (key, value), part in zip(
         mesh_cases.of_accelerate(case.model, case.optimizer).items(), ("fsdp_0", "optimizer_0"), strict=True
@@ -130,6 +141,7 @@ def save_safetensors(path, case):
 #: How to save a trained case in files that ``torch.distributed.checkpoint.load`` does not read, by all ranks.
 SAVES = {
     "one_file": save_one_file,
+    "numbered": save_numbered,
     "other_kinds": save_one_file,
     "accelerate": save_as_accelerate,
     "of_ranks": save_by_rank,
@@ -150,8 +162,11 @@ def save(folder, name):
         SAVES[name](folder / name, case)
         dist.barrier()
         return
-    case = mesh_cases.CASES["fsdp" if name in {"app", "schedule", "truncated", "below"} else name](torch.device("cpu"))
+    is_plain = name in {"app", "schedule", "truncated", "below", *mesh_cases.DAMAGES}
+    case = mesh_cases.CASES["fsdp" if is_plain else name](torch.device("cpu"))
     train(case)
+    if name in mesh_cases.DAMAGES:
+        mesh_cases.DAMAGES[name](case.model, case.optimizer)
     made = {
         "wrapped": mesh_cases.indexed,
         "indexed_plain": mesh_cases.indexed,

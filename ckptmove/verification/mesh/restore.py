@@ -143,7 +143,7 @@ def _difference(mine: torch.Tensor, theirs: torch.Tensor) -> str:
 def option_faults(subject: Subject, stored: StoredState) -> tuple[list[str], int]:
     """Options of the optimizer's groups that differ from the stored ones, and the number of those compared."""
     where = (subject.optimizer_prefix or "").rstrip(".")
-    groups = [group for place, record in stored.optimizers() if place == where for group in record.groups]
+    groups = [group for place, record in stored.optimizers if place == where for group in record.groups]
     keys = {id(one): subject.state_key(one, "") for one in subject.parameters.values()}
     faults: Counter[str] = Counter()
     compared = 0

@@ -129,7 +129,7 @@ class Rank:
         check = _ending_of(answers)
         guest.send(
             {
-                "failed": check.status == "failed",
+                "failed": check.status == "failed" or bool(answers.unusable or answers.refusal),
                 "check": check_to_json(check),
                 "late": answers.facts.get("late"),
                 "unusable": answers.unusable,

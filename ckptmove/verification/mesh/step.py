@@ -15,9 +15,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ckptmove.torch_facts.optimizers import is_elementwise
+from ckptmove.torch_facts.optimizers import is_elementwise, magnitudes
 from ckptmove.verification.mesh.stored import local
+from ckptmove.verification.numbers import comparable
 from ckptmove.verification.state import bits
+from ckptmove.verification.step.moments import contradiction
 from ckptmove.verification.step.trial import TOLERANCES
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class Stepped(NamedTuple):
     """The step of one rank.
 
     Attributes:
-        faults: values that are not finite, counters that did not rise by one.
+        faults: values that are not finite, moments that no gradients give, counters that did not rise by one.
         parameters: number of parameters that this rank has elements of.
         moved: how many of them changed.
         idle: how many have a learning rate of 0.
@@ -103,16 +105,17 @@ class Gradients(NamedTuple):
 
 def take_step(subject: Subject, stored: StoredState, gradients: Gradients) -> Stepped:
     """Step the optimizer on every rank; a collective of the optimizer if it makes one."""
+    groups = {id(one): group for group in subject.optimizer.param_groups for one in group["params"]}
+    faults = [*_spoiled(subject)]
     for key, parameter in subject.parameters.items():
+        faults += _impossible(subject, parameter, groups[id(parameter)])
         whole = gradients.of(key, subject.shape_of(parameter), parameter.dtype)
         mine = subject.place_of(parameter, parameter).cut(whole).contiguous().to(local(parameter).device)
         is_stepped = parameter.requires_grad and (id(parameter) not in subject.slices or mine.numel())
         parameter.grad = _like(parameter, mine) if is_stepped else None
     subject.optimizer.step()
     subject.optimizer.zero_grad()
-    faults: list[str] = []
     parameters = moved = idle = below = 0
-    rates = {id(one): group.get("lr", 1.0) for group in subject.optimizer.param_groups for one in group["params"]}
     for key, parameter in subject.parameters.items():
         faults += _state_faults(subject, stored, parameter)
         after, before = local(parameter).cpu(), stored.region(key, subject.place_of(parameter, parameter))
@@ -123,11 +126,31 @@ def take_step(subject: Subject, stored: StoredState, gradients: Gradients) -> St
             faults.append(f"{key} is not finite after the step")
         elif not torch.equal(after, before):
             moved += 1
-        elif not float(rates[id(parameter)]):
+        elif not float(groups[id(parameter)].get("lr", 1.0)):
             idle += 1
         else:
             below += _has_state_changed(subject, stored, parameter)
     return Stepped(faults, parameters, moved, idle, below)
+
+
+def _spoiled(subject: Subject) -> Iterator[str]:
+    """NaN in restored tensors of the model that the step does not change; in the others it shows after the step."""
+    for key, value, _ in subject.model_tensors():
+        is_stepped = key in subject.parameters and subject.parameters[key].requires_grad
+        if not is_stepped and value.is_floating_point() and bool(comparable(value).isnan().any()):
+            yield f"{key} contains NaN"
+
+
+def _impossible(subject: Subject, parameter: torch.Tensor, options: Mapping[str, Any]) -> Iterator[str]:
+    """Restored moments that no gradients give."""
+    state = {key: local(value) for key, value in subject.state_of(parameter).items()}
+    for key in sorted(magnitudes(type(subject.optimizer).__name__) & state.keys()):
+        below = int((comparable(state[key]) < 0).sum())
+        if below:
+            yield f"{subject.state_key(parameter, key)} is below zero in {below:,} of {state[key].numel():,} values"
+    text = contradiction(state, options)
+    if text:
+        yield f"{subject.state_key(parameter, '').rstrip('.')}: {text}"
 
 
 def _like(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:

@@ -17,10 +17,12 @@ from ckptmove.errors import UsageError
 from ckptmove.verification.loading.objects import NotAllowed, build
 from ckptmove.verification.loading.storages import Storages
 from ckptmove.verification.mesh.launch import ranks_of
+from ckptmove.verification.mesh.numbered import Named, ends_of, named
+from ckptmove.verification.pieces import Window
 from ckptmove.verification.state import StoredTensors
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection
 
     from typing_extensions import Self
 
@@ -86,6 +88,7 @@ class StoredState:
         objects: values of the other parts that are not tensors.
         names: names of all values, also those of objects in distributed parts.
         in_files: names of the values in other parts.
+        optimizers: the optimizers, each with its path in the state.
         aside: names of the files without a value of the state, a model or an optimizer.
     """
 
@@ -107,12 +110,14 @@ class StoredState:
         self.names: set[str] = set()
         self.in_files: set[str] = set()
         self.aside: list[str] = []
-        self._prefixes: list[tuple[OpenPart, str]] = []
+        self._restored: list[OpenPart] = []
+        self.optimizers: list[tuple[str, OptimizerRecord]] = []
         for part in checkpoint.parts:
             if isinstance(part, DistributedPart):
                 self.distributed.append(part)
                 self._chunked |= {tensor.name: tensor for tensor in part.metadata.tensors}
-                self._add(part, "", dict.fromkeys(entry.name for entry in part.metadata.entries))
+                names = dict.fromkeys(entry.name for entry in part.metadata.entries)
+                self._add(part, "", names, Named([*part.inventory.optimizers], {}, {}))
             else:
                 self._match(part, asked)
 
@@ -123,8 +128,9 @@ class StoredState:
         self._read.__exit__(None, None, None)
 
     def _match(self, part: OpenPart, asked: Collection[str]) -> None:
-        values = _values(part)
-        fitting = Counter(name[: len(name) - len(end)] for name in asked for end in _ends(name) if end in values)
+        own = named(part, asked)
+        values = {own.names.get(name, name): own.params.get(name, value) for name, value in _values(part).items()}
+        fitting = Counter(name[: len(name) - len(end)] for name in asked for end in ends_of(name) if end in values)
         best = max(fitting.values(), default=0)
         prefixes = sorted(prefix for prefix, count in fitting.items() if count == best and 2 * best > len(values))
         if len(prefixes) > 1:
@@ -132,20 +138,22 @@ class StoredState:
         if not prefixes and not any(record.role in _TRAINED for record in part.inventory.tensors):
             self.aside.append(part.name)
             return
-        self._add(part, next(iter(prefixes), ""), values)
+        self._add(part, next(iter(prefixes), ""), values, own)
 
-    def _add(self, part: OpenPart, prefix: str, values: dict[str, Any]) -> None:
-        named = {prefix + name: value for name, value in values.items()}
-        both = self.names & named.keys()
+    def _add(self, part: OpenPart, prefix: str, values: dict[str, Any], own: Named) -> None:
+        placed = {prefix + name: value for name, value in values.items()}
+        both = self.names & placed.keys()
         if both:
             raise UsageError(f"{part.path} and another file have {min(both)!r}: name one of them, or its folder")
-        self.names |= named.keys()
-        tensors = {prefix + part.own_name(one.name): _StoredTensor(part, one) for one in part.inventory.tensors}
-        self.tensors |= {name: one for name, one in tensors.items() if name in named}
+        self.names |= placed.keys()
+        tensors = {part.own_name(one.name): _StoredTensor(part, one) for one in part.inventory.tensors}
+        own_tensors = {prefix + own.names.get(name, name): one for name, one in tensors.items()}
+        self.tensors |= {name: one for name, one in own_tensors.items() if name in placed}
         if not isinstance(part, DistributedPart):
-            self.in_files |= named.keys()
-            self.objects |= {name: value for name, value in named.items() if not isinstance(value, torch.Tensor)}
-        self._prefixes.append((part, prefix))
+            self.in_files |= placed.keys()
+            self.objects |= {name: value for name, value in placed.items() if not isinstance(value, torch.Tensor)}
+        self._restored.append(part)
+        self.optimizers += (((prefix + part.own_name(one.where)).rstrip("."), one) for one in own.optimizers)
 
     @property
     def has_moments(self) -> bool:
@@ -156,14 +164,8 @@ class StoredState:
     def saved_by(self) -> int | None:
         """Number of ranks that saved the checkpoint; None if unknown."""
         found = [ranks_of(piece.file for piece in part.metadata.pieces) for part in self.distributed]
-        found += (len(part.rows) + len(part.missing) for part, _ in self._prefixes if isinstance(part, RankFilesPart))
+        found += (len(part.rows) + len(part.missing) for part in self._restored if isinstance(part, RankFilesPart))
         return max((count for count in found if count is not None), default=None)
-
-    def optimizers(self) -> Iterator[tuple[str, OptimizerRecord]]:
-        """The optimizers, each with its path in the state."""
-        for part, prefix in self._prefixes:
-            for record in part.inventory.optimizers:
-                yield (prefix + part.own_name(record.where)).rstrip("."), record
 
     def chunks(self, name: str) -> set[tuple[tuple[int, ...], tuple[int, ...]]] | None:
         """Offsets and sizes of the shards of a tensor in the files; None if it is stored as a whole."""
@@ -186,7 +188,8 @@ class StoredState:
         """
         record = self.tensors[name].record
         if isinstance(where, Slice):
-            return where.cut(self.region(name))
+            window = Window(where.first, where.first + where.numel, flat=True)
+            return self._read.tensor(record, window).clone()
         offsets, sizes = where or Region((0,) * len(record.shape), record.shape)
         first = sum(offset * stride for offset, stride in zip(offsets, record.stride, strict=True))
         own = record._replace(shape=sizes, storage_offset=record.storage_offset + first * (0 not in sizes))
@@ -206,14 +209,6 @@ def _values(part: OpenPart) -> dict[str, Any]:
         except NotAllowed as error:
             raise UsageError(f"{part.path} has {error}, which weights_only=True refuses") from None
     return flatten_state_dict(root)[0] if isinstance(root, dict) else {}
-
-
-def _ends(name: str) -> Iterable[str]:
-    """A name, and what follows each of its dots."""
-    yield name
-    for at, letter in enumerate(name):
-        if letter == ".":
-            yield name[at + 1 :]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

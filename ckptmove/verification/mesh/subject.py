@@ -134,13 +134,17 @@ class Subject:
 
     def tensors(self) -> Iterator[LiveTensor]:
         """All tensors of the model and of the optimizer's state."""
+        yield from self.model_tensors()
+        for parameter in self.parameters.values():
+            for key, value in self.state_of(parameter).items():
+                yield LiveTensor(self.state_key(parameter, key), local(value), self.place_of(parameter, value))
+
+    def model_tensors(self) -> Iterator[LiveTensor]:
+        """All parameters and buffers of the model."""
         own = get_model_state_dict(self.model)
         for name, one in own.items():
             for region, mine in shards_of(one) if torch.is_tensor(one) else ():
                 yield LiveTensor(self._model_prefix + name, mine, region)
-        for parameter in self.parameters.values():
-            for key, value in self.state_of(parameter).items():
-                yield LiveTensor(self.state_key(parameter, key), local(value), self.place_of(parameter, value))
 
     def place_of(self, parameter: torch.Tensor, value: torch.Tensor) -> Region | Slice:
         """The place of this rank's elements of a parameter, or of a tensor of its state."""

@@ -28,6 +28,7 @@ _LEAST_SQUARE: Final = 1e-30
 _ROUNDINGS: Final = 64.0
 #: Dtypes to check; half precision rounds ``v`` to zero far earlier.
 _DTYPES: Final = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.complex128})
+_MOMENTS: Final = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf")
 _DEFAULT_BETAS: Final = (0.9, 0.999)
 
 
@@ -40,11 +41,17 @@ def disagreement(piece: ParameterPiece, source: TensorSource, options: Mapping[s
         options: options of its group.
     """
     records = dict(piece.entry.tensors) if piece.entry is not None else {}
-    moments = {
-        key: piece.of(records[key], source)
-        for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf")
-        if key in records
-    }
+    return contradiction({key: piece.of(records[key], source) for key in _MOMENTS if key in records}, options)
+
+
+def contradiction(state: Mapping[str, torch.Tensor], options: Mapping[str, object]) -> str:
+    """Contradictions between the moments of the same elements of a parameter, as text; empty if consistent.
+
+    Args:
+        state: state of these elements, by state key.
+        options: options of their group.
+    """
+    moments = {key: state[key] for key in _MOMENTS if key in state}
     mean = moments.get("exp_avg")
     if mean is None or any(one.dtype not in _DTYPES or one.shape != mean.shape for one in moments.values()):
         return ""

@@ -35,6 +35,9 @@ FOUND_BY = {
     "frozen_later": ("restore", [0, 1, 2, 3]),
     "truncated": ("restore", [0, 1, 2, 3]),
     "weights": ("restore", [0, 1, 2, 3]),
+    "shrink_squares": ("step", [3]),
+    "negate_squares": ("step", [3]),
+    "spoil_buffer": ("step", [0, 1, 2, 3]),
     "unread": ("fresh", None),
     "without_gradient": ("case", [0, 1, 2, 3]),
     "stages_lists": ("options", [0, 1, 2]),
@@ -50,7 +53,7 @@ SKIPPED |= {"below_precision to below_precision": ["fresh"], "small_rate to smal
 SKIPPED |= {f"{name} to weights_only": ["fresh"] for name in ("safetensors", "consolidated")}
 SKIPPED |= {"indexed_plain to indexed_plain": ["fresh"]}
 #: Scenarios whose files do not tell the number of ranks.
-OF_FILES = ["one_file to fsdp", "safetensors to weights_only", "consolidated to weights_only"]
+OF_FILES = ["one_file to fsdp", "numbered to fsdp", "safetensors to weights_only", "consolidated to weights_only"]
 UNUSABLE = ["output", "three", "no_state", "dicts", "other_state", "flattened"]
 REFUSED = ["consolidated to average", "twice", "namespace"]
 RESHARDED = ["fsdp to hsdp", "fsdp to tp", "fsdp to ddp", "fsdp to plain"]

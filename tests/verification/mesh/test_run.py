@@ -184,13 +184,16 @@ def test_a_rank_that_hangs_after_another_failed_is_ended(ranks, monkeypatch):
 
 @pytest.mark.parametrize(("rank", "text"), [(0, "a list"), (1, "rank 1: a list")])
 @pytest.mark.parametrize(("kind", "error"), [("unusable", CaseUnusable), ("refusal", UsageError)])
-def test_a_case_that_no_rank_can_use(ranks, kind, error, rank, text):
+def test_a_case_that_no_rank_can_use(ranks, kind, error, rank, text, monkeypatch):
+    sent, send = [], meeting.Guest.send
+    monkeypatch.setattr(meeting.Guest, "send", lambda guest, one: send(guest, one) or sent.append(one))
     scripts = [[MODE, ENDED], [MODE, ENDED]]
     scripts[rank] = [MODE, {kind: "a list"}]
     found = ranks.start(*scripts)
     assert type(found) is error
     assert found.message.endswith(text)
     assert ranks.codes == {0: 2, 1: 2}
+    assert [one["failed"] for one in sent] == [rank == 1]  # then rank 0 waits no longer
 
 
 def test_broken_torch(ranks):
