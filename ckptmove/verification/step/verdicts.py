@@ -9,6 +9,7 @@ import torch
 
 from ckptmove.text import Argument, amount
 from ckptmove.verification.checks import failed, passed, skipped
+from ckptmove.verification.pieces import NOT_SAMPLED
 from ckptmove.verification.state import dtype_of
 from ckptmove.verification.step.recipe import is_foreign
 from ckptmove.verification.step.trial import IDLE, IGNORED, LOST, READS_NOTHING, UNREAD
@@ -133,9 +134,7 @@ def _step(tally: TrialTally, report: StepReport) -> CheckResult:
         return skipped("step", "; ".join([reason, *parts]), **figures)
     stood_in = [_stood_in(tally)] if tally.standins else []
     limits = [limit for limit in (tally.incomparable, tally.fresh_failure) if limit]
-    # A verdict names this reason below the step, which lists the parameters.
-    counted = [f"{amount(len(names), 'parameter')} not stepped: {reason}" for reason, names in not_stepped.items()]
-    doubts = [*counted, *report.assumed, *report.left_out, *stood_in, *limits, *_doubts_of_state(tally)]
+    doubts = [*unstepped, *report.assumed, *report.left_out, *stood_in, *limits, *_doubts_of_state(tally)]
     figures["proven"] = not doubts
     figures["unproven"] = doubts[0] if doubts else ""
     return passed("step", "; ".join(parts), **figures)
@@ -218,6 +217,8 @@ def _unstepped(tally: TrialTally, report: StepReport) -> dict[str, list[str]]:
 
 
 def _in_words(reason: str, names: Sequence[str]) -> str:
+    if reason == NOT_SAMPLED:  # the size of the sample says more than the names that it left out
+        return f"{amount(len(names), 'parameter')} not stepped: {reason}"
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return f"{amount(len(names), 'parameter')} not stepped ({', '.join(names[:_NAMED])}{more}): {reason}"
 

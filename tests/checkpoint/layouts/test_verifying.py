@@ -401,13 +401,9 @@ def test_a_file_is_not_held_against_a_directory_of_other_tensors(build):
     folder, file = build.hf_trainer(), build.root / "other.pt"
     build.save(file, {"w": torch.ones(3)})
     none = "without a tensor of the same name"
-    with pytest.raises(
-        UsageError, match=rf"checkpoint-2 is a directory, but --against names a file {none}: .*other\.pt"
-    ):
+    with pytest.raises(UsageError, match=rf"checkpoint-2 is a directory, but against names a file {none}: .*other\.pt"):
         ckptmove.verify(folder, against=file)
-    with pytest.raises(
-        UsageError, match=rf"other\.pt is a file, but --against names a directory {none}: .*checkpoint-2"
-    ):
+    with pytest.raises(UsageError, match=rf"other\.pt is a file, but against names a directory {none}: .*checkpoint-2"):
         ckptmove.verify(file, against=folder)
 
 
