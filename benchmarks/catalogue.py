@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from faults import Fault
 
     from ckptmove.model import Finding
-    from ckptmove.verification.evidence import VerifyResult
+    from ckptmove.verification.evidence import Verdict
 
 #: Devices that a step can run on: torch before 2.10 cannot simulate one.
 TARGETS = tuple(target for target in ("cpu", "cuda:0", "mps") if not find_site(target).reason)
@@ -181,7 +181,7 @@ AnyHealthy: TypeAlias = "Healthy | OneOfSeveral | HealthyCase"
 HEALTHY_CASES = tuple(itertools.starmap(HealthyCase, itertools.product(("gan", "lightning_module"), TARGETS)))
 
 
-def verdict(path: str, **options: Any) -> VerifyResult:
+def verdict(path: str, **options: Any) -> Verdict:
     """The result of ``verify``, with its steps in this process."""
 
     @contextmanager
@@ -229,7 +229,7 @@ def alarms(healthy: AnyHealthy, folder: Path) -> list[str]:
     return [*_loud(found), *raised]
 
 
-def _against(result: VerifyResult) -> list[str]:
+def _against(result: Verdict) -> list[str]:
     failed = [f"{check.name}: {check.detail}" for check in result.checks if check.status == "failed"]
     return [*failed, *_loud(result.findings), *["the resume is not proven"] * (not result.proven)]
 

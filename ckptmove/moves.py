@@ -296,7 +296,7 @@ class Unmatched(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ConvertResult(OneLine):
+class Converted(OneLine):
     """The result of a conversion.
 
     Attributes:

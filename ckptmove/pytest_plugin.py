@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckptmove.verification.evidence import VerifyResult
+    from ckptmove.verification.evidence import Verdict
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -92,7 +92,7 @@ class CheckpointItem(pytest.Item):
 
 
 @pytest.fixture
-def assert_resumes(pytestconfig: pytest.Config) -> Callable[..., VerifyResult]:
+def assert_resumes(pytestconfig: pytest.Config) -> Callable[..., Verdict]:
     """:func:`ckptmove.testing.assert_resumes`; its default target is that of ``--ckptmove-to``."""
     from ckptmove import testing
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ckptmove.api.arguments import Device, FilePath
     from ckptmove.case import Case
-    from ckptmove.verification.evidence import VerifyResult
+    from ckptmove.verification.evidence import Verdict
 
 
 def assert_resumes(  # the options of verify that change its verdict, each by name
@@ -33,7 +33,7 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
     require_device: bool = False,
     require_proof: bool = True,
     strict: bool = False,
-) -> VerifyResult:
+) -> Verdict:
     """Verify a checkpoint, and fail the calling test if it does not resume.
 
     Args:

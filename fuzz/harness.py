@@ -33,7 +33,7 @@ from ckptmove.findings.registry import find_all
 from ckptmove.io.part import MemorySource
 from ckptmove.io.rewrite import write_segments
 from ckptmove.limits import Limits
-from ckptmove.moves import ConvertResult, MoveRequest
+from ckptmove.moves import Converted, MoveRequest
 from ckptmove.pickles.machine import interpret
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def show_checkpoint(checkpoint: OpenCheckpoint, lines: tuple[OutlineLine, ...], 
     require_printable([document.dumps(found.to_dict())])
 
 
-def show_result(result: ConvertResult) -> None:
+def show_result(result: Converted) -> None:
     """Render the output of ``convert`` in every format."""
     require_printable(conversion.conversion_lines(PAGE, "input", result, verbose=True))
     require_printable([document.dumps(document.conversion(result))])
@@ -185,7 +185,7 @@ def convert(data: bytes, request: MoveRequest) -> None:
         segments = conversion.lay_out(container, machine, plan)
         written = write_segments(container.source, segments, sink, "input")
     require(written == len(sink.data), "the number of bytes written is wrong")
-    show_result(ConvertResult(container="torch-zip", plan=plan, output="output", bytes_copied=written, seconds=0.0))
+    show_result(Converted(container="torch-zip", plan=plan, output="output", bytes_copied=written, seconds=0.0))
     if plan.is_empty:
         return
     try:

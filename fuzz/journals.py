@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.conversion.plan import plan_move
-from ckptmove.io.journal import ANCHOR_BYTES, Journal, Run, decode, journal_name
+from ckptmove.io.journal import ANCHOR_BYTES, ChangedRange, Journal, decode, journal_name
 from ckptmove.io.leftovers import temporary_names
 from ckptmove.model import Span
 from ckptmove.moves import MoveRequest
@@ -82,7 +82,7 @@ def between(name: str, old: bytes, new: bytes) -> Journal:
     )
     anchor = Span(max(0, start - ANCHOR_BYTES), start)
     return Journal(
-        name=name, old_size=len(old), new_size=len(new), runs=(Run(start, old[start:], new[start:]),),
+        name=name, old_size=len(old), new_size=len(new), runs=(ChangedRange(start, old[start:], new[start:]),),
         anchors=(anchor, Span(0, 0)), anchor_crc=zlib.crc32(old[anchor.start : anchor.end]),
     )  # fmt: skip
 
@@ -135,18 +135,18 @@ def journal_mutator(data: bytes, file: bytes, random: Random, plain: Plain) -> b
         case 2:
             anchors[random.randrange(2)] = Span(number, number + random.choice((0, 1, ANCHOR_BYTES)))
         case 3:
-            runs[at:at] = runs[at : at + 1] or [Run(number % 2**16, b"", b"x" * 9)]
+            runs[at:at] = runs[at : at + 1] or [ChangedRange(number % 2**16, b"", b"x" * 9)]
         case 4:
             del runs[at : at + 1]
         case 5 if runs:
-            runs[at] = Run(number, runs[at].old, runs[at].new)
+            runs[at] = ChangedRange(number, runs[at].old, runs[at].new)
         case 6 if runs:
-            runs[at] = Run(runs[at].start, plain(runs[at].old), runs[at].new)
+            runs[at] = ChangedRange(runs[at].start, plain(runs[at].old), runs[at].new)
         case _ if runs:
             run, cut = runs[at], random.randrange(1 + len(runs[at].new))
             runs[at : at + 1] = (
-                Run(run.start, run.old[:cut], run.new[:cut]),
-                Run(run.start + cut, run.old[cut:], run.new[cut:]),
+                ChangedRange(run.start, run.old[:cut], run.new[:cut]),
+                ChangedRange(run.start + cut, run.old[cut:], run.new[cut:]),
             )
     crc = zlib.crc32(b"".join(file[span.start : span.end] for span in anchors))
     name = random.choice((*[journal.name] * 9, "other.pth"))

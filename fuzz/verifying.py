@@ -11,7 +11,7 @@ from ckptmove.api import document
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.cli.render import github, verification
 from ckptmove.verification.checks import CHECKS, skipped
-from ckptmove.verification.evidence import VerifyResult
+from ckptmove.verification.evidence import Verdict
 from ckptmove.verification.file_checks import fail_on_findings
 from ckptmove.verification.pieces import batches, select
 from ckptmove.verification.plain_numbers import broken_numbers
@@ -50,7 +50,7 @@ def _show(whole: OpenCheckpoint, facts: tuple[ArchiveFact, ...], request: Verify
     findings, here, _ = checks_without_torch(whole, facts, request)
     made = {check.name: check for check in here}
     checks = tuple(fail_on_findings(made.get(name, skipped(name, "it needs torch")), findings) for name in CHECKS)
-    result = VerifyResult(
+    result = Verdict(
         path="input", target=request.to or "cpu", mode="cpu", passed=False, proven=False, checks=checks,
         findings=findings,
     )  # fmt: skip

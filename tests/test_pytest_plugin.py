@@ -14,7 +14,7 @@ import ckptmove
 from ckptmove import testing
 from ckptmove.cli import app, verify_command
 from ckptmove.errors import MissingFile
-from ckptmove.verification.evidence import CheckResult, VerifyResult
+from ckptmove.verification.evidence import CheckResult, Verdict
 
 if sys.version_info < (3, 11):
     import tomli as tomllib
@@ -51,7 +51,7 @@ def verdicts(monkeypatch):
             raise MissingFile(request.path)
         passed = not request.path.endswith("b.pth")
         check = CheckResult("placement", "passed" if passed else "failed", "12 tensors misplaced")
-        return VerifyResult(
+        return Verdict(
             path=request.path, target="cpu", mode="cpu", passed=passed, proven=passed, checks=(check,), findings=()
         )
 

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.directories import FileRecord
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.checkpoint.summary import CheckpointSummary
-    from ckptmove.comparison.differences import DiffResult, Gap
+    from ckptmove.comparison.differences import Differences, Gap
     from ckptmove.findings.catalogue import Entry
     from ckptmove.io.changes import UndoResult
     from ckptmove.io.contracts import Traffic
     from ckptmove.model import Finding, Inventory, TensorRecord
-    from ckptmove.moves import ConvertResult, MovePlan
-    from ckptmove.verification.evidence import RanksOfRun, VerifyResult
+    from ckptmove.moves import Converted, MovePlan
+    from ckptmove.verification.evidence import RanksOfRun, Verdict
 
 Json: TypeAlias = "dict[str, Any]"  # what json.dumps takes; a closed type would be recursive
 
@@ -78,7 +78,7 @@ def _own_keys(command: str | None) -> Json:
     return {"verify": {"results": []}, "rules": {"rules": []}}.get(command or "", {})
 
 
-def conversion(result: ConvertResult) -> Json:
+def conversion(result: Converted) -> Json:
     """The keys of ``convert``."""
     return {
         "plan": _plan(result.plan),
@@ -106,7 +106,7 @@ def undone(result: UndoResult) -> Json:
     }
 
 
-def difference(result: DiffResult) -> Json:
+def difference(result: Differences) -> Json:
     """The keys of ``diff``."""
     return {
         "same": result.same,
@@ -310,7 +310,7 @@ def _plan(plan: MovePlan) -> Json:
     }
 
 
-def result_to_json(result: VerifyResult) -> Json:
+def result_to_json(result: Verdict) -> Json:
     """One entry of ``results``, the answer of ``verify``."""
     return {
         "path": result.path,

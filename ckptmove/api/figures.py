@@ -28,7 +28,7 @@ class Expectation(NamedTuple):
         return [name for edit in self.misplaced for name in edit.names or (edit.storage,)]
 
 
-class Share(NamedTuple):
+class RoleOnDevice(NamedTuple):
     """Number and size of the tensors of one role on one device.
 
     Attributes:
@@ -44,7 +44,7 @@ class Share(NamedTuple):
     nbytes: int
 
 
-def shares(tensors: tuple[TensorRecord, ...]) -> tuple[Share, ...]:
+def shares(tensors: tuple[TensorRecord, ...]) -> tuple[RoleOnDevice, ...]:
     """Count tensors by device and role, in the order of the file."""
     counts: dict[tuple[str, str], int] = {}
     nbytes: dict[tuple[str, str], int] = {}
@@ -61,7 +61,7 @@ def shares(tensors: tuple[TensorRecord, ...]) -> tuple[Share, ...]:
                 continue
             views.add(_view(tensor))
         nbytes[place] = nbytes.get(place, 0) + tensor.nbytes
-    return tuple(Share(*place, counts[place], nbytes[place]) for place in counts)
+    return tuple(RoleOnDevice(*place, counts[place], nbytes[place]) for place in counts)
 
 
 def _view(tensor: TensorRecord) -> tuple[object, ...]:

@@ -253,7 +253,7 @@ def convert(
 
 
 @collector_paused()
-def convert_checkpoint(request: ConvertRequest) -> moves.ConvertResult:
+def convert_checkpoint(request: ConvertRequest) -> moves.Converted:
     """Run a request of :func:`convert`."""
     if request.in_place and request.output:
         raise UsageError(Phrase(_IN_PLACE, " changes the file itself and takes no ", Argument("output")))

@@ -147,7 +147,7 @@ class Inspection(OneLine, _Shown):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ConvertResult(moves.ConvertResult, _Copied):
+class ConvertResult(moves.Converted, _Copied):
     """The result of ``convert``.
 
     Attributes:
@@ -177,7 +177,7 @@ class ConvertResult(moves.ConvertResult, _Copied):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class VerifyResult(evidence.VerifyResult, _Copied):
+class VerifyResult(evidence.Verdict, _Copied):
     """The result of ``verify``."""
 
     @property
@@ -197,7 +197,7 @@ class VerifyResult(evidence.VerifyResult, _Copied):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class DiffResult(differences.DiffResult, _Copied):
+class DiffResult(differences.Differences, _Copied):
     """The result of ``diff``."""
 
     @property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _TENSORS: Final = frozenset({Call, Persistent, PlainTensor})
 
 
-class Entry(NamedTuple):
+class StoredMember(NamedTuple):
     """A member of a dict, a list or a tuple; or the root.
 
     Attributes:
@@ -49,11 +49,11 @@ class Entry(NamedTuple):
         return self.prefix + key_text(self.key)
 
 
-def entries(root: Value, inventory: Inventory, base: str = "") -> list[Entry]:
+def entries(root: Value, inventory: Inventory, base: str = "") -> list[StoredMember]:
     """List the root and all entries below it; each container is entered once, and no pickled object is.
 
     A dict in which a key is repeated loses the earlier values, and a dict that is made of a list of pairs (Python 2)
-    becomes one whose items are set, so that an edit of ``Entry.holder`` is an edit of the tree.
+    becomes one whose items are set, so that an edit of ``StoredMember.holder`` is an edit of the tree.
 
     Args:
         root: the root, or the value at ``base`` that has become the root.
@@ -64,7 +64,7 @@ def entries(root: Value, inventory: Inventory, base: str = "") -> list[Entry]:
         The entries in the order of their depth: an entry comes after the entry of its holder.
     """
     lookup = _Roles(inventory, base)
-    found = [Entry("", "", None, -1, root, lookup.of_root(), -1, -1, lookup.is_tensor("", root))]
+    found = [StoredMember("", "", None, -1, root, lookup.of_root(), -1, -1, lookup.is_tensor("", root))]
     first = {id(root): 0}
     for index, entry in enumerate(found):  # the list grows
         value = entry.value
@@ -78,7 +78,7 @@ def entries(root: Value, inventory: Inventory, base: str = "") -> list[Entry]:
             if _size(value) and first.setdefault(id(value), len(found)) != len(found):
                 same = first[id(value)]
             role = lookup.role(path, value, entry.role, is_tensor=is_tensor)
-            found.append(Entry(prefix, key, holder, place, value, role, index, same, is_tensor))
+            found.append(StoredMember(prefix, key, holder, place, value, role, index, same, is_tensor))
     return found
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ckptmove.cli.render.renderer import Renderer
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.limits import Limits
-    from ckptmove.moves import ConvertResult
+    from ckptmove.moves import Converted
 
 
 #: Options that ``--undo`` can be combined with, as parameters of the command.
@@ -147,7 +147,7 @@ def _new_folder(path: str | None) -> Iterator[None]:
             remove_empty_folder(path)
 
 
-def _convert(request: ConvertRequest, renderer: Renderer) -> ConvertResult:
+def _convert(request: ConvertRequest, renderer: Renderer) -> Converted:
     with ProgressBar(wanted=renderer.shows_progress) as progress:
         return api.convert_checkpoint(replace(request, progress=progress, settle=settle, began=perf_counter()))
 

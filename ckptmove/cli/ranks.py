@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ckptmove.io.contracts import Progress
-    from ckptmove.verification.evidence import VerifyResult
+    from ckptmove.verification.evidence import Verdict
     from ckptmove.verification.mesh.run import Rank
     from ckptmove.verification.request import VerifyRequest
 
@@ -23,7 +23,7 @@ class Verify(Protocol):
 
     def __call__(
         self, request: VerifyRequest, *, progress: Progress | None, stage: Callable[[str], None] | None
-    ) -> VerifyResult:
+    ) -> Verdict:
         """The verdict."""
         ...
 
@@ -52,9 +52,7 @@ def require_one(requests: Sequence[VerifyRequest], *, fix: bool) -> None:
 def on_ranks(rank: Rank) -> Verify:
     """Verify with all ranks. If torchrun ends this process because another rank was killed, the error names that."""
 
-    def verify(
-        request: VerifyRequest, *, progress: Progress | None, stage: Callable[[str], None] | None
-    ) -> VerifyResult:
+    def verify(request: VerifyRequest, *, progress: Progress | None, stage: Callable[[str], None] | None) -> Verdict:
         try:
             return rank.verify(request, progress, stage)
         except Terminated as error:

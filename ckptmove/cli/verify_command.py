@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ckptmove.cli.render.renderer import Renderer
     from ckptmove.cli.selection import Selection
-    from ckptmove.verification.evidence import VerifyResult
+    from ckptmove.verification.evidence import Verdict
     from ckptmove.verification.request import VerifyRequest
 
 
@@ -59,7 +59,7 @@ def run_verify(
             rank.attend(requests[0])
             return YES
 
-    def verified(request: VerifyRequest) -> VerifyResult:
+    def verified(request: VerifyRequest) -> Verdict:
         with ProgressBar(wanted=renderer.shows_progress) as progress:
             verify = verify_checkpoint if rank is None else on_ranks(rank)
             return verify(request, progress=progress, stage=progress.stage)
@@ -92,11 +92,11 @@ def _require_fixable(requests: Sequence[VerifyRequest], *, fix: bool, dry_run: b
 
 def _fixed(
     request: VerifyRequest,
-    verified: Callable[[VerifyRequest], VerifyResult],
+    verified: Callable[[VerifyRequest], Verdict],
     renderer: Renderer,
     *,
     dry_run: bool,
-) -> VerifyResult:
+) -> Verdict:
     """The verdict on the user's files, after the edits if they were written."""
     from ckptmove.verification.case.fixing import find_fixes, fixed_files, write  # used for --fix only
 

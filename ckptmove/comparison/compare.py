@@ -16,7 +16,7 @@ from ckptmove.checkpoint.open_checkpoint import side_by_side
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.comparison.counterparts import find_counterparts
-from ckptmove.comparison.differences import Change, Criteria, DiffResult, Uncompared
+from ckptmove.comparison.differences import Change, Criteria, Differences, Uncompared
 from ckptmove.comparison.gaps import gap_between
 from ckptmove.comparison.other_content import OtherContent
 from ckptmove.conversion.remap.errors import NotGathered
@@ -53,7 +53,7 @@ _MOST_PER_BYTE: Final = 64
 _IN_ANY_CASE: Final = 2**30
 
 
-def compare(first: str, second: str, limits: Limits, measure: Measure, progress: Progress | None) -> DiffResult:
+def compare(first: str, second: str, limits: Limits, measure: Measure, progress: Progress | None) -> Differences:
     """Compare two checkpoints.
 
     Args:
@@ -97,7 +97,7 @@ def compare_stored(
     limits: Limits,
     measure: Measure,
     progress: Progress | None = None,
-) -> DiffResult:
+) -> Differences:
     """Compare two open checkpoints.
 
     Args:
@@ -142,13 +142,13 @@ class _Comparison:
         self._changed: list[Change] = []
         self._uncompared: list[Uncompared] = []
 
-    def result(self, found: Counterparts) -> DiffResult:
+    def result(self, found: Counterparts) -> Differences:
         self._total = sum(mine.record.nbytes for mine, _ in found.pairs)
         for mine, other in found.pairs:
             self._pair(mine, other)
         rest = OtherContent(self._one, self._other, found, devices_count=self._criteria.devices)
         rest.compare()
-        return DiffResult(
+        return Differences(
             first=self._one.path,
             second=self._other.path,
             tensors=len(found.pairs),

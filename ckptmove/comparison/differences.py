@@ -94,7 +94,7 @@ class Uncompared(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class DiffResult(OneLine):
+class Differences(OneLine):
     """Result of a comparison.
 
     Attributes:

@@ -19,7 +19,7 @@ from ckptmove.io.outputs import do_nothing
 from ckptmove.io.segments import without_checks
 from ckptmove.limits import Limits
 from ckptmove.model import LACKING
-from ckptmove.moves import ConvertResult, MovePlan, Remap
+from ckptmove.moves import Converted, MovePlan, Remap
 from ckptmove.pickles.edits import apply_plan
 from ckptmove.text import Argument, Phrase, some
 
@@ -178,7 +178,7 @@ class Conversion:
             require_dtypes(remapped.inventory, request.move)
         return remapped
 
-    def result(self, written: int) -> ConvertResult:
+    def result(self, written: int) -> Converted:
         """The result, with the number of bytes written."""
         notes = self.notes
         if self.unchecked == [""]:
@@ -188,7 +188,7 @@ class Conversion:
             notes.append(f"copied unchecked, because they have no CRCs: {unchecked}")
         if self.overflowed:
             notes.append(overflow_note(sum(self.overflowed)))
-        return ConvertResult(
+        return Converted(
             container=self._container,
             plan=self.plan,
             output=self.request.target if self.is_writing else None,

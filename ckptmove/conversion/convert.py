@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.io.contracts import ByteSource, Segment
-    from ckptmove.moves import ConvertResult, MovePlan
+    from ckptmove.moves import Converted, MovePlan
 
 
-def convert(request: ConvertRequest) -> ConvertResult:
+def convert(request: ConvertRequest) -> Converted:
     """Plan and execute a conversion; errors as of :func:`ckptmove.convert`."""
     path, in_place = request.path, request.in_place
     if in_place and isinstance(path, Address):

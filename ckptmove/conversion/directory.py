@@ -48,7 +48,7 @@ def write_directory(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
     new = None if remapped is None else RemappedFolder(conversion, remapped, checkpoint)
     names = listing.names if new is None else listing.names - new.removed
     with DirectorySink(request.target, names, force=request.force) as sink:
-        writer = _Writer(conversion, checkpoint, listing, sink, new)
+        writer = _DirectoryWriter(conversion, checkpoint, listing, sink, new)
         writer.run()
         sink.commit(request.settle)
     if sink.leftover is not None:
@@ -60,7 +60,7 @@ class _Stopped(Exception):
     """Writing a file stopped because another one failed or the user interrupted it."""
 
 
-class _Writer:
+class _DirectoryWriter:
     """Writes the directory, several files at a time.
 
     Attributes:

@@ -29,7 +29,7 @@ _PREFIX: Final = ".ckptmove-"
 _SUFFIX: Final = ".journal"
 
 
-class Run(NamedTuple):
+class ChangedRange(NamedTuple):
     """A range of bytes before and after a change. Their lengths differ at the end of the file.
 
     Attributes:
@@ -58,7 +58,7 @@ class Journal(NamedTuple):
     name: str
     old_size: int
     new_size: int
-    runs: tuple[Run, ...]
+    runs: tuple[ChangedRange, ...]
     anchors: tuple[Span, Span]
     anchor_crc: int
 
@@ -94,10 +94,10 @@ def decode(data: bytes) -> Journal | None:
     if magic != _MAGIC or name_start > len(body):
         raise ValueError(UNKNOWN_JOURNAL)
     position = name_start + name_bytes
-    runs: list[Run] = []
+    runs: list[ChangedRange] = []
     for start, old_bytes, new_bytes in _RUN.iter_unpack(body[_HEAD.size : name_start]):
         middle, end = position + old_bytes, position + old_bytes + new_bytes
-        runs.append(Run(start, body[position:middle], body[middle:end]))
+        runs.append(ChangedRange(start, body[position:middle], body[middle:end]))
         position = end
     found = Journal(
         name=os.fsdecode(body[name_start : name_start + name_bytes]),

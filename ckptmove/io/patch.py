@@ -25,7 +25,7 @@ from ckptmove.errors import (
     WriteFailed,
     reason_of,
 )
-from ckptmove.io.journal import ANCHOR_BYTES, Journal, Run, decode, home_of, journal_path
+from ckptmove.io.journal import ANCHOR_BYTES, ChangedRange, Journal, decode, home_of, journal_path
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.portable import UNTRUSTED, open_file, own_user, sync_folder
 from ckptmove.io.source import stamp_of
@@ -134,11 +134,11 @@ def _locked(path: str) -> Iterator[int]:
 
 def _journal_for(fd: int, name: str, size: int, patch: Patch) -> Journal:
     runs = [
-        Run(start, _read_span(fd, Span(start, min(start + len(data), size))), bytes(data))
+        ChangedRange(start, _read_span(fd, Span(start, min(start + len(data), size))), bytes(data))
         for start, data in patch.writes
     ]
     if patch.size < size:
-        runs.append(Run(patch.size, _read_span(fd, Span(patch.size, size)), b""))
+        runs.append(ChangedRange(patch.size, _read_span(fd, Span(patch.size, size)), b""))
     begin = min((run.start for run in runs), default=size)
     end = min(size, max((run.start + len(run.old) for run in runs), default=size))
     behind = Span(max(end, size - ANCHOR_BYTES), size) if end < size else Span(0, 0)
@@ -164,7 +164,7 @@ def _fits(fd: int, journal: Journal) -> bool:
     )
 
 
-def _is_half_changed(found: bytes, run: Run) -> bool:
+def _is_half_changed(found: bytes, run: ChangedRange) -> bool:
     """Whether each byte is the old one, the new one, or one of the zeros that a crash leaves."""
     nbytes = _span_of(run).nbytes
     old, new = run.old.ljust(nbytes, b"\0"), run.new.ljust(nbytes, b"\0")
@@ -172,7 +172,7 @@ def _is_half_changed(found: bytes, run: Run) -> bool:
     return all(byte in {before, after} for byte, before, after in zip(known, old, new, strict=False))
 
 
-def _span_of(run: Run) -> Span:
+def _span_of(run: ChangedRange) -> Span:
     return Span(run.start, run.start + max(len(run.old), len(run.new)))
 
 

@@ -30,7 +30,7 @@ class WalkedFile(NamedTuple):
     version: str
 
 
-class Walk(NamedTuple):
+class FolderWalk(NamedTuple):
     """The files below a folder.
 
     Attributes:
@@ -42,12 +42,12 @@ class Walk(NamedTuple):
     errors: list[CkptMoveError]
 
 
-def walk(folder: str) -> Walk:
+def walk(folder: str) -> FolderWalk:
     """List the files below a local folder. Links to folders are not followed, links to files are.
 
     A hidden file or folder is left out; ``.metadata`` is a file of ``torch.distributed.checkpoint``.
     """
-    found = Walk([], [])
+    found = FolderWalk([], [])
     todo = [""]
     while todo:
         prefix = todo.pop()
@@ -66,7 +66,7 @@ def walk(folder: str) -> Walk:
     return found
 
 
-def _add_file(found: Walk, path: str, entry: os.DirEntry[str]) -> None:
+def _add_file(found: FolderWalk, path: str, entry: os.DirEntry[str]) -> None:
     """Add a file, or an error of this entry alone."""
     try:
         if entry.is_file():

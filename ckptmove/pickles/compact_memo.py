@@ -22,7 +22,7 @@ class NeedsEveryOperation(Exception):
     """The pickle numbers its memo itself, or reads a value that is not kept."""
 
 
-class NotPlain(Exception):
+class NeedsOneOperation(Exception):
     """A value is not one that is read in a larger step."""
 
 

@@ -11,7 +11,15 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.pickles import structure
-from ckptmove.pickles.compact_memo import GET_BYTES, HANDLERS, LONG_GET, LONG_GET_BYTES, NotPlain, number, recalled
+from ckptmove.pickles.compact_memo import (
+    GET_BYTES,
+    HANDLERS,
+    LONG_GET,
+    LONG_GET_BYTES,
+    NeedsOneOperation,
+    number,
+    recalled,
+)
 from ckptmove.pickles.tree import WITHIN, Global, PlainKind, PlainObject, Tuple
 
 if TYPE_CHECKING:
@@ -76,7 +84,7 @@ class PlainObjects:
                 value, memoized = self._values.get(raw) or self._new_value(machine, raw)
                 values.append(value)
                 memo += memoized
-        except (NotPlain, IndexError):  # IndexError: an index that the memo does not have
+        except (NeedsOneOperation, IndexError):  # IndexError: an index that the memo does not have
             return position
         machine.memo += memo
         machine.containers += 1
@@ -95,7 +103,7 @@ class PlainObjects:
         fields = [recalled(machine, raw) for raw in found if raw is not None]
         names = tuple([field for field in fields if type(field) is str])
         if len(set(names)) < len(fields):
-            raise NotPlain
+            raise NeedsOneOperation
         kind = self._kinds[name, found] = PlainKind(name, names)
         return kind
 
@@ -118,18 +126,18 @@ def _read_value(machine: Machine, raw: bytes) -> tuple[Value, tuple[Value, ...]]
     value = recalled(machine, raw[:begin])
     if len(raw) > begin:
         if type(value) is not Global or value.full_name != _SIZE_CLASS:
-            raise NotPlain
+            raise NeedsOneOperation
         numbers = tuple(map(number, _NUMBERS.findall(raw, begin, len(raw) - _SIZE_END)))
         size = Tuple(numbers, (-1,) * len(numbers))
         # The tuple of numbers, unless it is empty; the tuple of arguments, which nothing else reads; the size.
         return size, ((size, WITHIN, size) if numbers else (WITHIN, size))
     if type(value) is not str and not (type(value) is Tuple and all(type(one) is int for one in value.items)):
-        raise NotPlain
+        raise NeedsOneOperation
     return value, ()
 
 
 def _text(raw: bytes) -> str:
     """The argument of SHORT_BINUNICODE, if it ends where the pattern ends."""
     if raw[1] != len(raw) - 3:
-        raise NotPlain
+        raise NeedsOneOperation
     return raw[2:-1].decode()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.model import StorageRef
 from ckptmove.pickles import structure
-from ckptmove.pickles.compact_memo import HANDLERS, NotPlain, number, recalled
+from ckptmove.pickles.compact_memo import HANDLERS, NeedsOneOperation, number, recalled
 from ckptmove.pickles.rebuild_arguments import LARGEST, NotATensor, geometry
 from ckptmove.pickles.tree import WITHIN, Global, PlainStorage, PlainTensor, Tuple
 from ckptmove.torch_facts.dtypes import ITEM_BYTES, STORAGE_DTYPE
@@ -75,7 +75,7 @@ class PlainTensors:
             if match is not None:
                 try:
                     self._push(machine, match.groups())
-                except (NotPlain, NotATensor, IndexError):  # IndexError: an index that the memo does not have
+                except (NeedsOneOperation, NotATensor, IndexError):  # IndexError: an index that the memo does not have
                     pass
                 else:
                     return match.end()
@@ -95,7 +95,7 @@ class PlainTensors:
         shape, steps, _, span = self._geometries.get((size, stride)) or self._new_geometry(size, stride)
         first, ref = number(offset), storage.ref
         if first < 0 or (span and (first + span) * ITEM_BYTES[ref.dtype] > ref.nbytes):
-            raise NotPlain
+            raise NeedsOneOperation
         tensor = PlainTensor(storage, first, shape, steps, requires_grad=requires_grad == _TRUE)
         memo: list[Value] = [key] if put_key else []
         if put_tag:
@@ -107,7 +107,7 @@ class PlainTensors:
         memo.append(tensor)
         begin = len(machine.memo)
         if _INDICES[len(puts)](b"".join(puts)) != tuple(range(begin, begin + len(puts))):
-            raise NotPlain
+            raise NeedsOneOperation
         machine.memo += memo
         machine.persistents.append(storage)
         machine.storages += 1
@@ -118,17 +118,17 @@ class PlainTensors:
         if storage is None:
             nbytes = numel * ITEM_BYTES[dtype]
             if not 0 <= nbytes <= LARGEST:
-                raise NotPlain
+                raise NeedsOneOperation
             storage = self._storages[key] = PlainStorage(StorageRef(key, tag, dtype, numel, nbytes, _UNKNOWN, _UNKNOWN))
         elif (storage.ref.device, storage.ref.dtype, storage.ref.numel) != (tag, dtype, numel):
-            raise NotPlain
+            raise NeedsOneOperation
         return storage
 
     def _check_fixed(self, machine: Machine, word: bytes, hooks: bytes) -> None:
         function = recalled(machine, hooks)
         is_hooks = type(function) is Global and function.full_name == "collections.OrderedDict"
         if recalled(machine, word) != "storage" or not is_hooks:
-            raise NotPlain
+            raise NeedsOneOperation
         self._fixed.add((word, hooks))
 
     def _tag(self, length: bytes, raw: bytes) -> str:
@@ -139,7 +139,7 @@ class PlainTensors:
         kind = recalled(machine, raw)
         dtype = STORAGE_DTYPE.get(kind.name) if type(kind) is Global and kind.module in _STORAGE_MODULES else None
         if dtype is None:
-            raise NotPlain
+            raise NeedsOneOperation
         return self._dtypes.setdefault(raw, dtype)
 
     def _new_geometry(self, size: bytes, stride: bytes) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
@@ -153,12 +153,12 @@ class PlainTensors:
 def _text(length: bytes, raw: bytes) -> str:
     """The argument of BINUNICODE, if it ends where the pattern ends."""
     if int.from_bytes(length, "little") != len(raw):
-        raise NotPlain
+        raise NeedsOneOperation
     return raw.decode()
 
 
 def _recalled_text(machine: Machine, raw: bytes) -> str:
     value = recalled(machine, raw)
     if type(value) is not str:
-        raise NotPlain
+        raise NeedsOneOperation
     return value

@@ -181,7 +181,7 @@ class RanksOfRun(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class VerifyResult(OneLine):
+class Verdict(OneLine):
     """The verdict of ``verify`` on one checkpoint.
 
     Attributes:

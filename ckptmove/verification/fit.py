@@ -23,7 +23,7 @@ from ckptmove.formats.dtensors import CLASSES
 from ckptmove.moves import Remap
 from ckptmove.text import Argument, size
 from ckptmove.verification.checks import failed, passed
-from ckptmove.verification.evidence import Fit, VerifyResult
+from ckptmove.verification.evidence import Fit, Verdict
 
 if TYPE_CHECKING:
     from ckptmove.model import Inventory, TensorRecord
@@ -92,7 +92,7 @@ def parse_fit(text: str) -> Devices:
     raise UsageError(f"{Argument('fit')} takes {form}, not {text[:40]!r}")
 
 
-def verify_fit(request: VerifyRequest, devices: str) -> VerifyResult:
+def verify_fit(request: VerifyRequest, devices: str) -> Verdict:
     """Make the check *fit*, and no other: only the metadata are read, also at a URL.
 
     Args:
@@ -114,7 +114,7 @@ def verify_fit(request: VerifyRequest, devices: str) -> VerifyResult:
         parts = find_parts(checkpoint.inventory)
     fit = _figures(parts, wanted)
     check = _check(parts, fit)
-    return VerifyResult(
+    return Verdict(
         path=request.path,
         target=devices,
         mode=None,

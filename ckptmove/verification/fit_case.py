@@ -11,7 +11,7 @@ from ckptmove.errors import UsageError
 from ckptmove.text import Argument, size
 from ckptmove.verification.checks import failed, passed
 from ckptmove.verification.child import child, collect, worker_command
-from ckptmove.verification.evidence import Fit, VerifyResult
+from ckptmove.verification.evidence import Fit, Verdict
 from ckptmove.verification.fit import FIT, has_whole_parameters, listed_sizes, parse_fit, refuse_others, where
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _MOST_RANKS: Final = 1 << 16
 
 def verify_fit_of_case(
     request: VerifyRequest, devices: str, command: Sequence[str] = (), stage: Callable[[str], None] | None = None
-) -> VerifyResult:
+) -> Verdict:
     """Make the check *fit* with the sizes of a case, which runs as the first and as the last rank.
 
     Args:
@@ -58,7 +58,7 @@ def verify_fit_of_case(
     if check.status == "passed":
         fit = _figures(answers.facts, wanted)
         check = _check(fit, answers.facts, stored)
-    return VerifyResult(
+    return Verdict(
         path=request.path,
         target=devices,
         mode=None,

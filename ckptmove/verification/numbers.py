@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ckptmove.model import Finding, Inventory, TensorRecord
     from ckptmove.verification.evidence import CheckResult
-    from ckptmove.verification.step.counters import Counters, Uneven
+    from ckptmove.verification.step.counters import CounterFaults, Uneven
 
 #: Roles whose values training continues from. Values of other roles, for example a metric, may be infinite.
 _ROLES: Final = frozenset({"model", "optimizer", "ema", "scaler", "scheduler", "criterion"})
@@ -44,7 +44,7 @@ class NumbersTally:
 
     state_keys: dict[str, tuple[str, str | None]]
     trained: frozenset[str]
-    counters: Counters
+    counters: CounterFaults
     _tensors: int = 0
     _elements: int = 0
     _infinite_buffers: int = 0
@@ -54,7 +54,7 @@ class NumbersTally:
     _place: int = 0
 
     @classmethod
-    def of(cls, inventory: Inventory, trained: frozenset[str], counters: Counters) -> NumbersTally:
+    def of(cls, inventory: Inventory, trained: frozenset[str], counters: CounterFaults) -> NumbersTally:
         """An empty tally for a checkpoint."""
         tally = cls(
             {

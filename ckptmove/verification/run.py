@@ -26,7 +26,7 @@ from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.case.script_file import require_script
 from ckptmove.verification.checks import CASE, CHECKS, SCRIPT, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
-from ckptmove.verification.evidence import VerifyResult
+from ckptmove.verification.evidence import Verdict
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
 from ckptmove.verification.fit import verify_fit
 from ckptmove.verification.fit_case import verify_fit_of_case
@@ -61,7 +61,7 @@ def verify_checkpoint(
     command: Sequence[str] = (),
     progress: Progress | None = None,
     stage: Callable[[str], None] | None = None,
-) -> VerifyResult:
+) -> Verdict:
     """Prove that a checkpoint resumes, or report why it does not.
 
     Args:
@@ -265,11 +265,11 @@ def verdict(
     checks: tuple[CheckResult, ...],
     findings: tuple[Finding, ...],
     sample: SampleSize | None = None,
-) -> VerifyResult:
+) -> Verdict:
     """The verdict of all checks, in the order of the report."""
     target = asked.to or "cpu"
     passed = all(check.status != "failed" for check in checks)
-    return VerifyResult(
+    return Verdict(
         path=asked.path,
         target=target,
         mode=cast("Mode", answers.mode or ("cpu" if target == "cpu" else "simulated")),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckptmove.io.remote.partial_copy import PartialCopy
     from ckptmove.io.remote.source import RemoteSource
     from ckptmove.model import Inventory, Span
-    from ckptmove.verification.evidence import VerifyResult
+    from ckptmove.verification.evidence import Verdict
     from ckptmove.verification.request import VerifyRequest
 
 #: Files that are read at once.
@@ -90,7 +90,7 @@ def filled(
     return asked._replace(path=copy.path, is_partial=True)
 
 
-def of_whole(result: VerifyResult, checkpoint: OpenCheckpoint, copy: PartialCopy | None) -> VerifyResult:
+def of_whole(result: Verdict, checkpoint: OpenCheckpoint, copy: PartialCopy | None) -> Verdict:
     """The verdict on a copy as that on its checkpoint, with the requests."""
     if copy is None:
         return result

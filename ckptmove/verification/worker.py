@@ -39,7 +39,7 @@ from ckptmove.verification.restore import survey
 from ckptmove.verification.sampling import Sample, choose_sample
 from ckptmove.verification.shares import ONE_PROCESS, share
 from ckptmove.verification.state import StoredTensors
-from ckptmove.verification.step.counters import Counters, check_counters
+from ckptmove.verification.step.counters import CounterFaults, check_counters
 from ckptmove.verification.step.resume import Bench, resume
 from ckptmove.verification.uncompiled import leave_out_dynamo
 from ckptmove.verification.wrappers import WithWrappers
@@ -171,7 +171,7 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS) -
         own = share(checkpoint, pairings, group.rank, group.size) if group.size > 1 else None
         loaded = LoadedFiles(checkpoint.parts, stored, sample=sample, share=own)
         seen = sample.names if sample is not None and request.is_partial else None
-        counters = _counters(checkpoint, stored, seen) if group.rank == 0 else Counters()
+        counters = _counters(checkpoint, stored, seen) if group.rank == 0 else CounterFaults()
         numbers = NumbersTally.of(inventory, _trained(paired), counters)
         restore = survey(inventory, stored, loaded, numbers, sample, own, group)
         refused = refused_states(inventory, stored, seen)
@@ -195,7 +195,7 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS) -
             _emit_training(bench, emit)
 
 
-def _counters(checkpoint: OpenCheckpoint, stored: StoredTensors, names: frozenset[str] | None) -> Counters:
+def _counters(checkpoint: OpenCheckpoint, stored: StoredTensors, names: frozenset[str] | None) -> CounterFaults:
     """Step counts, of these tensors or of all, and the plain numbers of schedulers and scalers."""
     counters = check_counters(checkpoint.inventory, stored, names)
     for part in checkpoint.parts:

@@ -11,13 +11,13 @@ import pytest
 import ckptmove.api
 from ckptmove.api import document
 from ckptmove.api.failures import Failure
-from ckptmove.api.figures import Share, shares
+from ckptmove.api.figures import RoleOnDevice, shares
 from ckptmove.checkpoint.trainers import TRAINERS
 from ckptmove.cli.render import verification
 from ckptmove.cli.render.page import Page
 from ckptmove.formats.opening import SIGNATURES
 from ckptmove.model import TensorRecord
-from ckptmove.verification.evidence import CheckResult, VerifyResult
+from ckptmove.verification.evidence import CheckResult, Verdict
 
 SCHEMA = json.loads((Path(ckptmove.api.__file__).parent / "schema.json").read_text(encoding="utf-8"))
 FAILURE = Failure(kind="missing-file", message="no such file", hint="", path="a\udc80", exit_code=3)
@@ -31,9 +31,7 @@ def result(*evidence, mode="simulated", passed=True):
         ),
         CheckResult(name="parity", status="skipped", detail="nothing to compare"),
     )
-    return VerifyResult(
-        path="a.pth", target="cuda:0", mode=mode, passed=passed, proven=passed, checks=checks, findings=()
-    )
+    return Verdict(path="a.pth", target="cuda:0", mode=mode, passed=passed, proven=passed, checks=checks, findings=())
 
 
 def test_the_schema_is_a_schema() -> None:
@@ -103,7 +101,7 @@ def test_a_tied_tensor_takes_its_bytes_once() -> None:
         return TensorRecord(name, "model", "cpu", "float32", (4,), (1,), storage, offset, 16)
 
     tensors = (tensor("a", "0"), tensor("tied", "0"), tensor("view", "0", 4), tensor("b", None), tensor("c", None))
-    assert shares(tensors) == (Share("cpu", "model", 5, 64),)
+    assert shares(tensors) == (RoleOnDevice("cpu", "model", 5, 64),)
 
 
 def test_the_verdict_never_leaves_out_where_it_ran() -> None:
@@ -148,5 +146,5 @@ def test_checks_are_lines_that_a_terminal_cannot_obey() -> None:
 
 
 def test_a_result_without_checks_is_still_a_report() -> None:
-    empty = VerifyResult(path="a", target="cpu", mode="cpu", passed=True, proven=False, checks=(), findings=())
+    empty = Verdict(path="a", target="cpu", mode="cpu", passed=True, proven=False, checks=(), findings=())
     assert list(verification.verification_lines(Page(), empty, verbose=False))[:1] == ["a on cpu"]

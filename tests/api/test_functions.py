@@ -32,7 +32,7 @@ from ckptmove.errors import (
     UsageError,
 )
 from ckptmove.io.locations import default_output
-from ckptmove.verification.evidence import VerifyResult
+from ckptmove.verification.evidence import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_ckpts"
@@ -71,9 +71,7 @@ def test_results_print_as_one_line(source: Path) -> None:
     assert str(ckptmove.undo(source)) == f"{source}: restored, 6,987 bytes"
     verdicts = {(True, True): "passed", (True, False): "passed, but not proven", (False, False): "failed"}
     for (passed, proven), verdict in verdicts.items():
-        result = VerifyResult(
-            path="a", target="mps", mode="simulated", passed=passed, proven=proven, checks=(), findings=()
-        )
+        result = Verdict(path="a", target="mps", mode="simulated", passed=passed, proven=proven, checks=(), findings=())
         assert str(result) == f"a: {verdict} on mps (simulated)"
     assert str(replace(result, target="cpu", mode="cpu")) == "a: failed on cpu"
 

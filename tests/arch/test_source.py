@@ -52,6 +52,16 @@ def test_printing_and_exiting_are_left_to_the_rim(modules) -> None:
     assert not faults
 
 
+def test_a_class_name_names_one_class(modules) -> None:
+    homes: dict[str, list[str]] = {}
+    for path, _, nodes in modules:
+        for node in nodes:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(path)
+    faults = {name: paths for name, paths in homes.items() if len(paths) > 1}
+    assert not faults
+
+
 def catches_all(nodes: list[ast.AST]) -> list[int]:
     """Lines that catch every exception and do not end in ``raise``, or that name such a class in a tuple."""
     found = []

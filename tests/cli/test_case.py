@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from ckptmove.cli.render.verification import outcome
 from ckptmove.errors import UsageError
 from ckptmove.testing import assert_resumes
-from ckptmove.verification.evidence import CheckResult, VerifyResult
+from ckptmove.verification.evidence import CheckResult, Verdict
 from ckptmove.verification.run import _is_proven
 
 SCRIPT = """
@@ -119,9 +119,7 @@ def test_a_case_stands_in_for_a_step_that_was_skipped():
 )
 def test_the_verdict_names_the_check_that_does_not_prove_it(step, case, said):
     checks = (CheckResult("step", *step), *([CheckResult("case", *case)] if case else []))
-    result = VerifyResult(
-        path="run.pth", target="cpu", mode="cpu", passed=True, proven=False, checks=checks, findings=()
-    )
+    result = Verdict(path="run.pth", target="cpu", mode="cpu", passed=True, proven=False, checks=checks, findings=())
     assert outcome(result).endswith(f"but not proven to resume: {said}")
 
 

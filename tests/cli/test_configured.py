@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ckptmove.verification.evidence import VerifyResult
+from ckptmove.verification.evidence import Verdict
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def requests(monkeypatch):
     from ckptmove.cli import verify_command
 
     seen = []
-    result = VerifyResult(path="run.pth", target="cpu", mode="cpu", passed=True, proven=True, checks=(), findings=())
+    result = Verdict(path="run.pth", target="cpu", mode="cpu", passed=True, proven=True, checks=(), findings=())
     monkeypatch.setattr(
         verify_command, "verify_checkpoint", lambda request, **_callbacks: seen.append(request) or result
     )

@@ -19,7 +19,7 @@ from ckptmove.cli.streams import Output, page_of
 from ckptmove.errors import WriteFailed
 from ckptmove.io.sink import FileSink
 from ckptmove.verification.checks import passed
-from ckptmove.verification.evidence import FixedFile, VerifyResult
+from ckptmove.verification.evidence import FixedFile, Verdict
 from ckptmove.verification.request import VerifyRequest
 
 pytestmark = pytest.mark.usefixtures("simulates")
@@ -228,7 +228,7 @@ def test_a_terminal_shows_the_patch_in_color(monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     diff = "--- a/t.py\n+++ b/t.py\n@@ -1 +1,2 @@\n \ta\r\n+\x1b[2J\n"
     fixed = (FixedFile("t.py", 1, diff, None),)
-    result = VerifyResult(
+    result = Verdict(
         path="run.pth",
         target="cpu",
         mode="cpu",

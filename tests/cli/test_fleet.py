@@ -66,7 +66,7 @@ def lines(say, validator):
         said = say("inspect", *words, "--format", "jsonl")
         found = [json.loads(line) for line in said.out.splitlines()]
         for one in found:
-            kind = "error" if "kind" in one else "checkpoint"
+            kind = "error_line" if "kind" in one else "checkpoint"
             validator.evolve(schema={"$ref": f"#/$defs/{kind}", "$defs": validator.schema["$defs"]}).validate(one)
         return said, found
 
@@ -322,7 +322,7 @@ def test_an_error_of_the_command_is_no_checkpoint(say, validator, bench) -> None
     for words in (("inspect", "run.pth", "--bogus"), ("inspect",), ("verify", "run.pth", "--to", "cudaa")):
         said = say(*words, "--format", "jsonl")
         (line,) = map(json.loads, said.out.splitlines())
-        error = {"$ref": "#/$defs/error", "$defs": validator.schema["$defs"]}
+        error = {"$ref": "#/$defs/error_line", "$defs": validator.schema["$defs"]}
         validator.evolve(schema=error).validate(line)
         assert (line["path"], line["checkpoint"]) == (None, None)
         assert line["exit_code"] == said.code == 2

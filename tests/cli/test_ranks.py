@@ -11,7 +11,7 @@ from ckptmove.cli.render.verification import outcome
 from ckptmove.cli.signals import Terminated
 from ckptmove.errors import UsageError
 from ckptmove.io.remote.address import Address
-from ckptmove.verification.evidence import CheckResult, RanksOfRun, VerifyResult
+from ckptmove.verification.evidence import CheckResult, RanksOfRun, Verdict
 from ckptmove.verification.mesh.errors import RankFailed
 from ckptmove.verification.request import VerifyRequest
 
@@ -87,7 +87,7 @@ def test_only_the_first_rank_writes_an_error(monkeypatch, capsys, is_first):
 def verdict(*, passed=True, parity="passed", exact=True, **run):
     check = CheckResult("parity", parity, "a detail", (("exact", exact),))
     checks = (CheckResult("keys", "passed" if passed else "failed", ""), check)
-    return VerifyResult(
+    return Verdict(
         path="x", target="cpu", mode="cpu", passed=passed, proven=passed and parity == "passed", checks=checks,
         findings=(), run=RanksOfRun(ranks=4, **run),
     )  # fmt: skip

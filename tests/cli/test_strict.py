@@ -13,7 +13,7 @@ from ckptmove.cli import verify_command
 from ckptmove.model import Finding, Severity
 from ckptmove.testing import assert_resumes
 from ckptmove.verification import run
-from ckptmove.verification.evidence import VerifyResult, fails_run
+from ckptmove.verification.evidence import Verdict, fails_run
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 UNTIED = ("convert", "run.pth", "--to", "cpu", "--keep", "modle.*")
@@ -28,7 +28,7 @@ def verdict(monkeypatch):
     """Let ``verify`` answer at once."""
 
     def verdict(*severities, proven=True):
-        result = VerifyResult(
+        result = Verdict(
             path="run.pth", target="cuda:0", mode="simulated", passed=True, proven=proven, checks=(),
             findings=tuple(map(finding, severities)),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from ckptmove.cli.render.conversion import conversion_lines
 from ckptmove.cli.render.page import Page
 from ckptmove.errors import EmptyDirectory, NothingToUndo
 from ckptmove.model import Finding, Inventory, Severity
-from ckptmove.moves import ConvertResult, MovePlan, MoveRequest
+from ckptmove.moves import Converted, MovePlan, MoveRequest
 from ckptmove.text import Command
 
 
@@ -53,7 +53,7 @@ WORDS = "no command, though it speaks of ckptmove runs, " * 3
 @pytest.mark.parametrize(("note", "is_wrapped"), [(WORDS, True), (Command(WORDS), False)])
 def test_a_note_stays_in_one_line_where_it_has_a_command(note, is_wrapped) -> None:
     plan = MovePlan(MoveRequest("cpu"))
-    result = ConvertResult(container="torch-zip", plan=plan, output="b", bytes_copied=1, seconds=0.0, notes=(note,))
+    result = Converted(container="torch-zip", plan=plan, output="b", bytes_copied=1, seconds=0.0, notes=(note,))
     lines = list(conversion_lines(Page(columns=60), "a", result, verbose=False))
     assert (lines[-1].startswith("  ")) == is_wrapped
 

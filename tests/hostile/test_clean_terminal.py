@@ -17,7 +17,7 @@ from ckptmove.cli.render import github
 from ckptmove.cli.render.page import Page
 from ckptmove.cli.render.verification import brief_line, verification_lines
 from ckptmove.verification.checks import check_from_json, finding_from_json
-from ckptmove.verification.evidence import VerifyResult
+from ckptmove.verification.evidence import Verdict
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.worker import run
 from fuzz.seeds import STORAGE, archive_of
@@ -97,7 +97,7 @@ def test_its_verification_says_nothing_to_the_terminal(tmp_path, words) -> None:
     run(VerifyRequest(path=str(path), to="cpu"), told.append)
     checks = tuple(check_from_json(one["check"]) for one in told if "check" in one)
     findings = tuple(finding_from_json(one["finding"]) for one in told if "finding" in one)
-    result = VerifyResult(
+    result = Verdict(
         path=words[0], target="cpu", mode="cpu", passed=False, proven=False, checks=checks, findings=findings
     )
     human = [*verification_lines(Page(), result, verbose=True), brief_line(result)]

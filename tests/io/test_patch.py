@@ -15,7 +15,7 @@ import pytest
 from ckptmove.errors import BeingConverted, ChangeFailed, JournalInTheWay, RollbackFailed, SourceChanged
 from ckptmove.io import patch as room
 from ckptmove.io.changes import Patch, RolledBack
-from ckptmove.io.journal import UNKNOWN_JOURNAL, Journal, Run, decode, is_journal, journal_name, journal_path
+from ckptmove.io.journal import UNKNOWN_JOURNAL, ChangedRange, Journal, decode, is_journal, journal_name, journal_path
 from ckptmove.io.patch import apply_patch, roll_back
 from ckptmove.io.recovery import recover, recover_listed
 from ckptmove.io.source import stamp_of
@@ -204,27 +204,31 @@ def test_a_journal_of_another_user_is_not_trusted(file, monkeypatch):
 def journal(**changes):
     fields = {
         "name": "run.pth", "old_size": 200, "new_size": 198, "anchors": (Span(0, 190), Span(0, 0)), "anchor_crc": 7,
-        "runs": (Run(190, OLD[190:198], b"new tail"), Run(198, OLD[198:], b"")),
+        "runs": (ChangedRange(190, OLD[190:198], b"new tail"), ChangedRange(198, OLD[198:], b"")),
     }  # fmt: skip
     return Journal(**{**fields, **changes})
 
 
 def test_a_journal_is_read_as_it_was_written():
     unchanged = journal(name="r\udcffn \n.pth", new_size=200, runs=())
-    for one in (journal(), unchanged, journal(runs=(Run(1, b"a", b"b"), Run(190, OLD[190:], b"new tail")))):
+    for one in (
+        journal(),
+        unchanged,
+        journal(runs=(ChangedRange(1, b"a", b"b"), ChangedRange(190, OLD[190:], b"new tail"))),
+    ):
         assert decode(one.encode()) == one
 
 
 #: Journals that refer to bytes after the end of the file, or make it longer without the bytes.
 IMPOSSIBLE = [
-    {"runs": (Run(191, bytes(10), b""),)},
-    {"runs": (Run(190, OLD[190:], b"new tail!"),)},
-    {"runs": (Run(198, OLD[198:199], b""),)},
+    {"runs": (ChangedRange(191, bytes(10), b""),)},
+    {"runs": (ChangedRange(190, OLD[190:], b"new tail!"),)},
+    {"runs": (ChangedRange(198, OLD[198:199], b""),)},
     {"runs": ()},
-    {"runs": (Run(199, OLD[199:], b""),)},
-    {"runs": (Run(2**63, b"", b""),)},
-    {"runs": (Run(2**64 - 10, b"xxxx", b""),), "old_size": 2**64 - 1, "new_size": 0},
-    {"runs": (Run(2**40 - 4, b"xxxx", b""),), "old_size": 2**40, "new_size": 0},
+    {"runs": (ChangedRange(199, OLD[199:], b""),)},
+    {"runs": (ChangedRange(2**63, b"", b""),)},
+    {"runs": (ChangedRange(2**64 - 10, b"xxxx", b""),), "old_size": 2**64 - 1, "new_size": 0},
+    {"runs": (ChangedRange(2**40 - 4, b"xxxx", b""),), "old_size": 2**40, "new_size": 0},
     {"runs": (), "old_size": 2**64 - 1, "new_size": 2**64 - 1},
     {"anchors": (Span(3, 2), Span(0, 0))},
     {"anchors": (Span(0, 199), Span(0, 0))},
@@ -246,7 +250,7 @@ def test_a_journal_of_a_larger_file_makes_none(file):
     size = 2**62
     anchors = Span(size - 10, size), Span(0, 0)
     wrong = journal(
-        old_size=size, new_size=size, runs=(Run(size - 4, b"xxxx", b"yyyy"),), anchors=anchors, anchor_crc=0
+        old_size=size, new_size=size, runs=(ChangedRange(size - 4, b"xxxx", b"yyyy"),), anchors=anchors, anchor_crc=0
     )
     Path(journal_path(str(file))).write_bytes(wrong.encode())
     assert "rewritten" in roll_back(str(file))

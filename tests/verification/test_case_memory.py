@@ -266,7 +266,7 @@ NOBODY = SimpleNamespace(is_own=lambda file: False)
 
 
 def test_an_allocation_of_no_user_has_no_line():
-    assert peak.locator(NOBODY)(sys._getframe()) == peak.Place(None)
+    assert peak.locator(NOBODY)(sys._getframe()) == peak.AllocationPlace(None)
 
 
 @pytest.mark.parametrize(("limit", "fraction"), [(8 << 30, 0.5), (80 << 30, 1.0)])

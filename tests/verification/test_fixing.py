@@ -19,11 +19,11 @@ from ckptmove.verification.case import user_code
 from ckptmove.verification.case.fixing import find_fixes, fixed_files, write
 from ckptmove.verification.case.patching import Edit, FixNotWritten, digest, lines_of
 from ckptmove.verification.checks import failed, passed, skipped
-from ckptmove.verification.evidence import VerifyResult
+from ckptmove.verification.evidence import Verdict
 from ckptmove.verification.request import VerifyRequest
 
 SOURCE = b"a = 1\nb = 2\n"
-CLEAN = VerifyResult(
+CLEAN = Verdict(
     path="run.pth", target="cpu", mode="cpu", passed=True, proven=True, checks=(passed("case", "fine"),), findings=()
 )
 

@@ -23,7 +23,7 @@ from ckptmove.verification.numbers import NumbersTally
 from ckptmove.verification.pages import PageRelease, PagesOfFiles, is_mapping
 from ckptmove.verification.restore import LoadedTensors, same_bytes, survey
 from ckptmove.verification.state import StoredTensors, bits
-from ckptmove.verification.step.counters import Counters
+from ckptmove.verification.step.counters import CounterFaults
 
 
 def restore(path, change=lambda inventory: inventory, spoil=lambda loaded: None):
@@ -31,7 +31,7 @@ def restore(path, change=lambda inventory: inventory, spoil=lambda loaded: None)
         loaded = LoadedFiles(checkpoint.parts, stored)
         spoil(loaded.at(""))
         inventory = change(checkpoint.inventory)
-        return survey(inventory, stored, loaded, NumbersTally.of(inventory, frozenset(), Counters()))
+        return survey(inventory, stored, loaded, NumbersTally.of(inventory, frozenset(), CounterFaults()))
 
 
 def with_first(inventory, **changes):
@@ -208,7 +208,7 @@ def restore_with(path, loaded):
     with open_checkpoint(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         loaded = LoadedFiles(checkpoint.parts, stored, {"": loaded})
         return survey(
-            checkpoint.inventory, stored, loaded, NumbersTally.of(checkpoint.inventory, frozenset(), Counters())
+            checkpoint.inventory, stored, loaded, NumbersTally.of(checkpoint.inventory, frozenset(), CounterFaults())
         )
 
 

@@ -468,7 +468,7 @@ def test_of_several_optimizers_that_fit_one_may_not_be_comparable(ran, make, mon
 
     def partial(record, *args):
         if record.where == "optimizer_b":
-            raise script_step.NotRebuilt("only unpickling could rebuild it")
+            raise script_step.NeedsUnpickling("only unpickling could rebuild it")
         return whole(record, *args)
 
     monkeypatch.setattr(script_step, "optimizer_state_dict", partial)

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from ckptmove.verification.simulated import autocast  # it imports torch
-from ckptmove.verification.simulated.autocast_policies import KINDS, Policy, policies  # it imports torch
+from ckptmove.verification.simulated.autocast_policies import KINDS, CastPolicy, policies  # it imports torch
 from ckptmove.verification.simulated.device import SimulatedDevice  # it imports torch
 from ckptmove.verification.simulated.errors import MissingOnMps  # it imports torch
 
@@ -136,7 +136,7 @@ def test_policies_are_known_for_every_listed_operation():
     known = {"norm", "binary_cross_entropy"} | autocast_policies_names()
     listed = {operation.removeprefix("aten::").partition(".")[0] for kind in KINDS for operation in policies(kind)}
     assert known <= listed
-    assert {policies("cuda")[f"aten::{name}"] for name in ("mm", "linear", "conv2d")} == {Policy.LOWER_PRECISION}
+    assert {policies("cuda")[f"aten::{name}"] for name in ("mm", "linear", "conv2d")} == {CastPolicy.LOWER_PRECISION}
     assert policies("npu") == {}
 
 

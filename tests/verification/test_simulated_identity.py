@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from ckptmove.verification.simulated import identity  # it imports torch
-from ckptmove.verification.simulated.device import PlainTensor, SimulatedDevice  # it imports torch
+from ckptmove.verification.simulated.device import PlainSimulatedTensor, SimulatedDevice  # it imports torch
 from ckptmove.verification.simulated.unsupported import NotSimulated, unsupported_operation  # of errors of torch
 
 CUDA = torch.device("cuda:0")
@@ -53,7 +53,7 @@ def test_a_device_argument_may_name_the_target(cuda, named):
             torch.nested.nested_tensor([[1.0]], device=CUDA, layout=torch.jagged).values(),
         )  # fmt: skip
         assert {one.device for one in made} == {CUDA}
-        assert all(isinstance(one, PlainTensor) for one in made)
+        assert all(isinstance(one, PlainSimulatedTensor) for one in made)
         assert torch.Generator(named).device == CUDA
         assert torch.ones(1).to(made[0]).device == CUDA
         assert torch.cuda.get_device_name(named) == "simulated"
@@ -294,7 +294,7 @@ class Untouched(torch.Tensor):
 def test_a_class_may_leave_its_operations_plain(cuda):
     with cuda:
         made = torch.ones(2, device="cuda").as_subclass(Untouched)
-        assert (isinstance(made, Untouched), type(made + 1), made.device) == (True, PlainTensor, CUDA)
+        assert (isinstance(made, Untouched), type(made + 1), made.device) == (True, PlainSimulatedTensor, CUDA)
 
 
 def test_a_copy_is_on_it(cuda):
@@ -384,7 +384,7 @@ def test_torch_chooses_foreach_as_on_the_target(cuda, mps, monkeypatch):
     monkeypatch.setattr(adam, "_multi_tensor_adam", lambda *args, **more: calls.append(1) or multi(*args, **more))
     expected, _ = optimized("cpu", None)
     assert not calls
-    with cuda, identity.foreach_by_default(PlainTensor):
+    with cuda, identity.foreach_by_default(PlainSimulatedTensor):
         model, optimizer = optimized("cuda", None)
         assert len(calls) == 3
         states = [state["exp_avg"].device for state in optimizer.state.values()]
@@ -393,7 +393,7 @@ def test_torch_chooses_foreach_as_on_the_target(cuda, mps, monkeypatch):
         torch.equal(cuda.to_cpu(one), other)
         for one, other in zip(model.parameters(), expected.parameters(), strict=True)
     )
-    with mps, identity.foreach_by_default(PlainTensor):
+    with mps, identity.foreach_by_default(PlainSimulatedTensor):
         optimized("mps", None)
     assert len(calls) == 3
 

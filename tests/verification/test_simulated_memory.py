@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ckptmove.verification.simulated.accounting import recorded  # it imports torch
-from ckptmove.verification.simulated.device import PlainTensor, SimulatedDevice  # it imports torch
+from ckptmove.verification.simulated.device import PlainSimulatedTensor, SimulatedDevice  # it imports torch
 from ckptmove.verification.simulated.identity import foreach_by_default  # it imports torch
 from ckptmove.verification.simulated.unsupported import unsupported_operation  # it imports torch
 
@@ -32,7 +32,7 @@ def line(frame):
 
 @pytest.fixture
 def record(cuda):
-    with cuda, foreach_by_default(PlainTensor), recorded(None, line) as record:
+    with cuda, foreach_by_default(PlainSimulatedTensor), recorded(None, line) as record:
         yield record
 
 

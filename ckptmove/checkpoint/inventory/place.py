@@ -15,7 +15,7 @@ _GENERATOR_BYTES: Final = frozenset({_CPU_GENERATOR_BYTES, 16, 816})
 
 
 @dataclass(slots=True)
-class Place:
+class MemberContext:
     """Context for the members of one container.
 
     Attributes:
@@ -46,7 +46,7 @@ class Place:
         return self.prefix[:-1]
 
 
-def settled_role(record: TensorRecord, key: str, place: Place) -> Role:
+def settled_role(record: TensorRecord, key: str, place: MemberContext) -> Role:
     """Return the role of a tensor by its shape: the state of a generator is a 1-d tensor of bytes with a known length.
 
     A seed or a label under a word like ``rng`` is not a generator state. A state inside a model or an optimizer is one.
@@ -61,6 +61,6 @@ def settled_role(record: TensorRecord, key: str, place: Place) -> Role:
     return record.role
 
 
-def _speaks_of_generators(key: str, place: Place) -> bool:
+def _speaks_of_generators(key: str, place: MemberContext) -> bool:
     words = f"{place.path.rpartition('.')[2]} {key}".lower()
     return "rng" in words or "generator" in words

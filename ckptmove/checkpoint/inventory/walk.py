@@ -14,7 +14,7 @@ from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.flattened import is_flat_optimizer, split_by_parameter
 from ckptmove.checkpoint.inventory.numpy_scalars import scalar_value
 from ckptmove.checkpoint.inventory.optimizers import draft_flat_optimizer, draft_optimizer
-from ckptmove.checkpoint.inventory.place import Place, settled_role
+from ckptmove.checkpoint.inventory.place import MemberContext, settled_role
 from ckptmove.checkpoint.roles import role_of_key, role_of_leaf
 from ckptmove.checkpoint.trainers import COUNTER_KEYS
 from ckptmove.errors import LimitExceeded
@@ -75,7 +75,7 @@ class Walk:
     counters: list[tuple[str, float]] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     sections: list[tuple[str, Role]] = field(default_factory=list)
-    _frames: list[tuple[Iterator[Member], Place, int]] = field(default_factory=list)
+    _frames: list[tuple[Iterator[Member], MemberContext, int]] = field(default_factory=list)
     _open: set[int] = field(default_factory=set)
     _objects: set[int] = field(default_factory=set)
     _registered: set[int] = field(default_factory=set)
@@ -93,7 +93,7 @@ class Walk:
             DamagedPickle: if the arguments of a tensor are not what torch writes.
         """
         frames = self._frames
-        self._visit("", root, -1, Place())
+        self._visit("", root, -1, MemberContext())
         while frames:
             iterator, place, identity = frames[-1]
             height = len(frames)
@@ -106,7 +106,7 @@ class Walk:
                 frames.pop()
                 self._open.discard(identity)
 
-    def _visit(self, key: str, value: Value, start: int, place: Place) -> None:
+    def _visit(self, key: str, value: Value, start: int, place: MemberContext) -> None:
         if type(value) is Call:
             if self.reader.is_tensor(value):
                 self._tensor(key, value, place)
@@ -127,7 +127,7 @@ class Walk:
         elif type(value) is Opaque and role_of_key(key) == "rng":
             self.contents.add("rng")
 
-    def _name(self, key: str, place: Place) -> str:
+    def _name(self, key: str, place: MemberContext) -> str:
         """Return the path of a member and count its letters: a deep tree with long keys has long paths."""
         name = place.prefix + key
         self._budget.write(len(name))
@@ -135,7 +135,7 @@ class Walk:
 
     # --- leaves ------------------------------------------------------------------------------------------------------
 
-    def _tensor(self, key: str, call: Call | PlainTensor, place: Place) -> None:
+    def _tensor(self, key: str, call: Call | PlainTensor, place: MemberContext) -> None:
         if place.repeats and id(call) in self._registered:
             return
         role = place.role
@@ -157,12 +157,12 @@ class Walk:
             attached = [member for value in self.reader.attached for member in objects.attached_members(value)]
             self._push(iter(attached), self._inner(key, place), call)
 
-    def _storage(self, key: str, node: Persistent, place: Place) -> None:
+    def _storage(self, key: str, node: Persistent, place: MemberContext) -> None:
         record = self.reader.storage(node, self._name(key, place), self._leaf_role(key, place))
         if record is not None:
             self._add_tensor(record, place)
 
-    def _device(self, key: str, call: Call, place: Place) -> None:
+    def _device(self, key: str, call: Call, place: MemberContext) -> None:
         self._note_container(key, place, call.name)
         mention = mentions.device_mention(call, self._name(key, place))
         if mention is not None:
@@ -172,7 +172,7 @@ class Walk:
         self._budget.spend(_MENTION)
         self.mentions.append(mention)
 
-    def _add_tensor(self, record: TensorRecord, place: Place) -> None:
+    def _add_tensor(self, record: TensorRecord, place: MemberContext) -> None:
         self._budget.spend(_RECORD + len(record.shape) + len(record.parts))
         self._budget.write(len(record.device) + len(record.storage or "") + len(record.subclass))
         self.tensors.append(record)
@@ -181,16 +181,16 @@ class Walk:
         elif record.role == "rng":
             self.contents.add("rng")
 
-    def _entry_path(self, key: str, place: Place) -> str:
+    def _entry_path(self, key: str, place: MemberContext) -> str:
         """Return the path of a member relative to its optimizer entry."""
         return key if len(place.prefix) == place.entry_length else self._name(key, place)[place.entry_length :]
 
-    def _note_container(self, key: str, place: Place, kind: str) -> None:
+    def _note_container(self, key: str, place: MemberContext, kind: str) -> None:
         """Record the class of a container in an optimizer entry."""
         if place.entry is not None:
             place.entry.nested.append((self._entry_path(key, place), kind))
 
-    def _note_keys(self, pairs: Dict, entry: EntryDraft, inner: Place) -> None:
+    def _note_keys(self, pairs: Dict, entry: EntryDraft, inner: MemberContext) -> None:
         """Record the keys of a dict in an optimizer entry that are not strings; their path has only their text."""
         fault = shapes.key_fault(pairs)
         path = inner.prefix[inner.entry_length :]
@@ -201,12 +201,12 @@ class Walk:
                 self._budget.spend(_SCALAR)
                 entry.keys.append((path + shapes.key_text(key), key))
 
-    def _leaf_role(self, key: str, place: Place) -> Role:
+    def _leaf_role(self, key: str, place: MemberContext) -> Role:
         if place.role == "model":
             return role_of_leaf(key) or "model"
         return place.role or role_of_key(key) or "other"
 
-    def _atom(self, key: str, value: Value, start: int, place: Place) -> None:
+    def _atom(self, key: str, value: Value, start: int, place: MemberContext) -> None:
         if place.entry is not None:
             self._budget.spend(_SCALAR)
             place.entry.scalars.append((self._entry_path(key, place), value))
@@ -221,7 +221,7 @@ class Walk:
         elif type(value) is float:
             self._count(key, value, place)
 
-    def _count(self, key: str, value: float, place: Place) -> None:
+    def _count(self, key: str, value: float, place: MemberContext) -> None:
         """Record a step counter."""
         if key not in COUNTER_KEYS or place.depth > _COUNTER_DEPTH:
             return
@@ -232,18 +232,18 @@ class Walk:
         self._budget.spend(_SCALAR)
         self.counters.append((self._name(key, place), value))
 
-    def _may_count(self, place: Place) -> bool:
+    def _may_count(self, place: MemberContext) -> bool:
         """Whether a container may hold step counters of the training."""
         return place.role in {None, "other"} and place.depth <= _COUNTER_DEPTH
 
-    def _device_ids(self, key: str, value: Value, place: Place) -> None:
+    def _device_ids(self, key: str, value: Value, place: MemberContext) -> None:
         ids = mentions.device_ids(key, value)
         if ids is not None:
             self._mention(Mention(self._name(key, place), "device_ids", ids))
 
     # --- containers --------------------------------------------------------------------------------------------------
 
-    def _push(self, iterator: Iterator[Member], place: Place, node: Node) -> None:
+    def _push(self, iterator: Iterator[Member], place: MemberContext, node: Node) -> None:
         """Enter a node, unless the walk is already inside it."""
         identity = id(node)
         if identity in self._open:
@@ -254,7 +254,7 @@ class Walk:
         self._open.add(identity)
         self._frames.append((iterator, place, identity))
 
-    def _settle(self, inner: Place) -> None:
+    def _settle(self, inner: MemberContext) -> None:
         """Record the role of a container before it is entered; a module or an optimizer is entered in two steps."""
         if self._frames:
             outer = self._frames[-1][1]
@@ -264,7 +264,7 @@ class Walk:
             self._budget.spend(_SCALAR)
             self.sections.append((inner.path, inner.role))
 
-    def _inner(self, key: str, place: Place) -> Place:
+    def _inner(self, key: str, place: MemberContext) -> MemberContext:
         """Return the place for the members of a container, with the role of its key."""
         role = place.role
         if role is None or (place.is_bare and "." not in key):
@@ -273,10 +273,10 @@ class Walk:
             role = role_of_leaf(key) or role
         prefix = f"{self._name(key, place)}." if place.depth else ""
         if place.optimizer is not None:
-            return Place(prefix, role, place.depth + 1, None, place.optimizer.open_entry(key), len(prefix))
-        return Place(prefix, role, place.depth + 1, None, place.entry, place.entry_length, place.repeats)
+            return MemberContext(prefix, role, place.depth + 1, None, place.optimizer.open_entry(key), len(prefix))
+        return MemberContext(prefix, role, place.depth + 1, None, place.entry, place.entry_length, place.repeats)
 
-    def _enter_dict(self, key: str, pairs: Dict, node: Node, place: Place) -> None:
+    def _enter_dict(self, key: str, pairs: Dict, node: Node, place: MemberContext) -> None:
         if id(node) in self._open:
             return
         self._budget.spend(len(pairs.flat))
@@ -319,23 +319,23 @@ class Walk:
             return True
         return tensors == len(values) and (type(node) is Call or not keys.isdisjoint({"weight", "bias"}))
 
-    def _enter_optimizer(self, pairs: Dict, state: Dict, node: Node, inner: Place) -> None:
+    def _enter_optimizer(self, pairs: Dict, state: Dict, node: Node, inner: MemberContext) -> None:
         draft = draft_optimizer(pairs, inner.path, self._budget.spend)
         self.optimizers.append(draft)
         inner.role = "optimizer"
         rest = (member for member in shapes.members(pairs) if member[0] != "state")
         self._push(rest, inner, node)
-        below = Place(f"{inner.prefix}state.", "optimizer", inner.depth + 1, draft)
+        below = MemberContext(f"{inner.prefix}state.", "optimizer", inner.depth + 1, draft)
         self._push(objects.state_members(state, draft), below, state)
 
-    def _enter_flat_optimizer(self, flat: FlatOptimizer, inner: Place) -> None:
+    def _enter_flat_optimizer(self, flat: FlatOptimizer, inner: MemberContext) -> None:
         draft = draft_flat_optimizer(flat, inner.path, self._budget.spend)
         self.optimizers.append(draft)
-        self._push(flat.option_members(), Place(inner.prefix, "optimizer", inner.depth), flat.options)
-        below = Place(f"{inner.prefix}state.", "optimizer", inner.depth + 1, draft)
+        self._push(flat.option_members(), MemberContext(inner.prefix, "optimizer", inner.depth), flat.options)
+        below = MemberContext(f"{inner.prefix}state.", "optimizer", inner.depth + 1, draft)
         self._push(objects.state_members(flat.state, draft), below, flat.state)
 
-    def _enter_sequence(self, key: str, value: Sequence, place: Place) -> None:
+    def _enter_sequence(self, key: str, value: Sequence, place: MemberContext) -> None:
         if id(value) in self._open:
             return
         self._budget.spend(len(value.items))
@@ -359,7 +359,7 @@ class Walk:
         else:
             self._settle(inner)
 
-    def _enter_object(self, key: str, call: Call, place: Place) -> None:
+    def _enter_object(self, key: str, call: Call, place: MemberContext) -> None:
         if id(call) in self._open or id(call) in self._objects:
             return  # each object only once, as a graph has more paths than objects; dicts are listed at each path
         self._budget.spend(objects.extent(call))
@@ -389,17 +389,17 @@ class Walk:
             return
         role = shapes.role_of_keys(shapes.string_keys(state)) if state is not None else None
         if mentions.is_mesh(call):  # its tensors are ranks, not part of a model or of optimizer state
-            inner = Place(inner.prefix, "other", inner.depth, is_mesh=True)
+            inner = MemberContext(inner.prefix, "other", inner.depth, is_mesh=True)
         elif role is not None:  # a pickled scheduler or scaler
             inner.role = role
             self.contents.add(role)
         self._push_object(call, inner)
 
-    def _push_object(self, call: Call, inner: Place) -> None:
+    def _push_object(self, call: Call, inner: MemberContext) -> None:
         if not objects.is_enum(call):  # ``optim`` of transformers' TrainingArguments is no part of an optimizer
             self._push(objects.object_members(call), inner, call)
 
-    def _enter_module(self, key: str, call: Call, pairs: Dict, place: Place) -> None:
+    def _enter_module(self, key: str, call: Call, pairs: Dict, place: MemberContext) -> None:
         """Enter a pickled ``nn.Module``; its tensors are named as in its ``state_dict()``."""
         if place.repeats and id(call) in self._registered:
             return

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ckptmove.api.results import Inspection
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.model import TensorRecord
-    from ckptmove.moves import ConvertResult
-    from ckptmove.verification.evidence import VerifyResult
+    from ckptmove.moves import Converted
+    from ckptmove.verification.evidence import Verdict
     from ckptmove.verification.request import VerifyRequest
 
 
@@ -88,7 +88,7 @@ class ConvertAnswer(NamedTuple):
     """
 
     request: ConvertRequest
-    result: ConvertResult
+    result: Converted
     exit_code: int = 0
     strict_from: str = ""
 
@@ -104,7 +104,7 @@ class VerifyAnswer(NamedTuple):
     """
 
     request: VerifyRequest
-    result: VerifyResult
+    result: Verdict
     strict: bool = False
     dry_run: bool = False
 

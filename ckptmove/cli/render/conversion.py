@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckptmove.cli.render.answers import ConvertAnswer
     from ckptmove.cli.render.page import Page
     from ckptmove.io.changes import UndoResult
-    from ckptmove.moves import ConvertResult, Dropped, Kept, MovePlan, StorageEdit
+    from ckptmove.moves import Converted, Dropped, Kept, MovePlan, StorageEdit
 
 _REASONS: Final = (
     {rule.name: rule.reason for rule in RULES}
@@ -36,7 +36,7 @@ _NOTHING: Final = "nothing to change"
 _NO_MOVE: Final = f"{_NOTHING}: no tensor needs to move"
 
 
-def conversion_lines(page: Page, path: str, result: ConvertResult, *, verbose: bool) -> Iterator[str]:
+def conversion_lines(page: Page, path: str, result: Converted, *, verbose: bool) -> Iterator[str]:
     """The plan, and the output if one was written."""
     yield page.paint(clean(path), "bold")
     yield ""
@@ -59,7 +59,7 @@ def warning_lines(answer: ConvertAnswer) -> Iterator[str]:
         yield f"hint: nothing was written because of strict: correct the option, or {sentence(remedy)}"
 
 
-def brief_line(path: str, result: ConvertResult) -> str:
+def brief_line(path: str, result: Converted) -> str:
     """The outcome, in one line."""
     if result.output is None:
         return f"{clean(path)}: nothing was written"

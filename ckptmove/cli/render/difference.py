@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ckptmove.cli.render.page import Page
-    from ckptmove.comparison.differences import Change, DiffResult, LoneNan
+    from ckptmove.comparison.differences import Change, Differences, LoneNan
 
 #: Properties whose equal changes share a row.
 _SHARED: Final = frozenset({"device", "dtype", "role"})
@@ -21,7 +21,7 @@ _SHARED: Final = frozenset({"device", "dtype", "role"})
 _SHOWN: Final = 20
 
 
-def difference_lines(page: Page, result: DiffResult, *, verbose: bool) -> Iterator[str]:
+def difference_lines(page: Page, result: Differences, *, verbose: bool) -> Iterator[str]:
     """The differences, and the answer; every change has its own row if ``verbose``."""
     yield page.paint(f"{clean(result.first)} -> {clean(result.second)}", "bold")
     yield ""
@@ -42,12 +42,12 @@ def difference_lines(page: Page, result: DiffResult, *, verbose: bool) -> Iterat
     yield page.paint(answer_line(result), "bold green" if result.same else "bold yellow")
 
 
-def brief_line(result: DiffResult) -> str:
+def brief_line(result: Differences) -> str:
     """The answer in one line, with both paths."""
     return f"{clean(result.first)} -> {clean(result.second)}: {answer_line(result)}"
 
 
-def names_by_difference(result: DiffResult) -> dict[str, list[str]]:
+def names_by_difference(result: Differences) -> dict[str, list[str]]:
     """The names that were removed, added, changed in each property, and not compared."""
     names: dict[str, list[str]] = {what: [] for what in ("removed", "added", *get_args(What), "uncompared")}
     names["removed"] += result.removed
@@ -58,7 +58,7 @@ def names_by_difference(result: DiffResult) -> dict[str, list[str]]:
     return names
 
 
-def answer_line(result: DiffResult) -> str:
+def answer_line(result: Differences) -> str:
     """The answer in one line, without the paths."""
     if result.same:
         rest = "and everything else that was compared" if result.notes else "all stored devices, and everything else"
@@ -76,11 +76,11 @@ def answer_line(result: DiffResult) -> str:
     return f"they differ: {', '.join(parts)}{alike}"
 
 
-def _uncompared(result: DiffResult) -> str:
+def _uncompared(result: Differences) -> str:
     return amount(len(result.uncompared), "tensor or object" if len(result.uncompared) == 1 else "tensors and object")
 
 
-def _only_moved(result: DiffResult) -> bool:
+def _only_moved(result: Differences) -> bool:
     values = any(change.what in {"value", "shape", "dtype"} for change in result.changed)
     return not (values or result.uncompared or result.added or result.removed)
 
@@ -143,7 +143,7 @@ def _nan(count: int, lone: LoneNan) -> list[str]:
     return [f"NaN only here: {count:,} of {lone.elements:,}"] if count else []
 
 
-def apart_in_words(result: DiffResult, gap: Gap) -> str:
+def apart_in_words(result: Differences, gap: Gap) -> str:
     """The difference of the values of a tensor, as a phrase."""
     lone = gap.lone_nan
     if lone is None:

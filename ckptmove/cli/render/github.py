@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from ckptmove.api.failures import Failure
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, VerifyAnswer
     from ckptmove.cli.streams import Output
-    from ckptmove.comparison.differences import DiffResult
+    from ckptmove.comparison.differences import Differences
     from ckptmove.findings.catalogue import Entry
     from ckptmove.io.changes import UndoResult
     from ckptmove.model import Finding
-    from ckptmove.verification.evidence import VerifyResult
+    from ckptmove.verification.evidence import Verdict
 
 #: Levels of annotations, by the severity of a finding.
 _LEVELS: Final = {"error": "error", "warning": "warning", "info": "notice"}
@@ -50,7 +50,7 @@ class GitHubRenderer(Renderer):
     def verify(self, answer: VerifyAnswer) -> None:
         self._out.lines(verification_lines(answer.result, strict=answer.strict))
 
-    def diff(self, result: DiffResult) -> None:
+    def diff(self, result: Differences) -> None:
         self._out.lines(difference_lines(result))
 
     def rules(self, entries: Sequence[Entry]) -> None:
@@ -93,7 +93,7 @@ def conversion_lines(answer: ConvertAnswer) -> Iterator[str]:
     yield _annotation("notice", result.output or path, "convert", brief_line(path, result))
 
 
-def verification_lines(result: VerifyResult, *, strict: bool = False) -> Iterator[str]:
+def verification_lines(result: Verdict, *, strict: bool = False) -> Iterator[str]:
     """An annotation for each failed check, each finding and the verdict."""
     from ckptmove.cli.render.verification import fixed_line, outcome, place_of
 
@@ -109,7 +109,7 @@ def verification_lines(result: VerifyResult, *, strict: bool = False) -> Iterato
     yield _annotation(level, result.path, "verify", outcome(result, strict=strict))
 
 
-def difference_lines(result: DiffResult) -> Iterator[str]:
+def difference_lines(result: Differences) -> Iterator[str]:
     """An annotation for each difference and each note, and one for the answer."""
     from ckptmove.cli.render import difference
 

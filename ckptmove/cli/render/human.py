@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckptmove.api.failures import Failure
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.cli.streams import Output
-    from ckptmove.comparison.differences import DiffResult
+    from ckptmove.comparison.differences import Differences
     from ckptmove.findings.catalogue import Entry
     from ckptmove.io.changes import UndoResult
     from ckptmove.verification.evidence import FixedFile
@@ -113,7 +113,7 @@ class HumanRenderer(Renderer):
         for line in lines:
             say(line)
 
-    def diff(self, result: DiffResult) -> None:
+    def diff(self, result: Differences) -> None:
         from ckptmove.cli.render import difference
 
         out = self._out

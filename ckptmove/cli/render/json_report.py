@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ckptmove.api.failures import Failure
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.cli.streams import Output
-    from ckptmove.comparison.differences import DiffResult
+    from ckptmove.comparison.differences import Differences
     from ckptmove.findings.catalogue import Entry
     from ckptmove.io.changes import UndoResult
 
@@ -54,7 +54,7 @@ class JsonDocument(Document):
 
         self._keys.setdefault("results", []).append(result_to_json(answer.result))
 
-    def diff(self, result: DiffResult) -> None:
+    def diff(self, result: Differences) -> None:
         from ckptmove.api.document import difference
 
         self._keys = difference(result)

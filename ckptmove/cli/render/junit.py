@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ckptmove.api.failures import Failure
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
-    from ckptmove.comparison.differences import DiffResult
+    from ckptmove.comparison.differences import Differences
     from ckptmove.verification.evidence import CheckResult
 
 
@@ -71,7 +71,7 @@ class JUnitDocument(Document):
         _add_case(suite, name, "convert", "skipped", skipped_line(path, output))
         _count(suite)
 
-    def diff(self, result: DiffResult) -> None:
+    def diff(self, result: Differences) -> None:
         """Add a suite: a case for each property that may differ."""
         from ckptmove.cli.render.difference import names_by_difference
 

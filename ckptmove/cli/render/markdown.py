@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ckptmove.api.failures import Failure
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
-    from ckptmove.comparison.differences import DiffResult
+    from ckptmove.comparison.differences import Differences
     from ckptmove.model import Finding
     from ckptmove.verification.evidence import CheckResult
 
@@ -108,7 +108,7 @@ class MarkdownDocument(Document):
         self._blocks.append([f"<details{opened}><summary>{summary}</summary>", "", *table, "", "</details>"])
         self._findings(result.path, result.findings)
 
-    def diff(self, result: DiffResult) -> None:
+    def diff(self, result: Differences) -> None:
         """Add the answer, and a table of the differences."""
         from ckptmove.cli.render.difference import apart_in_words, brief_line
 

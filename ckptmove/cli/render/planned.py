@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptmove.moves import MovePlan
 
 
-class Conversion(NamedTuple):
+class ConversionEffect(NamedTuple):
     """The effect of a conversion.
 
     Attributes:
@@ -34,7 +34,7 @@ class Conversion(NamedTuple):
     counts: Mapping[tuple[str, str], int]
 
 
-def conversion_of(answer: InspectAnswer) -> Conversion | None:
+def conversion_of(answer: InspectAnswer) -> ConversionEffect | None:
     """Plan the conversion to the device that the user expects, or else to that of the model.
 
     Returns:
@@ -50,7 +50,7 @@ def conversion_of(answer: InspectAnswer) -> Conversion | None:
         return None
     casts = ["--cast"] if any(edit.cast for edit in plan.edits) else []
     command = command_line(["ckptmove", "convert", inventory.path, "--to", device, *casts])
-    return Conversion(command, _counts(inventory, plan))
+    return ConversionEffect(command, _counts(inventory, plan))
 
 
 def _counts(inventory: Inventory, plan: MovePlan) -> Counter[tuple[str, str]]:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from ckptmove.api.failures import Failure
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
-    from ckptmove.comparison.differences import DiffResult
+    from ckptmove.comparison.differences import Differences
     from ckptmove.findings.catalogue import Entry
     from ckptmove.io.changes import UndoResult
     from ckptmove.verification.evidence import FixedFile
@@ -47,7 +47,7 @@ class Renderer:
     def verify(self, answer: VerifyAnswer) -> None:
         """Write the checks and the verdict of one checkpoint."""
 
-    def diff(self, result: DiffResult) -> None:
+    def diff(self, result: Differences) -> None:
         """Write the differences between two checkpoints."""
 
     def rules(self, entries: Sequence[Entry]) -> None:

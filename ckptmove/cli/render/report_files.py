@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckptmove.cli.options import OutputOptions
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, VerifyAnswer
     from ckptmove.cli.render.renderer import Document
-    from ckptmove.comparison.differences import DiffResult
+    from ckptmove.comparison.differences import Differences
     from ckptmove.io.sink import FileSink
     from ckptmove.verification.evidence import FixedFile
 
@@ -123,7 +123,7 @@ class _Reports(Renderer):
         for one in self._each:
             one.verify(answer)
 
-    def diff(self, result: DiffResult) -> None:
+    def diff(self, result: Differences) -> None:
         for one in self._each:
             one.diff(result)
 

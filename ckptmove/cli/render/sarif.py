@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
-    from ckptmove.comparison.differences import DiffResult
+    from ckptmove.comparison.differences import Differences
     from ckptmove.model import Finding
 
 _Json: TypeAlias = "dict[str, Any]"
@@ -76,7 +76,7 @@ class SarifDocument(Document):
             level = "error" if answer.strict else "warning"
             self._add("verify/unproven", level, outcome(result, strict=answer.strict), result.path)
 
-    def diff(self, result: DiffResult) -> None:
+    def diff(self, result: Differences) -> None:
         """Add one result for each property that differs."""
         from ckptmove.cli.render.difference import names_by_difference
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from ckptmove.cli.render.answers import VerifyAnswer
     from ckptmove.cli.render.page import Page
-    from ckptmove.verification.evidence import CheckResult, Fit, FixedFile, VerifyResult
+    from ckptmove.verification.evidence import CheckResult, Fit, FixedFile, Verdict
 
 _DIFF_STYLES: Final = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 _STYLES: Final = {"passed": "bold green", "failed": "bold red", "skipped": "dim", "unproven": "bold yellow"}
 
 
-def verification_lines(page: Page, result: VerifyResult, *, verbose: bool, strict: bool = False) -> Iterator[str]:
+def verification_lines(page: Page, result: Verdict, *, verbose: bool, strict: bool = False) -> Iterator[str]:
     """The report on one checkpoint: a line for each check, the findings, the verdict (see :func:`outcome`)."""
     place = clean(result.target) if result.fit is None else _devices(result.fit)
     yield f"{page.paint(clean(result.path), 'bold')} on {place}"
@@ -64,7 +64,7 @@ def detail_texts(check: CheckResult) -> Sequence[str]:
     return check.failures or (check.detail.removesuffix(f"; fix: {check.fix}"),)
 
 
-def place_of(check: CheckResult, result: VerifyResult) -> tuple[str, int | None]:
+def place_of(check: CheckResult, result: Verdict) -> tuple[str, int | None]:
     """The file and the line that failed, if the check of a case has them; else the checkpoint."""
     evidence = dict(check.evidence)
     line = evidence.get("line")
@@ -78,7 +78,7 @@ def diff_lines(page: Page, files: Sequence[FixedFile]) -> Iterator[str]:
         yield page.paint(sentence(line.expandtabs()), style)
 
 
-def fixed_lines(result: VerifyResult) -> Iterator[str]:
+def fixed_lines(result: Verdict) -> Iterator[str]:
     """A line for each file that ``--fix`` edited, and whether that ends the fault."""
     yield from map(fixed_line, result.fixed)
     if result.unfixed:
@@ -97,14 +97,14 @@ def _devices(fit: Fit) -> str:
     return f"{amount(fit.ranks, 'device')} of {size(fit.capacity)}"
 
 
-def status_of(result: VerifyResult, *, strict: bool) -> str:
+def status_of(result: Verdict, *, strict: bool) -> str:
     """``failed``, ``passed`` or ``unproven``; a check of the memory proves no resume, and passes."""
     if result.fails(strict=strict):
         return "failed"
     return "passed" if result.proven or result.fit is not None else "unproven"
 
 
-def brief_line(result: VerifyResult, *, strict: bool = False) -> str:
+def brief_line(result: Verdict, *, strict: bool = False) -> str:
     """The verdict on one checkpoint in one line (see :func:`outcome`), with the names of the failed checks."""
     failed = ", ".join(check.name for check in result.checks if check.status == "failed")
     return f"{clean(result.path)}: {outcome(result, strict=strict)}{f' ({failed})' if failed else ''}"
@@ -118,18 +118,18 @@ def needs_case(answer: VerifyAnswer) -> bool:
     return result.passed and not result.proven and not answer.request.runs_training and is_whole and has_state
 
 
-def has_edit(result: VerifyResult) -> bool:
+def has_edit(result: Verdict) -> bool:
     """Whether ``--fix`` would edit the user's files; False if it has."""
     edits = any(check.status == "failed" and "edit" in dict(check.evidence) for check in result.checks)
     return edits and not result.fixed and not result.unfixed
 
 
-def warned(result: VerifyResult) -> list[str]:
+def warned(result: Verdict) -> list[str]:
     """The codes of the findings that are warnings."""
     return list(dict.fromkeys(one.code for one in result.findings if one.severity is Severity.WARNING))
 
 
-def outcome(result: VerifyResult, *, strict: bool = False) -> str:
+def outcome(result: Verdict, *, strict: bool = False) -> str:
     """The verdict, always with the device of the step: ``passed, simulated cuda:0``.
 
     Args:
@@ -159,7 +159,7 @@ def outcome(result: VerifyResult, *, strict: bool = False) -> str:
     return f"passed, {place}, but not proven to resume{failing}: {sentence(_doubt(result, reasons))}"
 
 
-def _fit_outcome(result: VerifyResult, fit: Fit | None) -> str:
+def _fit_outcome(result: Verdict, fit: Fit | None) -> str:
     """The verdict on the memory; without figures if the case ended before it was measured."""
     if fit is None:
         return "failed, not measured"
@@ -167,7 +167,7 @@ def _fit_outcome(result: VerifyResult, fit: Fit | None) -> str:
     return f"{result.fit_verdict}, {_devices(fit)}{estimated}"
 
 
-def _of_ranks(result: VerifyResult, reasons: Mapping[str, str]) -> str:
+def _of_ranks(result: Verdict, reasons: Mapping[str, str]) -> str:
     """The proof of a run under torchrun."""
     if not result.proven:
         if "parity" in reasons:
@@ -177,7 +177,7 @@ def _of_ranks(result: VerifyResult, reasons: Mapping[str, str]) -> str:
     return f"every shard and one step equal {'bit for bit' if parity['exact'] else 'within tolerance'}"
 
 
-def _doubt(result: VerifyResult, reasons: Mapping[str, str]) -> str:
+def _doubt(result: Verdict, reasons: Mapping[str, str]) -> str:
     """Why a resume is not proven; ``reasons`` holds the details of the skipped checks."""
     figures = {check.name: dict(check.evidence) for check in result.checks}
     step, own = figures.get("step", {}), next((name for name in ("case", "script") if name in figures), "")

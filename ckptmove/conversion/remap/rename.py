@@ -19,7 +19,7 @@ from ckptmove.text import Argument
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from ckptmove.checkpoint.entries import Entry
+    from ckptmove.checkpoint.entries import StoredMember
     from ckptmove.model import Inventory, OptimizerRecord
     from ckptmove.moves import Remap
     from ckptmove.pickles.tree import Dict, Node, Value
@@ -208,7 +208,7 @@ def rename(root: Value, inventory: Inventory, remap: Remap, shared: KeyMap | Non
     return tuple(renaming.renamed)
 
 
-def _is_key(entry: Entry, others: tuple[str, ...]) -> bool:
+def _is_key(entry: StoredMember, others: tuple[str, ...]) -> bool:
     """Whether an entry belongs to a state_dict. The key of a plain value next to one has no dot."""
     key = entry.key
     return (

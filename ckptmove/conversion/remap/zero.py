@@ -43,7 +43,7 @@ _OF_PARTITIONS: Final = frozenset({"param_shapes", "frozen_param_shapes", "froze
 _DIGITS: Final = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
 
 
-class _Rank(NamedTuple):
+class _RankPartitions(NamedTuple):
     """The partitions of one rank.
 
     Attributes:
@@ -192,12 +192,12 @@ class _Gathering:
         set_devices(root, {})
         return root
 
-    def _rank(self, part: FilePart, checkpoint: OpenCheckpoint) -> _Rank:
+    def _rank(self, part: FilePart, checkpoint: OpenCheckpoint) -> _RankPartitions:
         for optimizer in checkpoint.inventory.optimizers:
             if optimizer.where.startswith(f"{part.name}.") and is_partitioned(optimizer):
                 own = partitions(optimizer, self._tensors)
                 if own:
-                    return _Rank(part, optimizer, {entry.key: entry for entry in optimizer.state}, own)
+                    return _RankPartitions(part, optimizer, {entry.key: entry for entry in optimizer.state}, own)
         raise NotGathered(self._path, f"{part.name} has no optimizer with a state for each partition")
 
     def _shapes(self) -> list[dict[str, tuple[int, ...]]]:

@@ -30,7 +30,7 @@ _HTTP: Final = frozenset({"http", "https"})
 _HUB: Final = "hf"
 
 
-class Place(NamedTuple):
+class RemotePath(NamedTuple):
     """A path in a file system of fsspec.
 
     Attributes:
@@ -53,9 +53,9 @@ class Address(str):
     __slots__ = ("place", "url")
 
     url: str
-    place: Place | None
+    place: RemotePath | None
 
-    def __new__(cls, url: str, place: Place | None = None) -> Address:
+    def __new__(cls, url: str, place: RemotePath | None = None) -> Address:
         """Hide the credentials of a URL."""
         # The whole text is a URL here: a password may have spaces and quotes.
         whole = url if "::" in url else _WHOLE_URL.sub(_without_credentials, url)

@@ -12,7 +12,7 @@ from ckptmove.io.contracts import Traffic
 from ckptmove.io.leftovers import is_unfinished
 from ckptmove.io.listing import DEEPEST, ListedFile, ListedFolder, Listing
 from ckptmove.io.locations import leads_out
-from ckptmove.io.remote.address import Address, Place
+from ckptmove.io.remote.address import Address, RemotePath
 from ckptmove.io.remote.errors import ArtifactAddress, RemoteFailed, UnknownScheme
 from ckptmove.io.remote.failures import failures_named
 from ckptmove.io.remote.http import HttpFile
@@ -45,7 +45,7 @@ _SEARCHABLE: Final = 0o755
 _TEXTS: Final = (".json", ".jsonl", ".md", ".txt", ".log", ".py", ".yaml", ".yml", ".toml", ".csv", ".jinja")
 
 
-def find_place(address: Address) -> Place:
+def find_place(address: Address) -> RemotePath:
     """The file system of a URL, with the credentials that fsspec finds.
 
     Raises:
@@ -66,7 +66,7 @@ def find_place(address: Address) -> Place:
         if address.scheme not in known:
             raise UnknownScheme(str(address), address.scheme, *get_close_matches(address.scheme, known, n=1) or [""])
         options = {} if address.scheme in conf else _options(address)
-        return Place(*url_to_fs(address.scheme + address.url[len(address.scheme) :], **options))
+        return RemotePath(*url_to_fs(address.scheme + address.url[len(address.scheme) :], **options))
 
 
 def _options(address: Address) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def expand(address: Address) -> list[str]:
     with failures_named(address):
         fs, path = place
         found = sorted(fs.glob(path))
-        return [Address(fs.unstrip_protocol(one), Place(fs, one)) for one in found] or [address]
+        return [Address(fs.unstrip_protocol(one), RemotePath(fs, one)) for one in found] or [address]
 
 
 class _SystemFile:
@@ -147,7 +147,9 @@ class _SystemFile:
 
     head = b""
 
-    def __init__(self, address: Address, place: Place, file: Any, details: Mapping[str, Any], traffic: Traffic) -> None:
+    def __init__(
+        self, address: Address, place: RemotePath, file: Any, details: Mapping[str, Any], traffic: Traffic
+    ) -> None:
         self.path, self.size = str(address), int(details["size"])
         self._address, self._place, self._file, self._traffic = address, place, file, traffic
         self.version = _version(details)
@@ -185,7 +187,7 @@ def _version(details: Mapping[str, Any]) -> tuple[object, ...]:
     return (details["size"], *(details.get(key) for key in _VERSIONS))
 
 
-def _open(address: Address, place: Place, traffic: Traffic) -> RemoteFile | None:
+def _open(address: Address, place: RemotePath, traffic: Traffic) -> RemoteFile | None:
     """Open a file; None for a directory."""
     with failures_named(address):
         try:
@@ -286,7 +288,7 @@ class RemoteListing(Listing):
 
 
 def _list_directory(
-    address: Address, place: Place, limits: Limits, traffic: Traffic, copy: PartialCopy | None
+    address: Address, place: RemotePath, limits: Limits, traffic: Traffic, copy: PartialCopy | None
 ) -> RemoteListing:
     """List a remote directory with everything below it."""
     traffic.add(requests=1)
@@ -304,7 +306,7 @@ def _not_empty(listing: RemoteListing) -> RemoteListing:
     return listing
 
 
-def _find(address: Address, place: Place) -> dict[str, tuple[str, Mapping[str, Any]]]:
+def _find(address: Address, place: RemotePath) -> dict[str, tuple[str, Mapping[str, Any]]]:
     """Everything below a folder: the name of each file and what the file system tells of it, by its path there."""
     fs, top = place
     with failures_named(address):
@@ -320,7 +322,7 @@ def _find(address: Address, place: Place) -> dict[str, tuple[str, Mapping[str, A
 
 def _listing(
     address: Address,
-    place: Place,
+    place: RemotePath,
     found: Mapping[str, tuple[str, int | None]],
     traffic: Traffic,
     copy: PartialCopy | None = None,
@@ -331,7 +333,7 @@ def _listing(
     addresses: dict[str, Address] = {}
     heads: dict[str, HttpFile] = {}
     for path, (name, listed) in found.items():
-        addresses[path] = Address(fs.unstrip_protocol(name), Place(fs, name))
+        addresses[path] = Address(fs.unstrip_protocol(name), RemotePath(fs, name))
         nbytes = listed
         if nbytes is None:  # the index of a web server has no sizes
             heads[path] = HttpFile(addresses[path], fs, traffic)
@@ -387,10 +389,10 @@ def child(address: Address, path: str) -> Address:
     """The address of a file or folder in the folder of an address that :func:`walk_remote` has returned."""
     place = find_place(address)
     name = _name_in(place, path)
-    return Address(place.fs.unstrip_protocol(name), Place(place.fs, name)) if path else address
+    return Address(place.fs.unstrip_protocol(name), RemotePath(place.fs, name)) if path else address
 
 
-def _name_in(place: Place, path: str) -> str:
+def _name_in(place: RemotePath, path: str) -> str:
     """The name of a file or folder in a folder, as the file system knows it."""
     return f"{place.path.rstrip('/')}/{path}" if place.path else path
 

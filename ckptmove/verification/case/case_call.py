@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _FIELDS: Final = ("model", "optimizer", "criterion", "batch")
 
 
-class Found(NamedTuple):
+class Variable(NamedTuple):
     """A variable of a frame.
 
     Attributes:
@@ -53,21 +53,21 @@ class Found(NamedTuple):
     is_assignable: bool
 
 
-def variables(sought: object, frames: Iterable[Running]) -> Iterator[Found]:
+def variables(sought: object, frames: Iterable[Running]) -> Iterator[Variable]:
     """Names of an object in frames: variables, attributes of ``self``, globals, and attributes that are read."""
     for running in frames:
         frame = running.frame
         for name, value in frame.f_locals.items():
             if value is sought:
-                yield Found(name, running, is_assignable(running, name))
+                yield Variable(name, running, is_assignable(running, name))
         for name, value in getattr(frame.f_locals.get("self"), "__dict__", {}).items():
             if value is sought:
-                yield Found(f"self.{name}", running, is_assignable=not is_expression(frame))
+                yield Variable(f"self.{name}", running, is_assignable=not is_expression(frame))
         for name in frame.f_code.co_names:
             if frame.f_globals.get(name) is sought:
-                yield Found(name, running, is_assignable=False)
+                yield Variable(name, running, is_assignable=False)
         for node in _attributes_of(sought, running):
-            yield Found(ast.unparse(node), running, is_assignable=False)
+            yield Variable(ast.unparse(node), running, is_assignable=False)
 
 
 def _attributes_of(sought: object, running: Running) -> Iterator[ast.Attribute]:

@@ -33,10 +33,10 @@ from ckptmove.verification.case.watch import Watch
 from ckptmove.verification.checks import CASE, failed, listed, passed, skipped
 from ckptmove.verification.mesh.launch import ranks_of
 from ckptmove.verification.simulated import targets
-from ckptmove.verification.simulated.device import PlainTensor
+from ckptmove.verification.simulated.device import PlainSimulatedTensor
 from ckptmove.verification.simulated.identity import foreach_by_default
 from ckptmove.verification.simulated.mps import FELL_BACK
-from ckptmove.verification.step.stored_state import Ambiguous, Mismatch, NotRebuilt
+from ckptmove.verification.step.stored_state import Ambiguous, Mismatch, NeedsUnpickling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,7 +83,7 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        is_theirs = error is not None and not isinstance(error, (CkptMoveError, Mismatch, NotRebuilt))
+        is_theirs = error is not None and not isinstance(error, (CkptMoveError, Mismatch, NeedsUnpickling))
         self.error = error if is_theirs else None
         return is_theirs
 
@@ -146,7 +146,7 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
             # Methods of the user's modules and optimizers run outside of the step, too: state_dict, named_parameters.
             with attempt:
                 outcomes.append(_attempt(run, typed))
-        except NotRebuilt as reason:
+        except NeedsUnpickling as reason:
             return skipped(CASE, f"not proven: {reason}", **run.figures, proven=False)
         except Ambiguous as doubt:
             figures = {**run.figures, "candidates": list(doubt.candidates), "fix": doubt.fix, "proven": False}
@@ -172,7 +172,7 @@ def on_target(site: Site, devices: int | None) -> Iterator[StepDevice]:
     with ExitStack() as stack:
         stack.enter_context(place.active())
         if site.mode == "simulated":
-            stack.enter_context(foreach_by_default(PlainTensor))
+            stack.enter_context(foreach_by_default(PlainSimulatedTensor))
             FELL_BACK.clear()
             targets.at_least(devices or 1)
         yield place

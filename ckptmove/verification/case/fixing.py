@@ -19,7 +19,7 @@ from ckptmove.verification.evidence import FixedFile
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from ckptmove.verification.evidence import CheckResult, VerifyResult
+    from ckptmove.verification.evidence import CheckResult, Verdict
     from ckptmove.verification.request import VerifyRequest
 
 #: Maximum number of fixes: a script that needs more is edited by hand.
@@ -52,13 +52,13 @@ class Fixes(NamedTuple):
         unfixed: why it does not pass with all edits; empty if it does.
     """
 
-    first: VerifyResult
-    last: VerifyResult
+    first: Verdict
+    last: Verdict
     files: tuple[EditedFile, ...]
     unfixed: str
 
 
-def find_fixes(request: VerifyRequest, verify: Callable[[VerifyRequest], VerifyResult]) -> Fixes:
+def find_fixes(request: VerifyRequest, verify: Callable[[VerifyRequest], Verdict]) -> Fixes:
     """Verify with the edit that the last check suggests, and again, until that passes or no other edit is known.
 
     No file is written: the case or script runs with the edits in memory. An edit that makes it unusable is left out.

@@ -44,7 +44,7 @@ _NO_LINES: Final[Sequence[str]] = ()
 _UNKNOWN: Final = "use a smaller batch or model, a lower precision, or a device with more memory"
 
 
-class Place(NamedTuple):
+class AllocationPlace(NamedTuple):
     """Where memory was allocated.
 
     Attributes:
@@ -58,24 +58,24 @@ class Place(NamedTuple):
     made_by: Sequence[str] = _NO_LINES
 
 
-def locator(entrance: Entrance) -> Callable[[FrameType], Place]:
+def locator(entrance: Entrance) -> Callable[[FrameType], AllocationPlace]:
     """A function that finds the place of an allocation; it keeps no frame.
 
     Args:
         entrance: knows which files are the user's.
     """
 
-    def locate(frame: FrameType | None) -> Place:
+    def locate(frame: FrameType | None) -> AllocationPlace:
         during, made_by = "", _NO_LINES
         while frame is not None and not entrance.is_own(frame.f_code.co_filename):
             if frame.f_code.co_filename == _WORKER:  # its callers do not belong to the step
-                return Place(None, during, made_by)
+                return AllocationPlace(None, during, made_by)
             if frame.f_code is ENGINE:
                 during, made_by = "backward", _trace_of_node()
             elif frame.f_code.co_name in _CALLS and frame.f_code.co_filename.startswith(_OPTIMIZERS):
                 during = f"optimizer.{frame.f_code.co_name}"
             frame = frame.f_back
-        return Place(None if frame is None else (frame.f_code.co_filename, frame.f_lineno), during, made_by)
+        return AllocationPlace(None if frame is None else (frame.f_code.co_filename, frame.f_lineno), during, made_by)
 
     return locate
 
@@ -88,7 +88,7 @@ def _trace_of_node() -> Sequence[str]:
 
 def line_at(usage: Usage, entrance: Entrance) -> Line | None:
     """The user's line that allocated; in a backward that torch computes, the line of the forward. None for none."""
-    place: Place = usage.place
+    place: AllocationPlace = usage.place
     own = [line_of(*one) for one in frames_of(place.made_by) if entrance.is_own(one[0])]
     if own:
         return own[-1]
@@ -146,7 +146,7 @@ def peak_of(record: MemoryRecord, site: Site, limit: int | None) -> Usage | None
     module: Any = getattr(torch, kind, None)
     if site.mode == "real" and hasattr(module, "max_memory_allocated"):
         device = torch.device(site.target)
-        return Usage(device, module.max_memory_allocated(device), limit, Place(None), ())
+        return Usage(device, module.max_memory_allocated(device), limit, AllocationPlace(None), ())
     return record.at_peak()
 
 
@@ -158,7 +158,7 @@ def peak_text(usage: Usage) -> str:
 
 def peak_evidence(usage: Usage, entrance: Entrance) -> dict[str, object]:
     """Evidence about a peak, for the JSON report."""
-    place: Place = usage.place
+    place: AllocationPlace = usage.place
     figures: dict[str, object] = {
         "peak_bytes": usage.nbytes,
         "peak_device": tag_of(usage.device),
@@ -172,7 +172,7 @@ def peak_evidence(usage: Usage, entrance: Entrance) -> dict[str, object]:
 
 def shortage(usage: Usage) -> tuple[str, str, str]:
     """An allocation that failed, the memory in use, and the fix, each as a sentence."""
-    place: Place = usage.place
+    place: AllocationPlace = usage.place
     during = f" in {place.during}" if place.during else ""
     free = size((usage.limit or 0) - usage.nbytes)
     fault = f"{tag_of(usage.device)} is out of memory{during}: {size(usage.requested)} requested, {free} free"

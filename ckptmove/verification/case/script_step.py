@@ -26,7 +26,7 @@ from ckptmove.verification.loaded import LoadedFiles
 from ckptmove.verification.step.stored_state import (
     Ambiguous,
     Mismatch,
-    NotRebuilt,
+    NeedsUnpickling,
     model_state,
     optimizer_state_dict,
 )
@@ -305,11 +305,11 @@ def _each_fitting(compare: Callable[[str | None], _Compared]) -> tuple[list[_Com
         return [compare(None)], ""
     except Ambiguous as doubt:
         parts, fault = doubt.candidates, str(doubt)
-    except (Mismatch, NotRebuilt) as error:
+    except (Mismatch, NeedsUnpickling) as error:
         return [], str(error)
     found = []
     for part in parts:
-        with suppress(Mismatch, NotRebuilt):
+        with suppress(Mismatch, NeedsUnpickling):
             found.append(compare(part))
     return found, fault
 

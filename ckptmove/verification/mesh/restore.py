@@ -32,7 +32,7 @@ _FLATTEN: Final = "save with StateDictOptions(flatten_optimizer_state_dict=True)
 _NAMED: Final = 5
 
 
-class Restored(NamedTuple):
+class RestoredRank(NamedTuple):
     """What one rank found after the load.
 
     Attributes:
@@ -103,7 +103,7 @@ def _error_text(error: BaseException) -> str:
     return f"dcp.load raises {type(error).__name__}{text}"
 
 
-def compare(subject: Subject, stored: StoredState) -> Restored:
+def compare(subject: Subject, stored: StoredState) -> RestoredRank:
     """Compare every tensor and shard of this rank with the bytes in the checkpoint, which are read independently."""
     faults: list[str] = []
     shards = elements = 0
@@ -123,7 +123,7 @@ def compare(subject: Subject, stored: StoredState) -> Restored:
         if fault:
             faults.append(f"{key} {fault}")
     faults += (f"{key} was not restored into the optimizer" for key in sorted(_expected(subject, stored) - seen))
-    return Restored(faults, shards, elements, is_moved)
+    return RestoredRank(faults, shards, elements, is_moved)
 
 
 def _expected(subject: Subject, stored: StoredState) -> set[str]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import Progress
     from ckptmove.model import Finding
     from ckptmove.verification.child import Answers, Process
-    from ckptmove.verification.evidence import CheckResult, VerifyResult
+    from ckptmove.verification.evidence import CheckResult, Verdict
     from ckptmove.verification.mesh.launch import Launch
     from ckptmove.verification.request import VerifyRequest
 
@@ -84,7 +84,7 @@ class Rank:
         request: VerifyRequest,
         progress: Progress | None = None,
         stage: Callable[[str], None] | None = None,
-    ) -> VerifyResult:
+    ) -> Verdict:
         """Verify the checkpoint with all ranks. Call it on rank 0; the others :meth:`attend`.
 
         Raises:
@@ -241,7 +241,7 @@ class Rank:
         answers: Answers,
         here: tuple[CheckResult, ...],
         findings: tuple[Finding, ...],
-    ) -> VerifyResult:
+    ) -> Verdict:
         endings = dict(self._endings(answers))
         if answers.torch_failure:
             raise TorchBroken(answers.torch_failure)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _SMALL, _PLAIN = 1e-2, 1.0
 
 
-class Stepped(NamedTuple):
+class SteppedRank(NamedTuple):
     """The step of one rank.
 
     Attributes:
@@ -103,7 +103,7 @@ class Gradients(NamedTuple):
         return (torch.randn(shape, generator=generator) * self.scale).to(dtype)
 
 
-def take_step(subject: Subject, stored: StoredState, gradients: Gradients) -> Stepped:
+def take_step(subject: Subject, stored: StoredState, gradients: Gradients) -> SteppedRank:
     """Step the optimizer on every rank; a collective of the optimizer if it makes one."""
     groups = {id(one): group for group in subject.optimizer.param_groups for one in group["params"]}
     faults = [*_spoiled(subject)]
@@ -130,7 +130,7 @@ def take_step(subject: Subject, stored: StoredState, gradients: Gradients) -> St
             idle += 1
         else:
             below += _has_state_changed(subject, stored, parameter)
-    return Stepped(faults, parameters, moved, idle, below)
+    return SteppedRank(faults, parameters, moved, idle, below)
 
 
 def _spoiled(subject: Subject) -> Iterator[str]:

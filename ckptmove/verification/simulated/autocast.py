@@ -16,7 +16,7 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch._library.utils import lookup_op
 from torch.utils import _pytree as pytree
 
-from ckptmove.verification.simulated.autocast_policies import KINDS, Policy, operations, policies
+from ckptmove.verification.simulated.autocast_policies import KINDS, CastPolicy, operations, policies
 from ckptmove.verification.simulated.rules import schema_of
 from ckptmove.verification.simulated.targets import BACKEND, home_of, kind_of
 
@@ -91,12 +91,12 @@ def _run(func: Operation, name: str, keys: DispatchKeySet, *args: Any, **kwargs:
     policy = policies(kind).get(name)
     if policy is None or not torch.is_autocast_enabled(kind):
         return func.redispatch(keys & _AFTER, *args, **kwargs)
-    if policy is Policy.BANNED:
+    if policy is CastPolicy.BANNED:
         raise RuntimeError(_BANNED)
     with torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(_KEY)):  # as in torch.library
-        if policy is Policy.FP32_SET_OPT_DTYPE:
+        if policy is CastPolicy.FP32_SET_OPT_DTYPE:
             return func(*args, **kwargs) if not _is_eligible(args[0], kind) else _with_dtype(func, args, kwargs)
-        if policy is Policy.FP32_APPEND_DTYPE:
+        if policy is CastPolicy.FP32_APPEND_DTYPE:
             more = [argument.default_value for argument in schema_of(func).arguments[len(args) :]]
             dtype = torch.float32 if _is_eligible(args[0], kind) else args[0].dtype
             return _WITH_DTYPE[name](*args, *more, dtype=dtype)
@@ -124,17 +124,17 @@ def _with_dtype(func: Operation, args: Sequence[Any], kwargs: dict[str, Any]) ->
     return func(*args, **{**kwargs, "dtype": kwargs.get("dtype") or torch.float32})
 
 
-def _operand_dtype(policy: Policy, kind: str, tensors: Sequence[torch.Tensor]) -> torch.dtype:
+def _operand_dtype(policy: CastPolicy, kind: str, tensors: Sequence[torch.Tensor]) -> torch.dtype:
     """The dtype for the operands of an operation.
 
     Raises:
         RuntimeError: if there is no widest dtype, with torch's message.
     """
     lower = torch.get_autocast_dtype(kind)
-    if policy is Policy.LOWER_PRECISION:
+    if policy is CastPolicy.LOWER_PRECISION:
         return lower
-    if policy is not Policy.PROMOTE:
-        return torch.float16 if policy is Policy.FLOAT16 else torch.float32
+    if policy is not CastPolicy.PROMOTE:
+        return torch.float16 if policy is CastPolicy.FLOAT16 else torch.float32
     dtypes = {tensor.dtype for tensor in tensors if _is_eligible(tensor, kind)}
     if torch.float32 in dtypes:
         return torch.float32

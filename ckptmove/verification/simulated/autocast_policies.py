@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 
-class Policy(enum.Enum):
+class CastPolicy(enum.Enum):
     """The casts of an operation's operands; the first names are those of ``CastPolicy`` in torch."""
 
     LOWER_PRECISION = enum.auto()
@@ -46,21 +46,21 @@ _PROMOTE: Final = frozenset({
 #: Recurrent networks of cuDNN, from aten/src/ATen/cudnn/AutocastRNN.cpp. A torch without cuDNN has no kernels for them.
 _ON_CUDNN: Final = dict.fromkeys(
     (f"aten::{name}.{overload}" for name in ("gru", "lstm", "rnn_relu", "rnn_tanh") for overload in ("data", "input")),
-    Policy.FLOAT16,
+    CastPolicy.FLOAT16,
 )
 #: Policies that mps does not share.
-_ON_MPS: Final = dict.fromkeys(_SET_OPT_DTYPE | {"conv_transpose3d"}, Policy.FP32)
-_POLICIES: Final[dict[str, Policy]] = {
-    **dict.fromkeys(_LOWER_PRECISION, Policy.LOWER_PRECISION),
-    **dict.fromkeys(_SET_OPT_DTYPE, Policy.FP32_SET_OPT_DTYPE),
-    **dict.fromkeys(_PROMOTE, Policy.PROMOTE),
-    "norm": Policy.FP32_APPEND_DTYPE,
-    "binary_cross_entropy": Policy.BANNED,
+_ON_MPS: Final = dict.fromkeys(_SET_OPT_DTYPE | {"conv_transpose3d"}, CastPolicy.FP32)
+_POLICIES: Final[dict[str, CastPolicy]] = {
+    **dict.fromkeys(_LOWER_PRECISION, CastPolicy.LOWER_PRECISION),
+    **dict.fromkeys(_SET_OPT_DTYPE, CastPolicy.FP32_SET_OPT_DTYPE),
+    **dict.fromkeys(_PROMOTE, CastPolicy.PROMOTE),
+    "norm": CastPolicy.FP32_APPEND_DTYPE,
+    "binary_cross_entropy": CastPolicy.BANNED,
 }
 
 
 @functools.cache
-def policies(kind: str) -> dict[str, Policy]:
+def policies(kind: str) -> dict[str, CastPolicy]:
     """The policy of each operation (`aten::sum.dim_IntList`) that autocast changes on a device type.
 
     Args:
@@ -71,7 +71,7 @@ def policies(kind: str) -> dict[str, Policy]:
     listed = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{kind.upper()}")
     names = {operation: operation.removeprefix("aten::").partition(".")[0] for operation in listed}
     known = _POLICIES | _ON_MPS if kind == "mps" else _POLICIES
-    found = {operation: known.get(name, Policy.FP32) for operation, name in names.items()}
+    found = {operation: known.get(name, CastPolicy.FP32) for operation, name in names.items()}
     return found | _ON_CUDNN if kind == "cuda" else found
 
 

@@ -150,7 +150,7 @@ class SimulatedTensor(torch.Tensor):
         is_normal = torch.is_inference_mode_enabled() and not host.is_inference()
         with torch.inference_mode(mode=False) if is_normal else contextlib.nullcontext():
             outer = make(
-                PlainTensor if cls is SimulatedTensor else cls,
+                PlainSimulatedTensor if cls is SimulatedTensor else cls,
                 host.size(),
                 strides=host.stride() if strided else None,
                 storage_offset=host.storage_offset() if strided else None,
@@ -221,7 +221,7 @@ class SimulatedTensor(torch.Tensor):
 
     def as_subclass(self, cls: type[torch.Tensor]) -> Any:
         made = self.view_as(self)
-        made.__class__ = PlainTensor if cls in {torch.Tensor, SimulatedTensor} else _both(cls)
+        made.__class__ = PlainSimulatedTensor if cls in {torch.Tensor, SimulatedTensor} else _both(cls)
         return made
 
     def placed(self, host: torch.Tensor) -> SimulatedTensor:
@@ -279,7 +279,7 @@ class SimulatedTensor(torch.Tensor):
 SimulatedTensor.__torch_function__ = torch.Tensor.__dict__["__torch_function__"]  # type: ignore[method-assign]
 
 
-class PlainTensor(SimulatedTensor):
+class PlainSimulatedTensor(SimulatedTensor):
     """A simulated tensor without a class of the user."""
 
     __torch_function__ = _disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own subclasses do

@@ -55,7 +55,7 @@ _BUILTIN: Final = (type(torch.mm), type(torch.Tensor.mm))
 _NAMED: Final = re.compile(rf"\b{BACKEND}\b(?::(\d+))?")
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     """State of a thread.
 
     Attributes:
@@ -68,7 +68,7 @@ class _Thread(threading.local):
         self.is_unseen = False
 
 
-_THREAD: Final = _Thread()
+_THREAD: Final = _ThreadState()
 
 
 @functools.cache

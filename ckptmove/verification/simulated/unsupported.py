@@ -46,11 +46,11 @@ def refused(operation: str) -> Any:
         operation: name of the function or class.
     """
 
-    class Refused:  # no function: annotations may combine it with `|`
+    class Unavailable:  # no function: annotations may combine it with `|`
         def __new__(cls, *_args: object, **_more: object) -> NoReturn:
             raise NotSimulated(operation)
 
-    return Refused
+    return Unavailable
 
 
 def unsupported_operation(error: BaseException) -> str | None:

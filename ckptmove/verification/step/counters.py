@@ -49,7 +49,7 @@ class Uneven(NamedTuple):
 
 
 @dataclass(slots=True)
-class Counters:
+class CounterFaults:
     """Faults in the step counts of a checkpoint.
 
     Attributes:
@@ -63,7 +63,7 @@ class Counters:
     uneven: list[Uneven] = field(default_factory=list)
 
 
-def check_counters(inventory: Inventory, stored: StoredTensors, names: frozenset[str] | None = None) -> Counters:
+def check_counters(inventory: Inventory, stored: StoredTensors, names: frozenset[str] | None = None) -> CounterFaults:
     """Check every step count. Counts whose bytes cannot be read are left to the checks of the file.
 
     Args:
@@ -71,7 +71,7 @@ def check_counters(inventory: Inventory, stored: StoredTensors, names: frozenset
         stored: its tensors.
         names: names of the tensors that can be read; None for all.
     """
-    counters = Counters()
+    counters = CounterFaults()
     for optimizer in inventory.optimizers if names is None else (_readable(one, names) for one in inventory.optimizers):
         groups = {key: group for group in optimizer.groups for key in group.params}
         counts: dict[str, list[tuple[str, float]]] = {}

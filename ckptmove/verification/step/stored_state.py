@@ -50,7 +50,7 @@ class Ambiguous(Mismatch):
     """Several parts of the checkpoint fit, and the user has to choose one."""
 
 
-class NotRebuilt(Exception):
+class NeedsUnpickling(Exception):
     """The stored state has values that only unpickling could rebuild; the message names them."""
 
 
@@ -139,7 +139,7 @@ def optimizer_state_dict(optimizer: OptimizerRecord, inventory: Inventory, sourc
         source: source of its tensors, with wrapper subclasses as ``torch.load`` returned them.
 
     Raises:
-        NotRebuilt: if the state of a parameter has values that only unpickling could rebuild.
+        NeedsUnpickling: if the state of a parameter has values that only unpickling could rebuild.
         UnreadableInput: if a tensor's bytes cannot be read.
     """
     records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
@@ -154,7 +154,9 @@ def optimizer_state_dict(optimizer: OptimizerRecord, inventory: Inventory, sourc
         foreign = foreign_kind(entry)
         if foreign:
             named = optimizer.where or "the optimizer"
-            raise NotRebuilt(f"the state of parameter {entry.key} in {named} needs unpickling to be rebuilt: {foreign}")
+            raise NeedsUnpickling(
+                f"the state of parameter {entry.key} in {named} needs unpickling to be rebuilt: {foreign}"
+            )
         state[entry.key] = nested_state(entry, {key: _value(record, source) for key, record in entry.tensors})
     if optimizer.algorithm == "LBFGS":
         for values in state.values():
@@ -166,14 +168,14 @@ def _value(record: TensorRecord, source: TensorSource) -> torch.Tensor:
     """A tensor of an optimizer's state; a copy of a wrapper subclass, because a step writes to it.
 
     Raises:
-        NotRebuilt: if ``torch.load`` did not return the wrapper, or it cannot be copied.
+        NeedsUnpickling: if ``torch.load`` did not return the wrapper, or it cannot be copied.
     """
     if record.kind != "wrapper-subclass":
         return source.tensor(record)
     try:
         return copied(source.tensor(record))
     except (LookupError, RuntimeError) as error:
-        raise NotRebuilt(f"{record.name} is a {record.subclass}, which is not restored here: {error}") from error
+        raise NeedsUnpickling(f"{record.name} is a {record.subclass}, which is not restored here: {error}") from error
 
 
 def is_inside(name: str, part: str | None) -> bool:

@@ -396,7 +396,7 @@ def test_a_flipped_bit_ends_it_unless_nobody_looks(build, snapshot, check):
 @pytest.mark.parametrize("name", ["optimizer.pt", "trainer_state.json"])
 def test_a_file_that_changes_meanwhile_ends_it(build, monkeypatch, moment, name):
     folder = build.hf_trainer()
-    real = moving._Writer._copy if name.endswith("json") else moving._Writer._convert
+    real = moving._DirectoryWriter._copy if name.endswith("json") else moving._DirectoryWriter._convert
 
     def touch():
         os.utime(folder / name, (1, 1))
@@ -406,7 +406,7 @@ def test_a_file_that_changes_meanwhile_ends_it(build, monkeypatch, moment, name)
         if moment == "after" and getattr(of, "name", of) == name:
             touch()
 
-    monkeypatch.setattr(moving._Writer, real.__name__, write)
+    monkeypatch.setattr(moving._DirectoryWriter, real.__name__, write)
     if moment == "before":
         planned = conversion.plan_move
 

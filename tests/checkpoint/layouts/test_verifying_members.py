@@ -19,7 +19,7 @@ from ckptmove.verification.loaded import LoadedFiles
 from ckptmove.verification.numbers import NumbersTally
 from ckptmove.verification.restore import survey
 from ckptmove.verification.state import StoredTensors
-from ckptmove.verification.step.counters import Counters
+from ckptmove.verification.step.counters import CounterFaults
 
 KINDS = ["zip", "deflated", "tar"]
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
@@ -51,7 +51,7 @@ def archive(packer):
 def restored(path, change=lambda inventory: inventory):
     with open_checkpoint(str(path), Limits(), keep_trees=True) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         inventory = change(checkpoint.inventory)
-        numbers = NumbersTally.of(inventory, frozenset(), Counters())
+        numbers = NumbersTally.of(inventory, frozenset(), CounterFaults())
         return survey(inventory, stored, LoadedFiles(checkpoint.parts, stored), numbers)
 
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from ckptmove.cli import verify_command
-from ckptmove.verification.evidence import CheckResult, VerifyResult
+from ckptmove.verification.evidence import CheckResult, Verdict
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def verdicts(monkeypatch):
             for name, status, detail, evidence in checks
         )
         passed = all(check.status != "failed" for check in results)
-        prepared[path] = VerifyResult(
+        prepared[path] = Verdict(
             path=path, target="cuda:0", mode="simulated", passed=passed, proven=proven and passed, checks=results,
             findings=(),
         )  # fmt: skip

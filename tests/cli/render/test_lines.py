@@ -28,10 +28,10 @@ from ckptmove.model import (
     StateEntry,
     TensorRecord,
 )
-from ckptmove.moves import ConvertResult, MovePlan, MoveRequest, StorageEdit, Unmatched
+from ckptmove.moves import Converted, MovePlan, MoveRequest, StorageEdit, Unmatched
 from ckptmove.text import Command
 from ckptmove.verification import checks
-from ckptmove.verification.evidence import CheckResult, VerifyResult
+from ckptmove.verification.evidence import CheckResult, Verdict
 
 
 def finding(**facts) -> Finding:
@@ -48,7 +48,7 @@ def answer(*findings, expectation=None, outline=(), detail=PLAIN, **facts) -> In
     return InspectAnswer(InspectRequest("a.pth"), found, inventory.tensors, 0, detail)
 
 
-def converted(result: ConvertResult) -> ConvertAnswer:
+def converted(result: Converted) -> ConvertAnswer:
     return ConvertAnswer(ConvertRequest(path="a.pth", move=MoveRequest(to="mps")), result)
 
 
@@ -165,7 +165,7 @@ def test_a_storage_that_no_tensor_views() -> None:
 def test_what_was_written_is_told_with_its_rate_and_notes() -> None:
     plan = MovePlan(request=MoveRequest(to="mps"), edits=(edit("a"),))
     facts = {"output": "b.pth", "bytes_copied": 3 * 2**20, "seconds": 2.0, "notes": ("no CRCs",)}
-    result = ConvertResult(container="torch-zip", plan=plan, **facts)
+    result = Converted(container="torch-zip", plan=plan, **facts)
     assert conversion.brief_line("a.pth", result) == "wrote b.pth: 3.0 MiB in 2.00 s, 1.5 MiB/s"
     assert list(conversion.conversion_lines(Page(), "a.pth", result, verbose=False))[-1] == "note: no CRCs"
     line = Command(f"{'type this: ' * 9}ckptmove convert b.pth --undo")
@@ -175,7 +175,7 @@ def test_what_was_written_is_told_with_its_rate_and_notes() -> None:
     assert command.endswith(": ckptmove convert b.pth --undo"), "a command is for copying"
     brief = replace(result, seconds=0.99)
     assert conversion.brief_line("a.pth", brief) == "wrote b.pth: 3.0 MiB in 0.99 s", "the start is most of it"
-    instant = ConvertResult(container="torch-zip", plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
+    instant = Converted(container="torch-zip", plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
     assert conversion.brief_line("a.pth", instant) == "wrote b.pth: 3 B in 0.00 s"
     notice = "::notice file=b.pth,title=convert::wrote b.pth: 3 B in 0.00 s"
     assert list(github.conversion_lines(converted(instant))) == [notice]
@@ -191,7 +191,7 @@ def test_what_was_written_is_told_with_its_rate_and_notes() -> None:
 
 def test_a_copy_is_told_apart_from_one_that_stores_what_was_deflated() -> None:
     plan = MovePlan(request=MoveRequest(to="mps"))
-    copied = ConvertResult(container="torch-zip", plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
+    copied = Converted(container="torch-zip", plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
     assert conversion.brief_line("a.pth", copied).startswith("wrote b.pth: 3 B in 0.00 s, copied")
     stored = replace(copied, plan=plan._replace(inflates=("0",)))
     assert conversion.brief_line("a.pth", stored) == "wrote b.pth: 3 B in 0.00 s"
@@ -200,9 +200,7 @@ def test_a_copy_is_told_apart_from_one_that_stores_what_was_deflated() -> None:
 def test_findings_stand_below_the_checks() -> None:
     check = CheckResult(name="numbers", status="failed", detail="NaN: 100%")
     bad = finding(code="N501", name="not-finite", severity=Severity.ERROR, message="NaN", where=("a",))
-    result = VerifyResult(
-        path="a", target="mps", mode="real", passed=False, proven=False, checks=(check,), findings=(bad,)
-    )
+    result = Verdict(path="a", target="mps", mode="real", passed=False, proven=False, checks=(check,), findings=(bad,))
     assert list(verification.verification_lines(Page(), result, verbose=False))[2:] == [
         "",
         "error N501 not-finite: NaN",
@@ -223,10 +221,8 @@ def test_findings_stand_below_the_checks() -> None:
     assert list(github.verification_lines(replace(result, passed=True)))[-1].startswith("::warning ")
 
 
-def verified(*checks, findings=(), passed=True, proven=True) -> VerifyResult:
-    return VerifyResult(
-        path="a", target="mps", mode="real", passed=passed, proven=proven, checks=checks, findings=findings
-    )
+def verified(*checks, findings=(), passed=True, proven=True) -> Verdict:
+    return Verdict(path="a", target="mps", mode="real", passed=passed, proven=proven, checks=checks, findings=findings)
 
 
 def test_notes_are_counted_below_the_checks_and_shown_when_asked() -> None:

@@ -10,9 +10,9 @@ import torch
 from markdown_it import MarkdownIt
 
 from ckptmove.cli.render.markdown import code, prose
-from ckptmove.comparison.differences import DiffResult, Uncompared
+from ckptmove.comparison.differences import Differences, Uncompared
 from ckptmove.model import Finding, Severity
-from ckptmove.verification.evidence import CheckResult, VerifyResult
+from ckptmove.verification.evidence import CheckResult, Verdict
 
 HOSTILE = "a|b`c*_d_<img src=x onerror=alert(1)>[x](http://x.de)@octo\\|#1 ~~s~~ $x$ &lt; <!-- www.x.de"
 #: Elements of a report; any other one is made by text that was not escaped.
@@ -128,11 +128,11 @@ def test_verify_has_its_checks(page, monkeypatch) -> None:
     )
     finding = Finding(code="N501", name="not-finite", severity=Severity.ERROR, message="NaN", where=(), fix="")
     verdicts = [
-        VerifyResult(
+        Verdict(
             path="run.pth", target="cpu", mode="cpu", passed=False, proven=False, checks=checks, findings=(finding,)
         ),
-        VerifyResult(path="b.pth", target="cpu", mode="cpu", passed=True, proven=False, checks=(), findings=()),
-        VerifyResult(path="c.pth", target="cpu", mode="cpu", passed=True, proven=True, checks=(), findings=()),
+        Verdict(path="b.pth", target="cpu", mode="cpu", passed=True, proven=False, checks=(), findings=()),
+        Verdict(path="c.pth", target="cpu", mode="cpu", passed=True, proven=True, checks=(), findings=()),
     ]
     monkeypatch.setattr("ckptmove.cli.verify_command.verify_checkpoint", lambda _request, **_callbacks: verdicts.pop(0))
     found = page("verify", "run.pth", "b.pth", "c.pth")
@@ -152,7 +152,7 @@ def test_diff_counts_what_it_does_not_show(page, bench) -> None:
 
 
 def test_diff_shows_what_could_not_be_compared(page, monkeypatch) -> None:
-    result = DiffResult(
+    result = Differences(
         first="a", second="b", tensors=1, added=(), removed=("x",), changed=(),
         uncompared=(Uncompared("w", "too large"),), notes=("a note",),
     )  # fmt: skip

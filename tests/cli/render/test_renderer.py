@@ -7,7 +7,7 @@ import pytest
 from ckptmove.cli import completion, verify_command
 from ckptmove.cli.render.formats import DOCUMENTS, RENDERERS
 from ckptmove.cli.render.renderer import Document, Renderer
-from ckptmove.verification.evidence import CheckResult, VerifyResult
+from ckptmove.verification.evidence import CheckResult, Verdict
 
 ANSWERS = {"inspect", "convert", "undo", "verify", "diff", "rules", "failure"}
 
@@ -57,7 +57,7 @@ def markdown(say, monkeypatch):
 
 
 def test_every_command_writes_its_answer_in_a_new_format(markdown, monkeypatch) -> None:
-    passed = VerifyResult(
+    passed = Verdict(
         path="run.pth", target="cpu", mode="cpu", passed=True, proven=True, findings=(),
         checks=(CheckResult(name="step", status="passed", detail=""),),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from ckptmove.cli.render import sarif
 from ckptmove.cli.render.formats import DOCUMENTS
 from ckptmove.cli.render.report_files import open_document
 from ckptmove.errors import StdoutFailed
-from ckptmove.verification.evidence import FixedFile, VerifyResult
+from ckptmove.verification.evidence import FixedFile, Verdict
 from ckptmove.verification.request import VerifyRequest
 
 SAMPLES = Path(__file__).parents[3] / "sample_ckpts"
@@ -178,7 +178,7 @@ def test_a_fix_is_reported_too(say, bench, monkeypatch, words) -> None:
         renderer.edits([FixedFile("train.py", 1, "--- train.py\n+++ train.py\n", None)])
         return verified(_request)
 
-    result = VerifyResult(path="run.pth", target="cpu", mode="cpu", passed=True, proven=True, checks=(), findings=())
+    result = Verdict(path="run.pth", target="cpu", mode="cpu", passed=True, proven=True, checks=(), findings=())
     monkeypatch.setattr(verify_command, "verify_checkpoint", lambda *_request, **_callbacks: result)
     monkeypatch.setattr(verify_command, "_fixed", fixed)
     said = say("verify", "run.pth", "--script", "train.py", "--fix", *words, "--report", "json=report.json")

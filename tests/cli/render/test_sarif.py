@@ -11,7 +11,7 @@ import torch
 
 from ckptmove.cli.render.sarif import _uri
 from ckptmove.findings.catalogue import CATALOGUE
-from ckptmove.verification.evidence import CheckResult, VerifyResult
+from ckptmove.verification.evidence import CheckResult, Verdict
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "support/schemas/sarif-2.1.0-rtm.5.json").read_text())
 VALIDATOR = jsonschema.Draft4Validator(SCHEMA, format_checker=jsonschema.FormatChecker())
@@ -97,10 +97,10 @@ def test_failed_checks_and_doubts_are_results(run, monkeypatch, strict) -> None:
         CheckResult("case", "failed", "a\x1b[31m", (("file", "jobs/train.py"), ("line", 7))),
     )
     verdicts = {
-        "run.pth": VerifyResult(
+        "run.pth": Verdict(
             path="run.pth", target="cpu", mode="cpu", passed=False, proven=False, checks=checks, findings=()
         ),
-        "dragged.pth": VerifyResult(
+        "dragged.pth": Verdict(
             path="dragged.pth", target="cpu", mode="cpu", passed=True, proven=False, checks=(), findings=()
         ),
     }

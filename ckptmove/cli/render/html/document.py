@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.cli.render.html.markup import Markup
-    from ckptmove.comparison.differences import DiffResult
+    from ckptmove.comparison.differences import Differences
 
 
 class HtmlDocument(Document):
@@ -71,7 +71,7 @@ class HtmlDocument(Document):
         name = self._enter(result.path, verdict, status)
         self._sections.append(result_section(result, verdict, status, name))
 
-    def diff(self, result: DiffResult) -> None:
+    def diff(self, result: Differences) -> None:
         """Add the differences between two checkpoints."""
         from ckptmove.api import document
         from ckptmove.cli.render import difference

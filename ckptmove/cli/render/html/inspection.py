@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from ckptmove.api.document import Json
     from ckptmove.cli.render.html.devices import Palette
-    from ckptmove.cli.render.planned import Conversion
+    from ckptmove.cli.render.planned import ConversionEffect
 
 
 def checkpoint_section(
-    checkpoint: Json, figures: Mapping[str, str], conversion: Conversion | None, palette: Palette, name: str
+    checkpoint: Json, figures: Mapping[str, str], conversion: ConversionEffect | None, palette: Palette, name: str
 ) -> Markup:
     """Return the report on one checkpoint.
 

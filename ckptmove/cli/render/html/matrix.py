@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ckptmove.api.document import Json
     from ckptmove.cli.render.html.devices import Palette
-    from ckptmove.cli.render.planned import Conversion
+    from ckptmove.cli.render.planned import ConversionEffect
 
 #: Number of tensors by role and device.
 _Counts: TypeAlias = "Mapping[tuple[str, str], int]"
@@ -24,7 +24,7 @@ _LONGEST: Final = 100
 _SHORTEST: Final = 2
 
 
-def matrices(devices: Sequence[Json], conversion: Conversion | None, palette: Palette) -> Markup:
+def matrices(devices: Sequence[Json], conversion: ConversionEffect | None, palette: Palette) -> Markup:
     """Return a table of the tensors by role and device, and a second one if a conversion changes it.
 
     Args:

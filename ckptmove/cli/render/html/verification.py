@@ -13,12 +13,12 @@ from ckptmove.text import amount
 from ckptmove.verification.checks import finding_to_json
 
 if TYPE_CHECKING:
-    from ckptmove.verification.evidence import CheckResult, FixedFile, VerifyResult
+    from ckptmove.verification.evidence import CheckResult, FixedFile, Verdict
 
 _MARKS: Final = {"passed": "✓", "failed": "✗", "skipped": "–"}
 
 
-def result_section(result: VerifyResult, verdict: str, status: str, name: str) -> Markup:
+def result_section(result: Verdict, verdict: str, status: str, name: str) -> Markup:
     """Return the report on one checkpoint.
 
     Args:

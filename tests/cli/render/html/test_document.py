@@ -11,9 +11,9 @@ import pytest
 from ckptmove.api.failures import Failure
 from ckptmove.cli.render.answers import Summary, VerifyAnswer
 from ckptmove.cli.render.html.document import HtmlDocument
-from ckptmove.comparison.differences import Change, DiffResult, Gap, Uncompared
+from ckptmove.comparison.differences import Change, Differences, Gap, Uncompared
 from ckptmove.model import Finding, Severity
-from ckptmove.verification.evidence import CheckResult, FixedFile, SampleSize, VerifyResult
+from ckptmove.verification.evidence import CheckResult, FixedFile, SampleSize, Verdict
 from ckptmove.verification.request import VerifyRequest
 
 FINDING = Finding("D102", "optimizer-device", Severity.ERROR, "a message", ("a.b",), "ckptmove convert x --to cpu")
@@ -218,7 +218,7 @@ def test_verify_shows_checks_findings_and_the_verdict() -> None:
         CheckResult("parity", "skipped", "no step"),
     )
     fixed = FixedFile("train.py", 1, "--- a\n+++ b\n+\t<b>\n", "train.py.bak")
-    result = VerifyResult(
+    result = Verdict(
         path="a.pth", target="cuda:0", mode="simulated", passed=False, proven=False, checks=checks, findings=(FINDING,),
         sample=SampleSize(1, 1, 2, 3, 4), fixed=(fixed, fixed._replace(backup=None)), unfixed="still <fails>",
     )  # fmt: skip
@@ -244,14 +244,14 @@ def test_verify_shows_checks_findings_and_the_verdict() -> None:
     ("proven", "strict", "status"), [(True, False, "passed"), (False, False, "unproven"), (False, True, "failed")]
 )
 def test_the_verdict_of_verify_has_three_colors(proven, strict, status) -> None:
-    result = VerifyResult(path="a", target="cpu", mode="cpu", passed=True, proven=proven, checks=(), findings=())
+    result = Verdict(path="a", target="cpu", mode="cpu", passed=True, proven=proven, checks=(), findings=())
     page = verified(result, result, strict=strict)
     assert len(page.find("p", status)) == 2
     assert len(page.find("span", status)) == 2
 
 
 def test_diff_has_one_table_of_all_differences() -> None:
-    result = DiffResult(
+    result = Differences(
         first="a", second="b", tensors=3, added=("new",), removed=("old.x",),
         changed=(
             Change("w.1", "value", "[2]", "[2]", Gap(0.5, float("inf"))),

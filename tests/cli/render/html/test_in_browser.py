@@ -7,7 +7,7 @@ import pytest
 from ckptmove.cli.render.answers import Summary
 from ckptmove.cli.render.html.document import HtmlDocument
 from ckptmove.cli.render.text import clean
-from ckptmove.comparison.differences import Change, DiffResult
+from ckptmove.comparison.differences import Change, Differences
 
 HOSTILE = (
     "</script><script>window.owned = 1</script>", "</SCRIPT >", "<!--<script>", "]]>", "&lt;b&gt;",
@@ -233,7 +233,7 @@ def test_a_difference_is_shown_in_rows(browser) -> None:
     changed = tuple(Change(f"w.{n}", "device", "cpu", "cuda:0", None) for n in range(500))
     document = HtmlDocument()
     document.diff(
-        DiffResult(first="a", second="b", tensors=1, added=("<b>",), removed=(), changed=changed, uncompared=())
+        Differences(first="a", second="b", tensors=1, added=("<b>",), removed=(), changed=changed, uncompared=())
     )
     shown = browser(document.document(Summary("diff", 1)), width=400)
     assert shown.run(ROWS)[:2] == ["<b>", "w.0"]
