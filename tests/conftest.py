@@ -15,6 +15,7 @@ import pytest
 import typer.testing
 import untraced
 import warm_worker
+from hypothesis import HealthCheck, settings
 
 import ckptmove
 from ckptmove.verification import child
@@ -22,6 +23,9 @@ from ckptmove.verification import child
 # Before torch is imported: tests run in a process for each processor, and their tensors are small. Waiting for a second
 # thread can take a hundred times as long as the operation.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# How long an example takes depends on what else the machine does.
+settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_machine")
 
 
 def pytest_configure(config):
