@@ -29,7 +29,8 @@ STORAGE = Persistent("storage", -1)
 
 
 def a_storage(_node):
-    return torch.storage.TypedStorage([1.0, 2.0], dtype=torch.float32)
+    values = torch.tensor([1.0, 2.0]).untyped_storage()
+    return torch.storage.TypedStorage(wrap_storage=values, dtype=torch.float32, _internal=True)  # without its warning
 
 
 def of(*items) -> Tuple:
