@@ -91,7 +91,7 @@ def _of_jit_load(path: Path, inventory: Inventory) -> list[str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that TorchScript is deprecated
-            expected = torch.jit.load(path, map_location="cpu").state_dict()  # type: ignore[no-untyped-call]  # torch.jit has no annotations
+            expected = torch.jit.load(path, map_location="cpu").state_dict()  # torch.jit has no annotations
     except RuntimeError as error:
         raise NotComparableError(_first_line(error)) from error
     found = {tensor.name: tensor for tensor in inventory.tensors}

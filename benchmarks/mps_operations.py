@@ -126,7 +126,7 @@ def _is_expected_to_fail(op: Any, dtype: torch.dtype, known: dict[str, Any]) -> 
 
 
 def outcome(op: Any, dtype: torch.dtype, mps: SimulatedDevice, samples: int) -> str:
-    """The first refusal of a simulated mps; `accepted` if there is none, empty if the CPU accepts no sample."""
+    """The first refusal of a simulated mps, `accepted` without a refusal, or empty if the CPU accepts no sample."""
     result = ""
     for sample in islice(op.sample_inputs("cpu", dtype), samples):
         leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))

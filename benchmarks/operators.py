@@ -110,7 +110,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with all of its storage: `as_strided` reads memory outside of a view."""
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         return tensor.clone()
-    storage = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]  # torch has no annotation
+    storage = tensor.untyped_storage().clone()
     return torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 

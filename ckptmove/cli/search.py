@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.cli.paths import as_operand, checkpoint_paths, expand_glob
@@ -148,12 +149,12 @@ def _below(top: str, shown: str) -> tuple[list[Target], int, int]:
 
         place, files = walk_remote(Address(f"{top.url.rstrip('/')}/", top.place))
         errors: Sequence[CkptMoveError] = ()
-        within: Callable[[str], str] = lambda path: child(place, path)  # noqa: E731  # the address is bound here
+        within: Callable[[str], str] = partial(child, place)
     else:
         if not is_folder(top):
             raise MissingFile(top)
         files, errors = walk(top)
-        within = lambda path: os.path.join(shown, *path.split("/")) or os.curdir  # noqa: E731
+        within = partial(_local, shown)
     found = find_checkpoints(files)
     targets = [Target(error.path or top, error=error) for error in errors]
     targets += [
@@ -161,3 +162,7 @@ def _below(top: str, shown: str) -> tuple[list[Target], int, int]:
         for one in found.checkpoints
     ]
     return targets, len(files), found.left_out
+
+
+def _local(folder: str, path: str) -> str:
+    return os.path.join(folder, *path.split("/")) or os.curdir

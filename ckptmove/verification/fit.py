@@ -113,7 +113,11 @@ def verify_fit(request: VerifyRequest, devices: str) -> Verdict:
             raise UsageError(f"{Argument('fit')} needs whole parameters, and {why_not}")
         parts = find_parts(checkpoint.inventory)
     fit = _figures(parts, wanted)
-    check = _check(parts, fit)
+    return verdict_of_fit(request, devices, _check(parts, fit), fit)
+
+
+def verdict_of_fit(request: VerifyRequest, devices: str, check: CheckResult, fit: Fit | None) -> Verdict:
+    """The verdict of the check *fit* alone, which proves no resume."""
     return Verdict(
         path=request.path,
         target=devices,

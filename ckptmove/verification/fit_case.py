@@ -11,14 +11,22 @@ from ckptmove.errors import UsageError
 from ckptmove.text import Argument, size
 from ckptmove.verification.checks import failed, passed
 from ckptmove.verification.child import child, collect, worker_command
-from ckptmove.verification.evidence import Fit, Verdict
-from ckptmove.verification.fit import FIT, has_whole_parameters, listed_sizes, parse_fit, refuse_others, where
+from ckptmove.verification.evidence import Fit
+from ckptmove.verification.fit import (
+    FIT,
+    has_whole_parameters,
+    listed_sizes,
+    parse_fit,
+    refuse_others,
+    verdict_of_fit,
+    where,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from ckptmove.verification.evidence import CheckResult
+    from ckptmove.verification.evidence import CheckResult, Verdict
     from ckptmove.verification.fit import Devices
     from ckptmove.verification.request import VerifyRequest
 
@@ -58,16 +66,7 @@ def verify_fit_of_case(
     if check.status == "passed":
         fit = _figures(answers.facts, wanted)
         check = _check(fit, answers.facts, stored)
-    return Verdict(
-        path=request.path,
-        target=devices,
-        mode=None,
-        passed=check.status == "passed",
-        proven=False,
-        checks=(check,),
-        findings=(),
-        fit=fit,
-    )
+    return verdict_of_fit(request, devices, check, fit)
 
 
 def _stored_elements(request: VerifyRequest) -> int | None:

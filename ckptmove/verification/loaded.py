@@ -397,7 +397,7 @@ def named_tensors(root: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def _attributes(value: Any) -> dict[str, object]:
     """Attributes that torch pickles with a tensor or an object; empty for numbers, strings and classes."""
     try:
-        state = {} if isinstance(value, type) else _get_obj_state(value)  # type: ignore[no-untyped-call]
+        state = {} if isinstance(value, type) else _get_obj_state(value)
     except (AttributeError, TypeError):  # no attributes before Python 3.11, or not picklable
         return {}
     both = state if isinstance(state, tuple) else (state,)  # of `__dict__` and of `__slots__`

@@ -51,7 +51,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
     """Copy a tensor; for a wrapper subclass, also its inner tensors."""
     if not is_wrapper(tensor):
         return tensor.detach().clone()
-    made: torch.Tensor = transform_subclass(tensor, lambda _name, inner: copied(inner))  # type: ignore[no-untyped-call]
+    made: torch.Tensor = transform_subclass(tensor, lambda _name, inner: copied(inner))
     return made
 
 

@@ -81,8 +81,9 @@ def of_partitions(
                 if type(padding) is int
             }
             cut = tuple(_cut(entry, *lengths.get(entry.key, (0, 0))) for entry in optimizer.state)
-            optimizer = _recognized(optimizer._replace(state=cut))  # noqa: PLW2901  # the same optimizer
-        found.append(optimizer)
+            found.append(_recognized(optimizer._replace(state=cut)))
+        else:
+            found.append(optimizer)
     return tuple(found)
 
 

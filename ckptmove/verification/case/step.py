@@ -121,13 +121,13 @@ def train_step(case: Case, batch: Any, place: StepDevice) -> Taken:
             with suppress(AttributeError):  # a wrapper around an optimizer may not call Optimizer.__init__
                 stack.callback(optimizer.register_step_pre_hook(_refuse_own_step).remove)
             loss = loss_of(case, batch, place.device)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation
+        loss.backward()
         losses.append(loss.detach())
         return loss
 
     if isinstance(optimizer, torch.optim.LBFGS):
         own[""].begin()
-        optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch has no annotation
+        optimizer.step(closure)
     else:
         closure()
         own[""].begin()

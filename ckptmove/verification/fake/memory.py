@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _DEVICE = torch.device("cpu")
 
 
-class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no annotation
+class LiveMemory(TorchDispatchMode):
     """A mode that counts the storage of each result of an operation until it is freed.
 
     Memory inside an operation, and fragmentation of a real allocator, are not seen.

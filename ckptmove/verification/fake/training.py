@@ -124,7 +124,7 @@ class Training:
     def _run(self, batch: Any) -> None:
         case = self._case
         if isinstance(case.optimizer, torch.optim.Optimizer):
-            loss_of(case, batch, self._device).backward()  # type: ignore[no-untyped-call]  # torch has no annotation
+            loss_of(case, batch, self._device).backward()
         else:
             step: Any = case.step  # a case with several optimizers has one
             step(batch)

@@ -76,8 +76,8 @@ def build(root: Value, storage: Callable[[Persistent], Any]) -> Any:
     try:
         made = _Builder(storage).build(root)
         unchecked[:] = [tensor for tensor in unchecked if not tensor.is_meta]
-        with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
-            torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
+        with torch.sparse.check_sparse_tensor_invariants():
+            torch._utils._validate_loaded_sparse_tensors()
     finally:
         unchecked.clear()
     return made
@@ -213,7 +213,7 @@ class _Builder:
         if type(target) is torch.Tensor:
             target.set_(*state)
         elif type(target) is torch.nn.Parameter:
-            target.__setstate__(state)  # type: ignore[no-untyped-call]
+            target.__setstate__(state)
         elif type(target) is OrderedDict:
             target.__dict__.update(state)
         else:

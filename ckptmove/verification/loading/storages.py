@@ -114,7 +114,7 @@ class Storages:
         if device == "cpu":
             return values
         try:
-            return default_restore_location(values, device)  # type: ignore[no-untyped-call]
+            return default_restore_location(values, device)
         except RuntimeError as error:
             raise MissingDevice(part.path, device, is_requested=device != stored.device) from error
 

@@ -83,7 +83,7 @@ def _backward(subject: Subject, batch: Any, device: torch.device) -> float | Non
             return _number(result)
         case = replace(case, step=lambda _: result)
     loss = loss_of(case, batch, device)
-    loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation
+    loss.backward()
     return _number(loss)
 
 

@@ -223,7 +223,7 @@ def region_of(tensor: torch.Tensor) -> Region:
     if not isinstance(tensor, DTensor):
         return Region((0,) * tensor.dim(), tuple(tensor.shape))
     # The protocol by which torch.distributed.checkpoint saves: one chunk for a DTensor.
-    chunk = tensor.__create_chunk_list__()[0]  # type: ignore[no-untyped-call]  # torch has no annotation
+    chunk = tensor.__create_chunk_list__()[0]
     return Region(tuple(chunk.offsets), tuple(chunk.sizes))
 
 

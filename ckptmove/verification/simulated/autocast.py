@@ -58,7 +58,7 @@ def register_kernels(library: Any) -> Any:
     for operation in sorted(operations()):
         kernel = functools.partial(_run, lookup_op(operation), operation)
         library.impl(operation.removeprefix("aten::"), kernel, "AutocastPrivateUse1", with_keyset=True)
-    others: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]  # torch has no annotation
+    others: Any = torch.library.Library("_", "IMPL")
     others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     return others
 

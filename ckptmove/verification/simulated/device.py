@@ -285,7 +285,7 @@ class PlainSimulatedTensor(SimulatedTensor):
     __torch_function__ = _disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own subclasses do
 
 
-class _Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__ is not annotated
+class _Simulation(TorchDispatchMode):
     """Pass every operation to `_run`; a factory has no simulated operand, so only a mode intercepts it."""
 
     def __init__(self) -> None:
@@ -459,7 +459,7 @@ def _register_backend() -> Any:
     guard = make_guard(torch._C._autograd.DeviceType.PrivateUse1)  # as in torch's own guard
     module = DeviceModule(targets.kind)
     getattr(backend_registration, _SETUP)(BACKEND, backend_module=module, device_guard=guard)
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch has no annotation
+    library: Any = torch.library.Library("aten", "IMPL")
     library.impl("empty.memory_format", _kernel(torch.ops.aten.empty.memory_format), "PrivateUse1")
     library.impl("empty_strided", _kernel(torch.ops.aten.empty_strided.default), "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")

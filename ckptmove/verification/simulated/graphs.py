@@ -43,7 +43,7 @@ class _Memory:
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._nbytes = storage.nbytes()
-        self._used = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch has no annotation
+        self._used = StorageWeakRef(storage)
         self._own: torch.UntypedStorage | None = None
 
     def storage(self) -> torch.UntypedStorage:

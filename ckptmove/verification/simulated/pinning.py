@@ -61,4 +61,4 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _weak(tensor: torch.Tensor) -> Any:
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch has no annotation
+    return StorageWeakRef(tensor.untyped_storage())
