@@ -159,10 +159,10 @@ _STEP_KEYS: Final = (
     "steps", "it", "n_iter", "global_iter", "train_step", "total_steps", "batch_num_total", "num_timesteps", "frame",
     "_GlobalSteps__global_step",
 )  # fmt: skip
-#: Dicts with the counters: the root; of mmengine, fairseq, torchtitan, ML-Agents; and common names in scripts.
+#: Dicts with the counters: the root; of mmengine, fairseq, torchtitan, ML-Agents, Megatron; and common names.
 _COUNTER_DICTS: Final = (
     "", "meta.", "extra_state.", "extra_state.train_iterator.", "optimizer_history.", "train_state.", "global_step.",
-    "trainer_state.", "training_state.", "trainer.", "progress.",
+    "trainer_state.", "training_state.", "trainer.", "progress.", "common.",
 )  # fmt: skip
 #: Every key of a counter; the last counts within an epoch.
 COUNTER_KEYS: Final = frozenset({*_EPOCH_KEYS, *_STEP_KEYS, "batches_in_epoch_completed"})

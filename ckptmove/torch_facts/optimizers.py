@@ -134,6 +134,9 @@ _FOREIGN: Final = frozenset({
     "weight_decouple", "wd_ratio", "rectify", "degenerated_to_sgd", "n_sma_threshold", "optim_bits", "use_muon",
     "caution", "clip_exp", "corrected_weight_decay", "decouple", "decoupled", "fixed_decay", "max_grad_norm",
 })  # fmt: skip
+#: Options of FusedAdam and DeepSpeedCPUAdam, and their state for each parameter (deepspeed/ops/adam/).
+_FUSED: Final = frozenset({"lr", "betas", "eps", "weight_decay", "bias_correction"})
+_FUSED_STATE: Final = frozenset(_ADAM.split())
 #: Group keys that all classes of torch have since 2.0; no other library is known to write all of them.
 _TORCH_ONLY: Final = frozenset({"foreach", "differentiable", "maximize"})
 #: Group keys that a step does not need, because ``__setstate__`` sets a default: in every class (``""``), or in one.
@@ -154,7 +157,8 @@ def candidates(groups: tuple[ParamGroup, ...], state: tuple[StateEntry, ...]) ->
     A class is matched by the keys of all groups together, and by the keys that most state entries have. One entry
     without a key does not change the match; :func:`lost_keys` reports it.
 
-    Old files of Adam and AdamW are identical; ``decoupled_weight_decay`` in the groups distinguishes them.
+    Old files of Adam and AdamW are identical; ``decoupled_weight_decay`` in the groups distinguishes them. For classes
+    of DeepSpeed, the classes of torch that make the same step are returned.
     """
     if not groups:
         return ()
@@ -168,7 +172,23 @@ def candidates(groups: tuple[ParamGroup, ...], state: tuple[StateEntry, ...]) ->
     )
     if "AdamW" in found and "Adam" in found:
         return _adam_or_adamw([dict(group.options) for group in groups])
+    if not found and usual == _FUSED_STATE and all(is_fused_adam(group) for group in groups):
+        return "AdamW", "Adam"
     return tuple(found[:1])
+
+
+def is_fused_adam(group: ParamGroup) -> bool:
+    """Whether a group has the options of FusedAdam or DeepSpeedCPUAdam, which step as AdamW or Adam of torch.
+
+    Both have the argument ``adam_w_mode``, True by default, and do not save it.
+    """
+    options = dict(group.options)
+    return (
+        options.keys() >= _FUSED
+        and options["bias_correction"] is True
+        and not options.get("amsgrad")
+        and not options.keys() & (_FOREIGN - {"bias_correction"})
+    )
 
 
 def state_keys(entry: StateEntry) -> frozenset[str]:

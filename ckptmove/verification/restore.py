@@ -14,7 +14,7 @@ from ckptmove.checkpoint.elements import extent_numel
 from ckptmove.text import amount, quoted, some
 from ckptmove.verification.checks import Offenders, failed, passed, skipped
 from ckptmove.verification.pages import PagesOfFiles
-from ckptmove.verification.restore_pieces import PiecesTally, compare_objects, compare_pieces
+from ckptmove.verification.restore_pieces import PiecesTally, compare_pieces, load_objects
 from ckptmove.verification.restore_shards import ShardsTally, compare_shards
 from ckptmove.verification.shares import ONE_PROCESS
 from ckptmove.verification.state import dtype_of, without_padding
@@ -22,6 +22,7 @@ from ckptmove.verification.state import dtype_of, without_padding
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
+    from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
     from ckptmove.model import Inventory, TensorRecord
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.loaded import LoadedFiles
@@ -54,6 +55,7 @@ class RestoreTally:
         known: bytes of the file and their addresses in memory that were found equal.
         pieces: results for distributed checkpoints.
         shards: results for files of ranks.
+        held: tensors in objects of distributed checkpoints, with their paths there, by part and name of the object.
     """
 
     compared: int = 0
@@ -66,6 +68,7 @@ class RestoreTally:
     known: set[tuple[StoredExtent, int]] = field(default_factory=set)
     pieces: PiecesTally = field(default_factory=PiecesTally)
     shards: ShardsTally = field(default_factory=ShardsTally)
+    held: dict[tuple[str, str], list[tuple[str, TensorRecord]]] = field(default_factory=dict)
 
     def set_place(self, place: int) -> None:
         """Set the index of the tensor that is being compared."""
@@ -175,8 +178,8 @@ def survey(
             numbers.look(record, values)
         _compare_loaded(record, place, values, loaded, tally, pages)
         seen.add((place, record.dtype))
-    for part in loaded.distributed if is_first else ():
-        compare_objects(part, tally.pieces)
+    for part in loaded.distributed:
+        _compare_objects(part, stored, tally, is_first=is_first)
     loaded.release()
     _gather(tally, numbers, loaded, group)
     total = len(inventory.tensors)
@@ -244,11 +247,44 @@ def _compare_loaded(
         tally.compared += is_compared
         tally.nbytes += place.span.nbytes * is_compared
     elif pieces is not None:
+        holder = pieces.object_of(record)
+        if holder is not None:
+            tally.held.setdefault((pieces.name, holder[0]), []).append((holder[1], record))
+            return
         tally.compared += 1
         tally.nbytes += place.span.nbytes
         compare_pieces(record, values, pieces, tally.pieces)
     elif loaded.has(place.file):
         _compare(record, place, values, loaded, tally, pages)
+
+
+def _compare_objects(part: PiecedPart, stored: StoredTensors, tally: RestoreTally, *, is_first: bool) -> None:
+    """Compare the tensors in objects; the first process also loads the objects without tensors."""
+    names = {name for path, name in tally.held if path == part.name}
+    for name, loaded in load_objects(part, None if is_first else names, tally.pieces):
+        counts: dict[str, int] = {}
+        for path, record in tally.held.get((part.name, name), ()):
+            alike, count = loaded.tensors.get(path, []), counts.get(path, 0)
+            counts[path] = count + 1
+            fault = _unlike(record, alike[count]) if count < len(alike) else "missing"
+            if not fault and not same_bytes(raw_bytes(stored.tensor(record)), raw_bytes(alike[count])):
+                fault = "other bits"
+            if fault:
+                tally.differing.add(f"{record.name}: {fault}")
+            tally.compared += 1
+            tally.nbytes += record.nbytes
+
+
+def _unlike(record: TensorRecord, theirs: torch.Tensor) -> str:
+    """How the form of a loaded tensor differs from that of the stored one; empty if it does not."""
+    for what, stored, got in (
+        ("dtype", dtype_of(record.dtype), theirs.dtype),
+        ("shape", record.shape, tuple(theirs.shape)),
+        ("stride", record.stride, tuple(theirs.stride())),
+    ):
+        if stored != got and record.kind != "storage":
+            return f"{what} {got} in place of {stored}"
+    return ""
 
 
 def _compare(
@@ -268,15 +304,10 @@ def _compare(
     if theirs is None:
         tally.differing.add(f"{record.name} is missing")
         return
-    if record.kind != "storage":
-        for what, stored, got in (
-            ("dtype", dtype_of(record.dtype), theirs.dtype),
-            ("shape", record.shape, tuple(theirs.shape)),
-            ("stride", record.stride, tuple(theirs.stride())),
-        ):
-            if stored != got:
-                tally.differing.add(f"{record.name}: {what} {got} in place of {stored}")
-                return
+    fault = _unlike(record, theirs)
+    if fault:
+        tally.differing.add(f"{record.name}: {fault}")
+        return
     raw = raw_bytes(theirs)
     if (place, raw.data_ptr()) in tally.known:
         return

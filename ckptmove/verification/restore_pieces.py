@@ -18,7 +18,7 @@ from ckptmove.verification.loaded import load
 from ckptmove.verification.state import bits, dtype_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from ckptmove.checkpoint.layouts.pieced_part import PiecedPart, StoredPiece
     from ckptmove.model import TensorRecord
@@ -104,16 +104,26 @@ def compare_pieces(record: TensorRecord, values: torch.Tensor, part: PiecedPart,
             tally.differing.add(f"{name}: {fault}")
 
 
-def compare_objects(part: PiecedPart, tally: PiecesTally) -> None:
-    """Load the objects that are not tensors."""
+def load_objects(part: PiecedPart, names: Collection[str] | None, tally: PiecesTally) -> Iterator[tuple[str, Loaded]]:
+    """Load the objects that are not tensors; yield the name of each, and what it holds.
+
+    Args:
+        part: the checkpoint that contains them.
+        names: names of the objects to load; None for all.
+        tally: receives the results, if all are loaded: one process loads all.
+    """
+    counted = tally if names is None else PiecesTally()
     for name, piece in part.objects():
+        if names is not None and name not in names:
+            continue
         loaded = _load(piece)
         if loaded.refusal:
-            tally.refused.add(f"{part.full_name(name)} ({loaded.refusal})")
+            counted.refused.add(f"{part.full_name(name)} ({loaded.refusal})")
         elif loaded.error:
-            tally.errors.add(f"{part.full_name(name)} ({piece.place}): {loaded.error}")
+            counted.errors.add(f"{part.full_name(name)} ({piece.place}): {loaded.error}")
         else:
-            tally.objects += 1
+            counted.objects += 1
+            yield name, loaded
 
 
 def _load(piece: StoredPiece) -> Loaded:

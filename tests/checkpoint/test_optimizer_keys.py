@@ -185,7 +185,11 @@ OLD_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "
     [
         (OLD_ADAM, ("Adam", "AdamW")),
         ({**OLD_ADAM, "weight_decay": 0.01}, ("AdamW", "Adam")),
-        ({**OLD_ADAM, "bias_correction": True}, ()),  # DeepSpeedCPUAdam
+        ({**OLD_ADAM, "bias_correction": True}, ("AdamW", "Adam")),  # DeepSpeedCPUAdam
+        ({**without(OLD_ADAM, "amsgrad"), "bias_correction": True}, ("AdamW", "Adam")),  # FusedAdam
+        ({**OLD_ADAM, "bias_correction": False}, ()),
+        ({**OLD_ADAM, "bias_correction": True, "amsgrad": True}, ()),
+        ({**OLD_ADAM, "bias_correction": True, "max_grad_norm": 0.0}, ()),  # FusedLamb
         (
             {**without(OLD_ADAM, "amsgrad"), "foreach": None, "maximize": False, "capturable": False},
             (),

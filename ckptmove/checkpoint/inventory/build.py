@@ -7,7 +7,8 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.checkpoint.inventory.megatron import is_state
+from ckptmove.checkpoint.inventory.budget import Budget
+from ckptmove.checkpoint.inventory.megatron import gathered_optimizers, is_state
 from ckptmove.checkpoint.inventory.mentions import code_mentions
 from ckptmove.checkpoint.inventory.partitions import of_partitions
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, string_keys
@@ -57,10 +58,13 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         mentions = _script_mentions(container, mentions, limits.factor * _MOST_MENTIONS)
         detected = _DetectedLayout("module")
     root, counters = as_dict(machine.root), read_counters(walk.counters)
+    own = of_partitions([draft.freeze() for draft in walk.optimizers], walk.tensors, machine.root)
+    budget = Budget(limits, machine.end - machine.begin)
+    optimizers = gathered_optimizers(own, walk.tensors, machine.root, budget.spend)
     inventory = Inventory(
         path=container.source.path,
         container=container.name,
-        layout=detected.layout,
+        layout=detected.layout if optimizers is own else "megatron",
         size_bytes=container.source.size,
         torch_version=container.torch_version or detected.torch_version,
         producer=container.producer or detected.producer,
@@ -71,7 +75,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         globals=tuple(map(partial(_judged, opened=container.opened), names)),
         foreign_opcodes=tuple(_opcode_name(code) for code in machine.foreign),
         filled_classes=tuple(sorted(map(modern_name, machine.filled - {""}))),
-        optimizers=of_partitions([draft.freeze() for draft in walk.optimizers], walk.tensors, machine.root),
+        optimizers=optimizers,
         facts=(
             *located,
             *(ArchiveFact("short-storage", name, missing) for name, missing in walk.reader.overruns),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _STATE: Final = re.compile(r"((?:chained_\d+\.)?optimizer)\.state\.([^.]+)\.(.+)")
 #: State in flat buckets, or gathered on one rank.
 _FLAT: Final = re.compile(r"(?:chained_\d+\.)?optimizer\.distributed\..+")
+#: Key of the options in one file that was made of the checkpoint: the name of ``common.pt`` without its suffix.
+_COMMON: Final = re.compile(r"(?:(.+)/)?common")
 #: State key of the fp32 copy that the optimizer steps in place of a parameter in bf16 or fp16.
 _COPY: Final = "fp32_param"
 #: What a step of Adam needs, and its state. The names of the group are also those of apex and Transformer Engine.
@@ -101,6 +103,38 @@ def _holders(root: Value, file: str) -> Iterator[tuple[str, Dict]]:
 def is_state(name: str) -> bool:
     """Whether a tensor of the distributed checkpoint is state of an optimizer."""
     return _STATE.fullmatch(name) is not None or _FLAT.fullmatch(name) is not None
+
+
+def gathered_optimizers(
+    optimizers: tuple[OptimizerRecord, ...],
+    tensors: Iterable[TensorRecord],
+    root: Value,
+    spend: Callable[[int], None],
+) -> tuple[OptimizerRecord, ...]:
+    """Optimizers of one file, with those of Megatron if it was made of a distributed checkpoint and ``common.pt``.
+
+    Args:
+        optimizers: the other optimizers of the file.
+        tensors: its tensors.
+        root: its tree.
+        spend: as of :func:`stored_options`.
+
+    Raises:
+        LimitExceeded: as ``spend``.
+    """
+    pairs = as_dict(root)
+    keyed = () if pairs is None else ((key, value) for key, value, _ in pairs.pairs() if type(key) is str)
+    commons = [(key, value) for key, value in keyed if _COMMON.fullmatch(key) and as_dict(value) is not None]
+    by_name = {one.name: one for one in tensors} if commons else {}
+    for key, value in commons:
+        folder = key.rpartition("/")[0]
+        prefix = f"{folder}." if folder else ""
+        own = {name[len(prefix) :]: one for name, one in by_name.items() if name.startswith(prefix)}
+        if any(map(is_state, own)):
+            found = megatron_optimizers(prefix, own, (), stored_options(value, key, spend), by_name)
+            # With a common step count, its dict looks like that of an optimizer.
+            optimizers = (*found, *(one for one in optimizers if not one.where.startswith(f"{key}.")))
+    return optimizers
 
 
 def megatron_optimizers(

@@ -13,7 +13,7 @@ from ckptmove.pickles.tree import items_of
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ckptmove.model import OptimizerRecord, StateEntry, TensorRecord
     from ckptmove.pickles.tree import Value
@@ -23,9 +23,6 @@ HOLDER: Final = "optimizer_state_dict"
 _INNER: Final = (f".{HOLDER}", ".base_optimizer_state")
 #: The lists of partitions: of stage 3, and of stages 1 and 2.
 PARTITIONS: Final = ("fp32_flat_groups", "single_partition_of_fp32_groups")
-#: Options of FusedAdam and DeepSpeedCPUAdam, which compute what torch's classes do with ``bias_correction``.
-_FUSED: Final = frozenset({"lr", "betas", "eps", "weight_decay", "bias_correction"})
-_FUSED_STATE: Final = frozenset({"step", "exp_avg", "exp_avg_sq"})
 
 
 def is_partitioned(optimizer: OptimizerRecord) -> bool:
@@ -55,7 +52,7 @@ def partitions(optimizer: OptimizerRecord, tensors: Mapping[str, TensorRecord]) 
 def of_partitions(
     optimizers: Sequence[OptimizerRecord], tensors: Sequence[TensorRecord], root: Value
 ) -> tuple[OptimizerRecord, ...]:
-    """Optimizers with the state of ZeRO partitions cut to their length, and the classes of DeepSpeed detected.
+    """Optimizers with the state of ZeRO partitions cut to their length.
 
     Stages 1 and 2 save the last partition of a group without its padding, but the state with it.
 
@@ -81,7 +78,7 @@ def of_partitions(
                 if type(padding) is int
             }
             cut = tuple(_cut(entry, *lengths.get(entry.key, (0, 0))) for entry in optimizer.state)
-            found.append(_recognized(optimizer._replace(state=cut)))
+            found.append(optimizer._replace(state=cut))
         else:
             found.append(optimizer)
     return tuple(found)
@@ -98,15 +95,3 @@ def _cut(entry: StateEntry, length: int, padding: int) -> StateEntry:
         for key, record in entry.tensors
     )
     return entry._replace(tensors=tuple(tensors))
-
-
-def _recognized(optimizer: OptimizerRecord) -> OptimizerRecord:
-    """The optimizer with the class of torch that makes the same step, if it is a class of DeepSpeed."""
-    options = [dict(group.options) for group in optimizer.groups]
-    names: Iterable[str] = {key for entry in optimizer.state for key, _ in (*entry.tensors, *entry.scalars)}
-    is_fused = all(
-        own.keys() >= _FUSED and own["bias_correction"] is True and not own.get("amsgrad") for own in options
-    )
-    if optimizer.algorithm is not None or not is_fused or names != _FUSED_STATE:
-        return optimizer
-    return optimizer._replace(algorithm="AdamW", candidates=("AdamW", "Adam"))

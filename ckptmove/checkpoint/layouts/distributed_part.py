@@ -96,6 +96,10 @@ class DistributedPart(PiecedPart):
         self._tensors = {tensor.name: tensor for tensor in container.metadata.tensors}
         names = (one.name for one in container.metadata.entries if isinstance(one, StoredObject))
         self._names = dict.fromkeys(names)
+        #: Names of the objects with storages, and the keys of these there, by their keys in the checkpoint.
+        self._in_objects = {
+            key: (name, own) for name, one in container.objects.items() for key, own in one.storages.items()
+        }
         #: Container of each piece that was opened; None if it is damaged, for the reason in ``_damage``.
         self._kinds_of: dict[tuple[str, int], str | None] = {}
         self._damage: dict[str, str] = {}
@@ -129,16 +133,23 @@ class DistributedPart(PiecedPart):
 
     def files_of(self, record: TensorRecord) -> frozenset[str]:
         """The names of the files with pieces of a tensor."""
-        tensor = self._tensors[self.own_key(record) or ""]
+        key = self.own_key(record) or ""
+        if key in self._in_objects:
+            return frozenset({self._holder(key).file})
+        tensor = self._tensors[key]
         placed, chunks = self._container.metadata.pieces.of(tensor.name), {chunk.offsets for chunk in tensor.chunks}
         return frozenset(piece.file for offsets, piece in placed.items() if offsets in chunks)
 
     def span(self, key: str) -> Span | None:
         """Bytes of a tensor by its name, as if they were contiguous; None if some are missing."""
+        if key in self._in_objects:
+            return self._in_object(key).span
         tensor = self._tensors[key]
         return None if self._found(tensor) is None else Span(0, prod(tensor.shape) * ITEM_BYTES[tensor.dtype])
 
     def storage(self, key: str) -> StoredBytes | None:
+        if key in self._in_objects:
+            return self._in_object(key)
         tensor, span = self._tensors[key], self.span(key)
         found = self._found(tensor)
         if found is None or span is None:
@@ -150,7 +161,8 @@ class DistributedPart(PiecedPart):
     def extents(self, keys: Collection[str]) -> Iterator[tuple[str, Span]]:
         """The whole pieces: each is a file of torch.save."""
         for key in keys:
-            for piece in self._container.pieces_of(key).values():
+            name, _ = self._in_objects.get(key, (key, ""))
+            for piece in self._container.pieces_of(name).values():
                 yield self._folder.full(piece.file), piece.span
 
     def pieces_of(self, key: str) -> Iterator[StoredPiece]:
@@ -166,7 +178,12 @@ class DistributedPart(PiecedPart):
             CrcMismatch: if a piece is damaged.
             UnreadableInput, LimitExceeded: if one cannot be read.
         """
-        for _, piece in self._found(self._tensors[key]) or ():
+        pieces = (
+            [self._holder(key)]
+            if key in self._in_objects
+            else [piece for _, piece in self._found(self._tensors[key]) or ()]
+        )
+        for piece in pieces:
             source = self._source(piece)
             for fact in check_piece(source, piece, self._container, limits_of(piece, self._limits, self._container)):
                 raise CrcMismatch(source.path, fact.record)
@@ -178,6 +195,10 @@ class DistributedPart(PiecedPart):
             if piece is not None and found.kind is not None:
                 place = PartSource(self._source(piece), piece.span), _place(piece)
                 yield name, StoredPiece(*place, found.kind, Chunk((), ()))
+
+    def object_of(self, record: TensorRecord) -> tuple[str, str] | None:
+        name, _ = self._in_objects.get(self.own_key(record) or "", ("", ""))
+        return (name, self.own_name(record.name)[len(name) + 1 :]) if name else None
 
     def tree(self) -> Value:
         return self._container.read_whole().root
@@ -199,7 +220,7 @@ class DistributedPart(PiecedPart):
         return Budget(self._limits, self._container.metadata_bytes)
 
     def extras(self) -> Mapping[str, bytes]:
-        """SHA-256 of each object that is not in the tree because it wrote its own bytes or contains tensors."""
+        """SHA-256 of each object that is not in the tree, because only its class reads its bytes."""
         return self._digests
 
     def lost(self) -> tuple[str, ...]:
@@ -245,6 +266,16 @@ class DistributedPart(PiecedPart):
             except DAMAGE as error:
                 self._damage.setdefault(piece.name, str(error))
         return self._kinds_of[place]
+
+    def _holder(self, key: str) -> Piece:
+        """The piece of the object with a storage."""
+        return cast("Piece", self._container.object_piece(self._in_objects[key][0]))  # the object was read
+
+    def _in_object(self, key: str) -> StoredBytes:
+        """Bytes of a storage of an object."""
+        piece = self._holder(key)
+        stream = open_chunk(self._source(piece), piece, limits_of(piece, self._limits, self._container))
+        return StoredBytes(stream.source, cast("Span", stream.storage_span(self._in_objects[key][1])), self.byteorder)
 
     def _chunk(self, piece: Piece) -> ChunkElements:
         with naming(self._source(piece).path):

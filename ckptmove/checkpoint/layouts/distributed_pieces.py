@@ -5,6 +5,7 @@ A damaged piece is a fact about that piece, and the rest of the checkpoint stays
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -19,6 +20,8 @@ from ckptmove.io.contracts import CopySegment
 from ckptmove.io.part import PartSource
 from ckptmove.io.segments import shifted
 from ckptmove.model import LACKING, ArchiveFact
+from ckptmove.pickles.tree import Tuple
+from ckptmove.torch_facts.devices import NO_DEVICE
 
 if TYPE_CHECKING:
     from ckptmove.formats.contract import Container
@@ -27,10 +30,13 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import ByteSource, CheckedRange
     from ckptmove.limits import Limits
     from ckptmove.model import TensorRecord
+    from ckptmove.pickles.state import Machine
 
 _ZIP: Final = b"PK\x03\x04"
 #: Errors that mean that a piece is damaged.
 DAMAGE: Final = (CrcMismatch, DamagedArchive, DamagedPickle)
+#: Fields of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
+_KEY, _LOCATION, _FIELDS = 2, 3, 5
 #: Operations and bytes of pickles that all pieces together may need, in addition to their own size.
 _OPERATIONS: Final = 1 << 20
 _PICKLE_BYTES: Final = 1 << 22
@@ -138,15 +144,37 @@ def open_object(source: ByteSource, piece: Piece, limits: Limits) -> Container |
 
 
 def read_object(source: ByteSource, piece: Piece, limits: Limits) -> ReadObject:
-    """Read an object; its pickle is left out if the object wrote its own bytes, or contains tensors.
+    """Read an object; its pickle is left out if the object wrote its own bytes, or those of a tensor are not readable.
 
     Arguments and errors as of :func:`open_object`.
     """
     with naming(source.path):
         stream = open_object(source, piece, limits)
-        machine = None if stream is None or stream.placeholder else stream.read()
-    kind = None if stream is None else stream.name
-    return ReadObject(kind, machine if machine is not None and not machine.persistents else None)
+        if stream is None or stream.placeholder:
+            return ReadObject(None if stream is None else stream.name, None, {})
+        machine = stream.read()
+        keys = _take_storages(stream, machine, piece.name, limits) if machine.persistents else {}
+    return ReadObject(stream.name, None if keys is None else machine, keys or {})
+
+
+def _take_storages(stream: Container, machine: Machine, name: str, limits: Limits) -> dict[str, str] | None:
+    """Give the storages of an object keys of the checkpoint, and no device; None if bytes are missing or encoded."""
+    inventory = build_inventory(stream, machine, limits)
+    spans = [stream.storage_span(one.key) for one in inventory.storages]
+    is_whole = not any(fact.kind in LACKING for fact in inventory.facts) and None not in spans
+    if stream.name != "torch-zip" or stream.byteorder != sys.byteorder or not is_whole:
+        return None
+    known = {one.key for one in inventory.storages}
+    keys: dict[str, str] = {}
+    for node in machine.persistents:
+        fields = node.pid.items if type(node.pid) is Tuple else ()
+        own = fields[_KEY] if len(fields) == _FIELDS and fields[0] == "storage" else None
+        if type(own) is not str or own not in known:
+            return None
+        key = f"{name}/data/{own}"
+        keys[key] = own
+        node.pid = Tuple((*fields[:_KEY], key, NO_DEVICE, *fields[_LOCATION + 1 :]), (-1,) * _FIELDS)
+    return keys
 
 
 def open_chunk(source: ByteSource, piece: Piece, limits: Limits) -> Container:

@@ -60,6 +60,11 @@ class PiecedPart(OpenPart):
         """Pieces of objects that are not tensors, by name, except missing ones and those that wrote their own bytes."""
         return ()
 
+    def object_of(self, record: TensorRecord) -> tuple[str, str] | None:
+        """The object that holds a tensor, and the path of the tensor in it; None for a tensor of its own."""
+        del record
+        return None
+
     def pieces_of_files(self) -> Mapping[str, PiecesOfFile]:
         """The pieces with CRCs in each file, by the path of the file in the directory."""
         return {}

@@ -159,7 +159,7 @@ class SavedWhole(Refused):
     def __init__(self, path: str, name: str, others: int) -> None:
         more = f" and {others:,} more" if others else ""
         super().__init__(
-            f"'{name:.200}'{more} cannot be rewritten: an object with tensors or with its own bytes", path=path
+            f"'{name:.200}'{more} cannot be rewritten: an object whose bytes only its class reads", path=path
         )
         self.name = name
 

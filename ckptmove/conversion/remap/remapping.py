@@ -137,7 +137,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
 
 
 def _require_read(root: Value, checkpoint: OpenCheckpoint) -> None:
-    """Raise SavedWhole for an object whose bytes are not read, because it contains tensors or wrote them itself."""
+    """Raise SavedWhole for an object whose bytes are not read, because it wrote them itself."""
     listed = entries(root, checkpoint.inventory) if any(part.is_distributed for part in checkpoint.parts) else ()
     unread = [entry.path for entry in listed if type(entry.value) is Opaque]
     if unread:

@@ -43,11 +43,14 @@ class ReadObject(NamedTuple):
 
     Attributes:
         kind: format of the piece; None if the object wrote its own bytes.
-        machine: the machine that has read its pickle; None if the pickle does not hold all of its content.
+        machine: the machine that has read its pickle; None if the pickle and the storages do not hold all of its
+            content.
+        storages: keys of its storages in the piece, by their keys in the checkpoint.
     """
 
     kind: str | None
     machine: Machine | None
+    storages: Mapping[str, str]
 
 
 class DistributedCheckpoint(Container):
@@ -144,6 +147,7 @@ class DistributedCheckpoint(Container):
         machine.globals = dict(self.globals)
         for one in objects.values():
             machine.globals |= one.globals
+            machine.persistents += one.persistents
         return machine
 
     def _nested(self, objects: Mapping[str, Value], lists: Mapping[Path, int]) -> Machine:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import UsageError
 from ckptmove.text import Argument
-from ckptmove.torch_facts.optimizers import BY_NAME
+from ckptmove.torch_facts.optimizers import BY_NAME, is_fused_adam
 from ckptmove.verification.step.entries import foreign_kind
 
 if TYPE_CHECKING:
@@ -79,9 +79,12 @@ def _assumption(name: str, optimizer: OptimizerRecord) -> str:
     if not others:
         return ""
     decays = any(dict(group.options).get("weight_decay") for group in optimizer.groups)
+    assumed = f"{name} was assumed"
+    if all(is_fused_adam(group) for group in optimizer.groups):
+        assumed += ", the default of FusedAdam, which does not save adam_w_mode"
     if not decays:
-        return f"{name} was assumed; {others[0]} writes the same keys, and without weight decay the same step"
+        return f"{assumed}; {others[0]} writes the same keys, and without weight decay the same step"
     return (
-        f"{name} was assumed; {others[0]} writes the same keys and takes the same state, but applies weight_decay "
+        f"{assumed}; {others[0]} writes the same keys and takes the same state, but applies weight_decay "
         f"differently: use {Argument('optimizer', others[0])} if that was used in training"
     )

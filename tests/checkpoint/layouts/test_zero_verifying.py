@@ -64,7 +64,7 @@ def test_a_file_of_one_rank_is_stepped(tmp_path, answers):
     assert statuses(answers(folder / "zero_pp_rank_2_mp_rank_00_optim_states.pt", "cpu")) == ["passed"] * 3
 
 
-@pytest.mark.parametrize("name", ["stage2-frozen", "stage3-frozen"])
+@pytest.mark.parametrize("name", ["stage2-frozen", "stage2-fused-adam", "stage3-frozen"])
 def test_one_file_is_verified_against_the_run(name, tmp_path, answers):
     folder, _ = zero_runs.real(name, tmp_path / "run")
     output = tmp_path / "run.pth"
@@ -158,6 +158,7 @@ def test_classes_of_deepspeed_are_those_of_torch(tmp_path, answers):
     found = answers(folder, "cpu")
     assert statuses(found) == ["passed"] * 3
     assert found["step"]["evidence"]["optimizer"] == "AdamW"
+    assert "adam_w_mode" in found["step"]["detail"]
     folder = zero_runs.made(tmp_path / "other", change=options(bias_correction=False))
     assert statuses(answers(folder, "cpu")) == ["skipped"] * 3
 

@@ -197,15 +197,15 @@ def test_objects_that_wrote_their_own_bytes_or_hold_tensors(distributed, tmp_pat
     other = save("other", b"own bytes!", {"t": torch.zeros(2)}, saved({"t": torch.ones(1)}))
     found = [(change.name, change.source[:7], change.target[:7]) for change in diff(one, other).changed]
     assert sorted(found) == [
-        ("kind", "1", "an obje"),
-        ("nested", "sha256 ", "sha256 "),
+        ("kind", "1", "a dict"),
+        ("nested.t", "[2]", "[2]"),
         ("notes", "sha256 ", "sha256 "),
     ]
     assert diff(one, one).same
     without = distributed.save_ranks(tmp_path / "without", {"w": (WHOLE, CHUNKINGS["rows"])}, {"kind": (0, saved(1))})
-    changes = diff(one, without).changed
-    found = [(change.name, change.what, change.target) for change in changes]
-    assert found == [("nested", "object", "absent"), ("notes", "object", "absent")]
+    result = diff(one, without)
+    assert [(change.name, change.what, change.target) for change in result.changed] == [("notes", "object", "absent")]
+    assert result.removed == ("nested.t",)
 
 
 def test_long_strings_in_a_piece_are_compared_by_its_bytes(distributed, tmp_path):

@@ -112,6 +112,37 @@ def test_flat_buckets_have_no_names(save, kind):
     assert name in record.obstacle
 
 
+COPIED = {"optimizer": {"state": {"common_step": torch.tensor(3.0)}, "param_groups": [{**FUSED, "params": [0]}]}}
+
+
+@pytest.mark.parametrize("folder", ["run", "run/iter_0000007"])
+def test_one_file_is_stepped(save, tmp_path, folder):
+    path = save(COPIED, copies=True, folder=folder)
+    output = tmp_path / "one.pth"
+    ckptmove.convert(tmp_path / "run", output=output)
+    found = ckptmove.inspect(output).inventory
+    assert found.layout == "megatron"
+    assert [one.algorithm for one in found.optimizers] == ["AdamW"]
+    results = checks(output, against=tmp_path / "run")
+    assert [results[name].status for name in ("restore", "step", "parity", "fresh")] == ["passed"] * 4
+    assert dict(results["step"].evidence)["parameters"] == 4
+    assert dict(results["step"].evidence)["proven"] is True
+    assert torch.load(path / "common.pt")["iteration"] == 7
+
+
+def test_one_file_keeps_its_reason(save, tmp_path):
+    path = save({"param_groups": [{"lr": 0.1, "betas": (0.9, 0.99), "step": 1}]})
+    ckptmove.convert(path, output=tmp_path / "one.pth")
+    found = ckptmove.inspect(tmp_path / "one.pth").inventory
+    assert (found.step, "eps" in found.optimizers[0].obstacle) == (7, True)
+
+
+def test_a_file_with_other_options_has_no_optimizer_of_megatron(tmp_path):
+    torch.save({"0.weight": torch.ones(2), "common": {"param_groups": 1}, "x/common": 2, 3: 4}, tmp_path / "one.pth")
+    found = ckptmove.inspect(tmp_path / "one.pth").inventory
+    assert (found.layout, found.optimizers) == ("plain", ())
+
+
 def test_the_reason_is_reported(save):
     name = "optimizer.distributed.dp_group_idx_0.param_state"
     path = save({"param_groups": [{**FUSED, "step": 1}]}, state=False, extra={name: torch.ones(4)})

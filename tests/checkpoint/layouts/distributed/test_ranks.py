@@ -101,7 +101,9 @@ def run(tmp_path):
         tensors["optim.state.c.exp_avg"] = (torch.ones(2), [(0, (0,), (2,))])  # frozen before its first step
         groups = io.BytesIO()
         torch.save([{"lr": 0.1, "params": ["a", "b"]}], groups)
-        objects = {"optim.param_groups": (0, groups.getvalue())}
+        inside = io.BytesIO()
+        torch.save({"step": torch.tensor(3.0)}, inside)
+        objects = {"optim.param_groups": (0, groups.getvalue()), "optim.state.d": (0, inside.getvalue())}
         folder = Distributed.save_ranks(tmp_path / "run", tensors, objects)
 
         def nest(metadata):
