@@ -21,9 +21,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ckptmove.verification.simulated.device import SimulatedDevice
-from ckptmove.verification.simulated.errors import RefusedOnMps
+from ckptmove.verification.simulated.errors import RefusedOnMps, unsupported_operation
 from ckptmove.verification.simulated.rules import refuse_dtype
-from ckptmove.verification.simulated.unsupported import unsupported_operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -86,10 +86,6 @@ class Remap(NamedTuple):
 def checked_globs(option: str, globs: str | Sequence[str]) -> tuple[str, ...]:
     """The globs of an option.
 
-    Args:
-        option: the option, with its dashes.
-        globs: one glob or several.
-
     Raises:
         UsageError: if one of them is empty, as the value of an unset variable of a shell.
     """

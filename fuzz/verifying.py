@@ -13,8 +13,8 @@ from ckptmove.cli.render import github, verification
 from ckptmove.verification.checks import CHECKS, skipped
 from ckptmove.verification.evidence import Verdict
 from ckptmove.verification.file_checks import fail_on_findings
+from ckptmove.verification.numbers import broken_numbers
 from ckptmove.verification.pieces import batches, select
-from ckptmove.verification.plain_numbers import broken_numbers
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.run import checks_without_torch
 from ckptmove.verification.step.entries import leaves, nested_state

@@ -20,8 +20,8 @@ from ckptmove.io.remote import errors as remote_errors
 from ckptmove.io.remote.address import is_url
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.text import Argument, Phrase, ShellOnly, command_line, quoted, spelled_in_python
+from ckptmove.verification.case.name import ScriptUnusable
 from ckptmove.verification.case.patching import FixNotWritten
-from ckptmove.verification.case.script_file import ScriptUnusable
 from ckptmove.verification.downloading import VERIFY_IS_LOCAL, CopyExists, WholeNeeded
 from ckptmove.verification.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
 
@@ -112,6 +112,15 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     ),
     remap_errors.NeededByOptimizer: Phrase("remove the optimizer too: ", Argument("drop", "optimizer")),
     remap_errors.NothingLeft: Phrase("name the parts to keep: ", Argument("only", "GLOB")),
+    remote_errors.CopyFailed: Phrase("set TMPDIR to a folder with space, or add ", Argument("download", "DIR")),
+    MissingDevice: 'load it on a device of this machine: map_location="cpu"',
+    ScriptUnusable: Phrase(
+        "name a Python file",
+        ShellOnly(", and its own arguments after --"),
+        ": ",
+        Argument("script", "train.py"),
+        ShellOnly(" -- --resume run.pth"),
+    ),
 }
 
 
@@ -172,18 +181,6 @@ def _(error: errors.CaseUnusable) -> str:
     )
 
 
-@hint_for.register(ScriptUnusable)
-def _(error: ScriptUnusable) -> str:
-    del error
-    return Phrase(
-        "name a Python file",
-        ShellOnly(", and its own arguments after --"),
-        ": ",
-        Argument("script", "train.py"),
-        ShellOnly(" -- --resume run.pth"),
-    )
-
-
 @hint_for.register(errors.MissingFile)
 def _(error: errors.MissingFile) -> str:
     if is_url(error.path or ""):
@@ -237,12 +234,6 @@ def _(error: remote_errors.RemoteFailed) -> str:
     if error.is_denied:
         return _LOGINS.get(error.scheme, "check the credentials")
     return "check the URL and the network, then try again"
-
-
-@hint_for.register(remote_errors.CopyFailed)
-def _(error: remote_errors.CopyFailed) -> str:
-    del error
-    return Phrase("set TMPDIR to a folder with space, or add ", Argument("download", "DIR"))
 
 
 @hint_for.register(remote_errors.NoRanges)
@@ -412,12 +403,6 @@ def _(error: NotWeightsOnly) -> str:
 @hint_for.register(NotAccepted)
 def _(error: NotAccepted) -> str:
     return error.instead
-
-
-@hint_for.register(MissingDevice)
-def _(error: MissingDevice) -> str:
-    del error
-    return 'load it on a device of this machine: map_location="cpu"'
 
 
 @hint_for.register(NotRebuilt)

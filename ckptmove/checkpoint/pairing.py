@@ -116,14 +116,10 @@ def _with_copies(pairing: Pairing, found: Mapping[str, TensorRecord]) -> Pairing
 
 
 def parameter_names(optimizers: Sequence[OptimizerRecord], pairings: Sequence[Pairing]) -> dict[str, str]:
-    """Return the name of the parameter of each optimizer tensor, by the name of that tensor.
+    """Return the parameter's name of each optimizer tensor by the tensor's name, from :func:`pair_all`.
 
     Only certain matches are included. The name is that of the tensor in the model. If the file lacks that tensor, it
     is the name that the optimizer gives to the parameter.
-
-    Args:
-        optimizers: the optimizers of a checkpoint.
-        pairings: the result of :func:`pair_all` for them.
     """
     found: dict[str, str] = {}
     for optimizer, pairing in zip(optimizers, pairings, strict=True):

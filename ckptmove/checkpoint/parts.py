@@ -17,7 +17,7 @@ from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.naming import naming
 from ckptmove.errors import DamagedArchive, DamagedPickle, DistributedFile, LimitExceeded, UnreadableInput
 from ckptmove.formats.opening import container_of
-from ckptmove.io.counted import CountedSource
+from ckptmove.io.part import CountedSource
 from ckptmove.pickles.collector import collector_paused
 from ckptmove.pickles.compact_memo import NeedsEveryOperation
 
@@ -137,11 +137,7 @@ class OpenPart(ABC):
         """SHA-256 of each content outside the tree and the storages, by its name in the part."""
 
     def extents(self, keys: Collection[str]) -> Iterator[tuple[str, Span]]:
-        """What readers of some storages read: paths of files in the checkpoint, empty for the only one, and spans.
-
-        Args:
-            keys: keys of the storages in the part.
-        """
+        """What readers of some storages read: paths of files in the checkpoint, empty for the only one, and spans."""
         del keys
         return iter(())
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from threading import Thread
+from concurrent.futures import FIRST_COMPLETED, wait
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from ckptmove.io.at_once import started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Future
 
 #: Longest wait: a signal that comes just before a wait is raised only at its end.
 _SECONDS: Final = 0.2
@@ -60,14 +63,4 @@ class Ahead(Generic[_Q, _A]):
                 yield first[0]
 
     def _start(self) -> None:
-        for request in self._left:
-            future: Future[_A] = Future()
-            self._running.append((request, future))
-            Thread(target=self._run, args=(request, future), daemon=True).start()
-            return
-
-    def _run(self, request: _Q, future: Future[_A]) -> None:
-        try:
-            future.set_result(self._call(request))
-        except BaseException as error:  # noqa: BLE001  # raised again by `take`
-            future.set_exception(error)
+        self._running.extend((request, started(self._call, request)) for request in islice(self._left, 1))

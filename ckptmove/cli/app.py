@@ -11,7 +11,7 @@ import typer
 
 from ckptmove.cli import completion, options
 from ckptmove.cli.config import load_config
-from ckptmove.cli.configured import ConfiguredCommand, settings_of
+from ckptmove.cli.configured import ConfiguredCommand, TypedCommand, settings_of
 from ckptmove.cli.examples import epilog
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
 from ckptmove.cli.paths import as_operand, checkpoint_paths, download_paths, single_path
@@ -21,7 +21,6 @@ from ckptmove.cli.render.report_files import reporting
 from ckptmove.cli.selection import selection
 from ckptmove.cli.signals import signals_raised
 from ckptmove.cli.streams import write_answer
-from ckptmove.cli.typed import TypedCommand
 from ckptmove.io.remote.address import Address
 from ckptmove.limits import Limits
 
@@ -56,35 +55,24 @@ def inspect(
     paths: options.Paths = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     tree: Annotated[bool, typer.Option("--tree", help="Print the structure of the whole file.")] = False,
-    match: Annotated[
-        str | None, typer.Option(metavar="GLOB", help="List the tensors whose name matches.", show_default=False)
-    ] = None,
+    match: Annotated[str | None, options.value("GLOB", "List the tensors whose name matches.")] = None,
     names: Annotated[bool, typer.Option("--globals", help="List the names that the pickle imports.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Read every record and compare its CRC.")] = False,
     expect: Annotated[
         str | None,
-        typer.Option(
-            metavar="DEV",
-            autocompletion=completion.devices,
-            help="Exit 1 unless every tensor that should move is on DEV.",
-            show_default=False,
+        options.value(
+            "DEV", "Exit 1 unless every tensor that should move is on DEV.", autocompletion=completion.devices
         ),
     ] = None,
     devices: options.Devices = None,
     strict: options.StrictInspect = False,
     limit_factor: options.LimitFactor = 1,
     jobs: options.Jobs = None,
-    share: Annotated[
-        str | None,
-        typer.Option(metavar="i/N", help="Read only the share i of N, by the hash of each path.", show_default=False),
-    ] = None,
+    share: Annotated[str | None, options.value("i/N", "Read only the share i of N, by the hash of each path.")] = None,
     skip_seen: Annotated[
         str | None,
-        typer.Option(
-            "--skip-seen",
-            metavar="FILE",
-            help="Skip the checkpoints of an earlier --format jsonl, unless they have changed.",
-            show_default=False,
+        options.value(
+            "FILE", "Skip the checkpoints of an earlier --format jsonl, unless they have changed.", "--skip-seen"
         ),
     ] = None,
     select: options.Select = None,
@@ -144,30 +132,21 @@ def convert(
     to: options.To = None,
     maps: Annotated[
         list[str] | None,
-        typer.Option(
-            "--map",
-            metavar="SRC=DST",
-            help="Move tensors from one device to another: 'cuda:*=cuda:0'. Repeatable.",
-            show_default=False,
-        ),
+        options.value("SRC=DST", "Move tensors from one device to another: 'cuda:*=cuda:0'. Repeatable.", "--map"),
     ] = None,
     keep: options.Keep = None,
     output: Annotated[
         str | None,
-        typer.Option(
+        options.value(
+            "OUT",
+            "New file (default: model.cuda0.pth for model.pth; model.moved.pth with --map alone, model.new.pth "
+            "without a device).",
             "--output",
             "-o",
-            metavar="OUT",
-            help="New file (default: model.cuda0.pth for model.pth; model.moved.pth with --map alone, model.new.pth "
-            "without a device).",
-            show_default=False,
         ),
     ] = None,
     output_dir: Annotated[
-        str | None,
-        typer.Option(
-            "--output-dir", metavar="DIR", help="Folder for the new files, which keep their names.", show_default=False
-        ),
+        str | None, options.value("DIR", "Folder for the new files, which keep their names.", "--output-dir")
     ] = None,
     skip_existing: Annotated[
         bool, typer.Option("--skip-existing", help="Leave out checkpoints whose output exists.")
@@ -188,12 +167,7 @@ def convert(
     remap: dict[str, object],
     shard_size: Annotated[
         str | None,
-        typer.Option(
-            "--shard-size",
-            metavar="SIZE",
-            help="Write a directory of safetensors files of at most this size: 5GB.",
-            show_default=False,
-        ),
+        options.value("SIZE", "Write a directory of safetensors files of at most this size: 5GB.", "--shard-size"),
     ] = None,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Do not compare CRCs; the kernel copies the bytes.")
@@ -275,21 +249,18 @@ def verify(
     to: options.To = None,
     against: Annotated[
         str | None,
-        typer.Option(
-            metavar="ORIGINAL",
-            help="Checkpoint whose values must be equal, after the changes that the options of convert name.",
-            show_default=False,
+        options.value(
+            "ORIGINAL", "Checkpoint whose values must be equal, after the changes that the options of convert name."
         ),
     ] = None,
     *,
     remap: dict[str, object],
     optimizer: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|pkg.mod:CLASS",
+        options.value(
+            "NAME|pkg.mod:CLASS",
+            "Optimizer class to step with (default: detected).",
             autocompletion=completion.optimizers,
-            help="Optimizer class to step with (default: detected).",
-            show_default=False,
         ),
     ] = None,
     require_device: Annotated[bool, typer.Option("--require-device", help="Fail if the device is simulated.")] = False,
@@ -301,10 +272,9 @@ def verify(
     devices: options.Devices = None,
     case: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE.py:FUNC",
-            help="Step your own model too: a function, FILE.py:FUNC or pkg.mod:FUNC, that returns a ckptmove.Case.",
-            show_default=False,
+        options.value(
+            "FILE.py:FUNC",
+            "Step your own model too: a function, FILE.py:FUNC or pkg.mod:FUNC, that returns a ckptmove.Case.",
         ),
     ] = None,
     fix: Annotated[
@@ -314,21 +284,16 @@ def verify(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: print the patch, and write nothing.")] = False,
     script: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE.py",
-            help="Run your training script too, up to its first step after it loaded the checkpoint. Its arguments "
+        options.value(
+            "FILE.py",
+            "Run your training script too, up to its first step after it loaded the checkpoint. Its arguments "
             "follow after --.",
-            show_default=False,
         ),
     ] = None,
     script_args: Annotated[list[str] | None, typer.Option("--script-arg", hidden=True)] = None,
     device_memory: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Fail if the step of --case or --script needs more memory on the device: 24GB.",
-            show_default=False,
-        ),
+        options.value("SIZE", "Fail if the step of --case or --script needs more memory on the device: 24GB."),
     ] = None,
     timeout: Annotated[
         float | None,
@@ -350,10 +315,9 @@ def verify(
     jobs: options.Jobs = None,
     fit: Annotated[
         str | None,
-        typer.Option(
-            metavar="NxSIZE",
-            help="Check only whether training (FSDP2, or that of --case) fits into N devices of this memory: 64x80GiB.",
-            show_default=False,
+        options.value(
+            "NxSIZE",
+            "Check only whether training (FSDP2, or that of --case) fits into N devices of this memory: 64x80GiB.",
         ),
     ] = None,
     download: options.Download = None,
@@ -361,10 +325,7 @@ def verify(
     limit_factor: options.LimitFactor = 1,
     select: options.Select = None,
     ignore: options.Ignore = None,
-    junit: Annotated[
-        str | None,
-        typer.Option("--junit", metavar="FILE", help="Short for --report junit=FILE.", show_default=False),
-    ] = None,
+    junit: Annotated[str | None, options.value("FILE", "Short for --report junit=FILE.", "--junit")] = None,
     report: options.Report = None,
     out: options.OutputOptions,
 ) -> None:

@@ -148,11 +148,7 @@ def from_source(source: str) -> Iterator[None]:
 
 
 def set_format(folder: Path) -> str:
-    """The report format that is set, for an error that can be about another setting; empty if none is.
-
-    Args:
-        folder: first folder of the search.
-    """
+    """The report format that is set, for an error that can be about another setting; empty if none is."""
     known = {"json": bool, "format": str}
     found: dict[str, _Value] = {}
     with suppress(UsageError):
@@ -166,11 +162,7 @@ def set_format(folder: Path) -> str:
 
 
 def set_reports(folder: Path) -> dict[str, list[str]]:
-    """The files of reports that are set, by option, for an error that can be about another setting.
-
-    Args:
-        folder: first folder of the search.
-    """
+    """The files of reports that are set, by option, for an error that can be about another setting."""
     known = {"report": list, "junit": str}
     found: dict[str, _Value] = {}
     with suppress(UsageError):

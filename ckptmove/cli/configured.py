@@ -1,22 +1,23 @@
-"""A command whose options can be set in the environment and in ``pyproject.toml``."""
+"""Commands whose options can be set in the environment and in ``pyproject.toml``, and typed once."""
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from inspect import signature
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from ckptmove.cli.config import from_source, load_config
-from ckptmove.cli.typed import TypedCommand
 from ckptmove.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 _KINDS: Final = (str, bool, int, float, list)
 #: Parameters that are no settings. The checkpoints have a key of their own.
@@ -38,12 +39,7 @@ def _kind(annotation: Any) -> type:
 
 
 def runs_script(words: Sequence[str], command: Any) -> bool:
-    """Whether a command runs a script, which is typed or set.
-
-    Args:
-        words: the typed words before ``--``.
-        command: the command.
-    """
+    """Whether a command runs a script: typed in the words before ``--``, or set."""
     options = {word.partition("=")[0] for word in words}
     if "--script" in options or "--case" in options or not isinstance(command, ConfiguredCommand):
         return "--script" in options
@@ -51,6 +47,23 @@ def runs_script(words: Sequence[str], command: Any) -> bool:
     with suppress(UsageError):  # the command raises it again
         return "script" in load_config(Path(), lambda: settings_of(callback)).values
     return False
+
+
+class TypedCommand(TyperCommand):
+    """Typer takes the last value of an option that is typed twice, and ``-o`` as the value of ``--only -o``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words after the command.
+
+        Raises:
+            UsageError: of Typer, if an option is typed twice or has another option as its value.
+        """
+        if not ctx.resilient_parsing:
+            for fault in _faults(
+                [*takewhile("--".__ne__, args)], [one for one in self.params if isinstance(one, TyperOption)]
+            ):
+                ctx.fail(fault)
+        return super().parse_args(ctx, args)
 
 
 class ConfiguredCommand(TypedCommand):
@@ -97,3 +110,28 @@ def _processed(ctx: Any, parameter: Any, value: Any) -> Any:
     elif parameter.name == "device_memory":
         parse_size(processed)
     return processed
+
+
+def _faults(words: Sequence[str], options: Sequence[Any]) -> Iterator[str]:
+    """Iterate over the faults of a command line, in words."""
+    known = {name: option for option in options for name in option.opts}
+    takers = {name: option for name, option in known.items() if not (option.is_flag or option.count)}
+    for word, following in pairwise(words):
+        if word in takers and following.partition("=")[0] in known:
+            yield f"Option '{word}' requires an argument, and '{following}' is an option."
+    typed = Counter(takers[name].opts[0] for name in _named(words, takers))
+    for name, count in typed.items():
+        if count > 1 and not takers[name].multiple:
+            yield f"Option '{name}' is typed {count} times, and takes one value."
+
+
+def _named(words: Sequence[str], takers: Collection[str]) -> Iterator[str]:
+    """Iterate over the typed options with a value, which may be attached: ``--to=cpu``, ``-ox.pth``."""
+    is_value = False
+    for word in words:
+        name = word.partition("=")[0] if word.startswith("--") else word[:2]
+        if not is_value and name in takers:
+            yield name
+            is_value = word == name
+        else:
+            is_value = False

@@ -43,6 +43,11 @@ def _format_of(word: str) -> str:
     return word
 
 
+def value(metavar: str, help: str, *names: str, **more: Any) -> Any:  # noqa: A002  # Typer's name
+    """An option with a value. Its help says what happens without one, so that Typer adds no default."""
+    return typer.Option(*names, metavar=metavar, help=help, show_default=False, **more)
+
+
 Paths = Annotated[
     list[str] | None,
     typer.Argument(
@@ -52,36 +57,13 @@ Paths = Annotated[
         show_default=False,
     ),
 ]
-To = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DEV",
-        autocompletion=completion.devices,
-        help="Target device: cpu, cuda:0, mps.",
-        show_default=False,
-    ),
-]
-Keep = Annotated[
-    list[str] | None,
-    typer.Option(metavar="GLOB", help="Tensors that stay on their device, by name. Repeatable.", show_default=False),
-]
+To = Annotated[str | None, value("DEV", "Target device: cpu, cuda:0, mps.", autocompletion=completion.devices)]
+Keep = Annotated[list[str] | None, value("GLOB", "Tensors that stay on their device, by name. Repeatable.")]
 Select = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="CODE",
-        autocompletion=completion.codes,
-        help="Report only these findings. Repeatable.",
-        show_default=False,
-    ),
+    list[str] | None, value("CODE", "Report only these findings. Repeatable.", autocompletion=completion.codes)
 ]
 Ignore = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="CODE",
-        autocompletion=completion.codes,
-        help="Do not report these findings. Repeatable.",
-        show_default=False,
-    ),
+    list[str] | None, value("CODE", "Do not report these findings. Repeatable.", autocompletion=completion.codes)
 ]
 Devices = Annotated[
     int | None,
@@ -102,12 +84,7 @@ Jobs = Annotated[
         show_default="the cores; 8 for URLs",
     ),
 ]  # fmt: skip
-Download = Annotated[
-    str | None,
-    typer.Option(
-        "--download", metavar="DIR", help="Download checkpoints at URLs to this folder first.", show_default=False
-    ),
-]
+Download = Annotated[str | None, value("DIR", "Download checkpoints at URLs to this folder first.", "--download")]
 LimitFactor = Annotated[
     int,
     typer.Option(metavar="N", min=1, max=1000, help="Raise every resource limit N-fold, for a file you trust."),
@@ -123,12 +100,11 @@ Help = Annotated[
 ]
 Report = Annotated[
     list[str] | None,
-    typer.Option(
+    value(
+        "KIND=FILE",
+        f"Also write a report to a file: {_any_of(DOCUMENTS)}. Repeatable.",
         "--report",
-        metavar="KIND=FILE",
         autocompletion=completion.report_kinds,
-        help=f"Also write a report to a file: {_any_of(DOCUMENTS)}. Repeatable.",
-        show_default=False,
     ),
 ]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.checkpoint.naming import naming
 from ckptmove.conversion.remap.errors import NotRemappable
+from ckptmove.conversion.remap.kept_files import replaced_by_shards
 from ckptmove.conversion.remap.new_files import NewFiles
-from ckptmove.conversion.remap.other_files import replaced_by_shards
 from ckptmove.conversion.shards import INDEX_NAME, shard_index, shard_names, split_shards
 from ckptmove.formats.safetensors_new import new_safetensors
 from ckptmove.io.contracts import BytesSegment

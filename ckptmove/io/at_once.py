@@ -34,14 +34,15 @@ def at_once(call: Callable[[_Item], _Result], items: Iterable[_Item], jobs: int)
         yield from map(call, items)
         return
     left = iter(items)
-    running = deque(_started(call, item) for item in islice(left, jobs))
+    running = deque(started(call, item) for item in islice(left, jobs))
     while running:
         result = running.popleft().result()
-        running.extend(_started(call, item) for item in islice(left, 1))
+        running.extend(started(call, item) for item in islice(left, 1))
         yield result
 
 
-def _started(call: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
+def started(call: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
+    """Start a call in a thread that does not keep an interrupted program from ending."""
     from concurrent.futures import Future  # a slow import, which one thread does not need
     from threading import Thread
 

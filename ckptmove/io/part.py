@@ -1,7 +1,8 @@
-"""Define byte sources inside another one: a span of its bytes, and bytes decoded from it."""
+"""Define byte sources on another one: a span of its bytes, bytes decoded from it, and one that reports progress."""
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from ckptmove.errors import DamagedArchive
@@ -11,7 +12,7 @@ from ckptmove.model import Span
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.io.contracts import ByteSource
+    from ckptmove.io.contracts import ByteSource, Progress
 
 
 class Readable(Protocol):
@@ -100,3 +101,38 @@ def check_within(source: ByteSource, start: int, end: int) -> None:
     """Raise DamagedArchive if a span is invalid or not inside a source."""
     if not 0 <= start <= end <= source.size:
         raise DamagedArchive(source.path, f"bytes {start} to {end} of a part of {source.size} bytes")
+
+
+class CountedSource:
+    """Wraps a byte source and reports the bytes that it has yielded in blocks, to several threads too.
+
+    Attributes:
+        path: the input as given by the user.
+        size: its length in bytes when it was opened.
+        is_remote: whether the wrapped source is remote.
+    """
+
+    def __init__(self, source: ByteSource, progress: Progress) -> None:
+        self.path = source.path
+        self.size = source.size
+        self.is_remote = source.is_remote
+        self._source = source
+        self._progress = progress
+        self._done = 0
+        self._lock = Lock()
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return the bytes from ``start`` to ``end`` (exclusive)."""
+        return self._source.read(start, end)
+
+    def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
+        """Yield the bytes of a span in blocks; each counts when the next one is taken."""
+        for block in self._source.blocks(span, block_bytes, buffers):
+            yield block
+            with self._lock:
+                self._done += len(block)
+                self._progress(self._done, self.size)
+
+    def close(self) -> None:
+        """Close the input."""
+        self._source.close()

@@ -33,13 +33,6 @@ class OriginalTensors:
     """
 
     def __init__(self, found: Counterparts, original: Inventory, source: TensorSource) -> None:
-        """Match the records of the original with those of the checkpoint.
-
-        Args:
-            found: matched tensors of the checkpoint and the original.
-            original: inventory of the original.
-            source: tensors of the original, including wrapper subclasses.
-        """
         self._optimizers = original.optimizers
         self.is_cast = bool(casts(found))
         self._records = {_key(mine): theirs for mine, theirs in _dense_pairs(found)}

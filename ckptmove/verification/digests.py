@@ -51,10 +51,6 @@ class StorageDigests:
         it too early. torch before 2.10 gives a storage the length that the pickle states, also if its record is
         shorter; bytes after the record are not in the file, so they are not touched.
 
-        Args:
-            storage: a CPU storage with its bytes.
-            location: tag of its device; not used.
-
         Returns:
             The same storage, because its views are identified by its address.
         """

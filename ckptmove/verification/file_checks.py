@@ -49,12 +49,7 @@ _MENDED: Final = frozenset({"mu_product", "t"})
 
 
 def check_file(parts: Sequence[OpenPart], *, is_checked: bool = True) -> CheckResult:
-    """The ``file`` check: container and size, and whether CRCs were compared.
-
-    Args:
-        parts: parts of the checkpoint.
-        is_checked: whether CRCs were compared for parts that have them.
-    """
+    """The ``file`` check: container and size, and whether CRCs were compared."""
     size = sum(part.inventory.size_bytes for part in parts)
     unchecked = [part.name or part.path for part in parts if is_checked and not part.has_checksums]
     crcs = "every CRC matches"
@@ -172,13 +167,7 @@ def check_placement(
 
 
 def _as_saved(inventory: Inventory, target: str, left: int) -> str:
-    """Placement of a file as saved, as text: number of tensors on each device that a conversion would move.
-
-    Args:
-        inventory: the checkpoint.
-        target: device of most of its tensors.
-        left: tensors that are not counted.
-    """
+    """Placement of a file as saved, as text: number of tensors on each device that a conversion would move."""
     edits = (edit for edit in plan_for(inventory, target).edits if edit.reason in DESTINATION_RULES)
     moved = {name: edit.source for edit in edits for name in edit.names}
     elsewhere = Counter(moved[record.name] for record in inventory.tensors if record.name in moved)
@@ -214,12 +203,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def check_structure(inventory: Inventory, pairings: Sequence[tuple[OptimizerRecord, Pairing]]) -> CheckResult:
-    """The ``structure`` check: groups, state and parameters match in number and shape.
-
-    Args:
-        inventory: the checkpoint.
-        pairings: its optimizers, each with its parameters.
-    """
+    """The ``structure`` check: groups, state and parameters match in number and shape."""
     if not pairings:
         sharding = inventory.sharding if isinstance(inventory, DirectoryInventory) else ""
         return skipped("structure", sharding or NOTHING_TO_RESUME, optimizers=0)

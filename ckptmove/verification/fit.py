@@ -95,10 +95,6 @@ def parse_fit(text: str) -> Devices:
 def verify_fit(request: VerifyRequest, devices: str) -> Verdict:
     """Make the check *fit*, and no other: only the metadata are read, also at a URL.
 
-    Args:
-        request: the options.
-        devices: the value of ``--fit``.
-
     Raises:
         UsageError: if the value has another form, or is combined with an option for the other checks; if the
             parameters are in partitions of ZeRO, or in a file of one rank.

@@ -44,9 +44,6 @@ def memory_hint() -> str:
 def limit_memory(request: VerifyRequest) -> bool:
     """Limit the memory of this process in proportion to the size of the files.
 
-    Args:
-        request: the verification.
-
     Returns:
         Whether a limit was set. No limit is set for the user's own code, on a real accelerator, if the system does
         not report the memory of a process, or if the user chose the size of thread stacks.

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ckptmove.checkpoint.inventory.shapes import as_dict, members, role_of_keys, string_keys
 from ckptmove.checkpoint.state_dicts import is_buffer
 from ckptmove.findings.catalogue import found
+from ckptmove.pickles.tree import Node, Sequence
 from ckptmove.text import amount
 from ckptmove.torch_facts.optimizers import magnitudes
 from ckptmove.verification.checks import Offenders, failed, passed, skipped
 from ckptmove.verification.state import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from ckptmove.model import Finding, Inventory, TensorRecord
+    from ckptmove.pickles.tree import Dict, Value
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.step.counters import CounterFaults, Uneven
 
@@ -30,6 +33,8 @@ _EXTREMES: Final = frozenset({"min_val", "max_val", "min_vals", "max_vals"})
 _VARIANCE: Final = "running_var"
 #: Dtypes with two values in a byte, which have no arithmetic in torch.
 _NOT_COMPARED: Final = frozenset({"float4_e2m1fn_x2"})
+#: Scheduler keys whose values must be finite; others may be infinite, for example the best loss so far.
+_RATES: Final = frozenset({"base_lrs", "_last_lr", "min_lrs", "eta_min"})
 
 
 @dataclass(slots=True)
@@ -208,3 +213,40 @@ def _range(values: torch.Tensor) -> tuple[float, float]:
     """Lowest and highest value in one pass without a copy; NaN if any value is NaN, as in ``torch.aminmax``."""
     lowest, highest = torch.aminmax(comparable(values))
     return lowest.item(), highest.item()
+
+
+def broken_numbers(root: Value) -> Iterator[str]:
+    """Numbers that no scheduler or scaler can continue from, as text with their paths."""
+    stack: list[tuple[str, Value]] = [("", root)]
+    seen: dict[int, Value] = {}
+    while stack:
+        path, value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        pairs = as_dict(value)
+        if pairs is not None:
+            yield from _broken(path, pairs)
+            stack += ((f"{path}.{key}".lstrip("."), item) for key, item, _ in members(pairs) if isinstance(item, Node))
+        elif isinstance(value, Sequence):
+            stack += (
+                (f"{path}.{index}".lstrip("."), item)
+                for index, item in enumerate(value.items)
+                if isinstance(item, Node)
+            )
+
+
+def _broken(path: str, pairs: Dict) -> Iterator[str]:
+    role = role_of_keys(string_keys(pairs))
+    if role not in {"scheduler", "scaler"}:
+        return
+    for key, value, _ in members(pairs):
+        for number in value.items if isinstance(value, Sequence) else (value,):
+            if isinstance(number, (int, float)) and not _can_be(role, key, number):
+                yield f"{path}.{key} is {number}".lstrip(".")
+
+
+def _can_be(role: str, key: str, number: float) -> bool:
+    if role == "scaler":
+        return key != "scale" or (math.isfinite(number) and number > 0)
+    return not math.isnan(number) and (key not in _RATES or math.isfinite(number))

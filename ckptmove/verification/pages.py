@@ -27,12 +27,7 @@ _REGIONS = Path("/proc/self/maps")
 
 
 def is_mapping(address: int, path: str) -> bool:
-    """Whether memory is a mapping of a file; False if the system does not report it.
-
-    Args:
-        address: address of a byte.
-        path: path of the file.
-    """
+    """Whether memory is a mapping of a file; False if the system does not report it."""
     try:
         regions = _REGIONS.read_text(errors="replace").splitlines()
         inode = inode_of(path)

@@ -179,12 +179,7 @@ def is_dense(record: TensorRecord) -> bool:
 
 
 def batches(pieces: Iterator[ParameterPiece], *, together: bool) -> Iterator[list[ParameterPiece]]:
-    """Group pieces into batches, each for one optimizer instance: many small pieces, or one large piece.
-
-    Args:
-        pieces: the pieces, in the order of their groups.
-        together: whether all pieces form one batch.
-    """
+    """Group pieces into batches, each for one optimizer instance: many small pieces, or one large piece."""
     batch: list[ParameterPiece] = []
     groups: set[int] = set()
     elements = 0

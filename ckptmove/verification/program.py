@@ -23,12 +23,7 @@ _FOLDERS = {"weights": "state_dict", "constants": "constants"}
 
 
 def program_tensors(part: OpenPart, place: str | BinaryIO) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights and constants that are stored as raw bytes, by name.
-
-    Args:
-        part: the archive.
-        place: its path or file object.
-    """
+    """Weights and constants that are stored as raw bytes, by name."""
     reader = torch._C.PyTorchFileReader(place)
     sizes = {storage.key: storage.nbytes for storage in part.inventory.storages}
     storages: dict[str, torch.UntypedStorage] = {}
@@ -46,9 +41,6 @@ def program_tensors(part: OpenPart, place: str | BinaryIO) -> Iterator[tuple[str
 
 def program_pickles(place: str | BinaryIO) -> Iterator[tuple[str, object]]:
     """Contents of each pickle of the archive, by path in the tree.
-
-    Args:
-        place: path or file object of the archive.
 
     Raises:
         UnpicklingError: if weights-only mode refuses a pickle.

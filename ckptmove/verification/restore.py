@@ -116,12 +116,7 @@ def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
 
 
 def dense_records(inventory: Inventory, names: Container[str] | None = None) -> Iterator[tuple[int, TensorRecord]]:
-    """Dense tensors with bytes, with the index of the tensor; a sparse tensor is replaced by its parts.
-
-    Args:
-        inventory: the checkpoint.
-        names: names of the tensors; None for all.
-    """
+    """Dense tensors with bytes, with the index of the tensor; a sparse tensor is replaced by its parts."""
     for place, record in enumerate(inventory.tensors):
         if record.kind not in NOT_COMPARED and (names is None or record.name in names):
             yield from ((place, dense) for dense in record.dense())

@@ -81,14 +81,7 @@ class PiecesTally:
 
 
 def compare_pieces(record: TensorRecord, values: torch.Tensor, part: PiecedPart, tally: PiecesTally) -> None:
-    """Compare each loaded piece of a tensor with the assembled tensor.
-
-    Args:
-        record: the tensor.
-        values: its assembled values.
-        part: the checkpoint that contains it.
-        tally: receives the results.
-    """
+    """Compare each loaded piece of a tensor with the assembled tensor."""
     for piece in part.pieces_of(part.own_name(record.storage or "")):
         name = f"{record.name} ({piece.place})"
         loaded = _load(piece)

@@ -73,13 +73,6 @@ def compare_shards(
 ) -> bool:
     """Compare each loaded shard of a tensor with the assembled tensor, or the first rank's own tensor with its file.
 
-    Args:
-        record: the tensor.
-        values: its values.
-        part: the files that contain it.
-        loaded: the loaded files.
-        tally: receives the results.
-
     Returns:
         Whether torch loads a file with a part of it.
     """

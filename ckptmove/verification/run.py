@@ -22,8 +22,7 @@ from ckptmove.io.cores import cores
 from ckptmove.moves import MoveRequest, Remap
 from ckptmove.text import Argument, Phrase, amount
 from ckptmove.torch_facts.devices import parse_target
-from ckptmove.verification.case.name import parse_case
-from ckptmove.verification.case.script_file import require_script
+from ckptmove.verification.case.name import parse_case, require_script
 from ckptmove.verification.checks import CASE, CHECKS, SCRIPT, skipped
 from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
 from ckptmove.verification.evidence import Verdict

@@ -130,10 +130,6 @@ class StoredTensors:
     def tensor(self, record: TensorRecord, window: Window | None = None) -> torch.Tensor:
         """Build a dense tensor with its dtype, sizes and strides on the CPU. Writing to it never changes the file.
 
-        Args:
-            record: the tensor.
-            window: elements to read; None for all.
-
         Raises:
             DamagedArchive: if its bytes are encoded or incomplete.
             MissingShard: if files that may have its bytes are missing.

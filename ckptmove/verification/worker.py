@@ -31,9 +31,8 @@ from ckptmove.verification.generators import refused_states
 from ckptmove.verification.imports import optimizer_class
 from ckptmove.verification.loaded import LoadedFiles
 from ckptmove.verification.memory import limit_memory, memory_hint, with_hint
-from ckptmove.verification.numbers import NumbersTally
+from ckptmove.verification.numbers import NumbersTally, broken_numbers
 from ckptmove.verification.place import find_site
-from ckptmove.verification.plain_numbers import broken_numbers
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.restore import survey
 from ckptmove.verification.sampling import Sample, choose_sample

@@ -16,7 +16,6 @@ LONGEST_FUNCTION = 60
 
 #: Where every exception is caught and not raised again at once, with the reason.
 CATCHING_ALL = {
-    "cli/ahead.py": "raised again by the thread that waits for the result",
     "cli/guard.py": "bugs, for their exit code",
     "io/at_once.py": "raised again by the thread that waits for the result",
     "verification/case/backward.py": "raised again by the caller of the autograd engine",

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ckptmove.errors import DamagedArchive
-from ckptmove.io.counted import CountedSource
+from ckptmove.io.part import CountedSource
 from ckptmove.io.source import open_source
 from ckptmove.model import Span
 

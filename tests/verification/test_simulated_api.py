@@ -17,7 +17,7 @@ from torch import nn
 from ckptmove.verification.simulated import loading as simulated_loading  # it imports torch
 from ckptmove.verification.simulated import targets  # it imports torch
 from ckptmove.verification.simulated.device import SimulatedDevice  # it imports torch
-from ckptmove.verification.simulated.unsupported import unsupported_operation  # of errors of torch
+from ckptmove.verification.simulated.errors import unsupported_operation  # of errors of torch
 
 
 def test_the_module_of_the_target_answers_as_long_as_the_device_stands(mps):

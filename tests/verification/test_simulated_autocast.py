@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from ckptmove.verification.simulated import autocast  # it imports torch
-from ckptmove.verification.simulated.autocast_policies import KINDS, CastPolicy, policies  # it imports torch
+from ckptmove.verification.simulated.autocast import KINDS, CastPolicy, policies  # it imports torch
 from ckptmove.verification.simulated.device import SimulatedDevice  # it imports torch
 from ckptmove.verification.simulated.errors import MissingOnMps  # it imports torch
 
@@ -141,7 +141,7 @@ def test_policies_are_known_for_every_listed_operation():
 
 
 def autocast_policies_names():
-    from ckptmove.verification.simulated import autocast_policies as table  # private parts of it
+    from ckptmove.verification.simulated import autocast as table  # private parts of it
 
     return set(table._LOWER_PRECISION | table._SET_OPT_DTYPE | table._PROMOTE)
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from ckptmove.verification.simulated.unsupported import NotSimulated  # it imports torch
+from ckptmove.verification.simulated.errors import NotSimulated  # it imports torch
 
 
 class Recurrent(nn.Module):

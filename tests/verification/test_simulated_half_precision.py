@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils import _pytree as pytree
 
 from ckptmove.verification.simulated import half_precision  # it imports torch
-from ckptmove.verification.simulated.unsupported import unsupported_operation  # it imports torch
+from ckptmove.verification.simulated.errors import unsupported_operation  # it imports torch
 
 #: Operators for which only the CPU has no kernel.
 LACKING = {

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ckptmove.verification.simulated import identity  # it imports torch
 from ckptmove.verification.simulated.device import PlainSimulatedTensor, SimulatedDevice  # it imports torch
-from ckptmove.verification.simulated.unsupported import NotSimulated, unsupported_operation  # of errors of torch
+from ckptmove.verification.simulated.errors import NotSimulated, unsupported_operation  # of errors of torch
 
 CUDA = torch.device("cuda:0")
 NAMED = ("cuda", "cuda:0", CUDA, torch.device("cuda"), 0)

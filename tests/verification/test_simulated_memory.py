@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ckptmove.verification.simulated.accounting import recorded  # it imports torch
 from ckptmove.verification.simulated.device import PlainSimulatedTensor, SimulatedDevice  # it imports torch
+from ckptmove.verification.simulated.errors import unsupported_operation  # it imports torch
 from ckptmove.verification.simulated.identity import foreach_by_default  # it imports torch
-from ckptmove.verification.simulated.unsupported import unsupported_operation  # it imports torch
 
 WIDTH, ROWS, LAYERS = 64, 32, 4
 ACTIVATION, WEIGHT = ROWS * WIDTH * 4, WIDTH * WIDTH * 4

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import operators  # of the benchmarks
 from torch import nn
 
-from ckptmove.verification.simulated.unsupported import NotSimulated  # it imports torch
+from ckptmove.verification.simulated.errors import NotSimulated  # it imports torch
 
 FINE = {operators.PASSED, operators.ROUNDED}
 #: Lazy conjugation and negation, kernels that another backend lacks, and functions that torch wrote in Python.

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from ckptmove.verification.simulated.errors import CrossDeviceError
-from ckptmove.verification.simulated.scalars import takes_scalar
+from ckptmove.verification.simulated.rules import takes_scalar
 
 #: Torch's own list of operations, which it makes the wrappers of its kernels from.
 LIST = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"

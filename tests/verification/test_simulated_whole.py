@@ -10,7 +10,7 @@ from torch.func import grad, jvp, vmap
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from ckptmove.verification.simulated.unsupported import NotSimulated, unsupported_operation
+from ckptmove.verification.simulated.errors import NotSimulated, unsupported_operation
 
 LAYOUTS = {
     "csr": lambda dense: dense.to_sparse_csr(),

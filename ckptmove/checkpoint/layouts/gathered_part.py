@@ -7,23 +7,19 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ckptmove.checkpoint.elements import StoredBytes
-from ckptmove.checkpoint.inventory.budget import Budget
-from ckptmove.checkpoint.inventory.build import tree_inventory
 from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
-from ckptmove.checkpoint.parts import FilePart, OpenPart
+from ckptmove.checkpoint.layouts.tree_part import NewTreePart
 from ckptmove.errors import CrcMismatch
 from ckptmove.formats.chunks import Chunk
 from ckptmove.model import Span
-from ckptmove.pickles.machine import interpret
-from ckptmove.pickles.write import write_pickle
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ckptmove.io.contracts import Progress
+    from ckptmove.checkpoint.parts import FilePart
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact, TensorRecord
+    from ckptmove.model import TensorRecord
     from ckptmove.pickles.tree import Value
 
 
@@ -56,7 +52,7 @@ class _Elements:
         return self._part.assembled(self._key).read(start, end) if start < end else b""
 
 
-class GatheredPart(OpenPart):
+class GatheredPart(NewTreePart):
     """A new tree whose storages are concatenations of runs."""
 
     is_distributed = False
@@ -74,22 +70,10 @@ class GatheredPart(OpenPart):
             storages: functions that return the runs of each of its storages, by key: all together are many.
             limits: resource limits for reading it.
         """
-        self.name, self.path, self.rows, self.base = "", path, (), 0
-        # Read back, so that each value has a place of its own: those of the tree are in several pickles.
-        data = write_pickle(root)
-        self._machine = interpret(data, limits)
-        self.pickle_bytes = len(data)
-        self._storages, self._limits = storages, limits
+        super().__init__("", path, root, limits)
+        self._storages = storages
         self._sound: set[str] = set()
         self._last: tuple[str, AssembledTensor] | None = None
-        self.inventory = tree_inventory(self._machine.root, path, "torch-zip", limits, len(data))
-
-    def close(self) -> None:
-        """Do nothing: the files belong to the checkpoint."""
-
-    def span(self, key: str) -> Span | None:
-        stored = self.storage(key)
-        return None if stored is None else stored.span
 
     def storage(self, key: str) -> StoredBytes | None:
         nbytes = 0
@@ -130,18 +114,3 @@ class GatheredPart(OpenPart):
                     if fact.kind == "crc-mismatch":
                         raise CrcMismatch(part.path, fact.record)
                 self._sound.add(part.name)
-
-    def tree(self) -> Value:
-        return self._machine.root
-
-    def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
-        """Return no facts: the files are checked."""
-        del progress, jobs
-        return ()
-
-    def budget(self) -> Budget:
-        return Budget(self._limits, self.pickle_bytes)
-
-    def extras(self) -> Mapping[str, bytes]:
-        """Return nothing: all content is in the tree and the storages."""
-        return {}

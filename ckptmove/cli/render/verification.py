@@ -130,12 +130,7 @@ def warned(result: Verdict) -> list[str]:
 
 
 def outcome(result: Verdict, *, strict: bool = False) -> str:
-    """The verdict, always with the device of the step: ``passed, simulated cuda:0``.
-
-    Args:
-        result: the checks and the verdict.
-        strict: whether warnings, and a resume that is not proven, are failures.
-    """
+    """The verdict, always with the device of the step: ``passed, simulated cuda:0``."""
     if result.mode is None:
         return _fit_outcome(result, result.fit)
     place = "cpu" if result.mode == "cpu" else f"{result.mode} {clean(result.target)}"

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.elements import StoredBytes
-from ckptmove.checkpoint.inventory.budget import Budget
-from ckptmove.checkpoint.inventory.build import tree_inventory
 from ckptmove.checkpoint.inventory.partitions import is_partitioned
 from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.layouts.merge import merge_inventories, moved_inventory
+from ckptmove.checkpoint.layouts.tree_part import NewTreePart
 from ckptmove.checkpoint.parts import FilePart, OpenPart
 from ckptmove.conversion.remap.errors import NotInFormat
 from ckptmove.conversion.remap.gather import gathered_names
+from ckptmove.conversion.remap.kept_files import replaced_by_shards
 from ckptmove.conversion.remap.new_files import merged_metadata
-from ckptmove.conversion.remap.other_files import replaced_by_shards
 from ckptmove.conversion.remap.remapping import remap
 from ckptmove.conversion.remap.zero import gather_partitions
 from ckptmove.conversion.shards import INDEX_NAME, shard_names
@@ -29,9 +28,7 @@ from ckptmove.io.part import MemorySource
 from ckptmove.io.segments import blocks_of
 from ckptmove.model import Span
 from ckptmove.moves import MovePlan, MoveRequest, Remap
-from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.tree import Call, Dict, Global, Tuple
-from ckptmove.pickles.write import write_pickle
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -40,10 +37,8 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.conversion.remap.kept_files import KeptFiles
     from ckptmove.conversion.remap.remapping import Remapped
-    from ckptmove.io.contracts import Progress
     from ckptmove.io.listing import Listing
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact
     from ckptmove.pickles.tree import Value
 
 #: Place of ``requires_grad`` in the arguments of ``_rebuild_tensor_v2`` and ``_rebuild_tensor_v3`` (torch/_utils.py).
@@ -196,30 +191,15 @@ def _without_grad(value: Value) -> Value:
     return value
 
 
-class ExpectedPart(OpenPart):
+class ExpectedPart(NewTreePart):
     """A file that a conversion must have written; its bytes are read from the original."""
 
     has_checksums = False
 
     def __init__(self, name: str, path: str, root: Value, result: Remapped, limits: Limits) -> None:
-        """Hold a new tree.
-
-        Args:
-            name: path of the file in the checkpoint; empty for the whole.
-            path: the same as users see it.
-            root: its tree.
-            result: the remapping.
-            limits: resource limits for reading it.
-        """
-        self.name, self.path, self.rows, self.base = name, path, (), 0
-        # Read back, so that each value has a place of its own: the original's places are in several pickles.
-        data = write_pickle(root)
-        self._machine = interpret(data, limits)
-        self.pickle_bytes = len(data)
-        self._result, self._limits = result, limits
-        self.inventory = tree_inventory(self._machine.root, path, "torch-zip", limits, len(data))
+        super().__init__(name, path, root, limits)
+        self._result = result
         self.byteorder = next((result.homes[one.key][0].byteorder for one in self.inventory.storages), "little")
-        self._extras: Mapping[str, bytes] = {}
         self._kept: tuple[str, StoredBytes | None] = ("", None)
 
     def put_at(self, base: int, extras: Mapping[str, bytes]) -> None:
@@ -227,32 +207,10 @@ class ExpectedPart(OpenPart):
         self.base, self._extras = base, extras
         self.inventory = moved_inventory(self.name, self.inventory, base)
 
-    def close(self) -> None:
-        """Do nothing: its bytes belong to the original."""
-
-    def span(self, key: str) -> Span | None:
-        stored = self.storage(key)
-        return None if stored is None else stored.span
-
     def storage(self, key: str) -> StoredBytes | None:
         if self._kept[0] != key:
             self._kept = key, self._changed(key)
         return self._kept[1]
-
-    def tree(self) -> Value:
-        return self._machine.root
-
-    def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
-        """Return no facts: the original is checked."""
-        del progress, jobs
-        return ()
-
-    def budget(self) -> Budget:
-        return Budget(self._limits, self.pickle_bytes)
-
-    def extras(self) -> Mapping[str, bytes]:
-        """Other content of the file: the metadata of safetensors, which a conversion keeps."""
-        return self._extras
 
     def _changed(self, key: str) -> StoredBytes | None:
         part, _ = self._result.homes[key]

@@ -130,11 +130,6 @@ def _data(value: Value) -> Value:
 def object_state(name: str, attributes: Dict, is_tensor: Callable[[Value], bool]) -> Dict | None:
     """Return the state_dict of an optimizer, a scheduler or a ``GradScaler``; None for other objects.
 
-    Args:
-        name: full name of its class.
-        attributes: its attributes.
-        is_tensor: whether a value is a tensor.
-
     Raises:
         NoPlainValue: if an optimizer has the state of a parameter that is in no group.
     """

@@ -90,11 +90,6 @@ def _artifact(address: Address) -> ArtifactAddress:
 def open_remote(address: Address, limits: Limits, copy: PartialCopy | None = None) -> RemoteSource | RemoteListing:
     """Open a remote file, or list a remote directory.
 
-    Args:
-        address: the URL.
-        limits: resource limits for listing a directory.
-        copy: a copy that keeps what is read, or None.
-
     Raises:
         UsageError: as of :func:`find_place`.
         MissingFile: if it does not exist.

@@ -66,11 +66,6 @@ class HttpFile:
     def __init__(self, address: Address, fs: Any, traffic: Traffic) -> None:
         """Request the first window.
 
-        Args:
-            address: the URL.
-            fs: fsspec's file system for HTTP.
-            traffic: counts the requests.
-
         Raises:
             MissingFile: if the server has no such file.
             RemoteFailed: if the server or the network fails.

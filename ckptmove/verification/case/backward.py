@@ -17,6 +17,7 @@ import torch
 from torch.autograd import graph
 from torch.autograd.function import BackwardCFunction
 
+from ckptmove.verification.replaced import replaced
 from ckptmove.verification.simulated.errors import CrossDeviceError, WrongGradient
 from ckptmove.verification.simulated.identity import TargetDevices
 from ckptmove.verification.simulated.targets import shown
@@ -77,11 +78,7 @@ def _frames_to_engine(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def make_guard(kind: Any) -> Any:
-    """Device guard of a device written in Python. Keep it as long as the process lives.
-
-    Args:
-        kind: the device type that it reports.
-    """
+    """Device guard of a device written in Python. Keep it as long as the process lives."""
 
     class Guard(torch._C._acc.DeviceGuard):  # not in every torch
         def type_(self) -> Any:
@@ -99,11 +96,7 @@ def make_guard(kind: Any) -> Any:
 
 @contextlib.contextmanager
 def as_on_a_real_device(name_of: Callable[[torch.device], str]) -> Iterator[None]:
-    """Treat exceptions of hooks, and gradients, as on a real device.
-
-    Args:
-        name_of: returns the target's name of a device.
-    """
+    """Treat exceptions of hooks, and gradients, as on a real device."""
     with _reraised(name_of), _gradients_checked(name_of):
         yield
 
@@ -136,11 +129,8 @@ def _gradients_checked(name_of: Callable[[torch.device], str]) -> Iterator[None]
             found[place] = found[place].to(device)
         return tuple(found) if isinstance(returned, tuple) else found[0]
 
-    BackwardCFunction.apply = checked  # type: ignore[method-assign]  # restored when the context ends
-    try:
+    with replaced(BackwardCFunction, apply=checked):
         yield
-    finally:
-        BackwardCFunction.apply = apply  # type: ignore[method-assign]  # the method, put back
 
 
 def _wrong(node: Any, index: int, devices: tuple[str, str], gradient: torch.Tensor) -> WrongGradient:
@@ -185,11 +175,8 @@ def _reraised(name_of: Callable[[torch.device], str]) -> Iterator[None]:
             raise _first_of(kept)
         return result
 
-    module._engine_run_backward = run  # restored when the context ends
-    try:
+    with replaced(module, _engine_run_backward=run):
         yield
-    finally:
-        module._engine_run_backward = engine  # restore the engine
 
 
 def _first_of(kept: list[BaseException]) -> BaseException:

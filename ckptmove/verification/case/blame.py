@@ -15,18 +15,16 @@ import torch
 
 from ckptmove.verification.case.edits import NO_FIX, Fix
 from ckptmove.verification.case.fixes import knows_target, made_by, where_called, where_made
-from ckptmove.verification.case.fixes_lines import of_message, returned
+from ckptmove.verification.case.fixes_lines import of_message, on_mps, returned
 from ckptmove.verification.case.fixes_modules import reachable_module, where_assigned
 from ckptmove.verification.case.fixes_moves import where_used
-from ckptmove.verification.case.fixes_mps import on_mps
 from ckptmove.verification.case.fixes_tensors import of_tensor
 from ckptmove.verification.case.peak import line_at, peak_evidence, shortage
 from ckptmove.verification.case.source import assigned, line_of, locals_of, read
 from ckptmove.verification.case.watch import LOADED
 from ckptmove.verification.simulated.accounting import Usage
 from ckptmove.verification.simulated.device import SimulatedDevice
-from ckptmove.verification.simulated.errors import CrossDeviceError, RefusedOnMps, WrongGradient
-from ckptmove.verification.simulated.unsupported import unsupported_operation
+from ckptmove.verification.simulated.errors import CrossDeviceError, RefusedOnMps, WrongGradient, unsupported_operation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,13 +98,13 @@ def blame(error: BaseException, scene: Scene) -> Blame:
     if limit is not None:
         called = (refusal.operation for refusal in scene.watch.refusals if refusal.error is error)
         named = limit or next(called, "") or " ".join(str(error).split())
-        fault = f"not supported by the simulation: {named}, {_at(line)}"
-        return Blame(fault, figures={"operation": named, **line_evidence(line)}, is_limit=True)
+        fault = f"not supported by the simulation: {named}, at {line.quoted}"
+        return Blame(fault, figures={"operation": named, **line.evidence}, is_limit=True)
     text = _text_of(error).rstrip(": ")
     operands = next((one.operands for one in scene.watch.refusals if one.error is error), ())
     fix = of_message(str(error), operands, frames[-1] if frames else None, scene)
     fix = fix if fix.text else on_mps(text, frames, scene)
-    return Blame(f"{text.rstrip('.')}, {_at(line)}", fix, {"error": text, **line_evidence(line)})
+    return Blame(f"{text.rstrip('.')}, at {line.quoted}", fix, {"error": text, **line.evidence})
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -124,11 +122,11 @@ def _of_memory(error: BaseException, usage: Usage, scene: Scene) -> Blame:
     fault, in_use, fix = shortage(usage)
     figures = {
         "error": _text_of(error),
-        **line_evidence(line),
+        **line.evidence,
         **peak_evidence(usage, scene.entrance),
         "requested_bytes": usage.requested,
     }
-    return Blame(f"{fault}, {_at(line)}", Fix(fix), figures, in_use)
+    return Blame(f"{fault}, at {line.quoted}", Fix(fix), figures, in_use)
 
 
 def _of_strays(
@@ -147,15 +145,15 @@ def _of_strays(
     named += f" and {len(culprits) - _NAMED} more" * (len(culprits) > _NAMED)
     verb = "is" if len(culprits) == 1 else "are"
     through = f" (through {first.through})" * bool(first.through)
-    fault = f"{named}{through} {verb} on {device}, but the other tensors of {operation} are on {home}, {_at(line)}"
-    made = f"made at {first.made}: {first.made.source}" if first.made is not None and first.made != line else ""
+    fault = f"{named}{through} {verb} on {device}, but the other tensors of {operation} are on {home}, at {line.quoted}"
+    made = f"made at {first.made.quoted}" if first.made is not None and first.made != line else ""
     figures: dict[str, object] = {
         "tensor": first.name,
         "tensors": [one.name for one in culprits],
         "on": device,
         "operation": operation,
         "aten": aten,
-        **line_evidence(line),
+        **line.evidence,
         "made_at": str(first.made or ""),
         "error": _text_of(error),
     }
@@ -172,10 +170,10 @@ def _of_gradient(error: WrongGradient, scene: Scene) -> Blame:
         "tensor": made,
         "on": device,
         "operation": f"torch.autograd.Function {error.function}",
-        **line_evidence(line),
+        **line.evidence,
         "error": f"RuntimeError: {error}",
     }
-    return Blame(f"{made} is on {device}, and its input is on {wanted}, {_at(line)}", fix, figures)
+    return Blame(f"{made} is on {device}, and its input is on {wanted}, at {line.quoted}", fix, figures)
 
 
 def _of_refused(error: RefusedOnMps, scene: Scene) -> Blame:
@@ -193,10 +191,10 @@ def _of_refused(error: RefusedOnMps, scene: Scene) -> Blame:
     figures: dict[str, object] = {
         "operation": operation,
         "aten": error.operation,
-        **line_evidence(line),
+        **line.evidence,
         "error": text,
     }
-    return Blame(f"{fault}, {_at(line)}", on_mps(str(error), frames, scene), figures)
+    return Blame(f"{fault}, at {line.quoted}", on_mps(str(error), frames, scene), figures)
 
 
 def _is_known(stray: torch.Tensor, scene: Scene) -> bool:
@@ -292,12 +290,3 @@ def _variable_of(root: Origin) -> str:
 def _text_of(error: BaseException) -> str:
     """Class and message of an exception, on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def _at(line: Line) -> str:
-    return f"at {line}: {line.source}" if line.source else f"at {line}"
-
-
-def line_evidence(line: Line) -> dict[str, object]:
-    """Evidence about a line; without a number for a whole file."""
-    return {"file": line.file, "line": line.number or None, "source": line.source}

@@ -28,6 +28,7 @@ from ckptmove.verification.case.source import (
     stored_by,
 )
 from ckptmove.verification.case.tensor_names import tensors_in
+from ckptmove.verification.replaced import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,12 +45,10 @@ class Variable(NamedTuple):
 
     Attributes:
         name: its expression.
-        running: the frame.
         is_assignable: whether ``name = …`` before the frame's statement rebinds it.
     """
 
     name: str
-    running: Running
     is_assignable: bool
 
 
@@ -59,15 +58,15 @@ def variables(sought: object, frames: Iterable[Running]) -> Iterator[Variable]:
         frame = running.frame
         for name, value in frame.f_locals.items():
             if value is sought:
-                yield Variable(name, running, is_assignable(running, name))
+                yield Variable(name, is_assignable(running, name))
         for name, value in getattr(frame.f_locals.get("self"), "__dict__", {}).items():
             if value is sought:
-                yield Variable(f"self.{name}", running, is_assignable=not is_expression(frame))
+                yield Variable(f"self.{name}", is_assignable=not is_expression(frame))
         for name in frame.f_code.co_names:
             if frame.f_globals.get(name) is sought:
-                yield Variable(name, running, is_assignable=False)
+                yield Variable(name, is_assignable=False)
         for node in _attributes_of(sought, running):
-            yield Variable(ast.unparse(node), running, is_assignable=False)
+            yield Variable(ast.unparse(node), is_assignable=False)
 
 
 def _attributes_of(sought: object, running: Running) -> Iterator[ast.Attribute]:
@@ -230,11 +229,8 @@ def noted_calls(entrance: Entrance) -> Iterator[dict[int, Given]]:
             is_direct = found[0].spot.code is frame.f_code
             calls[id(case)] = _given(found[0], statement, len(args), {*kwargs} if is_direct else {""})
 
-    Case.__init__ = noted  # type: ignore[method-assign, assignment]  # put back below
-    try:
+    with replaced(Case, __init__=noted):
         yield calls
-    finally:
-        Case.__init__ = init  # type: ignore[method-assign]  # the dataclass's own
 
 
 def _given(frame: UserFrame, statement: ast.stmt, count: int, keywords: set[str]) -> Given:

@@ -16,7 +16,7 @@ from torch import nn
 from ckptmove.case import Case
 from ckptmove.errors import CaseUnusable, CkptMoveError, UnreadableInput
 from ckptmove.text import amount, command_line
-from ckptmove.verification.case.blame import Blame, blame, line_evidence
+from ckptmove.verification.case.blame import Blame, blame
 from ckptmove.verification.case.case_call import noted_calls
 from ckptmove.verification.case.check_fixes import as_batch, built_again, unmoved, unsaved
 from ckptmove.verification.case.edits import NO_FIX, Fix
@@ -123,10 +123,6 @@ class _Run:
 def check_case(bench: Bench, typed: str) -> CheckResult:
     """Make the check.
 
-    Args:
-        bench: the checkpoint and the target.
-        typed: the argument of ``--case``.
-
     Raises:
         CaseUnusable: if it is not the name of a function that returns a case.
     """
@@ -162,12 +158,7 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
 
 @contextlib.contextmanager
 def on_target(site: Site, devices: int | None) -> Iterator[StepDevice]:
-    """The target, active for the user's code while the context is open.
-
-    Args:
-        site: the target.
-        devices: number of devices of the target machine, or None.
-    """
+    """The target, active for the user's code while the context is open."""
     place = site.place()
     with ExitStack() as stack:
         stack.enter_context(place.active())
@@ -276,15 +267,15 @@ def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
     model, name = trained[0]
     frames = run.watch.built.get(id(optimizer.optimizer), [])
     built = frames[0].spot.line if frames else None
-    at = f", built at {built}: {built.source}," if built is not None else ""
+    at = f", built at {built.quoted}," if built is not None else ""
     moved = [line for line in run.watch.moved if built is None or line.number > built.number]
-    then = f"the model is moved at {moved[0]}: {moved[0].source}" if moved else ""
+    then = f"the model is moved at {moved[0].quoted}" if moved else ""
     count = amount(len(strangers[optimizer]), "parameter")
     fault = f"{optimizer.label}{at} steps {count} that the model no longer has: {model.name}.{name} is not stepped"
     figures = {"tensor": f"{model.name}.{name}", "operation": "torch.optim.Optimizer.step"}
     given = None if run.given is None else run.given.of_parts(model.key, optimizer.key)
     fix = built_again(given, frames, home)
-    return Blame(fault, fix, figures | (line_evidence(built) if built is not None else {}), then)
+    return Blame(fault, fix, figures | (built.evidence if built is not None else {}), then)
 
 
 def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
@@ -315,7 +306,7 @@ def _unusable(error: UnusableCase, run: _Run) -> Blame:
     is_dataset = isinstance(error, WholeDataset)
     figures: dict[str, object] = {"tensor": "batch", "operation": "torch.Tensor.to"} if is_dataset else {}
     fix = as_batch(run.given, run.home) if is_dataset else NO_FIX
-    return Blame(f"{error}, in the case at {run.home}", fix, {**figures, **line_evidence(run.home)})
+    return Blame(f"{error}, in the case at {run.home}", fix, {**figures, **run.home.evidence})
 
 
 def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scene) -> Blame | str:
@@ -347,9 +338,7 @@ def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scen
         away = _off_target(run, part, scene)
         if away is not None:
             return away
-        options = [group.get("lr") for group in part.optimizer.param_groups]
-        rates = [1.0 if rate is None else float(rate) for rate in options]  # without one, the class makes its own
-        if taken.own[part.key].count and not taken.own[part.key].moved and any(rates):
+        if taken.own[part.key].count and taken.own[part.key].is_still:
             return Blame(f"no parameter of the model changed in {part.name}.step() on {place}")
     loss = ", ".join(f"loss{way} {one:.4g}" for way, one in losses.items()) or "no loss returned"
     count = amount(len(after), "parameter")
@@ -368,14 +357,8 @@ def _doubts(
     idle = [part.name for part in optimizers if not taken.own[part.key].count]
     bare = [part.name for part in optimizers if not restored.entries[part.key]]
     unmoved = [part.name for part in optimizers if part.name not in idle and not taken.own[part.key].moved]
-    missed = [
-        scene.names[id(one)].name
-        for part in optimizers
-        for one in part.parameters
-        if part.name not in idle and id(one) not in taken.own[part.key].reached
-        # A layer that was frozen in the saved run has nothing to resume.
-        if one.requires_grad or part.optimizer.state.get(one)
-    ]
+    stepped = (taken.own[part.key] for part in optimizers if part.name not in idle)
+    missed = [scene.names[id(one)].name for steps in stepped for one in steps.missed]
     run.figures |= {"not_stepped": idle, "parameters_not_stepped": missed, "not_restored": list(restored.left)}
     doubts = [f"step() was not called on {' and '.join(idle)}"] * bool(idle)
     doubts += [f"no state was restored into {' and '.join(bare)}"] * bool(bare)
@@ -414,8 +397,8 @@ def _whole_dataset(run: _Run, case: Case) -> list[str]:
     for transfer in run.watch.transfers:
         if transfer.rows and not any(id(one) in batch for one in run.watch.lineage(transfer.tensor)):
             line, run.note_fix = transfer.spot.line, unmoved(transfer.spot)
-            run.figures |= {"tensor": "a whole dataset", "operation": "torch.Tensor.to", **line_evidence(line)}
+            run.figures |= {"tensor": "a whole dataset", "operation": "torch.Tensor.to", **line.evidence}
             run.figures |= run.note_fix.evidence
             rows = f"{len(transfer.tensor):,} rows are moved at once for a batch of {transfer.rows:,}"
-            return [f"note: a whole dataset, {rows}, at {line}: {line.source}"]
+            return [f"note: a whole dataset, {rows}, at {line.quoted}"]
     return []

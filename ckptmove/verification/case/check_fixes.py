@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.text import quoted
 from ckptmove.verification.case.edits import MOVES, NO_FIX, Fix, before, replaced, text_of
-from ckptmove.verification.case.fixes_attributes import is_updated
+from ckptmove.verification.case.fixes_tensors import is_updated
 from ckptmove.verification.case.source import (
     assigned,
     assignment_before,
@@ -43,13 +43,7 @@ _REBUILT: Final = (
 
 
 def built_again(given: Given | None, built: Sequence[UserFrame], home: Line) -> Fix:
-    """The statement that built the optimizer, once more before the call of ``Case``.
-
-    Args:
-        given: arguments of the call, for the model and the optimizer in question.
-        built: the frames that built the optimizer.
-        home: line of the case function.
-    """
+    """The statement that built the optimizer, once more before the call of ``Case``."""
     if given is None or given.model is None:
         return Fix(f"{_REBUILT}, in the case at {home}")
     for frame in built:
@@ -114,12 +108,7 @@ def unsaved(error: Exception, model: nn.Module, entrance: Entrance) -> Fix:
 
 
 def with_prefix(message: str, checkpoint: str) -> str:
-    """Command for a strict ``load_state_dict`` that fails only because all keys have a prefix, or lack one.
-
-    Args:
-        message: message of torch.
-        checkpoint: path of the checkpoint.
-    """
+    """Command for a strict ``load_state_dict`` that fails only because all keys have a prefix, or lack one."""
     found = [_KEY.findall(part) for part in _KEYS.findall(message)]
     if len(found) != len(("missing", "unexpected")):
         return ""

@@ -91,13 +91,7 @@ class _Unwritten(Exception):
 
 
 def moved(name: str, value: object, move: Move) -> str:
-    """Expression for a value with its tensors moved; empty if it contains none, or no expression is known.
-
-    Args:
-        name: expression for the value.
-        value: a tensor, an object with ``to``, or a tuple, list or dict, perhaps nested.
-        move: how each tensor is moved.
-    """
+    """Expression for a value with its tensors moved; empty if it contains none, or no expression is known."""
     with suppress(_Unwritten):
         return _moved(name, value, move, read(ast.parse(move.call, mode="eval")))
     return ""

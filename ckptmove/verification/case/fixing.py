@@ -63,10 +63,6 @@ def find_fixes(request: VerifyRequest, verify: Callable[[VerifyRequest], Verdict
 
     No file is written: the case or script runs with the edits in memory. An edit that makes it unusable is left out.
 
-    Args:
-        request: the options.
-        verify: verifies a request.
-
     Raises:
         SourceChanged: if a file changed meanwhile.
         CkptMoveError: as ``verify``.

@@ -1,6 +1,6 @@
-"""Parse the argument of ``--case``: ``FILE.py:FUNC`` or ``pkg.mod:FUNC``.
+"""Parse the arguments of ``--case`` and ``--script``.
 
-The file is parsed and not imported: the child process does that.
+The files are parsed and neither imported nor run: the child process does that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptmove.errors import CaseUnusable, reason_of
+from ckptmove.errors import CaseUnusable, UsageError, reason_of
+from ckptmove.text import Argument, Phrase
 from ckptmove.verification.case.strays import MARK
 
 if TYPE_CHECKING:
@@ -81,13 +82,7 @@ def _is_dotted(name: str) -> bool:
 
 def _look_for(path: Path, function: str) -> None:
     """Raise CaseUnusable if a file has no such function and no statement that may bind its name."""
-    try:
-        tree = ast.parse(path.read_bytes(), str(path))
-    except OSError as error:
-        raise CaseUnusable(f"its file cannot be read: {reason_of(error)}", path=str(path)) from error
-    except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise CaseUnusable(f"it is not valid Python{line}: {getattr(error, 'msg', error)}", path=str(path)) from error
+    tree = _parsed(path, CaseUnusable)
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     if function in defined or any(_may_bind(node, function) for node in ast.walk(tree)):
         return
@@ -101,3 +96,31 @@ def _may_bind(node: ast.AST, name: str) -> bool:
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return node.name == name
     return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+
+
+class ScriptUnusable(UsageError):
+    """``--script`` does not name a Python file."""
+
+    kind = "script-unusable"
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(Phrase(Argument("script"), f": {message}"), path=path)
+
+
+def require_script(path: str) -> None:
+    """Check that a file is Python.
+
+    Raises:
+        ScriptUnusable: if it is missing or is not valid Python.
+    """
+    _parsed(Path(path), ScriptUnusable)
+
+
+def _parsed(path: Path, unusable: type[CaseUnusable | ScriptUnusable]) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), str(path))
+    except OSError as error:
+        raise unusable(f"its file cannot be read: {reason_of(error)}", path=str(path)) from error
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise unusable(f"it is not valid Python{line}: {getattr(error, 'msg', error)}", path=str(path)) from error

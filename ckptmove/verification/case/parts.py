@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,46 +15,38 @@ if TYPE_CHECKING:
     from ckptmove.case import Case
 
 
-class ModelPart(NamedTuple):
-    """A model of a case.
+@dataclass(frozen=True, slots=True)
+class _CasePart:
+    """A model or an optimizer of a case.
 
     Attributes:
         name: name in the report: ``model``, or ``model['netG']`` if the case has several.
-        key: key in the case; empty for a single model.
+        key: key in the case; empty for a single one.
         part: path of its state_dict in the checkpoint, or of a parent; None for the one that fits.
-        module: the module.
     """
 
     name: str
     key: str
     part: str | None
-    module: nn.Module
 
     @property
     def label(self) -> str:
         """Name in a sentence: ``the model``, or its name if the case has several."""
-        return self.name if self.key else "the model"
+        return self.name if self.key else f"the {self.name}"
 
 
-class OptimizerPart(NamedTuple):
-    """An optimizer of a case.
+@dataclass(frozen=True, slots=True)
+class ModelPart(_CasePart):
+    """A model of a case."""
 
-    Attributes:
-        name: name in the report: ``optimizer``, or ``optimizer['optG']`` if the case has several.
-        key: key in the case; empty for a single optimizer.
-        part: path of its state_dict in the checkpoint, or of a parent; None for the one that fits.
-        optimizer: the optimizer.
-    """
+    module: nn.Module
 
-    name: str
-    key: str
-    part: str | None
+
+@dataclass(frozen=True, slots=True)
+class OptimizerPart(_CasePart):
+    """An optimizer of a case."""
+
     optimizer: torch.optim.Optimizer
-
-    @property
-    def label(self) -> str:
-        """Name in a sentence: ``the optimizer``, or its name if the case has several."""
-        return self.name if self.key else "the optimizer"
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -77,10 +70,6 @@ def optimizers_of(case: Case) -> tuple[OptimizerPart, ...]:
 
 def require_usable_case(case: Case, typed: str) -> None:
     """Check the types of a case's fields, and that they go together.
-
-    Args:
-        case: the case.
-        typed: the argument of ``--case``.
 
     Raises:
         CaseUnusable: if they are wrong.

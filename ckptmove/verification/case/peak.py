@@ -59,11 +59,7 @@ class AllocationPlace(NamedTuple):
 
 
 def locator(entrance: Entrance) -> Callable[[FrameType], AllocationPlace]:
-    """A function that finds the place of an allocation; it keeps no frame.
-
-    Args:
-        entrance: knows which files are the user's.
-    """
+    """A function that finds the place of an allocation; it keeps no frame."""
 
     def locate(frame: FrameType | None) -> AllocationPlace:
         during, made_by = "", _NO_LINES

@@ -18,17 +18,22 @@ from typing import IO, TYPE_CHECKING, Final
 import torch
 
 from ckptmove.text import Argument
-from ckptmove.verification.case.blame import blame, line_evidence
+from ckptmove.verification.case.blame import blame
 from ckptmove.verification.case.check import on_target
 from ckptmove.verification.case.check_fixes import with_prefix
 from ckptmove.verification.case.fixes import Scene
 from ckptmove.verification.case.name import CaseName
 from ckptmove.verification.case.peak import memory_recorded
 from ckptmove.verification.case.protection import protected
-from ckptmove.verification.case.script_hooks import ScriptWatch, recorded
+from ckptmove.verification.case.script_hooks import (
+    ScriptWatch,
+    how_to_resume,
+    never_loaded,
+    recorded,
+    skipped_by_scaler,
+)
 from ckptmove.verification.case.script_session import Session, Stopped
 from ckptmove.verification.case.script_step import ScriptStep, label_live, scene_of
-from ckptmove.verification.case.script_steps import how_to_resume, never_loaded, skipped_by_scaler
 from ckptmove.verification.case.source import line_of
 from ckptmove.verification.case.user_code import Entrance, code_of
 from ckptmove.verification.checks import SCRIPT, failed, listed, skipped
@@ -198,14 +203,7 @@ def _watched(
     home: Line,
     end: Callable[[CheckResult], None],
 ) -> Iterator[None]:
-    """End the process when the time is up, and name the line that the script has reached.
-
-    Args:
-        deadline: the time, in seconds since the epoch; None for none.
-        entrance: knows which files are the user's.
-        home: line to report if no line is known.
-        end: sends the result and ends the process.
-    """
+    """End the process at a time in seconds since the epoch, and name the line that the script has reached."""
     if deadline is None:
         yield
         return
@@ -214,8 +212,8 @@ def _watched(
     def expire() -> None:
         frame = entrance.caller(sys._current_frames().get(runner))  # the only way to see another thread
         line = home if frame is None else line_of(frame.f_code.co_filename, frame.f_lineno)
-        fault = f"no optimizer step after the load within the time limit ({limit}); it was at {line}: {line.source}"
-        end(failed(SCRIPT, fault, **line_evidence(line), proven=False))
+        fault = f"no optimizer step after the load within the time limit ({limit}); it was at {line.quoted}"
+        end(failed(SCRIPT, fault, **line.evidence, proven=False))
 
     timer = threading.Timer(max(deadline - time.time(), 0), expire)
     timer.daemon = True

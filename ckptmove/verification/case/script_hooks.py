@@ -10,7 +10,8 @@ import functools
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import safetensors
 import safetensors.torch as safetensors_torch
@@ -21,27 +22,37 @@ from torch.distributed.checkpoint import filesystem
 from torch.optim import optimizer as optimizers
 
 from ckptmove.io.file_object import OpenFile
-from ckptmove.verification.case.blame import line_evidence
-from ckptmove.verification.case.script_steps import Steps, skipped_by_scaler
+from ckptmove.text import Argument, amount
 from ckptmove.verification.case.watch import Watch
 from ckptmove.verification.checks import SCRIPT, failed
 from ckptmove.verification.loading import load as loading
+from ckptmove.verification.replaced import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from ckptmove.verification.case.script_session import Session
-    from ckptmove.verification.case.script_steps import Explain, Observe
+    from ckptmove.verification.case.source import Line
     from ckptmove.verification.case.user_code import Entrance
     from ckptmove.verification.case.watch import Refusal
+    from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.loading.load import LoadRequest
+
+    #: Called with an optimizer; the result of the check ends the script, None lets it go on.
+    Observe = Callable[[torch.optim.Optimizer], CheckResult | None]
+    #: Called with an exception that ended a step; returns the result of the check.
+    Explain = Callable[[BaseException], CheckResult]
 
 #: Steps that a gradient scaler may skip because gradients are not finite.
 _SKIPPED_STEPS: Final = 40
 #: Environment variable that makes ``torch.load`` unpickle by default, and its values.
 _NO_WEIGHTS_ONLY: Final = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _TRUE: Final = frozenset({"1", "y", "yes", "true"})
+#: Optimizer steps that a script may make before it loads the checkpoint.
+_STEPS_BEFORE: Final = 20
+#: Steps that may raise an exception, which the script catches.
+_CAUGHT_STEPS: Final = 10
 
 
 class ScriptWatch(Watch):
@@ -91,15 +102,15 @@ def recorded(
     ]
     with contextlib.ExitStack() as stack:
         for owner, name, function in functions:
-            stack.enter_context(_replaced(owner, name, functools.partial(function, session)))
-        stack.enter_context(_set(pickles, "Unpickler", _watched_unpickler(session, pickles.Unpickler)))
+            stack.enter_context(_wrapped(owner, name, functools.partial(function, session)))
+        stack.enter_context(replaced(pickles, Unpickler=_watched_unpickler(session, pickles.Unpickler)))
         steps = Steps(session, begin, finish, explain, refusals)
         stack.callback(optimizers.register_optimizer_step_pre_hook(steps.before).remove)
         stack.callback(optimizers.register_optimizer_step_post_hook(steps.after).remove)
         yield steps
 
 
-def _replaced(owner: Any, name: str, make: Any) -> AbstractContextManager[None]:
+def _wrapped(owner: Any, name: str, make: Any) -> AbstractContextManager[None]:
     """Replace a function by one that is given the original as its first argument."""
     original = getattr(owner, name)
 
@@ -107,18 +118,8 @@ def _replaced(owner: Any, name: str, make: Any) -> AbstractContextManager[None]:
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return make(original, *args, **kwargs)
 
-    return _set(owner, name, _as_class(original, replacement) if isinstance(original, type) else replacement)
-
-
-@contextlib.contextmanager
-def _set(owner: Any, name: str, made: Any) -> Iterator[None]:
-    """Set an attribute while the context is open."""
-    original = getattr(owner, name)
-    setattr(owner, name, made)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+    made = _as_class(original, replacement) if isinstance(original, type) else replacement
+    return replaced(owner, **{name: made})
 
 
 def _as_class(original: type, call: Callable[..., Any]) -> type:
@@ -268,6 +269,128 @@ def _update_scaler(session: Session, original: Any, scaler: Any, *args: Any, **k
     session.skipped_steps += bool(session.loads)
     if session.skipped_steps >= _SKIPPED_STEPS:
         line = session.here()
-        fault = f"{skipped_by_scaler(session)}, at {line}: {line.source}"
-        session.stop(failed(SCRIPT, fault, proven=False, **line_evidence(line)))
+        fault = f"{skipped_by_scaler(session)}, at {line.quoted}"
+        session.stop(failed(SCRIPT, fault, proven=False, **line.evidence))
     return original(scaler, *args, **kwargs)
+
+
+def how_to_resume() -> str:
+    """Fix for a script that does not load the checkpoint."""
+    return f"pass the checkpoint by the script's own option: {Argument('script_args', '--resume PATH')}"
+
+
+class Started(NamedTuple):
+    """A step that has begun.
+
+    Attributes:
+        optimizer: its optimizer.
+        frame: the frame that calls the hooks, which runs as long as the step.
+        line: the user's line that called it.
+    """
+
+    optimizer: torch.optim.Optimizer
+    frame: FrameType
+    line: Line
+
+
+class Steps:
+    """Hooks around the steps of all optimizers. The step of a subclass may call that of its parent."""
+
+    def __init__(
+        self, session: Session, begin: Observe, finish: Observe, explain: Explain, refusals: Sequence[Refusal]
+    ) -> None:
+        self._session = session
+        self._begin = begin
+        self._finish = finish
+        self._explain = explain
+        self._refusals = refusals
+        self._open: list[Started] = []
+        self._early = 0
+        self._caught = 0
+
+    def before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Hook before a step."""
+        self._session.raise_if_stopped()
+        self.judge_raised()
+        is_outer = not self._is_open(optimizer)
+        self._open.append(Started(optimizer, sys._getframe(1), self._session.here()))  # the caller
+        if not is_outer:
+            return
+        self._session.stop_if_passed()
+        if self._session.loads:
+            self._decide(self._begin(optimizer))
+        else:
+            self._early += 1
+            if self._early > _STEPS_BEFORE:
+                fault = f"it made {_STEPS_BEFORE} optimizer steps without loading the checkpoint"
+                self._session.stop(never_loaded(self._session, fault))
+
+    def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Hook after a step."""
+        self._session.raise_if_stopped()
+        self.judge_raised()
+        self._open.pop()
+        if self._session.loads and not self._is_open(optimizer):
+            self._session.raised.pop(id(optimizer), None)
+            self._decide(self._finish(optimizer))
+
+    def judge_raised(self) -> None:
+        """Judge the steps that raised an exception, which the script caught: no hook is called after them.
+
+        A script may try again, for example with a smaller batch.
+
+        Raises:
+            Stopped: if the exception is a fault of the step by itself, or too many steps raised one.
+        """
+        running = set[FrameType]()
+        for frame in sys._current_frames().values():  # of all threads
+            one: FrameType | None = frame
+            while one is not None:
+                running.add(one)
+                one = one.f_back
+        raised = [one for one in self._open if one.frame not in running]
+        self._open = [one for one in self._open if one.frame in running]
+        for step in raised if self._session.loads else ():
+            error = next((one.error for one in self._refusals if _is_raised_in(step.frame, one.error)), None)
+            self._decide(None if error is None else self._explain(error))
+            kind = type(step.optimizer).__name__
+            fault = f"the step of {kind} raised an exception, which the script caught, at {step.line.quoted}"
+            self._session.raised[id(step.optimizer)] = fault
+            self._caught += 1
+            if self._caught >= _CAUGHT_STEPS:
+                self._session.stop(failed(SCRIPT, fault, proven=False, **step.line.evidence))
+
+    def _is_open(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(one.optimizer is optimizer for one in self._open)
+
+    def _decide(self, check: CheckResult | None) -> None:
+        if check is None:
+            return
+        if check.status == "passed":
+            self._session.go_on(check)
+        else:
+            self._session.stop(check)
+
+
+def _is_raised_in(frame: FrameType, error: BaseException) -> bool:
+    """Whether an exception was raised in a frame, or in one that it called."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame is not frame:
+        trace = trace.tb_next
+    return trace is not None
+
+
+def never_loaded(session: Session, fault: str) -> CheckResult:
+    """Result for a script that did not load the checkpoint."""
+    others = ", ".join(dict.fromkeys(session.others))
+    fault += f"; it loaded {others}" if others else ""
+    is_named = any(session.is_inside(one.rpartition("=")[2]) for one in session.arguments)
+    fault += "; its arguments name the checkpoint, but it never opens it" if is_named else ""
+    fix = "" if is_named else how_to_resume()
+    return failed(SCRIPT, fault, fix, loaded=list(dict.fromkeys(session.others)), proven=False)
+
+
+def skipped_by_scaler(session: Session) -> str:
+    """Fault of a script whose gradient scaler skipped each step."""
+    steps = amount(session.skipped_steps, "step")
+    return f"its gradient scaler skipped all {steps} after the load: the gradients, and so the loss, are not finite"

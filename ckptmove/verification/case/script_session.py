@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from ckptmove.text import quoted
-from ckptmove.verification.case.blame import line_evidence
 from ckptmove.verification.case.source import line_of
 from ckptmove.verification.checks import SCRIPT, listed, skipped
 
@@ -203,8 +202,8 @@ class Session:
             Stopped: always.
         """
         line = self.here()
-        reason = f"not proven: {reason}, at {line}: {line.source}"
-        self.stop(skipped(SCRIPT, reason, fix, proven=False, **line_evidence(line)))
+        reason = f"not proven: {reason}, at {line.quoted}"
+        self.stop(skipped(SCRIPT, reason, fix, proven=False, **line.evidence))
 
     def note_load(self, file: object) -> bool:
         """Record a load, and return whether it is of the checkpoint."""

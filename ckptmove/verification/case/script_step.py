@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import torch
@@ -105,15 +106,6 @@ class ScriptStep:
         memory: MemoryRecord,
         figures: dict[str, object],
     ) -> None:
-        """Begin without a step.
-
-        Args:
-            bench: the checkpoint and the request.
-            place: the target.
-            session: what the script has loaded.
-            memory: record of the device's memory.
-            figures: the evidence; figures of the step are added.
-        """
         self._bench = bench
         self._place = place
         self._session = session
@@ -158,7 +150,7 @@ class ScriptStep:
         steps = OwnSteps(part, self._place)
         if not self._bench.pairings:
             return _Optimizer(part, steps, None)
-        found, fault = _each_fitting(lambda one: self._compared_state(part._replace(part=one), steps, modules))
+        found, fault = _each_fitting(lambda one: self._compared_state(replace(part, part=one), steps, modules))
         best = max(found, key=lambda one: one.entries, default=_Optimizer(part, steps, None, fault=fault))
         return best._replace(part=part)
 
@@ -258,8 +250,7 @@ class ScriptStep:
         if broken is not None:
             return f"after the step on {place} {names.get(id(broken), 'a parameter')} is not finite"
         for one in optimizers:
-            rates = [group.get("lr") for group in one.part.optimizer.param_groups]
-            if not one.steps.moved and any(1.0 if rate is None else float(rate) for rate in rates):
+            if one.steps.is_still:
                 return f"no parameter of the model changed in the step of {one.kind} on {place}"
         return ""
 
@@ -283,13 +274,7 @@ class ScriptStep:
             if not one.steps.moved:
                 doubts.append(f"no parameter moved in the step of {one.kind}")
         names = self._names(models)
-        missed = [
-            names.get(id(parameter), "a parameter")
-            for one in optimizers
-            for parameter in one.part.parameters
-            if id(parameter) not in one.steps.reached
-            and (parameter.requires_grad or one.part.optimizer.state.get(parameter))
-        ]
+        missed = [names.get(id(missed), "a parameter") for one in optimizers for missed in one.steps.missed]
         if missed:
             doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({listed(missed)})")
         found = {one.where for one in optimizers}

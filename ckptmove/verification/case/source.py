@@ -47,6 +47,16 @@ class Line(NamedTuple):
     def __str__(self) -> str:
         return f"{self.file}:{self.number}" if self.number else self.file
 
+    @property
+    def quoted(self) -> str:
+        """The line with its text, for a sentence: ``train.py:7: loss.backward()``."""
+        return f"{self}: {self.source}" if self.source else str(self)
+
+    @property
+    def evidence(self) -> dict[str, object]:
+        """Evidence for the JSON report; without a number for a whole file."""
+        return {"file": self.file, "line": self.number or None, "source": self.source}
+
 
 class Spot(NamedTuple):
     """A point in the user's code that a frame has reached. It keeps no reference to the frame.

@@ -87,6 +87,18 @@ class OwnSteps:
         self._note_gradients()  # a closure makes them in the step
         self.count += 1
 
+    @property
+    def missed(self) -> list[torch.Tensor]:
+        """Parameters that no step reached, except those that were frozen in the saved run: they have no state."""
+        left = (one for one in self._part.parameters if id(one) not in self.reached)
+        return [one for one in left if one.requires_grad or self._part.optimizer.state.get(one)]
+
+    @property
+    def is_still(self) -> bool:
+        """Whether no step moved a parameter, although a learning rate is not 0 (or the class has its own)."""
+        rates = [group.get("lr") for group in self._part.optimizer.param_groups]
+        return not self.moved and any(1.0 if rate is None else float(rate) for rate in rates)
+
     def _note_gradients(self) -> None:
         self.reached |= {id(one) for one in self._part.parameters if one.grad is not None}
 

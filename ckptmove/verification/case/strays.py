@@ -14,11 +14,7 @@ _PROCESSES: Final = Path("/proc")
 
 
 def end_strays(mark: str) -> None:
-    """Kill every process with a mark.
-
-    Args:
-        mark: value of the variable `MARK`.
-    """
+    """Kill every process with a mark."""
     wanted = f"{MARK}={mark}".encode()
     for folder in _PROCESSES.glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or belongs to another user

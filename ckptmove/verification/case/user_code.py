@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from ckptmove.errors import CaseUnusable
 from ckptmove.verification.case.patching import lines_of
 from ckptmove.verification.case.source import Running, spot_of
+from ckptmove.verification.replaced import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,11 +89,10 @@ def edited_sources(edits: Sequence[Edit]) -> Iterator[None]:
         named.add(path)
         return loader.source_to_code(data, path)
 
-    SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]  # put back below
     try:
-        yield
+        with replaced(SourceFileLoader, get_code=get_code):
+            yield
     finally:
-        SourceFileLoader.get_code = read  # type: ignore[method-assign]  # the class's own
         for path in named:
             linecache.cache.pop(path, None)
 

@@ -103,12 +103,6 @@ class Watch(TorchFunctionMode):
     """
 
     def __init__(self, device: torch.device, entrance: Entrance) -> None:
-        """Create the mode.
-
-        Args:
-            device: where the case runs.
-            entrance: knows which files are the user's.
-        """
         super().__init__()
         self.refusals: list[Refusal] = []
         self.transfers: list[Transfer] = []

@@ -15,9 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.distributed import device_mesh
 
 from ckptmove.verification.mesh.group import group_is_there
+from ckptmove.verification.replaced import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 #: Methods of a mesh that read the values of its tensor of ranks, in the versions of torch that have them.
 _READERS: Final = (
@@ -27,12 +29,7 @@ _READERS: Final = (
 
 @contextmanager
 def on_fake_rank(rank: int, ranks: int) -> Iterator[None]:
-    """Be a rank of a process group without others, and make tensors without values, while the context is open.
-
-    Args:
-        rank: the rank.
-        ranks: number of ranks.
-    """
+    """Be a rank of a process group without others, and make tensors without values, while the context is open."""
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -46,9 +43,9 @@ def on_fake_rank(rank: int, ranks: int) -> Iterator[None]:
         stack.callback(_leave)
         stack.enter_context(_real_meshes())
         # `Module.to` swaps no tensor that has weak references, and torch itself has one to each fake parameter.
-        stack.enter_context(_replaced(torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])))
+        stack.enter_context(replaced(torch.utils, weakref=SimpleNamespace(getweakrefs=lambda _: [])))
         # It draws again until all values are within the bounds.
-        stack.enter_context(_replaced(nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor))
+        stack.enter_context(replaced(nn.init, _no_grad_trunc_normal_=lambda tensor, *_, **__: tensor))
         stack.enter_context(group_is_there())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield
@@ -59,29 +56,10 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-@contextmanager
-def _replaced(module: object, name: str, value: object) -> Iterator[None]:
-    """Replace an attribute of a module of torch while the context is open."""
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
-
-
-@contextmanager
-def _real_meshes() -> Iterator[None]:
+def _real_meshes() -> AbstractContextManager[None]:
     """Let device meshes have real tensors: torch reads the ranks in them."""
-    mesh: Any = device_mesh.DeviceMesh
-    own = {name: vars(mesh)[name] for name in _READERS if name in vars(mesh)}
-    for name, method in own.items():
-        setattr(mesh, name, _real(method))
-    try:
-        yield
-    finally:
-        for name, method in own.items():
-            setattr(mesh, name, method)
+    own = vars(device_mesh.DeviceMesh)
+    return replaced(device_mesh.DeviceMesh, **{name: _real(own[name]) for name in _READERS if name in own})
 
 
 def _real(method: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from ckptmove.verification.replaced import replaced
 from ckptmove.verification.simulated.accounting import MemoryRecord
 
 if TYPE_CHECKING:
@@ -53,20 +54,15 @@ class LiveMemory(TorchDispatchMode):
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count while the context is open; also storages that FSDP frees and allocates again."""
-        kind: Any = torch.UntypedStorage
-        resize = kind.resize_
+        resize = torch.UntypedStorage.resize_
 
         def resized(storage: Any, nbytes: int) -> Any:
             result = resize(storage, nbytes)
             self._record.count_storage(storage, _DEVICE)
             return result
 
-        kind.resize_ = resized  # a mode does not see it
-        try:
-            with self:
-                yield
-        finally:
-            del kind.resize_  # that of its base remains
+        with replaced(torch.UntypedStorage, resize_=resized), self:  # a mode does not see it
+            yield
 
 
 def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -39,12 +39,7 @@ _DDP: Final = "; leave out DistributedDataParallel: each rank has the whole mode
 
 
 def measure_case(request: VerifyRequest, emit: Emit) -> None:
-    """Measure the case of a request on the first and on the last rank.
-
-    Args:
-        request: the options, with a case and ``fit``.
-        emit: called with the figures of the rank that needs more.
-    """
+    """Measure the case of a request on the first and on the last rank; emit the figures of the one that needs more."""
     emit({"mode": "cpu"})
     typed, ranks = request.case or "", parse_fit(request.fit or "").ranks
     try:

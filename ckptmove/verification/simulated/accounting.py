@@ -185,12 +185,7 @@ class MemoryRecord:
         return found
 
     def count(self, host: torch.Tensor, device: torch.device) -> None:
-        """Count the storages of a tensor that are not known yet.
-
-        Args:
-            host: its values.
-            device: its simulated device.
-        """
+        """Count the storages of a tensor that are not known yet."""
         for storage in _storages(host):
             self.count_storage(storage, device)
 
@@ -299,10 +294,6 @@ def counting_saved(func: object, device: torch.device) -> AbstractContextManager
 
 def refuse(error: RuntimeError, device: torch.device) -> None:
     """Raise the device's error if the CPU could not allocate memory, and the device could not either.
-
-    Args:
-        error: the CPU's error for an operation.
-        device: the simulated device.
 
     Raises:
         torch.OutOfMemoryError: as :meth:`DeviceMemory.require`.

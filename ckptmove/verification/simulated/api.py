@@ -11,17 +11,20 @@ from torch.autograd import forward_ad
 from torch.jit import _state as torchscript
 from torch.nn.parallel import comm
 
+from ckptmove.verification.replaced import replaced
 from ckptmove.verification.simulated import capture, graphs, targets
 from ckptmove.verification.simulated.device_module import DeviceCalls, DeviceContext, DeviceOf
 from ckptmove.verification.simulated.device_streams import Event, Stream, StreamContext, forget_streams
+from ckptmove.verification.simulated.errors import refused
 from ckptmove.verification.simulated.generator import generators_on_device
 from ckptmove.verification.simulated.legacy import set_default_tensor_type, tensor_types
 from ckptmove.verification.simulated.loading import storages_on_device
 from ckptmove.verification.simulated.parallel import COPIES
-from ckptmove.verification.simulated.unsupported import refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from ckptmove.verification.simulated.targets import Place
 
 _CALLS: Final = tuple(name for name in vars(DeviceCalls) if not name.startswith("_"))
 _CLASSES: Final[dict[str, object]] = {
@@ -68,16 +71,10 @@ class _Markers:
 
 
 @contextlib.contextmanager
-def patched_torch_api(
-    device: torch.device, place: Callable[[torch.Tensor, torch.device], torch.Tensor]
-) -> Iterator[None]:
+def patched_torch_api(device: torch.device, place: Place) -> Iterator[None]:
     """Patch torch's API for a simulated device while the context is open.
 
     Modules scripted by `torch.jit` run as Python: their parameters cannot be moved to a backend written in Python.
-
-    Args:
-        device: the device.
-        place: wraps a CPU tensor as a tensor of the device, with the same memory.
     """
     with generators_on_device(), storages_on_device(place), _answering(device), _as_python():
         yield
@@ -110,17 +107,14 @@ def _answering(device: torch.device) -> Iterator[None]:
     if kind == "mps":
         modules += [(module, _MPS) for module in (torch.mps, torch.backends.mps, torch.mps.profiler)]
         modules += [(torch.mps.event, _CLASSES), (platform, {"processor": lambda: "arm"})]  # Lightning asks for it
-    known = [(vars(module), some) for module, some in modules if module is not None]
-    before = [(names, {name: names[name] for name in some.keys() & names.keys()}) for names, some in known]
-    for (names, replaced), (_, some) in zip(before, known, strict=True):
-        names.update({name: some[name] for name in replaced})
-    try:
+    with contextlib.ExitStack() as stack:
+        for module, some in modules:
+            if module is not None:
+                known = {name: one for name, one in some.items() if name in vars(module)}
+                stack.enter_context(replaced(module, **known))
+        stack.callback(forget_streams)
+        stack.callback(capture.end)  # one that the script left open
         yield
-    finally:
-        capture.end()  # one that the script left open
-        forget_streams()
-        for names, replaced in before:
-            names.update(replaced)
 
 
 def _separate(call: Callable[..., object]) -> Callable[..., object]:
@@ -135,9 +129,9 @@ def _separate(call: Callable[..., object]) -> Callable[..., object]:
 @contextlib.contextmanager
 def _as_python() -> Iterator[None]:
     """Let `torch.jit.script` return Python, except in the formulas that torch loads for the first forward-mode AD."""
-    module: Any = forward_ad
     was_enabled = bool(torchscript._enabled)
-    load = module._maybe_load_decompositions  # the same
+    module: Any = forward_ad
+    load = module._maybe_load_decompositions
 
     def loaded() -> None:
         torchscript.enable()
@@ -147,10 +141,9 @@ def _as_python() -> Iterator[None]:
             torchscript.disable()
 
     torchscript.disable()
-    module._maybe_load_decompositions = loaded  # the same
     try:
-        yield
+        with replaced(module, _maybe_load_decompositions=loaded):
+            yield
     finally:
-        module._maybe_load_decompositions = load  # the same
         if was_enabled:
             torchscript.enable()

@@ -74,11 +74,6 @@ def refuse_copy(host: torch.Tensor | None, is_asynchronous: bool) -> None:
 def refuse_captured(func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise torch's error for an operation on a device that a graph cannot hold.
 
-    Args:
-        func: the operation.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-
     Raises:
         RuntimeError: if it copies from or to CPU memory that is not pinned.
         torch.AcceleratorError: if it waits for the device.

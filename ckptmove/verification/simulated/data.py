@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
+from ckptmove.verification.replaced import replaced
 from ckptmove.verification.simulated.targets import BACKEND, home_of, of_number, tag_of
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ def parameters_moved_in_place() -> Iterator[None]:
     """
     module: Any = torch
     functions: Any = torch._C._nn  # as `nn.Module.to` calls it
-    parse = functions._parse_to  # the same
-    swap, is_compatible = module.utils.swap_tensors, module._has_compatible_shallow_copy_type  # as `_apply` calls it
+    parse = functions._parse_to
+    is_compatible = module._has_compatible_shallow_copy_type  # as `_apply` calls it
 
     # Any signature: torch/_dynamo/polyfills, which much of torch imports, compares it with its own.
     def compatible(*tensors: torch.Tensor, **_names: torch.Tensor) -> bool:
@@ -41,15 +42,12 @@ def parameters_moved_in_place() -> Iterator[None]:
         named = {name: of_number(one) if name == "device" else one for name, one in kwargs.items()}
         return parse(*map(of_number, args[:1]), *args[1:], **named)
 
-    functions._parse_to = parsed  # while the device is active
-    module.utils.swap_tensors = swap_tensors
-    module._has_compatible_shallow_copy_type = compatible  # while the device is active
-    try:
+    with (
+        replaced(functions, _parse_to=parsed),
+        replaced(torch.utils, swap_tensors=swap_tensors),
+        replaced(torch, _has_compatible_shallow_copy_type=compatible),
+    ):
         yield
-    finally:
-        functions._parse_to = parse  # restore the function
-        module.utils.swap_tensors = swap
-        module._has_compatible_shallow_copy_type = is_compatible  # restore the function
 
 
 def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
@@ -72,10 +70,6 @@ def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
 
 def become(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Give a leaf the data of a tensor on another device, and move its gradient there.
-
-    Args:
-        tensor: the leaf.
-        value: its new data, with which it shares memory.
 
     Raises:
         RuntimeError: if it is not a leaf, because its history would be lost.

@@ -32,10 +32,9 @@ from ckptmove.verification.simulated.autocast import autocast_on_device, registe
 from ckptmove.verification.simulated.capture import refuse_captured, refuse_copy, refuse_synchronization
 from ckptmove.verification.simulated.data import become, parameters_moved_in_place
 from ckptmove.verification.simulated.device_module import DeviceModule
-from ckptmove.verification.simulated.errors import RefusedOperation
+from ckptmove.verification.simulated.errors import NotSimulated, RefusedOperation
 from ckptmove.verification.simulated.generator import refuse_generator
-from ckptmove.verification.simulated.half_precision import compute
-from ckptmove.verification.simulated.lazy_kernels import lazy_kernels
+from ckptmove.verification.simulated.half_precision import compute, lazy_kernels
 from ckptmove.verification.simulated.loading import BEFORE_OTHERS, location_of, on_device, restore_storage
 from ckptmove.verification.simulated.mps import refuse_on_mps, without_float64
 from ckptmove.verification.simulated.pinning import is_pinned, made_pinned, pin, refuse_pinning
@@ -47,7 +46,6 @@ from ckptmove.verification.simulated.rules import (
     schema_of,
 )
 from ckptmove.verification.simulated.targets import BACKEND, home_of, kind_of, tag_of
-from ckptmove.verification.simulated.unsupported import NotSimulated
 from ckptmove.verification.simulated.whole import COMPRESSED, SPARSE_GRADIENT, run_whole
 
 if TYPE_CHECKING:

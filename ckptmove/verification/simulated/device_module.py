@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ckptmove.verification.simulated import accounting, targets
-from ckptmove.verification.simulated import states as simulated_states
 from ckptmove.verification.simulated.capture import is_capturing, refuse_synchronization
 from ckptmove.verification.simulated.device_streams import StreamContext, current_stream, default_stream, set_stream
+from ckptmove.verification.simulated.generator import encode_state, restore_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -67,11 +67,6 @@ class DeviceCalls:
     """The public functions of a device's module."""
 
     def __init__(self, kind: Callable[[], str]) -> None:
-        """Set the function that returns the target's type.
-
-        Args:
-            kind: returns the device type of the target (``cuda``).
-        """
         self._kind = kind
 
     def is_available(self) -> bool:
@@ -155,7 +150,7 @@ class DeviceCalls:
 
     def get_rng_state(self, device: object = None) -> torch.Tensor:  # noqa: ARG002  # torch's name
         """RNG state of the CPU's generator, in the target's format."""
-        return simulated_states.encode_state(torch.default_generator, self._kind())
+        return encode_state(torch.default_generator, self._kind())
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
         """RNG state of each device."""
@@ -169,7 +164,7 @@ class DeviceCalls:
         """
         if _number(device) >= self.device_count():
             raise IndexError("tuple index out of range")
-        simulated_states.set_state(torch.default_generator, self._kind(), new_state)
+        restore_state(torch.default_generator, self._kind(), new_state)
 
     def set_rng_state_all(self, new_states: Iterable[torch.Tensor]) -> None:
         """Restore the RNG state of each device."""

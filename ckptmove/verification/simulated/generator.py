@@ -5,23 +5,34 @@ Such a generator is a CPU generator that reports the target's device.
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._C import Generator
 
-from ckptmove.verification.simulated import states as simulated_states
+from ckptmove.verification.replaced import replaced
 from ckptmove.verification.simulated import targets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
 
     from typing_extensions import Self
 
 #: Device of each simulated generator, by address: torch passes another object for the same generator to operations.
 _HOMES: Final[dict[int, torch.device]] = {}
+#: From aten/src/ATen/cuda/CUDAGeneratorImpl.cpp ``set_state``, and the same for xpu: a seed, and an optional offset.
+_SEED: Final = 8
+_SEED_AND_OFFSET: Final = 16
+_EXACT: Final = frozenset({"cuda", "xpu"})
+#: Other devices also store their engine, with various lengths, all short; this is the length of mps.
+_OF_OTHERS: Final = 36
+_SHORT: Final = 64
+#: The CPU state for each returned state.
+_KNOWN_STATES: Final[dict[bytes, torch.Tensor]] = {}
 
 
 class DeviceGenerator(Generator):
@@ -41,11 +52,11 @@ class DeviceGenerator(Generator):
 
     def get_state(self) -> torch.Tensor:
         """Its state, in the target's format."""
-        return simulated_states.encode_state(self, targets.kind_of(self.device))
+        return encode_state(self, targets.kind_of(self.device))
 
     def set_state(self, new_state: torch.Tensor) -> DeviceGenerator:
         """Restore an own state, or use a state of the target as a seed."""
-        simulated_states.set_state(self, targets.kind_of(self.device), new_state)
+        restore_state(self, targets.kind_of(self.device), new_state)
         return self
 
     def clone_state(self) -> DeviceGenerator:
@@ -84,16 +95,9 @@ class _Generator(metaclass=_Kind):
     """Replacement of `torch.Generator`, which makes no generators on a simulated device."""
 
 
-@contextlib.contextmanager
-def generators_on_device() -> Iterator[None]:
+def generators_on_device() -> AbstractContextManager[None]:
     """Let `torch.Generator` make generators on simulated devices while the context is open."""
-    module: Any = torch
-    before = module.Generator
-    module.Generator = _Generator
-    try:
-        yield
-    finally:
-        module.Generator = before
+    return replaced(torch, Generator=_Generator)
 
 
 def refuse_generator(operation: str, leaves: Iterable[Any], device: torch.device) -> None:
@@ -101,11 +105,6 @@ def refuse_generator(operation: str, leaves: Iterable[Any], device: torch.device
 
     From aten/src/ATen/core/Generator.h ``check_generator``. ``randperm_out_cpu``, ``randperm_out_cuda`` and
     ``randperm_out_mps`` require exactly the same device.
-
-    Args:
-        operation: name of the ATen operation (`aten::normal_`).
-        leaves: its arguments.
-        device: device of its result.
     """
     for leaf in leaves:
         if not isinstance(leaf, Generator) or device.type == "meta":
@@ -117,3 +116,35 @@ def refuse_generator(operation: str, leaves: Iterable[Any], device: torch.device
         wanted, found = targets.kind_of(device), targets.kind_of(home)
         if wanted != found:
             raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{found}'")
+
+
+def encode_state(generator: Any, kind: str) -> torch.Tensor:
+    """The state of a CPU generator, in the target's format."""
+    state = Generator.get_state(generator)
+    rest = (_SEED_AND_OFFSET if kind in _EXACT else _OF_OTHERS) - _SEED
+    known = (generator.initial_seed() % 2**64).to_bytes(_SEED, sys.byteorder)
+    known += hashlib.blake2b(bytes(state.tolist()), digest_size=rest).digest()
+    _KNOWN_STATES[known] = state
+    return torch.tensor(list(known), dtype=torch.uint8, device="cpu")
+
+
+def restore_state(generator: Any, kind: str, new_state: Any) -> None:
+    """Set a CPU generator to a state in the target's format.
+
+    Raises:
+        TypeError: if the state is not a tensor of bytes on the CPU.
+        RuntimeError: if it is not contiguous, or does not have the target's length.
+    """
+    try:
+        Generator().set_state(new_state)  # raises torch's errors for invalid states
+    except RuntimeError:  # not a state of the CPU's generator
+        if not new_state.is_contiguous():
+            raise
+    size = new_state.numel()
+    if size not in {_SEED, _SEED_AND_OFFSET} if kind in _EXACT else not _SEED <= size <= _SHORT:
+        raise RuntimeError("RNG state is wrong size")
+    known = bytes(new_state.tolist())
+    if known in _KNOWN_STATES:
+        Generator.set_state(generator, _KNOWN_STATES[known])
+    else:
+        generator.manual_seed(int.from_bytes(known[:_SEED], sys.byteorder))

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ckptmove.verification.simulated import capture
 from ckptmove.verification.simulated.device_streams import Stream, StreamContext, current_stream, default_stream
+from ckptmove.verification.simulated.errors import NotSimulated, refused
 from ckptmove.verification.simulated.generator import address
 from ckptmove.verification.simulated.pinning import is_pinned
-from ckptmove.verification.simulated.unsupported import NotSimulated, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Run operations on the CPU, in float32 and rounded if only a GPU has a kernel for float16 or bfloat16."""
+"""Run operations on CPU tensors, in float32 and rounded if only a GPU has a kernel for float16 or bfloat16."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch._C import DispatchKey, DispatchKeySet
 from torch.utils import _pytree as pytree
 
-from ckptmove.verification.simulated.lazy_kernels import lazy_kernels
 from ckptmove.verification.simulated.rules import schema_of
 
 if TYPE_CHECKING:
@@ -25,17 +25,15 @@ _NOWHERE: Final = re.compile(
     r"aten::(_?linalg_|special_|bitwise_|__\w+shift__|cholesky|geqrf|orgqr|ormqr|lu_|triangular_solve|gcd|lcm|polar"
     r"|bincount|_?histogram|_cdist_|_pdist_|_?ctc_loss)"
 )
+_KEYS: Final = (
+    DispatchKeySet(DispatchKey.Conjugate)
+    | DispatchKeySet(DispatchKey.Negative)
+    | DispatchKeySet(DispatchKey.ZeroTensor)
+)
 
 
 def compute(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: str) -> Any:
-    """Run an operation on CPU tensors, in float32 if only the CPU lacks a kernel for their dtype.
-
-    Args:
-        func: the operation.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        kind: device type of the target (``cuda``), which an error names.
-    """
+    """Run an operation on CPU tensors, in float32 if only the CPU lacks a kernel for their dtype."""
     try:
         with lazy_kernels():
             return func(*args, **kwargs)
@@ -70,3 +68,13 @@ def _in_float32(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 def _is_narrow(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.dtype in _NARROW
+
+
+def lazy_kernels() -> Any:
+    """A context that turns the kernels on, which are off in `__torch_dispatch__`.
+
+    Without them, an operation of several steps (`linalg_pinv`) takes its own lazily conjugated tensors for plain ones.
+    """
+    include = torch._C._dispatch_tls_local_include_set()
+    exclude = torch._C._dispatch_tls_local_exclude_set()  # the same
+    return torch._C._ForceDispatchKeyGuard(include, exclude - _KEYS)  # the same

@@ -19,12 +19,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 from torch.utils._device import DeviceContext
 
+from ckptmove.verification.replaced import replaced
 from ckptmove.verification.simulated import legacy, targets
 from ckptmove.verification.simulated.data import become
-from ckptmove.verification.simulated.mps_arguments import refuse_linear
+from ckptmove.verification.simulated.errors import NotSimulated
+from ckptmove.verification.simulated.mps import refuse_linear
 from ckptmove.verification.simulated.pinning import made_pinned
 from ckptmove.verification.simulated.targets import BACKEND, home_of
-from ckptmove.verification.simulated.unsupported import NotSimulated
 from ckptmove.verification.simulated.whole import COMPRESSED, SPARSE_GRADIENT, run_compressed
 
 if TYPE_CHECKING:
@@ -188,11 +189,7 @@ def _translated(value: Any) -> Any:
 
 @contextlib.contextmanager
 def shown_everywhere(modes: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Translate devices where torch passes them without a function mode, while the context is open.
-
-    Args:
-        modes: opens the contexts of a thread.
-    """
+    """Translate devices where torch passes them without a function mode, while the context is open."""
     bindings: Any = torch._C
     group = bindings._group_tensors_by_device_and_dtype  # used by optimizers and `clip_grad_norm_`
     make: Any = TensorBase._make_wrapper_subclass  # used by every wrapper subclass
@@ -228,17 +225,17 @@ def shown_everywhere(modes: Callable[[], AbstractContextManager[None]]) -> Itera
         return device_of_storage(storage) if home is None else targets.shown(home)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_replaced(bindings, "_group_tensors_by_device_and_dtype", grouped))
-        stack.enter_context(_replaced(torch.Tensor, "_make_wrapper_subclass", staticmethod(made)))
-        stack.enter_context(_replaced(bindings._autograd, "_push_saved_tensors_default_hooks", pushed))  # see above
-        stack.enter_context(_replaced(DeviceContext, "__torch_function__", in_context))
-        stack.enter_context(_replaced(threading.Thread, "start", started))
-        stack.enter_context(_replaced(torch.UntypedStorage, "device", property(of_storage)))
+        stack.enter_context(replaced(bindings, _group_tensors_by_device_and_dtype=grouped))
+        stack.enter_context(replaced(torch.Tensor, _make_wrapper_subclass=staticmethod(made)))
+        stack.enter_context(replaced(bindings._autograd, _push_saved_tensors_default_hooks=pushed))  # see above
+        stack.enter_context(replaced(DeviceContext, __torch_function__=in_context))
+        stack.enter_context(replaced(threading.Thread, start=started))
+        stack.enter_context(replaced(torch.UntypedStorage, device=property(of_storage)))
         # There are no weights to arrange for cuDNN.
-        stack.enter_context(_replaced(torch.backends.cudnn, "is_acceptable", lambda _tensor: False))
+        stack.enter_context(replaced(torch.backends.cudnn, is_acceptable=lambda _tensor: False))
         for module in _CHECKING:
             for name in _CHECKS & vars(module).keys():
-                stack.enter_context(_replaced(module, name, _once_unseen(vars(module)[name])))
+                stack.enter_context(replaced(module, **{name: _once_unseen(vars(module)[name])}))
         yield
 
 
@@ -258,22 +255,9 @@ def foreach_by_default(kind: type[torch.Tensor]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in (optimizers, _foreach_utils):
             types = [*module._foreach_supported_types, kind]
-            stack.enter_context(_replaced(module, "_foreach_supported_types", types))
+            stack.enter_context(replaced(module, _foreach_supported_types=types))
         yield
 
 
 class _Default(NamedTuple):
     device: torch.device
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    had, before = name in vars(owner), getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if had:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)

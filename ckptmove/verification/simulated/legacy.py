@@ -44,11 +44,7 @@ class _Type(type):
 
 
 def tensor_types(kind: str) -> dict[str, object]:
-    """The types of a device type, by name.
-
-    Args:
-        kind: device type of the target (``cuda``).
-    """
+    """The types of a device type, by name."""
     return {name: _Type(name, (), {"dtype": dtype, "kind": kind}) for name, dtype in _DTYPES.items()}
 
 

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ckptmove.verification.replaced import replaced
 from ckptmove.verification.simulated import targets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+    from ckptmove.verification.simulated.targets import Place
 
 #: Priority of the package. torch sorts packages with their functions, which fails if two have the same priority.
 BEFORE_OTHERS: Final[Any] = 0.5
@@ -45,14 +48,9 @@ def restore_storage(storage: Any, location: str) -> Any:
 
 
 @contextlib.contextmanager
-def storages_on_device(place: Callable[[torch.Tensor, torch.device], torch.Tensor]) -> Iterator[None]:
-    """Let storages move to the device, and tensors of marked storages be on it, while the context is open.
-
-    Args:
-        place: wraps a CPU tensor as a tensor of the device, with the same memory.
-    """
-    module: Any = torch._utils
-    rebuild = module._rebuild_tensor  # every kind of tensor is rebuilt by it
+def storages_on_device(place: Place) -> Iterator[None]:
+    """Let storages move to the device, and tensors of marked storages be on it, while the context is open."""
+    rebuild: Any = torch._utils._rebuild_tensor  # every kind of tensor is rebuilt by it
     storages: Any = torch.storage
     move = storages._to  # called by `storage.cuda` and `storage.to`
 
@@ -74,10 +72,5 @@ def storages_on_device(place: Callable[[torch.Tensor, torch.device], torch.Tenso
         on_device(untyped, device)
         return place(tensor, device)
 
-    module._rebuild_tensor = rebuilt  # replaced while the device is active
-    storages._to = moved  # the same
-    try:
+    with replaced(torch._utils, _rebuild_tensor=rebuilt), replaced(storages, _to=moved):
         yield
-    finally:
-        module._rebuild_tensor = rebuild  # restore the function
-        storages._to = move  # the same

@@ -40,11 +40,6 @@ def refuse_pinning(operation: str, args: Sequence[Any], kwargs: Mapping[str, Any
     """Raise torch's error for an operation that pins memory of a device.
 
     From aten/src/ATen/native/Memory.cpp ``_pin_memory``.
-
-    Args:
-        operation: name of the ATen operation on a simulated device.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
     """
     if operation == "aten::_pin_memory":
         kind = args[0].type().rpartition(".")[2]

@@ -14,7 +14,10 @@ import torch
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    #: Wraps a CPU tensor as a tensor of a device, with the same memory.
+    Place = Callable[[torch.Tensor, torch.device], torch.Tensor]
 
 #: Name of the PrivateUse1 backend of this process.
 BACKEND: Final = "sim"

@@ -15,16 +15,18 @@ from torch.utils import _pytree as pytree
 
 from ckptmove.verification.simulated import graphs
 from ckptmove.verification.simulated.accounting import counting_saved
+from ckptmove.verification.simulated.errors import NotSimulated
 from ckptmove.verification.simulated.half_precision import compute
 from ckptmove.verification.simulated.mps import refuse_on_mps
 from ckptmove.verification.simulated.rules import bound_arguments, operand_devices, schema_of
 from ckptmove.verification.simulated.targets import home_of, kind_of, tag_of
-from ckptmove.verification.simulated.unsupported import NotSimulated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch._ops import OpOverload
+
+    from ckptmove.verification.simulated.targets import Place
 
 #: Layouts of tensors that C++ code cannot read from a wrapper.
 COMPRESSED: Final = frozenset({torch.sparse_bsc, torch.sparse_bsr, torch.sparse_csc, torch.sparse_csr})
@@ -45,15 +47,9 @@ _NO_DOUBLE_BACKWARD: Final = (
 def run_whole(
     func: OpOverload[..., Any],
     inner: Callable[[Any], Any],
-    place: Callable[[torch.Tensor, torch.device], torch.Tensor],
+    place: Place,
 ) -> Callable[..., Any]:
-    """A function that runs a composite operation on the CPU.
-
-    Args:
-        func: the operation.
-        inner: returns the CPU tensor of a tensor of the device.
-        place: wraps a CPU tensor as a tensor of the device, with the same memory.
-    """
+    """A function that runs a composite operation on the CPU."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:  # no public name
@@ -87,11 +83,6 @@ def _run_in_parts(func: OpOverload[..., Any], args: Any, kwargs: Any) -> Any:
 
 def run_compressed(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Run a function of torch with compressed sparse tensors on the CPU.
-
-    Args:
-        func: the function.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
 
     Raises:
         NotSimulated: if the operands are on several devices.

@@ -64,13 +64,7 @@ class CounterFaults:
 
 
 def check_counters(inventory: Inventory, stored: StoredTensors, names: frozenset[str] | None = None) -> CounterFaults:
-    """Check every step count. Counts whose bytes cannot be read are left to the checks of the file.
-
-    Args:
-        inventory: the checkpoint.
-        stored: its tensors.
-        names: names of the tensors that can be read; None for all.
-    """
+    """Check every step count. Counts whose bytes cannot be read are left to the checks of the file."""
     counters = CounterFaults()
     for optimizer in inventory.optimizers if names is None else (_readable(one, names) for one in inventory.optimizers):
         groups = {key: group for group in optimizer.groups for key in group.params}

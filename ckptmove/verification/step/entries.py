@@ -24,12 +24,7 @@ def foreign_kind(entry: StateEntry) -> str:
 
 
 def nested_state(entry: StateEntry, tensors: Mapping[str, object]) -> dict[Any, object]:
-    """Rebuild an entry as its optimizer keeps it. Only dicts, lists and tuples are rebuilt; others are left out.
-
-    Args:
-        entry: state of one parameter.
-        tensors: its tensors by path in the entry.
-    """
+    """Rebuild an entry as its optimizer keeps it. Only dicts, lists and tuples are rebuilt; others are left out."""
     kinds, keys = dict(entry.nested), dict(entry.keys)
     members: dict[str, dict[Any, object]] = {path: {} for path in ("", *kinds)}
     for path, value in (*entry.scalars, *tensors.items()):
@@ -43,12 +38,7 @@ def nested_state(entry: StateEntry, tensors: Mapping[str, object]) -> dict[Any, 
 
 
 def tensor_options(group: ParamGroup, records: Mapping[str, TensorRecord]) -> dict[str, TensorOption]:
-    """Options of a group that are tensors or tuples of tensors.
-
-    Args:
-        group: the group.
-        records: tensors by name.
-    """
+    """Options of a group that are tensors or tuples of tensors."""
     found: dict[str, TensorOption] = {}
     for key, _ in group.options:
         path = f"{group.where}.{key}"

@@ -33,24 +33,13 @@ _DEFAULT_BETAS: Final = (0.9, 0.999)
 
 
 def disagreement(piece: ParameterPiece, source: TensorSource, options: Mapping[str, object]) -> str:
-    """Contradictions between the moments of a piece, as text; empty if consistent.
-
-    Args:
-        piece: the piece.
-        source: source of its state.
-        options: options of its group.
-    """
+    """Contradictions between the moments of a piece, as text; empty if consistent."""
     records = dict(piece.entry.tensors) if piece.entry is not None else {}
     return contradiction({key: piece.of(records[key], source) for key in _MOMENTS if key in records}, options)
 
 
 def contradiction(state: Mapping[str, torch.Tensor], options: Mapping[str, object]) -> str:
-    """Contradictions between the moments of the same elements of a parameter, as text; empty if consistent.
-
-    Args:
-        state: state of these elements, by state key.
-        options: options of their group.
-    """
+    """Contradictions between the moments of the same elements of a parameter, as text; empty if consistent."""
     moments = {key: state[key] for key in _MOMENTS if key in state}
     mean = moments.get("exp_avg")
     if mean is None or any(one.dtype not in _DTYPES or one.shape != mean.shape for one in moments.values()):
@@ -72,12 +61,7 @@ def contradiction(state: Mapping[str, torch.Tensor], options: Mapping[str, objec
 
 
 def broken_history(piece: ParameterPiece, source: TensorSource) -> str:
-    """The first contradiction in the history of LBFGS, as text; empty if consistent.
-
-    Args:
-        piece: the parameter that holds the state.
-        source: source of its state.
-    """
+    """The first contradiction in the history of LBFGS, as text; empty if consistent."""
     records = dict(piece.entry.tensors) if piece.entry is not None else {}
     for index in range(sum(key.startswith("ro.") for key in records)):
         keys = (f"old_dirs.{index}", f"old_stps.{index}", f"ro.{index}")

@@ -35,12 +35,7 @@ class Choice(NamedTuple):
 
 
 def choose_optimizer(optimizer: OptimizerRecord, override: str | None) -> Choice:
-    """Choose the class to step an optimizer with.
-
-    Args:
-        optimizer: the optimizer.
-        override: the class that the user named, or None.
-    """
+    """Choose the class to step an optimizer with."""
     if optimizer.obstacle:
         return Choice(reason=optimizer.obstacle)
     name = override.removeprefix("torch.optim:") if override else optimizer.algorithm

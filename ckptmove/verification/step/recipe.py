@@ -70,11 +70,7 @@ class Recipe(NamedTuple):
 
     @contextmanager
     def running(self, draw: int = 0) -> Iterator[None]:
-        """Context of a step: fixed random numbers, and exceptions of another library as :class:`ForeignError`.
-
-        Args:
-            draw: seed for the random numbers of a class of another library.
-        """
+        """Context of a step: fixed random numbers, and exceptions of another library as :class:`ForeignError`."""
         if not self.is_foreign:
             yield
             return
@@ -193,11 +189,6 @@ def _required(kind: type[torch.optim.Optimizer], optimizer: OptimizerRecord) -> 
 
 def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSource) -> str:
     """Check the stored options with the constructor of the class, because ``load_state_dict`` does not check them.
-
-    Args:
-        recipe: class and options.
-        optimizer: the optimizer.
-        source: source of options that are tensors.
 
     Returns:
         The first error, with the path of the group; empty without an error.

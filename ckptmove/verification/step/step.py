@@ -73,11 +73,6 @@ def scaled(piece: ParameterPiece, source: TensorSource, name: str) -> Draft:
     """Scale the gradient of a piece to the magnitude of its moments.
 
     With a larger gradient the effect of the state would be lost in rounding.
-
-    Args:
-        piece: the piece.
-        source: source of its state.
-        name: class in ``torch.optim``.
     """
     largest = 0.0
     for key, record in piece.entry.tensors if piece.entry is not None else ():
@@ -105,12 +100,7 @@ def _largest_magnitude(values: torch.Tensor) -> float:
 
 
 def as_one(drafts: Sequence[Draft], source: TensorSource) -> list[Draft]:
-    """Scale all gradients alike for state on the first parameter (LBFGS), with the curvature of its history.
-
-    Args:
-        drafts: all parameters of an optimizer.
-        source: source of its state.
-    """
+    """Scale all gradients alike for state on the first parameter (LBFGS), with the curvature of its history."""
     holder = next((draft for draft in drafts if draft.largest), None)
     if holder is None:
         return list(drafts)

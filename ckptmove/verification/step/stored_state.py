@@ -189,14 +189,7 @@ def place_of(part: str | None) -> str:
 
 
 def no_part(what: str, part: str, field: str, candidates: tuple[str, ...]) -> Mismatch:
-    """Error for a path that a case chooses and the checkpoint does not have.
-
-    Args:
-        what: name of the model or optimizer.
-        part: the path.
-        field: field of the case that names the path.
-        candidates: paths that the checkpoint has.
-    """
+    """Error for a path that a case chooses and the checkpoint does not have."""
     has = f"it has {', '.join(candidates)}" if candidates else "it has no candidates"
     fix = (
         f"name one of them: ckptmove.Case(..., {field}={candidates[0]!r}), or as a key of a dict" if candidates else ""
@@ -205,13 +198,7 @@ def no_part(what: str, part: str, field: str, candidates: tuple[str, ...]) -> Mi
 
 
 def ambiguous(what: str, field: str, candidates: tuple[str, ...]) -> Ambiguous:
-    """Error for a model or optimizer that several parts of a checkpoint fit.
-
-    Args:
-        what: name of the model or optimizer.
-        field: field of the case that can choose.
-        candidates: paths of the parts.
-    """
+    """Error for a model or optimizer that several parts of a checkpoint fit."""
     choices = " or ".join(f"{field}={one!r}" for one in candidates)
     fix = f"choose one: ckptmove.Case(...) with {choices}, or as a key of a dict"
     return Ambiguous(

@@ -24,10 +24,6 @@ _IN_ANY_CASE: Final = 2**30
 def limit_tensor_sizes(checkpoint: OpenCheckpoint, limits: Limits) -> None:
     """Raise if the values of a checkpoint take far more memory than its files have bytes.
 
-    Args:
-        checkpoint: the checkpoint.
-        limits: resource limits.
-
     Raises:
         LimitExceeded: if its tensors need more than the limits allow.
     """

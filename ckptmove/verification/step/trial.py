@@ -13,7 +13,7 @@ from ckptmove.verification.loaded import NoWrapper
 from ckptmove.verification.pieces import batches
 from ckptmove.verification.place import TorchDevice
 from ckptmove.verification.simulated.device import SimulatedDevice
-from ckptmove.verification.simulated.unsupported import unsupported_operation
+from ckptmove.verification.simulated.errors import unsupported_operation
 from ckptmove.verification.state import bits
 from ckptmove.verification.step.optimizers import uses_state
 from ckptmove.verification.step.parameter import check_parameter, stored_count
@@ -253,13 +253,7 @@ def _with_state(trial: Trial, drafts: Sequence[Draft], tally: TrialTally) -> lis
 
 
 def _differ(one: Stepped, other: Stepped, unchanged: Container[str] = ()) -> bool:
-    """Whether two steps have different results, ignoring step counts, which do not depend on the moments.
-
-    Args:
-        one: result of the first step.
-        other: result of the second step.
-        unchanged: state that is not compared, named as by :func:`_pairs`.
-    """
+    """Whether two steps have different results, except in step counts and in state named as by :func:`_pairs`."""
     return any(
         key != " (step)" and key not in unchanged and not torch.equal(bits(value), bits(reference))
         for key, value, reference in _pairs(one, other)

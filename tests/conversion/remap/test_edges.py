@@ -18,7 +18,7 @@ from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.conversion.remap.combine import move_tree
 from ckptmove.conversion.remap.errors import NothingLeft, NotInFormat
 from ckptmove.conversion.remap.expected import expected
-from ckptmove.conversion.remap.other_files import with_links
+from ckptmove.conversion.remap.kept_files import with_links
 from ckptmove.errors import DamagedArchive, UncastableDtype, UnsupportedDtype, UsageError
 from ckptmove.io.listing import ListedLink, Listing
 from ckptmove.limits import Limits

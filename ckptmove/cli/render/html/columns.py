@@ -13,13 +13,7 @@ if TYPE_CHECKING:
 
 
 def words(title: str, cells: Iterable[str], **more: object) -> Json:
-    """Return a column of texts that repeat: devices, dtypes.
-
-    Args:
-        title: heading of the column, and its name for the search.
-        cells: the texts, cleaned.
-        more: further keys of the column.
-    """
+    """Return a column of texts that repeat: devices, dtypes."""
     return {"title": title, "kind": "words", **_numbered(cells), **more}
 
 

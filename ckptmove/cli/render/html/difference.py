@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 def difference_section(difference: Json, paths: tuple[str, str], verdict: str) -> Markup:
-    """Return the report on two checkpoints.
-
-    Args:
-        difference: the keys of ``diff``.
-        paths: the two checkpoints.
-        verdict: the answer as text.
-    """
+    """Return the report on two checkpoints."""
     changed, uncompared = difference["changed"], difference["uncompared"]
     gone = [(name, "removed") for name in difference["removed"]] + [(name, "added") for name in difference["added"]]
     is_measured = any(change["max_abs"] is not None for change in changed)

@@ -25,13 +25,7 @@ _SHORTEST: Final = 2
 
 
 def matrices(devices: Sequence[Json], conversion: ConversionEffect | None, palette: Palette) -> Markup:
-    """Return a table of the tensors by role and device, and a second one if a conversion changes it.
-
-    Args:
-        devices: the key ``devices`` of a checkpoint.
-        conversion: the conversion, or None if it is unknown.
-        palette: colors of the page.
-    """
+    """Return a table of the tensors by role and device, and a second one if a conversion changes it."""
     now = {(share["role"], share["device"]): share["tensors"] for share in devices}
     if not now:
         return element("p", "No tensors.", class_="none")

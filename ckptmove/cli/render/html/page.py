@@ -29,10 +29,6 @@ def whole_page(title: str, content: Iterable[Markup]) -> str:
 
     The Content-Security-Policy names the hashes of its style and its scripts, so that a browser runs nothing else and
     loads nothing.
-
-    Args:
-        title: its title.
-        content: the children of its body.
     """
     style = _asset(_STYLE)
     license_text, library = map(_asset, _LIBRARY)

@@ -19,14 +19,7 @@ _MARKS: Final = {"passed": "✓", "failed": "✗", "skipped": "–"}
 
 
 def result_section(result: Verdict, verdict: str, status: str, name: str) -> Markup:
-    """Return the report on one checkpoint.
-
-    Args:
-        result: checks and findings.
-        verdict: the verdict as text.
-        status: ``passed``, ``failed`` or ``unproven``.
-        name: ``id`` of the section.
-    """
+    """Return the report on one checkpoint."""
     findings = [finding_to_json(finding) for finding in result.findings]
     about = {
         "devices" if result.mode is None else "target": clean(result.target),
