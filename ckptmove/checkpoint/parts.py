@@ -257,13 +257,13 @@ def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> 
         if tree != "edit":
             # Damage is reported as by the reading of every operation.
             with suppress(DamagedPickle, NeedsEveryOperation):
-                content = _content(container, container.read_compact(), limits)
+                content = _content(container, container.read_compact(), limits, keep_tree=tree == "build")
                 return content if tree == "build" else content._replace(machine=None)
         return _content(container, container.read(), limits)
 
 
-def _content(container: Container, machine: Machine, limits: Limits) -> FileContent:
-    inventory = build_inventory(container, machine, limits)
+def _content(container: Container, machine: Machine, limits: Limits, *, keep_tree: bool = True) -> FileContent:
+    inventory = build_inventory(container, machine, limits, keep_tree=keep_tree)
     return FileContent(container, machine, inventory, machine.data_bytes, machine.end - machine.begin)
 
 

@@ -59,7 +59,7 @@ class ModelJson(TorchScript):
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> TorchScript:
         """Open a TorchScript archive of either form."""
         records = cast("ZipDirectory", directory).records
-        is_listed = any(record.name.partition("/")[2] == _LIST for record in records)
+        is_listed = any(name.partition("/")[2] == _LIST for name in records.names())
         return (cls if is_listed else TorchScript)(source, cast("ZipDirectory", directory), limits)
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
@@ -70,7 +70,8 @@ class ModelJson(TorchScript):
             LimitExceeded, CrcMismatch: as :class:`TorchScript`.
         """
         super().__init__(source, directory, limits)
-        self._storages = {f"tensors/{key}": record for key, record in self._within("tensors/").items()}
+        stored = {f"tensors/{key}": record for key, record in self._within("tensors/").items()}
+        self._storages = {key: record.place for key, record in stored.items()}
         record = self._inside[_LIST]
         limit = self.limits.max_inflated_bytes(0)
         if record.nbytes > limit:
@@ -79,7 +80,7 @@ class ModelJson(TorchScript):
         try:
             model = json.loads(text)
             self.torch_version = str(model["producerVersion"])[:40] if "producerVersion" in model else None
-            pieces = _module(model["mainModule"], _Tensors(model, self._storages))
+            pieces = _module(model["mainModule"], _Tensors(model, stored))
             self._pickle = b"\x80\x02" + self._joined(pieces, len(text)) + b"."
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, struct.error) as error:
             raise DamagedArchive(source.path, "its model.json is not as torch writes it") from error

@@ -73,12 +73,14 @@ class _Start(NamedTuple):
         limits: resource limits for reading a zip or a tar archive.
         head: first bytes of the file; empty for a zip archive, whose directory decides.
         directory: central directory of a zip archive; None for any other file.
+        names: names of its records.
     """
 
     source: ByteSource
     limits: Limits
     head: bytes
     directory: ZipDirectory | None
+    names: list[str]
 
 
 @cache
@@ -157,9 +159,11 @@ def _examine(source: ByteSource, limits: Limits) -> tuple[str, ZipDirectory | No
         raise NotACheckpoint(source.path, "an empty file")
     head = source.read(0, min(_HEAD, source.size))
     directory = read_directory(source, limits) if head.startswith(b"PK\x03\x04") else None
-    start = _Start(source, limits, head if directory is None else b"", directory)
     if directory is None:
+        start = _Start(source, limits, head, None, [])
         _refuse_others(start)
+    else:
+        start = _Start(source, limits, b"", directory, [*directory.records.names()])
     name = next((name for name, matches in SIGNATURES.items() if matches(start)), None)
     if name is None:
         raise NotACheckpoint(source.path, _describe(head))
@@ -209,7 +213,7 @@ def _is_torchscript(start: _Start) -> bool:
     """
     if start.directory is None:
         return False
-    names = [record.name for record in start.directory.records]
+    names = start.names
     storages = names[0].partition("/")[0] + "/data/" if names else "/data/"
     inside = {name.partition("/")[2] for name in names if not name.startswith(storages)}
     return not _SCRIPT_RECORDS.isdisjoint(inside) or (
@@ -218,7 +222,7 @@ def _is_torchscript(start: _Start) -> bool:
 
 
 def _is_torch_export(start: _Start) -> bool:
-    return start.directory is not None and export_form(start.directory) is not None
+    return start.directory is not None and export_form(start.names) is not None
 
 
 def _is_torch_zip(start: _Start) -> bool:
@@ -226,10 +230,10 @@ def _is_torch_zip(start: _Start) -> bool:
     directory, path = start.directory, start.source.path
     if directory is None:
         return False
-    object_folder(directory, path)
+    object_folder(start.names, path)
     if directory.shift == 0:
         return True
-    if not directory.records[0].name.endswith("/data.pkl"):
+    if not start.names[0].endswith("/data.pkl"):
         raise DamagedArchive(path, f"{directory.shift} unexpected bytes before its first record")
     # FileSystemWriter of torch.distributed.checkpoint appends one torch.save after the other: the archive before this
     # one ends where it starts. Otherwise it is the last whole member of a truncated archive.

@@ -120,7 +120,7 @@ class TorchExport(TorchZip):
             LimitExceeded, CrcMismatch, DamagedPickle: as :class:`TorchZip`.
         """
         self.source = source
-        form = export_form(directory)
+        form = export_form([*directory.records.names()])
         if form:
             raise self._unsupported(form)
         folder = directory.records[0].name.partition("/")[0] + "/"
@@ -130,9 +130,9 @@ class TorchExport(TorchZip):
         kind, version = (self._short_text(self._inside.get(name)) for name in (EXPORT_RECORD, "archive_version"))
         if (kind, version) != ("pt2", _VERSION):
             raise self._unsupported(f"a torch.export archive of version {version!r}")
-        self._inside |= {f"data/{key}": record for key, record in self._storages.items()}
-        self._storages = {key: record for key, record in self._storages.items() if _RAW.fullmatch(key)}
-        raw = {record.place for record in self._storages.values()}
+        self._inside |= {f"data/{key}": directory.records[place] for key, place in self._storages.items()}
+        self._storages = {key: place for key, place in self._storages.items() if _RAW.fullmatch(key)}
+        raw = {*self._storages.values()}
         packed = [one for one in directory.records if one.method == DEFLATED and one.place not in raw]
         if packed:
             self.limits = limits.for_packed(sum(one.stored_bytes for one in packed), len(packed))
@@ -360,7 +360,7 @@ class TorchExport(TorchZip):
 
     def _stream(self, call: Call, record: ZipRecord) -> NestedStream:
         if record.method == STORED:
-            span = self._span(record)
+            span = self._span(record.place)
             return NestedStream(call, open_stream(PartSource(self.source, span), self.limits), 0, span.start)
         self._budget.take(bytes=record.nbytes)
         data = self._read(record, f"bytes of {record.name}")

@@ -9,6 +9,7 @@ Record names from torch/serialization.py ``_save`` and caffe2/serialize/inline_c
 from __future__ import annotations
 
 import zlib
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NothingToUndo
@@ -87,36 +88,44 @@ class TorchZip(Container):
             ArchiveOfFiles: if no folder holds ``data.pkl``.
             DamagedArchive: if two records have one name, a record is encrypted, or the byte order is unknown.
         """
-        folder = object_folder(directory, source.path) if folder is None else folder
+        records = directory.records
+        names = [*records.names()]
+        folder = object_folder(names, source.path) if folder is None else folder
         self.source = source
         self._directory = directory
         self._headers = LocalHeaders(source, directory)
         self._undo = read_undo(source, directory.start)
-        refuse_doubles(directory, source.path)
-        refuse_obstacles(directory, source.path)
-        refuse_strays(directory, folder, source.path)
+        refuse_doubles(records, names, source.path)
+        refuse_obstacles(records, source.path)
+        refuse_strays(names, folder, source.path)
         #: Records by their names in the folder, without those in ``data/``, which are storages.
         self._inside: dict[str, ZipRecord] = {}
-        self._storages: dict[str, ZipRecord] = {}
-        data_folder = f"{folder}data/"
-        for record in directory.records:
-            if record.name.startswith(data_folder) and not record.name.endswith("/"):
-                self._storages[record.name[len(data_folder) :]] = record
-            else:
-                self._inside[record.name[len(folder) :]] = record
+        self._data_folder = f"{folder}data/"
+        for place, name in enumerate(names):
+            if not self._is_storage(name):
+                self._inside[name[len(folder) :]] = records[place]
         held = [self._inside[name] for name in self._own_pickles if name in self._inside]
         is_deflated = any(record.method == DEFLATED for record in held)
         stored_bytes = sum(record.stored_bytes for record in held)
         self.limits = limits.for_packed(stored_bytes, len(held)) if is_deflated else limits
         #: Length in bytes of each compressed storage in the pickle, by key.
         self._storage_bytes: dict[str, int] = {}
-        self._has_crcs = any(record.crc for record in directory.records if record.nbytes)
+        self._has_crcs = any(crc and nbytes for crc, nbytes in zip(records.crcs, records.nbytes, strict=True))
         self.byteorder = self._short_text(self._inside.get("byteorder")) or "little"
         if self.byteorder not in {"little", "big"}:
             raise DamagedArchive(source.path, f"unknown byte order '{self.byteorder}'")
         alignment = self._short_text(self._inside.get(".storage_alignment"))
         known = alignment.isdecimal() and 0 < int(alignment) <= _MAX_ALIGNMENT
         self._alignment = int(alignment) if known else _ALIGNMENT
+
+    @cached_property
+    def _storages(self) -> dict[str, int]:
+        """Places of the storages in the directory, by key; not needed before the tree of the pickle is walked."""
+        start, names = len(self._data_folder), enumerate(self._directory.records.names())
+        return {name[start:]: place for place, name in names if self._is_storage(name)}
+
+    def _is_storage(self, name: str) -> bool:
+        return name.startswith(self._data_folder) and not name.endswith("/")
 
     def object_pickle(self) -> bytes:
         """The pickle of the saved object."""
@@ -132,9 +141,9 @@ class TorchZip(Container):
         """
         import hashlib
 
-        storages = {record.name for record in self._storages.values()}
+        storages = {*self._storages.values()}
         for name, record in self._inside.items():
-            own = record.name in storages or name in KNOWN_RECORDS or name.endswith((".debug_pkl", "/"))
+            own = record.place in storages or name in KNOWN_RECORDS or name.endswith((".debug_pkl", "/"))
             if not own and not name.startswith((".data/", "data/")):
                 digest = hashlib.sha256()
                 for block in self._contents(record):
@@ -150,28 +159,30 @@ class TorchZip(Container):
             DamagedArchive: if records share bytes, or a local header contradicts the directory.
         """
         found: list[ArchiveFact] = []
-        used = 0
+        records, used = self._directory.records, 0
         for storage in storages:
-            record = self._storages.get(storage.key)
-            used += record is not None
-            if record is None:
+            place = self._storages.get(storage.key)
+            if place is None:
                 found.append(ArchiveFact("missing-storage", storage.key, storage.nbytes))
-            elif record.nbytes < storage.nbytes:
-                found.append(ArchiveFact("short-storage", record.name, storage.nbytes - record.nbytes))
-            if record is not None and record.method == DEFLATED:
+                continue
+            used += 1
+            missing = storage.nbytes - records.nbytes[place]
+            if missing > 0:
+                found.append(ArchiveFact("short-storage", records.name(place), missing))
+            if records.methods[place] == DEFLATED:
                 self._storage_bytes[storage.key] = storage.nbytes
         # Most files have no orphans: without them, the keys of the storages are not needed again.
         known = {storage.key for storage in storages} if used < len(self._storages) else self._storages.keys()
-        for key, record in self._storages.items():
+        for key, place in self._storages.items():
             if key not in known:
-                found.append(ArchiveFact("orphan-record", record.name, record.nbytes))
-            elif record.method != STORED:
-                found.append(ArchiveFact("compressed-storage", record.name, record.nbytes))
+                found.append(ArchiveFact("orphan-record", records.name(place), records.nbytes[place]))
+            elif records.methods[place] != STORED:
+                found.append(ArchiveFact("compressed-storage", records.name(place), records.nbytes[place]))
         last = self._directory.start - LOCAL_BYTES
         found += [
-            ArchiveFact("past-end", record.name, record.header_offset + record.stored_bytes - last)
-            for record in self._directory.records
-            if record.header_offset + record.stored_bytes > last
+            ArchiveFact("past-end", records.name(place), offset + nbytes - last)
+            for place, (offset, nbytes) in enumerate(zip(records.header_offsets, records.stored_bytes, strict=True))
+            if offset + nbytes > last
         ]
         if self._undo is not None:
             found.append(ArchiveFact("kept-for-undo", "bytes added in place", self.source.size - self._undo.size))
@@ -187,41 +198,42 @@ class TorchZip(Container):
         Raises:
             DamagedArchive: if the record's header is invalid, or the record overlaps the directory.
         """
-        record = self._storages.get(key)
-        if record is None or record.method != STORED:
+        place = self._storages.get(key)
+        if place is None or self._directory.records.methods[place] != STORED:
             return None
-        return self._span(record)
+        return self._span(place)
 
     def extents(self, keys: Collection[str]) -> Iterator[Span]:
         """The records of the storages with their headers, and all records that are no storages, as far as torch knows.
 
         Each ends where the next one starts: the length of a header is only in the header itself.
         """
-        wanted = {self._storages[key].place for key in keys if key in self._storages}
+        wanted = {self._storages[key] for key in keys if key in self._storages}
         wanted |= {record.place for name, record in self._inside.items() if name in KNOWN_RECORDS}
-        records = sorted(self._directory.records, key=lambda record: record.header_offset)
-        ends = [*(record.header_offset for record in records[1:]), self._directory.start]
-        for record, end in zip(records, ends, strict=True):
-            if record.place in wanted:
-                yield Span(record.header_offset, end)
+        places, offsets = self._directory.records.in_file_order(), self._directory.records.header_offsets
+        ends = [*(offsets[place] for place in places[1:]), self._directory.start]
+        for place, end in zip(places, ends, strict=True):
+            if place in wanted:
+                yield Span(offsets[place], end)
 
     def stand_ins(self) -> Iterator[tuple[int, bytes]]:
         """A local header without an extra field for each record, from its entry in the directory."""
-        for record in self._directory.records:
-            yield record.header_offset, plain_header(self._directory, record)
+        records = self._directory.records
+        for place, offset in enumerate(records.header_offsets):
+            yield offset, plain_header(records, place)
 
     def storage_segment(self, key: str) -> Segment | None:
         """How a storage's record is copied, with the check of its CRC; inflated if it is deflated."""
-        record = self._storages.get(key)
+        record = self._storage(key)
         if record is None:
             return super().storage_segment(key)
         if record.method == DEFLATED:
             return self._inflate_segment(record, self._storage_bytes.get(key, 0))
-        return CopySegment(self._span(record), self._checks(record))
+        return CopySegment(self._span(record.place), self._checks(record))
 
     def storage_crc(self, key: str) -> int | None:
-        record = self._storages.get(key)
-        return record.crc or None if record is not None else None
+        place = self._storages.get(key)
+        return None if place is None else self._directory.records.crcs[place] or None
 
     def check(self, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         """Read every record and compare it with its CRC; return a ``crc-mismatch`` for each that differs.
@@ -264,7 +276,8 @@ class TorchZip(Container):
 
         From copy_file_range(2) and ioctl_ficlonerange(2): files share only whole blocks.
         """
-        if _FILE_BLOCK % self._alignment or sum(one.stored_bytes for one in self._storages.values()) < _SHARED_BYTES:
+        sizes = self._directory.records.stored_bytes
+        if _FILE_BLOCK % self._alignment or sum(map(sizes.__getitem__, self._storages.values())) < _SHARED_BYTES:
             return self._alignment
         return _FILE_BLOCK
 
@@ -290,7 +303,7 @@ class TorchZip(Container):
         """
         if self._undo is None:
             # A program that adds a record writes it over the directory, right after the undo record.
-            if any(read_undo(self.source, record.header_offset) for record in self._directory.records):
+            if any(read_undo(self.source, offset) for offset in self._directory.records.header_offsets):
                 raise NothingToUndo(self.source.path, "another program has added to the file since it was converted")
             raise NothingToUndo(self.source.path)
         if self._original() is None:
@@ -300,7 +313,10 @@ class TorchZip(Container):
     def _original(self) -> TorchZip | None:
         """The archive before its first in-place conversion; None if it was never converted, or is not restorable."""
         undo = self._undo
-        if undo is None or any(record.header_offset >= undo.size for record in self._storages.values()):
+        if undo is None:
+            return None
+        offsets = self._directory.records.header_offsets
+        if any(offsets[place] >= undo.size for place in self._storages.values()):
             return None
         found = original_directory(self.source, self._directory, undo, self.limits)
         if found is None:
@@ -319,7 +335,7 @@ class TorchZip(Container):
     def _inflated(self) -> Iterator[tuple[int, NewRecord]]:
         """Plain records for the compressed storages in the pickle, by their places in the directory."""
         for key, nbytes in self._storage_bytes.items():
-            record = self._storages[key]
+            record = self._directory.records[self._storages[key]]
             segment = self._inflate_segment(record, nbytes)
             yield record.place, NewRecord((segment,), record.nbytes, record.crc)
 
@@ -328,24 +344,28 @@ class TorchZip(Container):
         limit = max(needed, self.limits.max_inflated_bytes(record.stored_bytes))
         if record.nbytes > limit:
             raise LimitExceeded("storage bytes", limit=limit, actual=record.nbytes, path=self.source.path)
-        return InflateSegment(self._span(record), record.nbytes, record.crc, record.name)
+        return InflateSegment(self._span(record.place), record.nbytes, record.crc, record.name)
 
     def _checks(self, record: ZipRecord) -> tuple[CheckedRange, ...]:
         """The check of a plainly stored record, if it has a CRC."""
-        return (CheckedRange(self._span(record), record.crc, record.name),) if record.crc else ()
+        return (CheckedRange(self._span(record.place), record.crc, record.name),) if record.crc else ()
 
     def _cast(self, key: str, source: str, target: str) -> tuple[int, NewRecord]:
-        record, path = self._storages.get(key), self.source.path
+        record, path = self._storage(key), self.source.path
         if record is None:
             raise DamagedArchive(path, f"storage '{key}' has no bytes to cast")
         copied = self.storage_segment(key)
         packed = copied if isinstance(copied, InflateSegment) else None
         check = next(iter(self._checks(record)), None) if packed is None else None
-        segment = CastSegment(self._span(record), source, target, self.byteorder, check, packed)
+        segment = CastSegment(self._span(record.place), source, target, self.byteorder, check, packed)
         crc = 0
         for block in blocks_of(self.source, (segment,)) if self._has_crcs else ():
             crc = zlib.crc32(block, crc)
         return record.place, NewRecord((segment,), length(segment), crc)
+
+    def _storage(self, key: str) -> ZipRecord | None:
+        place = self._storages.get(key)
+        return None if place is None else self._directory.records[place]
 
     def _within(self, folder: str) -> dict[str, ZipRecord]:
         """The records in a folder, by their names there."""
@@ -373,9 +393,9 @@ class TorchZip(Container):
             return "" if record is None else f"{record.nbytes} bytes"
         return b"".join(bytes(block) for block in self._contents(record)).decode("ascii", "replace").strip()
 
-    def _span(self, record: ZipRecord) -> Span:
-        start = self._headers.data_start(record)
-        return Span(start, start + record.stored_bytes)
+    def _span(self, place: int) -> Span:
+        start = self._headers.data_start(place)
+        return Span(start, start + self._directory.records.stored_bytes[place])
 
     def _batches(self) -> Iterator[list[tuple[ZipRecord, Span]]]:
         """The records with a CRC and their places, several small ones at a time."""
@@ -383,7 +403,7 @@ class TorchZip(Container):
         nbytes = 0
         for record in self._directory.records:
             if record.crc:
-                batch.append((record, self._span(record)))
+                batch.append((record, self._span(record.place)))
                 nbytes += record.stored_bytes
             if nbytes > _BATCH_BYTES:
                 yield batch
@@ -402,5 +422,5 @@ class TorchZip(Container):
 
     def _contents(self, record: ZipRecord, span: Span | None = None) -> Iterator[bytes | memoryview]:
         """A record's bytes, inflated, in blocks; at most one byte more than the record declares."""
-        blocks = self.source.blocks(span or self._span(record), _BLOCK)
+        blocks = self.source.blocks(span or self._span(record.place), _BLOCK)
         return inflate(blocks, record.nbytes + 1, _BLOCK) if record.method == DEFLATED else blocks

@@ -44,7 +44,7 @@ _CODE: Final = "code/"
 
 def _folder_of(directory: ZipDirectory, record: str, path: str) -> str:
     """The folder of the archive that holds a record, with its slash."""
-    names = [one.name for one in directory.records if one.name.partition("/")[2] == record]
+    names = [name for name in directory.records.names() if name.partition("/")[2] == record]
     if len(names) != 1:
         raise DamagedArchive(path, f"it holds {record} {len(names)} times")
     return names[0].removesuffix(record)
@@ -89,7 +89,7 @@ class TorchScript(TorchZip):
             raise DamagedArchive(source.path, f"{directory.shift} unexpected bytes before its first record")
         self._more = tuple(one for one in _MORE_PICKLES if one.record in self._inside)
         for folder in {one.folder for one in self._more}:
-            self._storages |= {f"{folder}{key}": record for key, record in self._within(folder).items()}
+            self._storages |= {f"{folder}{key}": record.place for key, record in self._within(folder).items()}
 
     def object_pickle(self) -> bytes:
         """The pickles of the module, its constants, its bytecode and the inputs of its trace, one after the other."""
@@ -129,7 +129,7 @@ class TorchScript(TorchZip):
                 trace.
         """
         bare = {one.key for one in storages if one.device == "meta" or one.key.startswith(_WITHOUT_BYTES)}
-        names = {record.name for key, record in self._storages.items() if key in bare}
+        names = {self._directory.records.name(place) for key, place in self._storages.items() if key in bare}
         facts = super().locate([one for one in storages if one.key not in bare])
         return tuple(fact for fact in facts if fact.kind != "orphan-record" or fact.record not in names)
 

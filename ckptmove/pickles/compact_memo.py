@@ -1,14 +1,17 @@
 """Handlers of the memo for a tree that is read in larger steps than operations, and is not edited.
 
-The memo has no starts, and nothing is recorded for edits. The pickle must number its memo in order, as Python does: an
-index then never changes its value, and equal bytes mean equal values.
+The memo has no starts, containers have theirs in arrays, and nothing is recorded for edits. The pickle must number its
+memo in order, as Python does: an index then never changes its value, and equal bytes mean equal values.
 """
 
 from __future__ import annotations
 
+from array import array
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.pickles.tree import WITHIN
+from ckptmove.pickles.structure import empty
+from ckptmove.pickles.tree import WITHIN, Dict, List
 
 if TYPE_CHECKING:
     from ckptmove.pickles.state import Handler, Machine
@@ -75,7 +78,11 @@ def _other(_: Machine, __: int) -> int:
     raise NeedsEveryOperation
 
 
+_array: Final = partial(array, "q")
+
 HANDLERS: Final[dict[int, Handler]] = {
+    ord("]"): empty(List, _array),
+    ord("}"): empty(Dict, _array),
     0x94: _memoize,
     ord("q"): _put(2),
     ord("r"): _put(5),

@@ -28,8 +28,10 @@ from ckptmove.pickles.tree import (
 from ckptmove.torch_facts.weights_only import COMPUTED, EXTENSION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ckptmove.pickles.state import Handler, Machine
-    from ckptmove.pickles.tree import Value
+    from ckptmove.pickles.tree import Starts, Value
 
 
 # Shared, as in Python: torch writes at least one empty tuple for each tensor.
@@ -176,10 +178,12 @@ def _empty_tuple(machine: Machine, position: int) -> int:
     return position + 1
 
 
-def _empty(kind: type[List | Set | Dict]) -> Handler:
+def empty(kind: type[List | Set | Dict], starts: Callable[[], Starts] = list) -> Handler:
+    """Return a handler that makes an empty container, with the starts of its members in a list or an array."""
+
     def handle(machine: Machine, position: int) -> int:
         machine.containers += 1
-        machine.stack.append(kind([], []))
+        machine.stack.append(kind([], starts()))
         machine.starts.append(position)
         return position + 1
 
@@ -261,7 +265,7 @@ def _extend(machine: Machine, items: list[Value], starts: list[int]) -> None:
     if type(target) is not List and type(target) is not Set:
         raise TypeError
     target.items += items
-    target.starts += starts
+    target.starts.extend(starts)
 
 
 def _setitem(machine: Machine, position: int) -> int:
@@ -294,7 +298,7 @@ def _assign(machine: Machine, flat: list[Value], starts: list[int], position: in
     if type(target) is not Dict:
         raise TypeError
     target.flat += flat
-    target.starts += starts
+    target.starts.extend(starts)
 
 
 #: From torch/_weights_only_unpickler.py ``_check_set_item_target``, since torch 2.10; a dict has its own opcode.
@@ -316,9 +320,9 @@ HANDLERS: Final[dict[int, Handler]] = {
     0x84: _extension(4),
     ord("("): _mark,
     ord(")"): _empty_tuple,
-    ord("]"): _empty(List),
-    0x8F: _empty(Set),
-    ord("}"): _empty(Dict),
+    ord("]"): empty(List),
+    0x8F: empty(Set),
+    ord("}"): empty(Dict),
     ord("t"): _marked_tuple,
     ord("l"): _marked(List),
     ord("d"): _marked_dict,

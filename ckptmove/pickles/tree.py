@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, MutableSequence
     from collections.abc import Sequence as AnySequence
 
     from ckptmove.model import StorageRef
@@ -21,6 +21,10 @@ REDUCE: Final = ord("R")
 NEWOBJ: Final = 0x81
 NEWOBJ_EX: Final = 0x92
 OBJ: Final = ord("o")
+
+
+#: Starts of the members of a container: a list, or an array in a tree that is not edited.
+Starts: TypeAlias = "MutableSequence[int]"
 
 
 class Node:
@@ -81,7 +85,7 @@ class Sequence(Node):
     __slots__ = ("items", "starts")
 
     items: list[Value] | tuple[Value, ...]
-    starts: list[int] | tuple[int, ...]
+    starts: Starts | tuple[int, ...]
 
     def members(self) -> AnySequence[Value]:
         """The items."""
@@ -107,9 +111,9 @@ class _MutableSequence(Sequence):
     __slots__ = ()
 
     items: list[Value]
-    starts: list[int]
+    starts: Starts
 
-    def __init__(self, items: list[Value], starts: list[int]) -> None:
+    def __init__(self, items: list[Value], starts: Starts) -> None:
         self.items = items
         self.starts = starts
 
@@ -142,7 +146,7 @@ class Dict(Node):
 
     __slots__ = ("flat", "starts")
 
-    def __init__(self, flat: list[Value], starts: list[int]) -> None:
+    def __init__(self, flat: list[Value], starts: Starts) -> None:
         self.flat = flat
         self.starts = starts
 

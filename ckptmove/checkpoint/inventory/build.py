@@ -36,8 +36,14 @@ _SCRIPT_NAMES: Final = ("__torch__.", "torch.jit._pickle.")
 _MOST_MENTIONS: Final = 100_000
 
 
-def build_inventory(container: Container, machine: Machine, limits: Limits) -> Inventory:
+def build_inventory(container: Container, machine: Machine, limits: Limits, *, keep_tree: bool = True) -> Inventory:
     """Build the inventory of a file.
+
+    Args:
+        container: the file.
+        machine: machine that has read its pickle.
+        limits: resource limits for the walk.
+        keep_tree: whether the tree is needed afterwards; if not, it is freed before the storages are located.
 
     Raises:
         LimitExceeded: if the tree is deeper or has more paths than the limits allow.
@@ -50,17 +56,20 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
     except DamagedPickle as error:
         raise DamagedPickle(error.detail, offset=error.offset, runs=dangerous(machine.globals)) from error
     storages = walk.reader.storages()
-    located = container.locate(storages)  # first: locating storages can add names to machine.globals
-    names, mentions = [*machine.globals], walk.mentions
-    detected = _detect_layout(machine.root, walk.modules, names)
+    detected = _detect_layout(machine.root, walk.modules, machine.globals)
+    root_keys = _root_keys(machine.root)
+    own = of_partitions([draft.freeze() for draft in walk.optimizers], walk.tensors, machine.root)
+    budget = Budget(limits, machine.end - machine.begin)
+    optimizers = gathered_optimizers(own, walk.tensors, machine.root, budget.spend)
+    if not keep_tree:
+        machine.root, machine.persistents = None, []
+    located = container.locate(storages)
+    names, mentions = [*machine.globals], walk.mentions  # locating storages can add names
     if container.is_script:
         names = [name for name in names if not name.startswith(_SCRIPT_NAMES)]
         mentions = _script_mentions(container, mentions, limits.factor * _MOST_MENTIONS)
         detected = _DetectedLayout("module")
-    root, counters = as_dict(machine.root), read_counters(walk.counters)
-    own = of_partitions([draft.freeze() for draft in walk.optimizers], walk.tensors, machine.root)
-    budget = Budget(limits, machine.end - machine.begin)
-    optimizers = gathered_optimizers(own, walk.tensors, machine.root, budget.spend)
+    counters = read_counters(walk.counters)
     inventory = Inventory(
         path=container.source.path,
         container=container.name,
@@ -68,7 +77,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits) -> I
         size_bytes=container.source.size,
         torch_version=container.torch_version or detected.torch_version,
         producer=container.producer or detected.producer,
-        root_keys=tuple(key_text(key) for key in root.keys()) if root is not None else (),
+        root_keys=root_keys,
         tensors=tuple(walk.tensors),
         storages=storages,
         mentions=tuple(mentions),
@@ -108,14 +117,13 @@ def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickl
     found = tuple(nodes(root))
     walk.reader.gather(node for node in found if type(node) is Persistent)
     walk.run(root)
-    pairs = as_dict(root)
     names = dict.fromkeys(node.full_name for node in found if type(node) is Global)
     return Inventory(
         path=path,
         container=container,
         layout="other",
         size_bytes=0,
-        root_keys=tuple(key_text(key) for key in pairs.keys()) if pairs is not None else (),
+        root_keys=_root_keys(root),
         tensors=tuple(walk.tensors),
         storages=walk.reader.storages(),
         mentions=tuple(walk.mentions),
@@ -126,6 +134,11 @@ def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickl
         last_rates=tuple(walk.last_rates),
         sections=tuple(walk.sections),
     )
+
+
+def _root_keys(root: Value) -> tuple[str, ...]:
+    pairs = as_dict(root)
+    return tuple(key_text(key) for key in pairs.keys()) if pairs is not None else ()
 
 
 def _judged(name: str, opened: frozenset[str]) -> GlobalUse:

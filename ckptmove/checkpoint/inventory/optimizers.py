@@ -43,17 +43,24 @@ class OptimizerDraft:
     object_keys: dict[int, str]
     mistyped: tuple[str, ...]
     is_flat: bool = False
-    entries: list[EntryDraft] = field(default_factory=list)
+    _state: list[StateEntry] = field(default_factory=list)
+    _entry: EntryDraft | None = None
 
     def open_entry(self, key: str) -> EntryDraft:
-        """Add an empty entry for one parameter."""
-        draft = EntryDraft(key)
-        self.entries.append(draft)
-        return draft
+        """Add an empty entry for one parameter; the one before is complete, because the walk is depth-first."""
+        self._close_entry()
+        self._entry = EntryDraft(key)
+        return self._entry
+
+    def _close_entry(self) -> None:
+        if self._entry is not None:
+            self._state.append(self._entry.freeze())
+            self._entry = None
 
     def freeze(self) -> OptimizerRecord:
         """Return the finished optimizer, with its class detected from its keys."""
-        state = tuple(entry.freeze() for entry in self.entries)
+        self._close_entry()
+        state = tuple(self._state)
         names = candidates(self.groups, state)
         algorithm = names[0] if names else None
         return OptimizerRecord(self.where, self.groups, state, algorithm, names, self.mistyped, self.is_flat)

@@ -150,7 +150,7 @@ class Walk:
             record = record._replace(role=settled)
         if key in COUNTER_KEYS and not record.shape and place.entry is None and self._may_count(place):
             self.contents.add("counter")
-        self._add_tensor(record, place)
+        self._add_tensor(key, record, place)
         if self.modules:
             self._registered.add(id(call))
         if self.reader.attached:
@@ -160,7 +160,7 @@ class Walk:
     def _storage(self, key: str, node: Persistent, place: MemberContext) -> None:
         record = self.reader.storage(node, self._name(key, place), self._leaf_role(key, place))
         if record is not None:
-            self._add_tensor(record, place)
+            self._add_tensor(key, record, place)
 
     def _device(self, key: str, call: Call, place: MemberContext) -> None:
         self._note_container(key, place, call.name)
@@ -172,12 +172,13 @@ class Walk:
         self._budget.spend(_MENTION)
         self.mentions.append(mention)
 
-    def _add_tensor(self, record: TensorRecord, place: MemberContext) -> None:
+    def _add_tensor(self, key: str, record: TensorRecord, place: MemberContext) -> None:
         self._budget.spend(_RECORD + len(record.shape) + len(record.parts))
         self._budget.write(len(record.device) + len(record.storage or "") + len(record.subclass))
         self.tensors.append(record)
         if place.entry is not None:
-            place.entry.tensors.append((record.name[place.entry_length :], record))
+            is_direct = len(place.prefix) == place.entry_length  # most are: their keys are shared
+            place.entry.tensors.append((key if is_direct else record.name[place.entry_length :], record))
         elif record.role == "rng":
             self.contents.add("rng")
 

@@ -25,7 +25,7 @@ from ckptmove.model import Span
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from ckptmove.formats.zip_archive.index import ZipRecord
+    from ckptmove.formats.zip_archive.index import ZipRecord, ZipRecords
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact
@@ -169,8 +169,8 @@ class ZipMembers(Members):
             for block in blocks_of(self.source, segments):
                 crc = zlib.crc32(block, crc)
             new[self._records[path].place] = NewRecord(tuple(segments), sum(map(length, segments)), crc)
-        every = self._directory.records
-        gone = frozenset(record.place for record in every if shown_path(record.name).rstrip("/") in removed)
+        names = enumerate(self._directory.records.names())
+        gone = frozenset(place for place, name in names if shown_path(name).rstrip("/") in removed)
         done = gone.union(new)
         for path, record in self._records.items():
             if record.method == DEFLATED and record.place not in done and not self._sound(path):
@@ -189,11 +189,11 @@ class ZipMembers(Members):
         return True
 
 
-def _spans(source: ByteSource, headers: LocalHeaders, records: Sequence[ZipRecord]) -> Iterator[tuple[int, Span]]:
+def _spans(source: ByteSource, headers: LocalHeaders, records: ZipRecords) -> Iterator[tuple[int, Span]]:
     """Span of each record, by its index in the directory."""
     taken = 0
-    for record in sorted(records, key=lambda record: record.header_offset):
-        start = headers.data_start(record)
+    for record in map(records.__getitem__, records.in_file_order()):
+        start = headers.data_start(record.place)
         if record.header_offset < taken:
             raise DamagedArchive(source.path, f"record '{record.name}' overlaps another one")
         taken = start + record.stored_bytes

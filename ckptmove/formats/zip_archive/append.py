@@ -78,13 +78,14 @@ def original_directory(
         found = read_directory(PartSource(source, Span(0, undo.size)), limits)
     except DamagedArchive:
         return None
-    if (found.start, zlib.crc32(found.raw + found.trailer)) != (undo.directory_start, undo.directory_crc):
+    if (found.start, zlib.crc32(found.records.raw + found.trailer)) != (undo.directory_start, undo.directory_crc):
         return None
     if len(found.records) != len(directory.records):
         return None
-    for old, new in zip(found.records, directory.records, strict=True):
-        is_appended = new.header_offset >= undo.size and new.name == old.name
-        if not is_appended and found.raw[old.raw_start : old.raw_end] != directory.raw[new.raw_start : new.raw_end]:
+    old, new = found.records, directory.records
+    for place, offset in enumerate(new.header_offsets):
+        is_appended = offset >= undo.size and new.name(place) == old.name(place)
+        if not is_appended and old.entry(place) != new.entry(place):
             return None
     return found
 
@@ -101,6 +102,6 @@ def append_records(source: ByteSource, directory: ZipDirectory, alignment: int, 
     Raises:
         DamagedArchive: if a local header does not match its record.
     """
-    fields = source.size, directory.start, zlib.crc32(directory.raw + directory.trailer)
+    fields = source.size, directory.start, zlib.crc32(directory.records.raw + directory.trailer)
     undo = _UNDO.pack(_MAGIC, *fields)
     return Layout(LocalHeaders(source, directory), alignment).append(new, undo + _CRC.pack(zlib.crc32(undo)))

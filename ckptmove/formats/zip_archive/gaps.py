@@ -14,7 +14,7 @@ from ckptmove.model import ArchiveFact
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.formats.zip_archive.index import ZipDirectory, ZipRecord
+    from ckptmove.formats.zip_archive.index import ZipDirectory, ZipRecords
     from ckptmove.formats.zip_archive.layout import LocalHeaders
 
 #: Maximum length of a data descriptor.
@@ -29,27 +29,28 @@ def hidden_bytes(directory: ZipDirectory, headers: LocalHeaders, alignment: int,
     Raises:
         DamagedArchive: if two records share bytes, or the header before a gap is invalid.
     """
-    room = alignment + _BETWEEN
+    room, records = alignment + _BETWEEN, directory.records
+    names, offsets, sizes = records.name_bytes, records.header_offsets, records.stored_bytes
     claimed, before = 0, None
-    for record in sorted(directory.records, key=lambda one: one.header_offset):
-        start = record.header_offset
+    for place in records.in_file_order():
+        start = offsets[place]
         if start < claimed:
-            raise DamagedArchive(path, f"record '{record.name}' overlaps another record")
+            raise DamagedArchive(path, f"record '{records.name(place)}' overlaps another record")
         if start > claimed + room or before is None:
-            yield from _gap(before, headers, min(start, directory.start))
-        claimed, before = start + LOCAL_BYTES + len(record.name) + record.stored_bytes, record
+            yield from _gap(records, before, headers, min(start, directory.start))
+        claimed, before = start + LOCAL_BYTES + names[place] + sizes[place], place
     if claimed + room < directory.start:
-        yield from _gap(before, headers, directory.start)
+        yield from _gap(records, before, headers, directory.start)
     if directory.bytes_after_end:
         yield ArchiveFact("stray-bytes", "bytes after the directory", directory.bytes_after_end)
 
 
-def _gap(before: ZipRecord | None, headers: LocalHeaders, start: int) -> Iterator[ArchiveFact]:
+def _gap(records: ZipRecords, before: int | None, headers: LocalHeaders, start: int) -> Iterator[ArchiveFact]:
     """The gap between the end of a record, or the start of the file, and an offset."""
-    end = headers.data_start(before) + before.stored_bytes if before is not None else 0
+    end = headers.data_start(before) + records.stored_bytes[before] if before is not None else 0
     nbytes = start - end
     if before is not None and nbytes <= _DESCRIPTOR_BYTES:
         return
     if nbytes:
-        what = f"bytes after {before.name}" if before is not None else "bytes before the records"
+        what = f"bytes after {records.name(before)}" if before is not None else "bytes before the records"
         yield ArchiveFact("stray-bytes", what, nbytes)

@@ -6,12 +6,14 @@ Formats as in PKWARE's APPNOTE 4.3.12 to 4.5.3; zip64 as torch's miniz writes it
 from __future__ import annotations
 
 import struct
+from array import array
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import DamagedArchive, LimitExceeded
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from ckptmove.io.contracts import ByteSource
     from ckptmove.limits import Limits
@@ -63,8 +65,6 @@ class ZipRecord(NamedTuple):
         stored_bytes: length in the archive.
         nbytes: length after inflating.
         header_offset: start of its local header.
-        raw_start: start of the entry in the directory's bytes.
-        raw_end: end of the entry in the directory's bytes (exclusive).
     """
 
     place: int
@@ -75,21 +75,95 @@ class ZipRecord(NamedTuple):
     stored_bytes: int
     nbytes: int
     header_offset: int
-    raw_start: int
-    raw_end: int
 
     @property
     def obstacle(self) -> str:
         """Why the record cannot be read; empty if it can."""
-        if self.flags & _ALL_ENCRYPTED:
-            return "encrypted"
-        if self.flags & _FLAG_PATCH:
-            return "a patch of something else"
-        return (
-            ""
-            if self.method in {STORED, DEFLATED}
-            else f"compressed with {_METHODS.get(self.method) or f'method {self.method}'}"
-        )
+        return obstacle(self.flags, self.method)
+
+
+def obstacle(flags: int, method: int) -> str:
+    """Why a record with these flags and this method cannot be read; empty if it can."""
+    if flags & _ALL_ENCRYPTED:
+        return "encrypted"
+    if flags & _FLAG_PATCH:
+        return "a patch of something else"
+    return "" if method in {STORED, DEFLATED} else f"compressed with {_METHODS.get(method) or f'method {method}'}"
+
+
+class ZipRecords:
+    """Entries of the central directory in its order, as columns: objects would take five times the memory.
+
+    Attributes:
+        raw: bytes of the directory.
+        raw_starts: start of each entry in ``raw``, and the end of the last.
+        name_bytes: length of each name in bytes.
+        flags, methods, crcs, stored_bytes, nbytes, header_offsets: the attributes of :class:`ZipRecord`.
+    """
+
+    __slots__ = (
+        "crcs",
+        "flags",
+        "header_offsets",
+        "methods",
+        "name_bytes",
+        "nbytes",
+        "raw",
+        "raw_starts",
+        "stored_bytes",
+    )
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self.raw_starts = array("Q", [0])
+        self.name_bytes, self.flags, self.methods = array("H"), array("H"), array("H")
+        self.crcs = array("I")
+        self.stored_bytes, self.nbytes, self.header_offsets = array("Q"), array("Q"), array("Q")
+
+    def __len__(self) -> int:
+        return len(self.flags)
+
+    def __iter__(self) -> Iterator[ZipRecord]:
+        columns = self.flags, self.methods, self.crcs, self.stored_bytes, self.nbytes, self.header_offsets
+        return map(ZipRecord, range(len(self)), self.names(), *columns)
+
+    def __getitem__(self, place: int) -> ZipRecord:
+        return ZipRecord(
+            place, self.name(place), self.flags[place], self.methods[place], self.crcs[place],
+            self.stored_bytes[place], self.nbytes[place], self.header_offsets[place],
+        )  # fmt: skip
+
+    def names(self) -> Iterator[str]:
+        """Decode the name of each entry."""
+        for start, length, flags in zip(self.raw_starts, self.name_bytes, self.flags, strict=False):
+            begin = start + _CENTRAL.size
+            yield _decoded(self.raw[begin : begin + length], flags)
+
+    def name(self, place: int) -> str:
+        """Decode the name of an entry."""
+        return _decoded(self.raw_name(place), self.flags[place])
+
+    def raw_name(self, place: int) -> bytes:
+        """Return the name of an entry as bytes."""
+        start = self.raw_starts[place] + _CENTRAL.size
+        return self.raw[start : start + self.name_bytes[place]]
+
+    def entry(self, place: int) -> bytes:
+        """Return the bytes of an entry."""
+        return self.raw[self.raw_starts[place] : self.raw_starts[place + 1]]
+
+    def in_file_order(self) -> Sequence[int]:
+        """Return the places of the entries in the order of their headers."""
+        offsets = self.header_offsets
+        if all(before <= after for before, after in pairwise(offsets)):  # as every writer lists them
+            return range(len(offsets))
+        return sorted(range(len(offsets)), key=offsets.__getitem__)
+
+
+def _decoded(name: bytes, flags: int) -> str:
+    return (
+        name.decode() if name.isascii() else name.decode("utf-8" if flags & FLAG_UTF8 else "cp437", "backslashreplace")
+    )
 
 
 class Replacement(NamedTuple):
@@ -104,17 +178,15 @@ class ZipDirectory(NamedTuple):
     """The central directory and all bytes after it.
 
     Attributes:
-        records: entries in the order of the directory.
+        records: its entries.
         start: offset of the directory in the file.
-        raw: bytes of the directory.
         trailer: bytes from the end of the directory to the end of the file.
         end_at: offset of the end-of-central-directory record in the trailer; zip64 records come before it.
         shift: bytes of the file before the archive, by which every offset in it is too small; 0 in a sound archive.
     """
 
-    records: tuple[ZipRecord, ...]
+    records: ZipRecords
     start: int
-    raw: bytes
     trailer: bytes
     end_at: int
     shift: int
@@ -123,12 +195,6 @@ class ZipDirectory(NamedTuple):
     def bytes_after_end(self) -> int:
         """Bytes of the trailer after the end record: its comment, and anything after that."""
         return len(self.trailer) - self.end_at - _END.size
-
-    def raw_name(self, record: ZipRecord) -> bytes:
-        """A record's name as bytes."""
-        length = int.from_bytes(self.raw[record.raw_start + 28 : record.raw_start + 30], "little")
-        start = record.raw_start + _CENTRAL.size
-        return self.raw[start : start + length]
 
 
 def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
@@ -170,7 +236,6 @@ def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
     return ZipDirectory(
         records=_parse(raw, count, path),
         start=trailer_start - nbytes,
-        raw=raw,
         trailer=source.read(trailer_start, end_offset) + tail[at:],
         end_at=end_offset - trailer_start,
         shift=shift,
@@ -197,8 +262,8 @@ def _agree(path: str, narrow: tuple[int, int, int], wide: tuple[int, int, int]) 
             raise DamagedArchive(path, f"its zip64 record has {full}, but its end record has {value}")
 
 
-def _parse(raw: bytes, count: int, path: str) -> tuple[ZipRecord, ...]:
-    records: list[ZipRecord] = []
+def _parse(raw: bytes, count: int, path: str) -> ZipRecords:
+    records = ZipRecords(raw)
     position, end, unpack, fixed = 0, len(raw), _CENTRAL.unpack_from, _CENTRAL.size
     while position + fixed <= end:
         signature, flags, method, crc, stored, nbytes, name_n, extra_n, comment_n, disk, outer, offset = unpack(
@@ -208,21 +273,28 @@ def _parse(raw: bytes, count: int, path: str) -> tuple[ZipRecord, ...]:
         raw_end = name_end + extra_n + comment_n
         if signature != _CENTRAL_SIGNATURE or raw_end > end:
             break
-        name_bytes = raw[position + fixed : name_end]
-        name = name_bytes.decode("utf-8" if flags & FLAG_UTF8 else "cp437", "backslashreplace")
+        place = len(records)
+        records.raw_starts.append(raw_end)
+        records.name_bytes.append(name_n)
+        records.flags.append(flags)
+        records.methods.append(method)
+        records.crcs.append(crc)
         if max(nbytes, stored, offset) == U32_MAX:
             extra = raw[name_end : name_end + extra_n]
-            nbytes, stored, offset = _widen(extra, (nbytes, stored, offset), path, name)
-        if disk > 1 or (outer & _IS_FOLDER and not name.endswith("/")):
+            nbytes, stored, offset = _widen(extra, (nbytes, stored, offset), path, records.name(place))
+        records.stored_bytes.append(stored)
+        records.nbytes.append(nbytes)
+        records.header_offsets.append(offset)
+        if disk > 1 or (outer & _IS_FOLDER and not records.name(place).endswith("/")):
             what = "in another file of a split archive" if disk > 1 else "a folder"
-            raise DamagedArchive(path, f"record '{name}' is marked as {what}")
+            raise DamagedArchive(path, f"record '{records.name(place)}' is marked as {what}")
         if method == STORED and stored != nbytes and not flags & FLAG_ENCRYPTED:
+            name = records.name(place)
             raise DamagedArchive(path, f"record '{name}' is not compressed, but has two different lengths")
-        records.append(ZipRecord(len(records), name, flags, method, crc, stored, nbytes, offset, position, raw_end))
         position = raw_end
     if position != end or len(records) != count:
         raise DamagedArchive(path, f"its directory should have {count} entries, but {len(records)} are readable")
-    return tuple(records)
+    return records
 
 
 def _widen(extra: bytes, narrow: tuple[int, int, int], path: str, name: str) -> tuple[int, ...]:
@@ -276,18 +348,17 @@ def emit_directory(
         path: of the file, for errors.
         removed: places of the records that are left out.
     """
-    raw = directory.raw
+    records = directory.records
     pieces: list[bytes] = []
-    for record, offset in zip(directory.records, offsets, strict=True):
-        if record.place in removed:
+    for place, offset in enumerate(offsets):
+        if place in removed:
             continue
-        entry = raw[record.raw_start : record.raw_end]
-        replacement = replaced.get(record.place)
+        entry, replacement = records.entry(place), replaced.get(place)
         old = int.from_bytes(entry[_OFFSET_AT : _OFFSET_AT + 4], "little")
         if replacement is None and old < U32_MAX and offset < U32_MAX:
             entry = entry[:_OFFSET_AT] + struct.pack("<L", offset) + entry[_OFFSET_AT + 4 :]
         else:
-            entry = _rebuild_entry(entry, record, offset, replacement, path)
+            entry = _rebuild_entry(entry, records[place], offset, replacement, path)
         pieces.append(entry)
     nbytes = sum(map(len, pieces))
     pieces.append(_emit_trailer(directory, len(pieces), start, nbytes))

@@ -22,6 +22,7 @@ from ckptmove.formats.zip_archive.index import (
     Replacement,
     ZipDirectory,
     ZipRecord,
+    ZipRecords,
     emit_directory,
     join_extra,
     split_extra,
@@ -95,14 +96,14 @@ class LocalHeaders:
         self._window = b""
         self._window_start = 0
 
-    def data_start(self, record: ZipRecord) -> int:
-        """Offset of a record's data in the file.
+    def data_start(self, place: int) -> int:
+        """Offset of a record's data in the file, by its place in the directory.
 
         Raises:
             DamagedArchive: as :meth:`read`.
         """
-        known = self._data_starts[record.place] if self._data_starts else 0
-        return known or self.read(record).data_start
+        known = self._data_starts[place] if self._data_starts else 0
+        return known or self.read(self.directory.records[place]).data_start
 
     def read(self, record: ZipRecord) -> LocalHeader:
         """The local header of a record.
@@ -111,7 +112,7 @@ class LocalHeaders:
             DamagedArchive: if it is missing, names another record or contradicts the directory, or if the data overlaps
                 the directory.
         """
-        name = self.directory.raw_name(record)
+        name = self.directory.records.raw_name(record.place)
         start = record.header_offset
         head = self._bytes(start, start + LOCAL.size + len(name))
         data_start = start + len(head) + self._check(record, name, head)
@@ -125,42 +126,42 @@ class LocalHeaders:
         Raises:
             DamagedArchive: if a local header names another record or contradicts the directory.
         """
-        raw, last = self.directory.raw, self.directory.start
-        self._data_starts = array("Q", bytes(8 * len(self.directory.records)))
-        group: list[tuple[ZipRecord, int]] = []
+        records, last = self.directory.records, self.directory.start
+        self._data_starts = array("Q", bytes(8 * len(records)))
+        group: list[tuple[int, int]] = []
         begin = done = 0
-        for record in sorted(self.directory.records, key=_offset):
-            start, entry = record.header_offset, record.raw_start
-            end = start + LOCAL.size + raw[entry + 28] + 256 * raw[entry + 29]
+        for place in records.in_file_order():
+            start = records.header_offsets[place]
+            end = start + LOCAL.size + records.name_bytes[place]
             if end > last:
                 continue  # past the end: the record has no header
             if start - done > _FAR or end - begin > _WINDOW:
                 self._check_group(group, begin, done)
                 group, begin = [], start
-            group.append((record, end))
+            group.append((place, end))
             done = max(done, end)
         self._check_group(group, begin, done)
 
-    def _check_group(self, group: list[tuple[ZipRecord, int]], begin: int, done: int) -> None:
+    def _check_group(self, group: list[tuple[int, int]], begin: int, done: int) -> None:
         """Check neighbouring local headers with one read; miniz and zipfile repeat the directory's bytes in them."""
-        raw, data, last = self.directory.raw, self.source.read(begin, done), self.directory.start
+        data, records, last = self.source.read(begin, done), self.directory.records, self.directory.start
         local, central, data_starts = _LOCAL_GROUPS.unpack_from, _CENTRAL_GROUPS.unpack_from, self._data_starts
-        for record, end in group:
-            entry, at = record.raw_start, record.header_offset - begin
+        for place, end in group:
+            entry, at = records.raw_starts[place], records.header_offsets[place] - begin
             signature, fixed, sums, name_bytes, extra_bytes = local(data, at)
-            other_fixed, other_sums, other_name_bytes = central(raw, entry)
+            other_fixed, other_sums, other_name_bytes = central(records.raw, entry)
             agree = (
                 signature == LOCAL_SIGNATURE
                 and fixed == other_fixed
                 and name_bytes == other_name_bytes
-                and sums == (_DEFERRED if record.flags & FLAG_DESCRIPTOR else other_sums)
-                and raw.startswith(data[at + LOCAL.size : end - begin], entry + _CENTRAL_BYTES)
+                and sums == (_DEFERRED if records.flags[place] & FLAG_DESCRIPTOR else other_sums)
+                and records.raw.startswith(data[at + LOCAL.size : end - begin], entry + _CENTRAL_BYTES)
             )
             if not agree:
-                self._check(record, self.directory.raw_name(record), data[at : end - begin])
+                self._check(records[place], records.raw_name(place), data[at : end - begin])
             data_start = end + extra_bytes
-            if data_start + record.stored_bytes <= last:
-                data_starts[record.place] = data_start
+            if data_start + records.stored_bytes[place] <= last:
+                data_starts[place] = data_start
 
     def extra_fields(self, record: ZipRecord, header: LocalHeader) -> tuple[tuple[int, bytes], ...]:
         """The extra fields of a local header.
@@ -195,21 +196,16 @@ class LocalHeaders:
         return self._window[start - self._window_start : end - self._window_start]
 
 
-def plain_header(directory: ZipDirectory, record: ZipRecord) -> bytes:
+def plain_header(records: ZipRecords, place: int) -> bytes:
     """The local header of a record as miniz and zipfile write it, but without an extra field."""
-    start, name = record.raw_start, directory.raw_name(record)
-    fixed, sums, name_bytes = _CENTRAL_GROUPS.unpack_from(directory.raw, start)
-    sums = _DEFERRED if record.flags & FLAG_DESCRIPTOR else sums
-    return _LOCAL_GROUPS.pack(LOCAL_SIGNATURE, fixed, sums, name_bytes, 0) + name
+    fixed, sums, name_bytes = _CENTRAL_GROUPS.unpack_from(records.raw, records.raw_starts[place])
+    sums = _DEFERRED if records.flags[place] & FLAG_DESCRIPTOR else sums
+    return _LOCAL_GROUPS.pack(LOCAL_SIGNATURE, fixed, sums, name_bytes, 0) + records.raw_name(place)
 
 
 def emit_descriptor(crc: int, nbytes: int, *, is_wide: bool) -> bytes:
     """The data descriptor after a plainly stored record."""
     return struct.pack("<4sL2Q" if is_wide else "<4s3L", _DESCRIPTOR_SIGNATURE, crc, nbytes, nbytes)
-
-
-def _offset(record: ZipRecord) -> int:
-    return record.header_offset
 
 
 def _contradicts(fields: tuple[int, ...], record: ZipRecord) -> bool:
@@ -253,10 +249,11 @@ class Layout:
         Raises:
             DamagedArchive: if records overlap, or a local header does not match its record.
         """
-        offsets = [0] * len(self._directory.records)
+        records = self._directory.records
+        offsets = [0] * len(records)
         replaced: dict[int, Replacement] = {}
-        for record in sorted(self._directory.records, key=lambda record: record.header_offset):
-            data_start = self._headers.data_start(record)
+        for record in map(records.__getitem__, records.in_file_order()):
+            data_start = self._headers.data_start(record.place)
             if record.header_offset < self._taken:
                 raise DamagedArchive(self._source.path, f"record '{record.name}' overlaps another record")
             if record.place in removed:
@@ -291,7 +288,7 @@ class Layout:
             DamagedArchive: if a local header does not match its record.
         """
         self._written = self._source.size
-        offsets = [record.header_offset for record in self._directory.records]
+        offsets = [*self._directory.records.header_offsets]
         replaced: dict[int, Replacement] = {}
         for place, change in new.items():
             record = self._directory.records[place]

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import ArchiveOfFiles, DamagedArchive
+from ckptmove.formats.zip_archive.index import obstacle
 from ckptmove.text import some
 
 if TYPE_CHECKING:
-    from ckptmove.formats.zip_archive.index import ZipDirectory
+    from collections.abc import Sequence
+
+    from ckptmove.formats.zip_archive.index import ZipRecords
 
 #: Records other than storages that ckptmove or torch reads.
 KNOWN_RECORDS: Final = frozenset({
@@ -24,72 +27,78 @@ EXPORT_FORMS: Final = {
 _CHECKPOINT_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 
 
-def object_folder(directory: ZipDirectory, path: str) -> str:
+def object_folder(names: Sequence[str], path: str) -> str:
     """The folder of the archive that holds ``data.pkl``, with its slash.
 
     It is the stem of the file's name at the time of saving.
+
+    Args:
+        names: names of all records.
+        path: path of the file, for errors.
 
     Raises:
         ArchiveOfFiles: if no folder holds ``data.pkl``.
         DamagedArchive: if several folders hold it.
     """
-    names = [record.name for record in directory.records if record.name.endswith("/data.pkl")]
-    folders = [name.removesuffix("data.pkl") for name in names if name.count("/") == 1]
+    folders = [name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(folders) > 1:
         raise DamagedArchive(path, f"it holds data.pkl {len(folders)} times")
     if not folders:
         # For example, stable-baselines3 zips whole checkpoints.
-        held = [record.name for record in directory.records if record.name.endswith(_CHECKPOINT_SUFFIXES)]
+        held = [name for name in names if name.endswith(_CHECKPOINT_SUFFIXES)]
         found = "a zip archive without data.pkl" + (f"; it holds {some(held)}" if held else "")
         raise ArchiveOfFiles(path, found, "zip")
     return folders[0]
 
 
-def export_form(directory: ZipDirectory) -> str | None:
-    """Form of a torch.export archive: empty for the form that ckptmove reads, None for any other zip."""
-    whole = "\n".join(record.name for record in directory.records)
+def export_form(names: Sequence[str]) -> str | None:
+    """Form of a torch.export archive: empty for the form that ckptmove reads, None for any other zip.
+
+    Args:
+        names: names of all records.
+    """
+    whole = "\n".join(names)
     if not any(text in whole for text in (EXPORT_RECORD, *EXPORT_FORMS)):
         return None  # a fast answer for archives of many storages
-    names = [part for record in directory.records for part in (record.name, record.name.partition("/")[2])]
+    parts = [part for name in names for part in (name, name.partition("/")[2])]
     for start, what in EXPORT_FORMS.items():
-        if any(name.startswith(start) for name in names):
+        if any(part.startswith(start) for part in parts):
             return f"{what} ({start.rstrip('/')})"
-    return "" if EXPORT_RECORD in names else None
+    return "" if EXPORT_RECORD in parts else None
 
 
-def refuse_doubles(directory: ZipDirectory, path: str) -> None:
+def refuse_doubles(records: ZipRecords, names: Sequence[str], path: str) -> None:
     """Raise DamagedArchive if torch's reader, which ignores ASCII case, could take one record for another."""
-    names = [record.name for record in directory.records]
     whole = "".join(names)
     if whole.isascii() and "\0" not in whole and whole == whole.lower() and len(set(names)) == len(names):
         return  # a fast answer for the names that torch writes
     seen: set[str | bytes] = set()
-    for record in directory.records:
-        lowered = record.name.lower()
-        folded = lowered if record.name.isascii() else directory.raw_name(record).lower()
+    for place, name in enumerate(names):
+        lowered = name.lower()
+        folded = lowered if name.isascii() else records.raw_name(place).lower()
         if folded in seen:
             raise DamagedArchive(path, f"two of its records have the same name, apart from case: {lowered}")
         seen.add(folded)
-        own = lowered.rpartition("/")[2] if lowered != record.name else ""
-        if own in KNOWN_RECORDS and not record.name.endswith(own):
-            raise DamagedArchive(path, f"torch would read record '{record.name}' as '{own}'")
+        own = lowered.rpartition("/")[2] if lowered != name else ""
+        if own in KNOWN_RECORDS and not name.endswith(own):
+            raise DamagedArchive(path, f"torch would read record '{name}' as '{own}'")
         if "\0" in lowered:
-            raise DamagedArchive(path, f"the name of record '{record.name}' contains a NUL character")
+            raise DamagedArchive(path, f"the name of record '{name}' contains a NUL character")
 
 
-def refuse_obstacles(directory: ZipDirectory, path: str) -> None:
+def refuse_obstacles(records: ZipRecords, path: str) -> None:
     """Raise DamagedArchive if a record is encrypted or uses a method other than deflate: no torch reads it."""
-    for record in directory.records:
-        if record.obstacle:
-            raise DamagedArchive(path, f"record '{record.name}' is {record.obstacle}")
+    if any(obstacle(*kind) for kind in set(zip(records.flags, records.methods, strict=True))):
+        name, what = next((record.name, found) for record in records if (found := record.obstacle))
+        raise DamagedArchive(path, f"record '{name}' is {what}")
 
 
-def refuse_strays(directory: ZipDirectory, folder: str, path: str) -> None:
+def refuse_strays(names: Sequence[str], folder: str, path: str) -> None:
     """Raise DamagedArchive if records are in several folders: torch uses the first record's folder for all of them.
 
     From caffe2/serialize/inline_container.cc ``PyTorchStreamReader::init`` and ``getAllRecords``.
     """
-    stray = next((record.name for record in directory.records if not record.name.startswith(folder)), None)
+    stray = next((name for name in names if not name.startswith(folder)), None)
     if stray is not None:
         raise DamagedArchive(
             path, f"record '{stray}' is not in the folder '{folder}' of the other records: torch refuses it"
