@@ -1,13 +1,11 @@
-"""Define the values of a conversion: request, plan and result."""
+"""Define the values of a conversion: request and plan."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypedDict
 
 from ckptmove.errors import UsageError
-from ckptmove.model import OneLine
-from ckptmove.text import Argument, Phrase, amount
+from ckptmove.text import Argument, Phrase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -289,37 +287,3 @@ class Unmatched(NamedTuple):
     def __str__(self) -> str:
         """Return the option as the user types it, and the existing values."""
         return f"--{self.option} {self.glob}{'=...' if self.option == 'map' else ''} {self.reason}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Converted(OneLine):
-    """The result of a conversion.
-
-    Attributes:
-        container: format of the source and of the output.
-        plan: the changes.
-        output: path of the new file; None after a dry run.
-        in_place: whether the source itself was changed.
-        bytes_copied: bytes written to the output.
-        seconds: wall time.
-        notes: further information for the user, for example that the archive has no CRCs.
-        unmatched: options that match nothing.
-        warnings: problems of the source that the output has too, or hides.
-        is_refused: whether ``torch.load(weights_only=True)`` refuses a name or an opcode in the pickle.
-    """
-
-    container: str
-    plan: MovePlan
-    output: str | None
-    bytes_copied: int
-    seconds: float
-    notes: tuple[str, ...] = field(default=())
-    in_place: bool = False
-    unmatched: tuple[Unmatched, ...] = ()
-    warnings: tuple[str, ...] = ()
-    is_refused: bool = False
-
-    def __str__(self) -> str:
-        """Return the output and the number of changes in one line."""
-        changes = amount(len(self.plan.edits) + len(self.plan.flags), "change")
-        return f"wrote {self.output}: {changes}" if self.output is not None else f"dry run: {changes}"

@@ -27,13 +27,14 @@ from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.comparison.differences import Criteria
 from ckptmove.conversion.conversion import Conversion, ConvertRequest
 from ckptmove.conversion.plan import plan_move
+from ckptmove.conversion.results import Converted
 from ckptmove.errors import CkptMoveError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.io.part import MemorySource
 from ckptmove.io.rewrite import write_segments
 from ckptmove.limits import Limits
-from ckptmove.moves import Converted, MoveRequest
+from ckptmove.moves import MoveRequest
 from ckptmove.pickles.machine import interpret
 
 if TYPE_CHECKING:

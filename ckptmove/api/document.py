@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.checkpoint.summary import CheckpointSummary
     from ckptmove.comparison.differences import Differences, Gap
+    from ckptmove.conversion.results import Converted, UndoResult
     from ckptmove.findings.catalogue import Entry
-    from ckptmove.io.changes import UndoResult
     from ckptmove.io.contracts import Traffic
     from ckptmove.model import Finding, Inventory, TensorRecord
-    from ckptmove.moves import Converted, MovePlan
+    from ckptmove.moves import MovePlan
     from ckptmove.verification.evidence import RanksOfRun, Verdict
 
 Json: TypeAlias = "dict[str, Any]"  # what json.dumps takes; a closed type would be recursive

@@ -44,11 +44,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from ckptmove import moves
     from ckptmove.api.arguments import Device, FilePath, MapLocation
     from ckptmove.case import Case
     from ckptmove.conversion.conversion import ConvertRequest
-    from ckptmove.io.changes import UndoResult
+    from ckptmove.conversion.results import Converted, UndoResult
     from ckptmove.io.contracts import Progress
     from ckptmove.io.walk import WalkedFile
     from ckptmove.moves import MovePlan, RemapOptions
@@ -253,7 +252,7 @@ def convert(
 
 
 @collector_paused()
-def convert_checkpoint(request: ConvertRequest) -> moves.Converted:
+def convert_checkpoint(request: ConvertRequest) -> Converted:
     """Run a request of :func:`convert`."""
     if request.in_place and request.output:
         raise UsageError(Phrase(_IN_PLACE, " changes the file itself and takes no ", Argument("output")))

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from ckptmove import moves
 from ckptmove.api.figures import shares
 from ckptmove.checkpoint.summary import CheckpointSummary
 from ckptmove.comparison import differences
+from ckptmove.conversion.results import Converted
 from ckptmove.model import OneLine
 from ckptmove.text import amount, size
 from ckptmove.verification import evidence
@@ -147,7 +147,7 @@ class Inspection(OneLine, _Shown):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ConvertResult(moves.Converted, _Copied):
+class ConvertResult(Converted, _Copied):
     """The result of ``convert``.
 
     Attributes:

@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.checkpoint.trainers import MODEL_PARALLEL_FILE, UNIVERSAL_FILE, ZERO_FILE, file_role
+from ckptmove.checkpoint.file_names import MODEL_PARALLEL_FILE, UNIVERSAL_FILE, ZERO_FILE
+from ckptmove.checkpoint.trainers import file_role
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OLDEST_TORCH, ArchiveFact, ArchiveForm, Inventory
 from ckptmove.text import amount

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptmove.model import ArchiveFact, Inventory
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class OpenCheckpoint:
     """An open checkpoint. A file is a checkpoint of one part without a name.
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, cast
 from ckptmove.checkpoint.elements import StoredBytes, blocks, extent_span
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.build import build_inventory
-from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.naming import naming
 from ckptmove.errors import DamagedArchive, DamagedPickle, DistributedFile, LimitExceeded, UnreadableInput
 from ckptmove.formats.opening import container_of
@@ -114,7 +113,9 @@ class OpenPart(ABC):
 
     def outline(self) -> tuple[OutlineLine, ...]:
         """Outline of its tree."""
-        return make_outline(self.tree(), self._limits, self.pickle_bytes)
+        from ckptmove.checkpoint.inventory.outline import outline
+
+        return outline(self.tree(), self._limits, self.pickle_bytes)
 
     @abstractmethod
     def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:

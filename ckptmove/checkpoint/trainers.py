@@ -10,7 +10,6 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.roles import role_of_key
-from ckptmove.torch_facts.optimizers import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,47 +24,34 @@ class Trainer(NamedTuple):
         layout: its layout.
         root_keys: sets of root keys; a file with all keys of one set has the layout.
         classes: beginnings of the full names of its pickled classes.
-        sign: names of files that only its directories have.
-        roles: roles of files and folders, by their names.
+        sign: pattern of names of files that only its directories have; empty if it has none, like all patterns here.
+        roles: roles of files and folders, by patterns of their names.
         library: its name as a producer, and paths of root keys to its version.
         counters: name of the JSON file with its step counters.
         is_spread: whether model and optimizer are in different files.
         is_sharded: whether no file holds a whole parameter of the model.
         is_pointed: whether a file ``last_checkpoint`` names the checkpoint to resume from.
-        allows: names of files in which the library itself allows ``NUMPY_STATE`` when it resumes.
-        skips: names of files that the library writes, but does not read when it resumes.
+        allows: pattern of names of files in which the library itself allows ``NUMPY_STATE`` when it resumes.
+        skips: pattern of names of files that the library writes, but does not read when it resumes.
     """
 
     layout: str
     root_keys: tuple[frozenset[str], ...] = ()
     classes: tuple[str, ...] = ()
-    sign: re.Pattern[str] | None = None
-    roles: tuple[tuple[Role, re.Pattern[str]], ...] = ()
+    sign: str = ""
+    roles: tuple[tuple[Role, str], ...] = ()
     library: tuple[tuple[str, tuple[str, ...]], ...] = ()
     counters: str = ""
     is_spread: bool = False
     is_sharded: bool = False
     is_pointed: bool = False
-    allows: re.Pattern[str] | None = None
-    skips: re.Pattern[str] | None = None
+    allows: str = ""
+    skips: str = ""
 
 
 #: Globals of NumPy's generator state that transformers (``trainer_pt_utils.safe_globals``) and accelerate
 #: (``utils/other.py``, ``TORCH_SAFE_GLOBALS``) allow with NumPy 2. With it, they refuse the names of NumPy 1.
 NUMPY_STATE: Final = frozenset({"numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"})
-#: What a rank of ZeRO saves of its optimizer.
-ZERO_FILE: Final = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+\w*_optim_states\.pt")
-#: A file of a universal checkpoint of DeepSpeed: the fp32 values or one kind of state of one parameter
-#: (deepspeed/checkpoint/ds_to_universal.py).
-UNIVERSAL_FILE: Final = re.compile(
-    rf"(?:.*/)?zero/[^/]+/(?:fp32|{'|'.join(sorted(frozenset().union(*(row.known_state for row in TABLE))))})\.pt"
-)
-#: What a rank of model parallelism saves: a file of DeepSpeed, or a folder of Megatron.
-MODEL_PARALLEL_FILE: Final = re.compile(r"(?:.*/)?(mp_rank_\d+(?:_\d+)*)(?:_model_states\.pt|/[^/]*)")
-#: Index of a model in several files: the file of each tensor (transformers).
-INDEX_FILE: Final = re.compile(r".*\.(bin|safetensors)\.index\.json")
-#: One of these files.
-SHARD_FILE: Final = re.compile(r".*-\d{5}-of-\d{5}\.(bin|safetensors)")
 #: Accelerate's optimizer, whose name no other library uses in a directory with a model.
 ACCELERATE_OPTIMIZER: Final = "optimizer.bin"
 #: Written by Megatron-Core next to a distributed checkpoint (dist_checkpointing/strategies/common.py).
@@ -98,46 +84,46 @@ TRAINERS: Final[tuple[Trainer, ...]] = (
         "hf-trainer",
         root_keys=(frozenset({"python", "numpy", "cpu"}),),
         classes=("transformers.training_args.", "transformers.trainer"),
-        sign=re.compile(r"trainer_state\.json"),
+        sign=r"trainer_state\.json",
         roles=(
-            ("scaler", re.compile(r"scaler\.pt")),
-            ("rng", re.compile(r"rng_state(_\d+)?\.pth")),
+            ("scaler", r"scaler\.pt"),
+            ("rng", r"rng_state(_\d+)?\.pth"),
             (
                 "model",
-                re.compile(r"(pytorch_model|model|adapter_model)(_\d+)?(-\d{5}-of-\d{5})?\.(bin|safetensors)"),
+                r"(pytorch_model|model|adapter_model)(_\d+)?(-\d{5}-of-\d{5})?\.(bin|safetensors)",
             ),
         ),
         counters="trainer_state.json",
         is_spread=True,
-        allows=re.compile(r"rng_state(_\d+)?\.pth"),
-        skips=re.compile(r"training_args\.bin"),
+        allows=r"rng_state(_\d+)?\.pth",
+        skips=r"training_args\.bin",
     ),
     Trainer(
         "accelerate",
         root_keys=(frozenset({"random_state", "numpy_random_seed", "torch_manual_seed"}),),
-        sign=re.compile(r"random_states_\d+\.pkl"),
+        sign=r"random_states_\d+\.pkl",
         roles=(
-            ("optimizer", re.compile(r"optimizer(_\d+)?\.(pt|bin)|optimizer_\d+")),
-            ("scheduler", re.compile(r"scheduler(_\d+)?\.(pt|bin)")),
-            ("rng", re.compile(r"random_states_\d+\.pkl")),
-            ("model", re.compile(r"pytorch_model_fsdp_\d+")),
+            ("optimizer", r"optimizer(_\d+)?\.(pt|bin)|optimizer_\d+"),
+            ("scheduler", r"scheduler(_\d+)?\.(pt|bin)"),
+            ("rng", r"random_states_\d+\.pkl"),
+            ("model", r"pytorch_model_fsdp_\d+"),
         ),
         is_spread=True,
-        allows=re.compile(r"random_states_\d+\.pkl"),
+        allows=r"random_states_\d+\.pkl",
     ),
     Trainer(
         "megatron",
         # Before DeepSpeed: Megatron-DeepSpeed writes ds_version next to these keys.
         root_keys=(frozenset({"checkpoint_version", "args", "iteration"}),),
-        sign=re.compile(r"model_(optim_)?rng\.pt"),
+        sign=r"model_(optim_)?rng\.pt",
         is_spread=True,
         is_sharded=True,
     ),
     Trainer(
         "deepspeed",
         root_keys=(frozenset({"ds_version"}), frozenset({"ds_config", "module"})),
-        sign=re.compile(r"(.*zero_pp_rank_\d+_)?mp_rank_\d+_model_states\.pt|.*_mp_rank_\d+_optim_states\.pt"),
-        roles=(("optimizer", re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt")),),
+        sign=r"(.*zero_pp_rank_\d+_)?mp_rank_\d+_model_states\.pt|.*_mp_rank_\d+_optim_states\.pt",
+        roles=(("optimizer", r".*zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt"),),
         library=(("deepspeed", ("ds_version",)),),
         is_spread=True,
         is_sharded=True,
@@ -145,10 +131,10 @@ TRAINERS: Final[tuple[Trainer, ...]] = (
     Trainer(
         "stable-baselines3",
         classes=("stable_baselines3.",),
-        sign=re.compile(r"_stable_baselines3_version"),
+        sign=r"_stable_baselines3_version",
         counters="data",
     ),
-    Trainer("nemo", classes=("nemo.",), sign=re.compile(r"model_weights\.ckpt")),
+    Trainer("nemo", classes=("nemo.",), sign=r"model_weights\.ckpt"),
     Trainer("dcp", is_spread=True),
     Trainer("sharded", is_spread=True),
 )
@@ -169,7 +155,7 @@ COUNTER_KEYS: Final = frozenset({*_EPOCH_KEYS, *_STEP_KEYS, "batches_in_epoch_co
 #: A larger number, or a NaN, counts nothing.
 _MOST_STEPS: Final = 1 << 63
 #: Indices in a path.
-_INDICES: Final = re.compile(r"\.\d+(?=\.)")
+_INDICES: Final = r"\.\d+(?=\.)"
 _BY_LAYOUT: Final[Mapping[str, Trainer]] = {trainer.layout: trainer for trainer in TRAINERS}
 
 #: Endings that promise a checkpoint; ``.bin`` and ``.pkl`` can be anything.
@@ -206,9 +192,9 @@ def resumes_despite(layout: str, path: str, refused: Collection[str]) -> bool:
         refused: the globals in it that weights-only mode refuses; empty if it refuses an opcode.
     """
     trainer, name = trainer_of(layout), re.split(r"[\\/]", path)[-1]
-    if trainer.skips is not None and trainer.skips.fullmatch(name):
+    if trainer.skips and re.fullmatch(trainer.skips, name):
         return True
-    is_allowed = trainer.allows is not None and trainer.allows.fullmatch(name) is not None
+    is_allowed = bool(trainer.allows) and re.fullmatch(trainer.allows, name) is not None
     return is_allowed and bool(refused) and NUMPY_STATE.issuperset(refused)
 
 
@@ -230,7 +216,7 @@ def read_counters(found: Iterable[tuple[str, float]]) -> Counters:
     Only the root and dicts that hold counters are considered: in a dict of options, ``steps`` is a plan.
     """
     # The last item of a list counts: each run of fairseq adds one to optimizer_history.
-    values = {_INDICES.sub("", path): value for path, value in found if 0 <= value < _MOST_STEPS}
+    values = {re.sub(_INDICES, "", path): value for path, value in found if 0 <= value < _MOST_STEPS}
     epoch, step = _first(values, _EPOCH_KEYS), _first(values, _STEP_KEYS)
     return Counters(
         int(epoch) if epoch is not None and epoch == int(epoch) else epoch, None if step is None else int(step)
@@ -254,7 +240,7 @@ def file_role(name: str) -> Role | None:
     """The role that a trainer's name gives to a file, or to a folder that is one checkpoint."""
     for trainer in TRAINERS:
         for role, pattern in trainer.roles:
-            if pattern.fullmatch(name):
+            if re.fullmatch(pattern, name):
                 return role
     # By content, an EMA copy is a model: of all words in other names, only this one adds information.
     return "ema" if role_of_key(name) == "ema" else None

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from ckptmove.cli.render.renderer import Renderer
     from ckptmove.conversion.conversion import ConvertRequest
+    from ckptmove.conversion.results import Converted
     from ckptmove.limits import Limits
-    from ckptmove.moves import Converted
 
 
 #: Options that ``--undo`` can be combined with, as parameters of the command.

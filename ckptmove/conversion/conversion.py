@@ -11,6 +11,7 @@ from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
 from ckptmove.conversion.notes import conversion_notes, is_refused, overflow_note, source_warnings, unmatched_options
 from ckptmove.conversion.plan import plan_before_remap, plan_move, require_dtypes
+from ckptmove.conversion.results import Converted
 from ckptmove.conversion.target_format import target_format
 from ckptmove.errors import DamagedArchive, UsageError
 from ckptmove.formats.opening import container_class
@@ -19,7 +20,7 @@ from ckptmove.io.outputs import do_nothing
 from ckptmove.io.segments import without_checks
 from ckptmove.limits import Limits
 from ckptmove.model import LACKING
-from ckptmove.moves import Converted, MovePlan, Remap
+from ckptmove.moves import MovePlan, Remap
 from ckptmove.pickles.edits import apply_plan
 from ckptmove.text import Argument, Phrase, some
 

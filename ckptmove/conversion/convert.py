@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.conversion.conversion import ConvertRequest
+    from ckptmove.conversion.results import Converted
     from ckptmove.io.contracts import ByteSource, Segment
-    from ckptmove.moves import Converted, MovePlan
+    from ckptmove.moves import MovePlan
 
 
 def convert(request: ConvertRequest) -> Converted:

@@ -7,9 +7,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING, cast
 
 from ckptmove.checkpoint.naming import naming
+from ckptmove.conversion.results import UndoResult
 from ckptmove.errors import ArchiveOfFiles, InPlaceImpossible, NothingToUndo
 from ckptmove.formats.opening import container_of
-from ckptmove.io.changes import UndoResult
 from ckptmove.io.locations import is_folder, link_target, other_names
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.patch import apply_patch

@@ -28,7 +28,7 @@ _NO_CAST: Final = "--cast only takes float64 and complex128"
 _CODE: Final = "the code in the archive depends on its dtype"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Holder:
     """Holder of one device tag: a storage, or a tensor whose storage has no tag.
 
@@ -62,7 +62,7 @@ class _Holder:
 _Placed: TypeAlias = "tuple[TensorRecord, _Holder | None, int]"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Placement:
     """All holders, by the key of the storage or the place of the device, and all tensors."""
 

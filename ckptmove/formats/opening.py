@@ -59,10 +59,11 @@ _GZIP: Final = 16 + zlib.MAX_WBITS
 _TAR_HEADER: Final = 512
 #: Each member costs a copy of the bytes after it.
 _GZIP_MEMBERS: Final = 64
-_HTML: Final = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
+# Compiled on first use, for a file of no known format.
+_HTML: Final = rb"(?i)\s*<(!doctype html|html|head)\b"
 #: The index that ``save_pretrained`` of transformers writes next to the shards: ``metadata``, then ``weight_map``.
-_INDEX: Final = re.compile(rb"\s*\{.*\"weight_map\"\s*:", re.DOTALL)
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+_INDEX: Final = rb"(?s)\s*\{.*\"weight_map\"\s*:"
+_CONTROL: Final = r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]"
 
 
 class _Start(NamedTuple):
@@ -290,9 +291,9 @@ def _is_pickle(start: _Start) -> bool:
 def _describe(head: bytes) -> str:
     if not head.strip(b"\0"):
         return "nothing but zero bytes"
-    if _HTML.match(head):
+    if re.match(_HTML, head):
         return "an HTML page"
-    if _INDEX.match(head):
+    if re.match(_INDEX, head):
         return "an index of a model in several files"
     try:
         text = head.decode("utf-8")
@@ -300,7 +301,7 @@ def _describe(head: bytes) -> str:
         if error.reason != "unexpected end of data":
             return "bytes of no known format"
         text = head[: error.start].decode("utf-8")
-    return "bytes of no known format" if _CONTROL.search(text) else "a text file"
+    return "bytes of no known format" if re.search(_CONTROL, text) else "a text file"
 
 
 #: Signature of each format, by its name, in the order of the comparison.

@@ -32,7 +32,7 @@ from ckptmove.io.inflate import inflate
 from ckptmove.io.part import PartSource
 from ckptmove.io.segments import blocks_of, length
 from ckptmove.model import ArchiveFact, Span
-from ckptmove.pickles.machine import interpret_tensors
+from ckptmove.pickles.plain_tensors import interpret_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,11 +1,8 @@
-"""Define the values of a change in place: the patch, the result of an undo, and a warning."""
+"""Define the values of a change in place: the patch, and a warning."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
-
-from ckptmove.model import OneLine
 
 
 class Patch(NamedTuple):
@@ -25,31 +22,6 @@ class Patch(NamedTuple):
     def nbytes(self) -> int:
         """Number of bytes written."""
         return sum(len(data) for _, data in self.writes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class UndoResult(OneLine):
-    """The result of an undo.
-
-    Attributes:
-        path: the file.
-        size: its original length in bytes, before the first conversion in place.
-        removed: number of bytes cut off.
-        is_done: whether the file was written; False for a dry run.
-        seconds: wall time.
-        notes: further information for the user.
-    """
-
-    path: str
-    size: int
-    removed: int
-    is_done: bool
-    seconds: float
-    notes: tuple[str, ...] = field(default=())
-
-    def __str__(self) -> str:
-        """Return the path, the outcome and the size in one line."""
-        return f"{self.path}: {'restored' if self.is_done else 'dry run'}, {self.size:,} bytes"
 
 
 class RolledBack(UserWarning):

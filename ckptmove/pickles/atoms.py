@@ -21,7 +21,7 @@ _I4: Final = struct.Struct("<i").unpack_from
 _F8: Final = struct.Struct(">d").unpack_from
 
 # STRING holds a Python 2 ``repr``; these are its escapes.
-_ESCAPE: Final = re.compile(rb"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{2})|(.))")
+_ESCAPE: Final = rb"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{2})|(.))"
 _ESCAPED: Final = {
     b"\\": b"\\",
     b"'": b"'",
@@ -173,7 +173,7 @@ def _quoted(raw: bytes) -> str:
     quote = stripped[:1]
     if len(stripped) < 2 or quote not in {b"'", b'"'} or not stripped.endswith(quote):  # two quotes
         raise ValueError("a STRING without quotes")
-    return _python2_text(_ESCAPE.sub(_unescape, stripped[1:-1]))
+    return _python2_text(re.sub(_ESCAPE, _unescape, stripped[1:-1]))
 
 
 def _unescape(match: re.Match[bytes]) -> bytes:

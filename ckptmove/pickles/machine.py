@@ -11,17 +11,13 @@ from __future__ import annotations
 
 import struct
 from array import array
-from contextlib import suppress
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.pickles import atoms, memory, structure
-from ckptmove.pickles.compact_memo import NeedsEveryOperation
 from ckptmove.pickles.memory import StopReached
-from ckptmove.pickles.plain_objects import PlainObjects
-from ckptmove.pickles.plain_tensors import PlainTensors
 from ckptmove.pickles.scan import GETS, WEIGHTS_ONLY_OPCODES, operation_end
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.tree import Tuple
@@ -99,35 +95,8 @@ def _explain(error: Exception, data: bytes, position: int) -> str:
     return "an operation that does not fit the stack"
 
 
-def interpret_objects(data: bytes, limits: Limits, classes: frozenset[str]) -> Machine:
-    """Read one pickle as data, with the plain objects of some classes as :class:`PlainObject`.
-
-    Its tree takes a tenth of the memory, but cannot be edited. A pickle that changes an object later, or is damaged, is
-    read again as :func:`interpret` does.
-
-    Arguments and errors as of :func:`interpret`.
-    """
-    with suppress(DamagedPickle, NeedsEveryOperation):
-        return _interpret_with(data, limits, PlainObjects(classes).handlers())
-    return interpret(data, limits)
-
-
-def interpret_tensors(data: bytes, limits: Limits) -> Machine:
-    """Read one pickle as data, with plain tensors as :class:`PlainTensor`, for an inventory.
-
-    Its tree cannot be edited, and its storages have no sites.
-
-    Arguments and errors as of :func:`interpret`.
-
-    Raises:
-        NeedsEveryOperation: if only :func:`interpret` can read it.
-    """
-    machine = _interpret_with(data, limits, PlainTensors().handlers())
-    machine.data = b""
-    return machine
-
-
-def _interpret_with(data: bytes, limits: Limits, handlers: dict[int, Handler]) -> Machine:
+def interpret_with(data: bytes, limits: Limits, handlers: dict[int, Handler]) -> Machine:
+    """Read one pickle as :func:`interpret` does, with other handlers for some opcodes."""
     _check_size(data, limits)
     machine = Machine(data, limits)
     _walk(machine, _table(_HANDLERS | handlers))

@@ -8,21 +8,26 @@ A pattern matches all of them at once. Objects that it does not match are read o
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.errors import DamagedPickle
 from ckptmove.pickles import structure
 from ckptmove.pickles.compact_memo import (
     GET_BYTES,
     HANDLERS,
     LONG_GET,
     LONG_GET_BYTES,
+    NeedsEveryOperation,
     NeedsOneOperation,
     number,
     recalled,
 )
+from ckptmove.pickles.machine import interpret, interpret_with
 from ckptmove.pickles.tree import WITHIN, Global, PlainKind, PlainObject, Tuple
 
 if TYPE_CHECKING:
+    from ckptmove.limits import Limits
     from ckptmove.pickles.state import Handler, Machine
     from ckptmove.pickles.tree import Value
 
@@ -43,6 +48,19 @@ _SIZE_END: Final = 4
 _SIZE_CLASS: Final = "torch.Size"
 #: Nodes that are kept to be used again: most sizes and offsets are those of many tensors.
 _MOST_KNOWN: Final = 1 << 14
+
+
+def interpret_objects(data: bytes, limits: Limits, classes: frozenset[str]) -> Machine:
+    """Read one pickle as data, with the plain objects of some classes as :class:`PlainObject`.
+
+    Its tree takes a tenth of the memory, but cannot be edited. A pickle that changes an object later, or is damaged, is
+    read again as :func:`interpret` does.
+
+    Arguments and errors as of :func:`interpret`.
+    """
+    with suppress(DamagedPickle, NeedsEveryOperation):
+        return interpret_with(data, limits, PlainObjects(classes).handlers())
+    return interpret(data, limits)
 
 
 class PlainObjects:

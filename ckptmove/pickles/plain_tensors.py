@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.model import StorageRef
 from ckptmove.pickles import structure
 from ckptmove.pickles.compact_memo import HANDLERS, NeedsOneOperation, number, recalled
+from ckptmove.pickles.machine import interpret_with
 from ckptmove.pickles.rebuild_arguments import LARGEST, NotATensor, geometry
 from ckptmove.pickles.tree import WITHIN, Global, PlainStorage, PlainTensor, Tuple
 from ckptmove.torch_facts.dtypes import ITEM_BYTES, STORAGE_DTYPE
 
 if TYPE_CHECKING:
+    from ckptmove.limits import Limits
     from ckptmove.pickles.state import Handler, Machine
     from ckptmove.pickles.tree import Value
 
@@ -27,8 +29,10 @@ _REBUILD: Final = "torch._utils._rebuild_tensor_v2"
 _GET: Final = rb"(?:h.|j.{4})"
 _PUT: Final = rb"r.{4}"
 _INT: Final = rb"(?:K.|M..|J.{4}|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
-#: A tuple of numbers: a size or a stride.
-_SIZE: Final = rb"\)|%b\x85|%b\x86|%b\x87|\((?:%b){4,64}t" % (_INT, _INT * 2, _INT * 3, _INT)
+#: A tuple of numbers: a size or a stride. The pattern takes twice as long to compile if it has one for each length.
+_SIZE: Final = rb"\(?%b{0,64}[)t\x85-\x87]" % _INT
+#: First and last operation of a tuple by its length: EMPTY_TUPLE, TUPLE1 to TUPLE3; longer ones have MARK and TUPLE.
+_SHORT_TUPLES: Final = {0: b")", 1: b"\x85", 2: b"\x86", 3: b"\x87"}
 _TENSOR: Final = re.compile(
     rb"(?s)\(\("
     rb"(?P<word>%(get)b)(?P<kind>%(get)b)"
@@ -49,6 +53,21 @@ _INDICES: Final = {count: Struct("<" + "xI" * count).unpack for count in range(4
 _MOST_KNOWN: Final = 1 << 14
 #: Classes of ``torch.save``; ``torch.storage`` has those without a dtype, which another function rebuilds.
 _STORAGE_MODULES: Final = frozenset({"torch", "torch.cuda"})
+
+
+def interpret_tensors(data: bytes, limits: Limits) -> Machine:
+    """Read one pickle as data, with plain tensors as :class:`PlainTensor`, for an inventory.
+
+    Its tree cannot be edited, and its storages have no sites.
+
+    Arguments and errors as of :func:`~ckptmove.pickles.machine.interpret`.
+
+    Raises:
+        NeedsEveryOperation: if only :func:`~ckptmove.pickles.machine.interpret` can read it.
+    """
+    machine = interpret_with(data, limits, PlainTensors().handlers())
+    machine.data = b""
+    return machine
 
 
 class PlainTensors:
@@ -145,9 +164,18 @@ class PlainTensors:
     def _new_geometry(self, size: bytes, stride: bytes) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
         if len(self._geometries) > _MOST_KNOWN:
             self._geometries.clear()
-        shape, steps = (tuple(map(number, _NUMBERS.findall(raw))) for raw in (size, stride))
+        shape, steps = map(_numbers, (size, stride))
         found = self._geometries[size, stride] = geometry(Tuple(shape, ()), Tuple(steps, ()))
         return found
+
+
+def _numbers(raw: bytes) -> tuple[int, ...]:
+    """The numbers of a tuple, if it is written as its length requires."""
+    found = tuple(map(number, _NUMBERS.findall(raw)))
+    last = _SHORT_TUPLES.get(len(found))
+    if raw[-1:] != (last or b"t") or raw.startswith(b"(") == (last is not None):
+        raise NeedsOneOperation
+    return found
 
 
 def _text(length: bytes, raw: bytes) -> str:

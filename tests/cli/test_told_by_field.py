@@ -11,9 +11,10 @@ from ckptmove.cli.next_command import after_inspection
 from ckptmove.cli.render.answers import InspectAnswer
 from ckptmove.cli.render.conversion import conversion_lines
 from ckptmove.cli.render.page import Page
+from ckptmove.conversion.results import Converted
 from ckptmove.errors import EmptyDirectory, NothingToUndo
 from ckptmove.model import Finding, Inventory, Severity
-from ckptmove.moves import Converted, MovePlan, MoveRequest
+from ckptmove.moves import MovePlan, MoveRequest
 from ckptmove.text import Command
 
 

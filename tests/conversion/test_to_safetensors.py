@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 
 import pytest
 import torch
-from ckptmove.io.counted import CountedSource
 from hypothesis import given
 from hypothesis import strategies as st
 from open_containers import open_container
@@ -21,7 +20,7 @@ from ckptmove.conversion.to_safetensors import dense_records, flat_state
 from ckptmove.errors import CrcMismatch
 from ckptmove.formats.safetensors_new import new_safetensors
 from ckptmove.io.contracts import CastSegment, CopySegment, FromSource, StreamSegment
-from ckptmove.io.part import MemorySource
+from ckptmove.io.part import CountedSource, MemorySource
 from ckptmove.io.segments import blocks_of
 from ckptmove.io.spool import Spool
 from ckptmove.limits import Limits

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.limits import Limits
 from ckptmove.pickles import plain_objects
-from ckptmove.pickles.machine import interpret, interpret_objects
+from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.plain_objects import interpret_objects
 from ckptmove.pickles.tree import Call, Dict, Global, Node, PlainObject, nodes, tuple_items
 
 LIMITS = Limits()

@@ -14,7 +14,8 @@ from ckptmove.errors import CkptMoveError, DamagedPickle
 from ckptmove.limits import Limits
 from ckptmove.pickles import plain_tensors
 from ckptmove.pickles.compact_memo import NeedsEveryOperation
-from ckptmove.pickles.machine import interpret, interpret_tensors
+from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.plain_tensors import interpret_tensors
 from ckptmove.pickles.tree import PlainTensor, nodes
 
 LIMITS = Limits()

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Dict, Value
 
 #: Name of a state tensor: its key, and the name of its parameter; ``chained_`` if there are several optimizers.
-_STATE: Final = re.compile(r"((?:chained_\d+\.)?optimizer)\.state\.([^.]+)\.(.+)")
+_STATE: Final = r"((?:chained_\d+\.)?optimizer)\.state\.([^.]+)\.(.+)"
 #: State in flat buckets, or gathered on one rank.
-_FLAT: Final = re.compile(r"(?:chained_\d+\.)?optimizer\.distributed\..+")
+_FLAT: Final = r"(?:chained_\d+\.)?optimizer\.distributed\..+"
 #: Key of the options in one file that was made of the checkpoint: the name of ``common.pt`` without its suffix.
-_COMMON: Final = re.compile(r"(?:(.+)/)?common")
+_COMMON: Final = r"(?:(.+)/)?common"
 #: State key of the fp32 copy that the optimizer steps in place of a parameter in bf16 or fp16.
 _COPY: Final = "fp32_param"
 #: What a step of Adam needs, and its state. The names of the group are also those of apex and Transformer Engine.
@@ -102,7 +102,7 @@ def _holders(root: Value, file: str) -> Iterator[tuple[str, Dict]]:
 
 def is_state(name: str) -> bool:
     """Whether a tensor of the distributed checkpoint is state of an optimizer."""
-    return _STATE.fullmatch(name) is not None or _FLAT.fullmatch(name) is not None
+    return re.fullmatch(_STATE, name) is not None or re.fullmatch(_FLAT, name) is not None
 
 
 def gathered_optimizers(
@@ -124,7 +124,7 @@ def gathered_optimizers(
     """
     pairs = as_dict(root)
     keyed = () if pairs is None else ((key, value) for key, value, _ in pairs.pairs() if type(key) is str)
-    commons = [(key, value) for key, value in keyed if _COMMON.fullmatch(key) and as_dict(value) is not None]
+    commons = [(key, value) for key, value in keyed if re.fullmatch(_COMMON, key) and as_dict(value) is not None]
     by_name = {one.name: one for one in tensors} if commons else {}
     for key, value in commons:
         folder = key.rpartition("/")[0]
@@ -155,11 +155,11 @@ def megatron_optimizers(
     """
     state: dict[str, dict[str, list[tuple[str, TensorRecord]]]] = {}
     for name, record in tensors.items():
-        match = _STATE.fullmatch(name)
+        match = re.fullmatch(_STATE, name)
         if match is not None:
             state.setdefault(match[1], {}).setdefault(match[3], []).append((match[2], record))
     if not state:
-        flat = next((name for name in (*tensors, *objects) if _FLAT.fullmatch(name)), "")
+        flat = next((name for name in (*tensors, *objects) if re.fullmatch(_FLAT, name)), "")
         reason = f"{flat} is in the order of buckets, without the names of the parameters"
         return (OptimizerRecord(f"{prefix}optimizer", (), (), obstacle=reason),) if flat else ()
     return tuple(_optimizer(f"{prefix}{where}", own, stored, steps) for where, own in state.items())

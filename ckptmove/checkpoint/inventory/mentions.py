@@ -28,7 +28,7 @@ _ID_LISTS: Final = frozenset({"device_ids", "gpu_ids", "gpus", "devices"})
 _ID_KEYS: Final = frozenset({"device_id", "gpu_id", "gpu", "device", "output_device"})
 _MOST_DEVICES: Final = 1024
 #: Device constants as torch/csrc/jit/serialization/python_print.cpp prints them, and ``x.cuda()``.
-_CODE_DEVICE: Final = re.compile(r"""torch\.device\("([^"\n]{1,31})"\)|\btorch\.(cuda|cpu)\(""")
+_CODE_DEVICE: Final = r"""torch\.device\("([^"\n]{1,31})"\)|\btorch\.(cuda|cpu)\("""
 
 
 #: The names of ``DeviceMesh`` in all versions, and its attribute for the device type: ``device_type`` until 2.8.
@@ -101,7 +101,7 @@ def is_in_code(inventory: Inventory, mention: Mention) -> bool:
 def code_mentions(name: str, text: str) -> Iterator[Mention]:
     """Iterate over the devices in a file of TorchScript code, by file and line; these mentions cannot be edited."""
     line, position = 1, 0
-    for match in _CODE_DEVICE.finditer(text):
+    for match in re.finditer(_CODE_DEVICE, text):
         line += text.count("\n", position, match.start())
         position = match.start()
         yield Mention(f"{name}:{line}", "torch.device", match[1] or match[2])

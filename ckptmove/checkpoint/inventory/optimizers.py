@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Dict, Value
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class EntryDraft:
     """Optimizer state of one parameter, under construction."""
 
@@ -34,7 +34,7 @@ class EntryDraft:
         return StateEntry(self.key, tuple(self.tensors), tuple(self.scalars), tuple(self.nested), tuple(self.keys))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class OptimizerDraft:
     """State_dict of an optimizer, under construction."""
 

@@ -14,7 +14,7 @@ _CPU_GENERATOR_BYTES: Final = 5056
 _GENERATOR_BYTES: Final = frozenset({_CPU_GENERATOR_BYTES, 16, 816})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class MemberContext:
     """Context for the members of one container.
 

@@ -44,7 +44,7 @@ _CONTENTS: Final = frozenset({"scheduler", "scaler", "rng"})
 _RECORD, _MENTION, _SCALAR = 32, 8, 4
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Walk:
     """One walk and its results.
 

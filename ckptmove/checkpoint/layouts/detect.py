@@ -6,14 +6,14 @@ The name of the directory itself is not used.
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.checkpoint.file_names import INDEX_FILE, SHARD_FILE
 from ckptmove.checkpoint.trainers import (
     ACCELERATE_OPTIMIZER,
-    INDEX_FILE,
     MEGATRON_COMMON,
     POINTER_FILE,
-    SHARD_FILE,
     TRAINERS,
     Counters,
     agreed,
@@ -104,9 +104,9 @@ def _counters_in(listing: Listing, path: str) -> Counters:
 
 
 def _by_signs(names: Sequence[str], layout_of: Mapping[str, str]) -> str | None:
-    signs = [(trainer.layout, trainer.sign) for trainer in TRAINERS if trainer.sign is not None]
+    signs = [(trainer.layout, trainer.sign) for trainer in TRAINERS if trainer.sign]
     for layout, sign in signs:
-        if any(map(sign.fullmatch, names)):
+        if any(re.fullmatch(sign, name) for name in names):
             return layout
     for layout, _ in signs:
         if layout in layout_of.values():

@@ -10,8 +10,9 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ckptmove.checkpoint.file_names import INDEX_FILE, SHARD_FILE
 from ckptmove.checkpoint.layouts.distributed import is_distributed
-from ckptmove.checkpoint.trainers import ACCELERATE_OPTIMIZER, INDEX_FILE, SHARD_FILE, TRAINERS, file_role
+from ckptmove.checkpoint.trainers import ACCELERATE_OPTIMIZER, TRAINERS, file_role
 from ckptmove.formats.safetensors_shards import shard_name
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _signs(name: str) -> Iterator[str]:
         yield "sharded"
     if name == ACCELERATE_OPTIMIZER:
         yield "accelerate"
-    known = [trainer.layout for trainer in TRAINERS if trainer.sign is not None and trainer.sign.fullmatch(name)]
+    known = [trainer.layout for trainer in TRAINERS if trainer.sign and re.fullmatch(trainer.sign, name)]
     yield from known
     if not known and _RANK_FILE.fullmatch(name):
         yield "ranks"

@@ -8,8 +8,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from ckptmove.checkpoint.directories import DirectoryInventory, FileFact, FileRecord
+from ckptmove.checkpoint.file_names import UNIVERSAL_FILE
 from ckptmove.checkpoint.state_dicts import RootKeys
-from ckptmove.checkpoint.trainers import UNIVERSAL_FILE, Counters, agreed, file_role, with_file_role
+from ckptmove.checkpoint.trainers import Counters, agreed, file_role, with_file_role
 from ckptmove.formats.opening import container_class
 from ckptmove.torch_facts.weights_only import newest
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from ckptmove.api.functions import InspectRequest
     from ckptmove.api.results import Inspection
     from ckptmove.conversion.conversion import ConvertRequest
+    from ckptmove.conversion.results import Converted
     from ckptmove.model import TensorRecord
-    from ckptmove.moves import Converted
     from ckptmove.verification.evidence import Verdict
     from ckptmove.verification.request import VerifyRequest
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from ckptmove.cli.render.answers import ConvertAnswer
     from ckptmove.cli.render.page import Page
-    from ckptmove.io.changes import UndoResult
-    from ckptmove.moves import Converted, Dropped, Kept, MovePlan, StorageEdit
+    from ckptmove.conversion.results import Converted, UndoResult
+    from ckptmove.moves import Dropped, Kept, MovePlan, StorageEdit
 
 _REASONS: Final = (
     {rule.name: rule.reason for rule in RULES}

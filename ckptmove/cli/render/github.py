@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, VerifyAnswer
     from ckptmove.cli.streams import Output
     from ckptmove.comparison.differences import Differences
+    from ckptmove.conversion.results import UndoResult
     from ckptmove.findings.catalogue import Entry
-    from ckptmove.io.changes import UndoResult
     from ckptmove.model import Finding
     from ckptmove.verification.evidence import Verdict
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.cli.streams import Output
     from ckptmove.comparison.differences import Differences
+    from ckptmove.conversion.results import UndoResult
     from ckptmove.findings.catalogue import Entry
-    from ckptmove.io.changes import UndoResult
 
 
 class JsonDocument(Document):

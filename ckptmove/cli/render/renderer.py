@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from ckptmove.api.failures import Failure
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.comparison.differences import Differences
+    from ckptmove.conversion.results import UndoResult
     from ckptmove.findings.catalogue import Entry
-    from ckptmove.io.changes import UndoResult
     from ckptmove.verification.evidence import FixedFile
 
 

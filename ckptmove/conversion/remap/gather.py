@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.entries import entries
+from ckptmove.checkpoint.file_names import SHARD_FILE
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
 from ckptmove.checkpoint.pairing import pair_all
-from ckptmove.checkpoint.trainers import SHARD_FILE
 from ckptmove.conversion.remap.errors import NotGathered
 from ckptmove.pickles.tree import Call, Dict, Global, Node, Tuple, nodes
 

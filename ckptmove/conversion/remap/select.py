@@ -276,7 +276,7 @@ class _Selection:
         for identity, holder in holders.items():
             gone = places[identity]
             holder.flat[:] = [item for at, item in enumerate(holder.flat) if at | 1 not in gone]
-            holder.starts[:] = [start for at, start in enumerate(holder.starts) if at | 1 not in gone]
+            holder.starts = [start for at, start in enumerate(holder.starts) if at | 1 not in gone]
 
     def dropped(self) -> tuple[Dropped, ...]:
         """Return the removed entries, each as a whole, with the tensors in them."""

@@ -15,7 +15,7 @@ from ckptmove.formats.dcp.metadata import REPEATED, StoredObject, StoredTensor, 
 from ckptmove.formats.rebuild_calls import rebuild_call
 from ckptmove.io.contracts import CopySegment
 from ckptmove.model import ArchiveFact, Span
-from ckptmove.pickles.machine import interpret_objects
+from ckptmove.pickles.plain_objects import interpret_objects
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.stream import read_pickle
 from ckptmove.pickles.tree import Dict, List, Opaque

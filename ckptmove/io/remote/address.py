@@ -11,16 +11,17 @@ from urllib.parse import unquote, urlsplit
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:://|::)")
 #: Addresses of artifacts, which only their own tools can resolve.
 _ARTIFACT: Final = re.compile(r"(?:wandb|wandb-artifact|mlflow|mlflow-artifacts|runs|models):")
+# The patterns below are compiled on first use: a local path needs none of them.
 #: Up to the next URL of a chain.
-_URL_IN_TEXT: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://((?:(?!::[A-Za-z][\w+.-]*://)[^\s'\"<>|\\])*)")
+_URL_IN_TEXT: Final = r"([A-Za-z][A-Za-z0-9+.-]+)://((?:(?!::[A-Za-z][\w+.-]*://)[^\s'\"<>|\\])*)"
 #: A secret key of AWS may have slashes: then all up to the last ``@``. A port has digits alone.
-_USERINFO: Final = re.compile(r"^(?:[^/?#]*|[^/?#:]*:(?!\d+(?:[/?#]|$))[^?#]*)@")
+_USERINFO: Final = r"^(?:[^/?#]*|[^/?#:]*:(?!\d+(?:[/?#]|$))[^?#]*)@"
 #: The value of a pair in a query, or the whole of a word without ``=``.
-_WHOLE_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
-_VALUE: Final = re.compile(r"(?<==)[^&;]+|(?<![^&;])[^&;=]+(?![^&;])")
-_NAMED_QUERY: Final = re.compile(r"\?(?=[\w.~%-]+=)")
+_WHOLE_URL: Final = r"(?s)([A-Za-z][A-Za-z0-9+.-]+)://(.*)"
+_VALUE: Final = r"(?<==)[^&;]+|(?<![^&;])[^&;=]+(?![^&;])"
+_NAMED_QUERY: Final = r"\?(?=[\w.~%-]+=)"
 #: Credentials outside of a URL: keys of AWS, tokens of Hugging Face, and parameters that hold a secret.
-_SECRETS: Final = re.compile(
+_SECRETS: Final = (
     r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}|\bhf_[A-Za-z0-9]{8,}|(?<=Bearer )\S+|(?<=Basic )[A-Za-z0-9+/=]{6,}"
     r"|(?i:(?<=signature=)|(?<=credential=)|(?<=token=)|(?<=password=)|(?<=secret=)|(?<=sig=))[^\s&'\"<>]+"
 )
@@ -58,7 +59,7 @@ class Address(str):
     def __new__(cls, url: str, place: RemotePath | None = None) -> Address:
         """Hide the credentials of a URL."""
         # The whole text is a URL here: a password may have spaces and quotes.
-        whole = url if "::" in url else _WHOLE_URL.sub(_without_credentials, url)
+        whole = url if "::" in url else re.sub(_WHOLE_URL, _without_credentials, url)
         address = super().__new__(cls, redacted(whole))
         address.url, address.place = url, place
         return address
@@ -85,13 +86,13 @@ class Address(str):
     @property
     def has_magic(self) -> bool:
         """Whether it is a glob. In the URL of a web server, ``?`` begins the query."""
-        text = self.url.partition("?")[0] if self.is_http else _NAMED_QUERY.split(self.url)[0]
+        text = self.url.partition("?")[0] if self.is_http else re.split(_NAMED_QUERY, self.url)[0]
         return any(letter in text for letter in "*?[")
 
     @property
     def name(self) -> str:
         """The last part of its path, as the name of a local file."""
-        path = urlsplit(self.url).path if self.is_http else _NAMED_QUERY.split(self.url)[0].partition("::")[0]
+        path = urlsplit(self.url).path if self.is_http else re.split(_NAMED_QUERY, self.url)[0].partition("::")[0]
         last = unquote(path.rstrip("/").rpartition("/")[2])
         return re.sub(r'[\\/:*?"<>|\x00-\x1f]', "_", last).lstrip(".-") or "checkpoint"
 
@@ -115,14 +116,14 @@ def is_url(path: str) -> bool:
 
 def redacted(text: str) -> str:
     """A text without the credentials in its URLs, and without keys and tokens that are known by their form."""
-    return _SECRETS.sub(_HIDDEN, _URL_IN_TEXT.sub(_without_credentials, text)) if text else text
+    return re.sub(_SECRETS, _HIDDEN, re.sub(_URL_IN_TEXT, _without_credentials, text)) if text else text
 
 
 def _without_credentials(found: re.Match[str]) -> str:
     scheme, rest = found[1].lower(), found[2]
-    hidden = rest if scheme == _HUB else _USERINFO.sub(f"{_HIDDEN}@", rest)
-    mark = re.search(r"\?", hidden) if scheme in _HTTP else _NAMED_QUERY.search(hidden)
+    hidden = rest if scheme == _HUB else re.sub(_USERINFO, f"{_HIDDEN}@", rest)
+    mark = re.search(r"\?", hidden) if scheme in _HTTP else re.search(_NAMED_QUERY, hidden)
     if mark is not None:
         path, query = hidden[: mark.start()], hidden[mark.end() :]
-        hidden = f"{path}?{_VALUE.sub(_HIDDEN, query.partition('#')[0]) if '=' in query else _HIDDEN}"
+        hidden = f"{path}?{re.sub(_VALUE, _HIDDEN, query.partition('#')[0]) if '=' in query else _HIDDEN}"
     return f"{found[1]}://{hidden}"

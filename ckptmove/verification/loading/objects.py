@@ -92,7 +92,6 @@ class _Builder:
     def __init__(self, storage: Callable[[Persistent], Any]) -> None:
         self._storage = storage
         self._allowed: dict[str, Any] = _get_allowed_globals()
-        self._rebuild = self._allowed[_DENSE]
         self._made: dict[int, Any] = {}
 
     def build(self, root: Value) -> Any:
@@ -133,9 +132,9 @@ class _Builder:
             if type(member) is PlainTensor:
                 storage = self._storage(member.storage)
                 geometry = member.offset, member.shape, member.stride, member.requires_grad
-                made[id(member)] = self._rebuild(storage, *geometry, OrderedDict())
+                made[id(member)] = _dense(storage, *geometry)
             elif type(member) is Call and (dense := _dense_arguments(member)) is not None:
-                made[id(member)] = self._rebuild(self._storage(dense[0]), *dense[1:], OrderedDict())
+                made[id(member)] = _dense(self._storage(dense[0]), *dense[1:])
             else:
                 found.append((member, None))
         return found
@@ -241,6 +240,14 @@ def _hashable(values: list[Any]) -> list[Any]:
         if len(level) > _WIDEST:
             break
     raise ValueError("a key or a member of a set is nested too deeply")
+
+
+def _dense(storage: Any, offset: int, shape: Any, stride: Any, requires_grad: bool) -> Any:
+    """A dense tensor, as ``_rebuild_tensor_v2`` makes it; that also searches for a fake mode, which takes longer."""
+    made = torch._utils._rebuild_tensor(storage, offset, shape, stride)
+    made.requires_grad = requires_grad
+    made._backward_hooks = OrderedDict()
+    return made
 
 
 def _dense_arguments(call: Call) -> tuple[Any, ...] | None:

@@ -18,6 +18,7 @@ from ckptmove.cli.render.answers import ConvertAnswer, Detail, InspectAnswer
 from ckptmove.cli.render.page import Page
 from ckptmove.cli.streams import Output
 from ckptmove.conversion.conversion import ConvertRequest
+from ckptmove.conversion.results import Converted
 from ckptmove.model import (
     Finding,
     GlobalUse,
@@ -28,7 +29,7 @@ from ckptmove.model import (
     StateEntry,
     TensorRecord,
 )
-from ckptmove.moves import Converted, MovePlan, MoveRequest, StorageEdit, Unmatched
+from ckptmove.moves import MovePlan, MoveRequest, StorageEdit, Unmatched
 from ckptmove.text import Command
 from ckptmove.verification import checks
 from ckptmove.verification.evidence import CheckResult, Verdict
