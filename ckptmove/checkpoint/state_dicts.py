@@ -22,6 +22,8 @@ _BUFFERS: Final = frozenset({"running_mean", "running_var", "num_batches_tracked
 _PARAMETER_DTYPES: Final = ("float", "bfloat", "complex")
 #: Keys of a state_dict inside the root's entry for the model.
 _INNER_CONTAINERS: Final = frozenset({"state_dict", "model_state_dict", "model_state"})
+#: Key of the model next to other state, as DeepSpeed writes it; also the prefix of a wrapper.
+_MODULE: Final = ".module"
 #: Default roles of a model's tensors.
 _MODEL: Final[frozenset[Role]] = frozenset({"model"})
 _EMA: Final[frozenset[Role]] = frozenset({"ema"})
@@ -108,6 +110,7 @@ class RootKeys:
 
     def __init__(self, inventory: Inventory) -> None:
         self._keys = frozenset(inventory.root_keys)
+        self._sections = frozenset(path for path, _ in inventory.sections if path.endswith(_MODULE))
         self._has_dots = any("." in key for key in self._keys)
 
     @cached_property
@@ -133,8 +136,9 @@ class RootKeys:
         if end == -1:
             return "", name
         following, _, rest = name[end + 1 :].partition(".")
-        if following in _INNER_CONTAINERS and rest:
-            end += 1 + len(following)
+        inner = end + 1 + len(following)
+        if rest and (following in _INNER_CONTAINERS or name[:inner] in self._sections):
+            end = inner
         return name[:end], name[end + 1 :]
 
 

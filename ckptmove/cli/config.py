@@ -22,7 +22,7 @@ _NAME: Final = "pyproject.toml"
 _PREFIX: Final = "CKPTMOVE_"
 _TABLE: Final = "[tool.ckptmove]"
 #: Pairs of options that exclude each other, each with the options that belong to the pair.
-_EXCLUSIVE: Final = (("case", "script", "script_args"), ("json", "format"))
+_EXCLUSIVE: Final = (("case", "script", "script_args"), ("json", "format"), ("fit", "to"))
 #: Names of types in TOML.
 _KINDS: Final = {str: "a string", bool: "a boolean", int: "an integer", float: "a number", list: "a list of strings"}
 #: Words for a boolean in the environment, as Typer takes them.

@@ -50,12 +50,11 @@ def convert(request: ConvertRequest) -> Converted:
                 keep_trees=needs_trees,
             ) as checkpoint,
         ):
-            left_out: list[str] = []
+            notes: list[str] = []
             if is_new:
-                checkpoint, left_out = _gathered(request, checkpoint)  # noqa: PLW2901  # the same files
+                checkpoint, notes = _gathered(request, checkpoint)  # noqa: PLW2901  # the same files
             conversion = Conversion(request, checkpoint)
-            if left_out:
-                conversion.notes.append(f"left out, because only files of DeepSpeed are gathered: {some(left_out, 3)}")
+            conversion.notes += notes
             with conversion.resources:
                 written = _carry_out(conversion, checkpoint)
             if checkpoint.traffic_note:
@@ -66,18 +65,31 @@ def convert(request: ConvertRequest) -> Converted:
 
 
 def _gathered(request: ConvertRequest, checkpoint: OpenCheckpoint) -> tuple[OpenCheckpoint, list[str]]:
-    """The checkpoint with whole parameters, if its files become one and have partitions of ZeRO; files left out."""
+    """The checkpoint without partitions of ZeRO, if its files become one and have any; and notes on that."""
     is_sharded = request.shard_bytes is not None
     kind = target_format(request.output, request.default_output, checkpoint.inventory, is_sharded=is_sharded)
     if kind == "same":
         return checkpoint, []
-    from ckptmove.checkpoint.layouts.zero_files import is_zero_file
+    from ckptmove.checkpoint.layouts.zero_files import is_expert_file, is_zero_file
     from ckptmove.conversion.remap.zero import gather_partitions
 
     found = gather_partitions(checkpoint, request.limits)
     if found is None:
         return checkpoint, []
-    return found, [part.name for part in checkpoint.parts if not is_zero_file(part.name.rpartition("/")[2])]
+    others = [part for part in checkpoint.parts if not is_zero_file(part.name.rpartition("/")[2])]
+    gathered = {one.name for one in found.inventory.tensors}
+    left_out = [
+        part.name
+        for part in others
+        # The partitions have the weights of experts too, unless they are frozen.
+        if not is_expert_file(part.name.rpartition("/")[2])
+        or not all(f"module.{part.own_name(one.name)}" in gathered for one in part.inventory.tensors)
+    ]
+    notes = [f"left out, because only files of DeepSpeed are gathered: {some(left_out, 3)}"] if left_out else []
+    ranks = [key for key in found.inventory.root_keys if key.startswith("mp_rank_")]
+    if ranks:
+        notes.append(f"parameters stay cut over the ranks of model parallelism, one entry for each: {some(ranks, 3)}")
+    return found, notes
 
 
 def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:

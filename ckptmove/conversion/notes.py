@@ -27,6 +27,7 @@ _PROBLEMS: Final[dict[FactKind, str]] = {
     "other-step": "files are of two saves (F807), and so is the output",
     "other-save": "files are of two saves (F807), and so is the output",
     "newer-file": "files were written after the .metadata (F806): the output may be of two saves",
+    "other-replica": "replicas of tensors differ between ranks (F810): the output may be of two states",
     "absent-shard": "shards may be missing (F809), and the end of tensors in the output too",
 }
 

@@ -396,7 +396,8 @@ _ENTRIES: Final = (
         name="other-replica",
         severity=Severity.ERROR,
         when="several ranks have saved the same shard of a tensor (HSDP, tensor parallel), and its bytes differ by "
-        "their CRCs. Files without CRCs, and shards that are views of a larger storage, are not compared",
+        "their CRCs. Of files without CRCs, inspect --check and verify compare the bytes. Shards that are views of a "
+        "larger storage are not compared",
         why="Replicas are equal after each step. If they differ, a file is of another save, or the ranks have drifted "
         "apart in training. Each rank resumes from its own values.",
         mend="Resume from an earlier checkpoint, or copy the file of the rank that has the right values.",

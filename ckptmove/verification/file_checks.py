@@ -215,7 +215,7 @@ def check_structure(inventory: Inventory, pairings: Sequence[tuple[OptimizerReco
         listed += len(keys)
         stated += len(optimizer.state)
         paired += sum(record is not None for _, record in pairing.matches)
-        if optimizer.state and not keys:
+        if optimizer.state and not keys and not optimizer.obstacle:
             faults.add(f"{optimizer.where or 'the optimizer'} has state, but its param_groups list no parameter")
         for key in sorted(key for key, count in Counter(keys).items() if count > 1):
             faults.add(f"parameter {key} of {optimizer.where or 'the optimizer'} is listed more than once")

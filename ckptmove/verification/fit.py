@@ -167,6 +167,7 @@ def refuse_others(request: VerifyRequest) -> None:
         UsageError: if one is.
     """
     others = {
+        "to": request.to is not None,
         "against": request.against is not None,
         "script": request.script is not None,
         "sample": request.sample is not None,

@@ -219,6 +219,12 @@ def test_what_excludes_a_value_leaves_it_out(project, monkeypatch) -> None:
         load_config(folder)
 
 
+def test_a_typed_fit_leaves_the_device_of_the_project_out(project) -> None:
+    folder = project("[tool.ckptmove]\nto = 'cuda'\nseed = 1")
+    assert load_config(folder, {"fit"}).values == {"seed": 1}
+    assert load_config(folder).values == {"to": "cuda", "seed": 1}
+
+
 def test_arguments_alone_are_for_the_script_of_the_file(project, monkeypatch) -> None:
     folder = project("[tool.ckptmove]\nscript = 'a.py'\nscript-args = ['--x']")
     monkeypatch.setenv("CKPTMOVE_SCRIPT_ARGS", "--y '1 2'")

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ckptmove.formats.dcp.pieces import Piece
     from ckptmove.io.contracts import ByteSource, Progress
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact, TensorRecord
+    from ckptmove.model import ArchiveFact, OptimizerRecord, TensorRecord
     from ckptmove.pickles.tree import Value
 
 _BLOCK: Final = 1 << 20
@@ -100,6 +100,7 @@ class DistributedPart(PiecedPart):
         self._in_objects = {
             key: (name, own) for name, one in container.objects.items() for key, own in one.storages.items()
         }
+        self.inventory = replace(self.inventory, optimizers=tuple(map(self._readable, self.inventory.optimizers)))
         #: Container of each piece that was opened; None if it is damaged, for the reason in ``_damage``.
         self._kinds_of: dict[tuple[str, int], str | None] = {}
         self._damage: dict[str, str] = {}
@@ -266,6 +267,17 @@ class DistributedPart(PiecedPart):
             except DAMAGE as error:
                 self._damage.setdefault(piece.name, str(error))
         return self._kinds_of[place]
+
+    def _readable(self, optimizer: OptimizerRecord) -> OptimizerRecord:
+        """The optimizer; with an obstacle if the bytes of its options or counters are missing or damaged."""
+        prefix = f"{optimizer.where}." if optimizer.where else ""
+        own = f"{prefix}state.", f"{prefix}param_groups"
+        lost = [name for name in map(self.full_name, self.lost()) if name.startswith(own)]
+        if not lost:
+            return optimizer
+        more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
+        verb = "are" if more else "is"
+        return optimizer._replace(algorithm=None, obstacle=f"{lost[0]}{more} {verb} missing or damaged")
 
     def _holder(self, key: str) -> Piece:
         """The piece of the object with a storage."""

@@ -5,7 +5,6 @@ What is not a DTensor is that of the first rank: each rank saves its own copy.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
@@ -15,7 +14,7 @@ from ckptmove.checkpoint.elements import StoredBytes, extent_span
 from ckptmove.checkpoint.inventory.build import build_inventory
 from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.checkpoint.layouts.merge import file_record, moved_inventory
-from ckptmove.checkpoint.layouts.rank_shards import differing_replicas, dtensors, find_two_saves
+from ckptmove.checkpoint.layouts.rank_shards import computed_crc, dtensors
 from ckptmove.checkpoint.open_checkpoint import shifted_progress
 from ckptmove.checkpoint.parts import OpenPart
 from ckptmove.errors import CrcMismatch
@@ -30,7 +29,7 @@ from ckptmove.torch_facts.devices import NO_DEVICE
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.checkpoint.inventory.budget import Budget
     from ckptmove.checkpoint.layouts.rank_shards import RankFile, RankGroup, SavedShard
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 _SHARDS, _DATA = "shards/", "data/"
 #: Fields of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
 _KEY, _LOCATION = 2, 3
-_BLOCK: Final = 1 << 20
 _MOST_RECENT: Final = 8
 
 
@@ -97,14 +95,13 @@ class RankFilesPart(OpenPart):
         self._sound: set[tuple[str, str]] = set()
         #: The shards of the tensors that were read last: a parameter and its moments are read in turn.
         self._recent: dict[str, list[ShardBox] | None] = {}
-        others = find_two_saves(group.files)
+        # The step counts are read before the files are closed.
+        facts = group.facts(f"{name}." if name else "")
         # The tree of the first rank is changed; those of the others need not stay in memory.
         for file in group.files:
             if file.part is lead or not file.part.is_remote:
                 file.part.drop()
-        inventory = self._read()
-        spoiled = (FileFact("other-step", path, 0, path) for path in others)
-        self.inventory = replace(inventory, facts=(*inventory.facts, *spoiled))
+        self.inventory = self._read(facts)
         self.rows = tuple(
             file.part.rows[0]._replace(
                 part=name,
@@ -188,11 +185,8 @@ class RankFilesPart(OpenPart):
         for (name, storage), part in own.items():
             if (name, storage) not in self._sound:
                 with part.content() as (container, _):
-                    expected, span = container.storage_crc(storage), container.storage_span(storage)
-                    crc = 0
-                    for block in () if span is None else container.source.blocks(span, _BLOCK):
-                        crc = zlib.crc32(block, crc)
-                if expected is not None and crc != expected:
+                    expected = container.storage_crc(storage)
+                if expected is not None and computed_crc(part, storage) != expected:
                     raise CrcMismatch(part.path, storage)
                 self._sound.add((name, storage))
 
@@ -208,7 +202,13 @@ class RankFilesPart(OpenPart):
             shifted = None if progress is None else shifted_progress(progress, done, self.inventory.size_bytes)
             found += file.part.check(shifted, jobs)[len(own.facts) :]
             done += own.size_bytes
-        return (*self.inventory.facts, *found)
+        return (*self.inventory.facts, *found, *self.replica_facts())
+
+    def replica_facts(self) -> list[FileFact]:
+        """Facts about replicas that differ, and whose files do not store CRCs: their bytes are read."""
+        known = set(self.inventory.facts)
+        prefix = f"{self.name}." if self.name else ""
+        return [fact for fact in self._group.with_all_crcs().facts(prefix) if fact not in known]
 
     def budget(self) -> Budget:
         return self.lead.budget()
@@ -216,8 +216,12 @@ class RankFilesPart(OpenPart):
     def extras(self) -> Mapping[str, bytes]:
         return self.lead.extras()
 
-    def _read(self) -> Inventory:
-        """The inventory of the tree, with the names, keys and sites of the whole checkpoint."""
+    def _read(self, facts: Sequence[FileFact]) -> Inventory:
+        """The inventory of the tree, with the names, keys and sites of the whole checkpoint.
+
+        Args:
+            facts: facts about the group of files.
+        """
         files = [file.part.inventory for file in self._group.files]
         with self.lead.content() as (container, read):
             machine = Machine(b"", self._limits)
@@ -225,11 +229,7 @@ class RankFilesPart(OpenPart):
             machine.persistents = [node for node in nodes(machine.root) if type(node) is Persistent]
             inventory = build_inventory(RankFiles(container.source, self._limits), machine, self._limits)
         moved = moved_inventory(self.name, inventory, self.base)
-        missing = self._group.missing_facts()
-        differing = differing_replicas(self._group.files)
-        replicas = [FileFact("other-replica", name, 0, name) for name in map(self.full_name, differing)]
-        spoiled = sorted({name for names in differing.values() for name in names})
-        replicas += (FileFact("replica-file", name, 0, name) for name in spoiled)
+        gaps = () if self.missing else self._uncovered()
         return replace(
             moved,
             size_bytes=sum(one.size_bytes for one in files),
@@ -239,7 +239,7 @@ class RankFilesPart(OpenPart):
             globals=tuple(dict.fromkeys(use for one in files for use in one.globals)),
             foreign_opcodes=tuple(dict.fromkeys(code for one in files for code in one.foreign_opcodes)),
             filled_classes=tuple(dict.fromkeys(name for one in files for name in one.filled_classes)),
-            facts=(*(fact for one in files for fact in one.facts), *(missing or self._uncovered()), *replicas),
+            facts=(*(fact for one in files for fact in one.facts), *gaps, *facts),
         )
 
     def _uncovered(self) -> Iterator[FileFact]:

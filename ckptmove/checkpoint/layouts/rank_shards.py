@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from itertools import islice
 from math import isnan, prod
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -33,6 +34,7 @@ _RANK: Final = re.compile(r"rank[_.-]?$", re.IGNORECASE)
 _IN_DTENSOR: Final = ("_local_tensor", "_spec.mesh._rank_map", "_spec.mesh.mesh", "_spec.mesh._root_mesh._rank_map")
 #: Names that tell the number of ranks, as in verl's ``model_world_size_8_rank_0.pt``.
 _WORLD_SIZE: Final = re.compile(r"(.*world_size_(\d{1,9})_rank_)(\d{1,9})(?!\d)(.*)")
+_BLOCK: Final = 1 << 20
 #: Ranks of a checkpoint; a name could have any number.
 _MOST_RANKS: Final = 1 << 16
 #: Missing files that are named, over all groups: a few names could state any number of them.
@@ -76,6 +78,13 @@ class RankFile(NamedTuple):
         """Rank of the process that has saved it."""
         return next(iter(self.shards.values())).shard.rank
 
+    def with_all_crcs(self) -> RankFile:
+        """The file with the CRC of each shard that fills its storage."""
+        own = ((path, crc, self.shards[path].local.storage or "") for path, crc in self.shard_crcs.items())
+        return self._replace(
+            shard_crcs={path: computed_crc(self.part, key) if crc is None else crc for path, crc, key in own}
+        )
+
 
 class RankGroup(NamedTuple):
     """Files that are shards of one checkpoint.
@@ -104,10 +113,25 @@ class RankGroup(NamedTuple):
             if missing or flaw_of(saved.shard.shape, [*chunks]):
                 yield path, missing
 
-    def missing_facts(self) -> list[FileFact]:
-        """A fact about each missing file: other ranks may have replicas of all its shards."""
+    def facts(self, prefix: str = "") -> list[FileFact]:
+        """Facts about missing files, files of another save, and replicas that differ by their CRCs.
+
+        Other ranks may have replicas of all shards in a missing file.
+
+        Args:
+            prefix: beginning of the names of its tensors.
+        """
         kind: FactKind = "missing-replica" if self.missing and next(self.gaps(), None) is None else "missing-rank"
-        return [FileFact(kind, path, 0, path) for path in self.missing]
+        found: list[tuple[FactKind, str]] = [(kind, path) for path in self.missing]
+        found += (("other-step", path) for path in find_two_saves(self.files))
+        differing = differing_replicas(self.files)
+        found += (("other-replica", prefix + path) for path in differing)
+        found += (("replica-file", path) for path in sorted({path for names in differing.values() for path in names}))
+        return [FileFact(kind, name, 0, name) for kind, name in found]
+
+    def with_all_crcs(self) -> RankGroup:
+        """The group with the CRCs of all shards: those that the files do not store are computed from their bytes."""
+        return self._replace(files=[file.with_all_crcs() for file in self.files])
 
 
 def dtensors(root: Value) -> Iterator[tuple[str, Call]]:
@@ -174,6 +198,20 @@ def _padded_nbytes(saved: SavedShard) -> int:
         if placement.axis is not None:
             shape[placement.axis] = -(-shape[placement.axis] // ranks)
     return prod(shape) * ITEM_BYTES[saved.local.dtype]
+
+
+def computed_crc(part: FilePart, storage: str) -> int:
+    """CRC-32 of the bytes of a storage in a file, as far as they are there.
+
+    Raises:
+        UnreadableInput, LimitExceeded: if the file cannot be read.
+    """
+    crc = 0
+    with part.content() as (container, _):
+        span = container.storage_span(storage)
+        for block in () if span is None else container.source.blocks(span, _BLOCK):
+            crc = zlib.crc32(block, crc)
+    return crc
 
 
 def differing_replicas(files: Sequence[RankFile]) -> dict[str, list[str]]:

@@ -241,7 +241,7 @@ class Reader:
         groups = [one for one in group_by_rank(self._rank_files) if self._listing.names.isdisjoint(one.missing)]
         known = {path for group in groups for path in group.missing} | self._listing.names
         if not self._ranks:
-            self._lost += (fact for group in groups for fact in group.missing_facts())
+            self._lost += (fact for group in groups for fact in group.facts(f"{group.name}."))
             groups = []
         joined = {id(file.part) for group in groups for file in group.files}
         leads = {id(group.files[0].part): group for group in groups}
@@ -250,7 +250,9 @@ class Reader:
         for part in self._parts:
             group = leads.get(id(part))
             if group is not None:
-                parts.append(RankFilesPart(group, "" if is_whole else group.name, self._limits))
+                ranks = RankFilesPart(group, "" if is_whole else group.name, self._limits)
+                self._lost += ranks.replica_facts() if self._check else ()
+                parts.append(ranks)
             elif id(part) not in joined:
                 parts.append(part)
         self._parts = parts

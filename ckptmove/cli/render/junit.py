@@ -54,13 +54,16 @@ class JUnitDocument(Document):
         _count(suite)
 
     def convert(self, answer: ConvertAnswer) -> None:
-        """Add a suite with one case, which fails if ``--strict`` stopped the conversion."""
+        """Add a suite: a case that fails if ``--strict`` stopped the conversion, and one for warnings of the source."""
         from ckptmove.cli.render.conversion import brief_line
 
         suite, name = self._suite(answer.request.path)
         unmatched = "; ".join(map(str, answer.result.unmatched))
         case = _add_case(suite, name, "convert", "failure" if answer.exit_code else "", unmatched)
         case.text = brief_line(answer.request.path, answer.result)
+        if answer.result.warnings:
+            text = "\n".join(map(clean, answer.result.warnings))
+            _add_case(suite, name, "warnings", "skipped", answer.result.warnings[0]).text = text
         _count(suite)
 
     def skipped(self, path: str, output: str) -> None:

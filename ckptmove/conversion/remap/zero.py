@@ -1,8 +1,9 @@
 """Gather the partitions of a DeepSpeed ZeRO checkpoint into whole parameters and their optimizer state.
 
 The result is a checkpoint of one file with the keys that DeepSpeed writes without ZeRO: ``module`` with the fp32
-weights, ``optimizer`` with the state_dict of the optimizer, and the other keys of the model states of rank 0. The
-algorithm is that of deepspeed/utils/zero_to_fp32.py, also for the moments.
+weights, ``optimizer`` with the state_dict of the optimizer, and the other keys of the model states of rank 0. With
+model parallelism, it has these for each model-parallel rank, under ``mp_rank_00`` and so on. The algorithm is that of
+deepspeed/utils/zero_to_fp32.py, also for the moments.
 """
 
 from __future__ import annotations
@@ -86,13 +87,15 @@ class _State(NamedTuple):
 
 
 class _Files(NamedTuple):
-    """The files of one ZeRO checkpoint.
+    """The files of one model-parallel rank.
 
     Attributes:
+        name: its name in the file.
         ranks: files with partitions, by rank.
         models: files of the model states, by rank; of stages 1 and 2 only one.
     """
 
+    name: str
     ranks: Sequence[FilePart]
     models: Sequence[FilePart]
 
@@ -105,15 +108,16 @@ def gather_partitions(checkpoint: OpenCheckpoint, limits: Limits) -> OpenCheckpo
         limits: resource limits for the new tree.
 
     Raises:
-        NotGathered: if it has several checkpoints, ranks of model parallelism, or state that is not per element.
+        NotGathered: if it has several checkpoints, or state that is not per element.
         DamagedArchive: if the partitions do not have the sizes of the parameters.
     """
-    files = _files(checkpoint)
-    if files is None:
+    found = _files(checkpoint)
+    if not found:
         return None
-    gathering = _Gathering(checkpoint, files)
-    root = gathering.root()
-    part = GatheredPart(checkpoint.path, root, gathering.storages, limits)
+    storages: dict[str, Callable[[], Iterable[Run]]] = {}
+    roots: list[tuple[Value, Value]] = [(own.name, _Gathering(checkpoint, own, storages).root()) for own in found]
+    root = _dict(roots) if len(roots) > 1 else roots[0][1]
+    part = GatheredPart(checkpoint.path, root, storages, limits)
     container, facts = checkpoint.inventory.container, checkpoint.outside
     inventory = replace(part.inventory, container=container, layout="deepspeed", facts=facts)
     return replace(
@@ -121,8 +125,8 @@ def gather_partitions(checkpoint: OpenCheckpoint, limits: Limits) -> OpenCheckpo
     )
 
 
-def _files(checkpoint: OpenCheckpoint) -> _Files | None:
-    """The files of the one ZeRO checkpoint in a directory; None if there is none."""
+def _files(checkpoint: OpenCheckpoint) -> list[_Files]:
+    """The files of the one ZeRO checkpoint in a directory, by model-parallel rank; empty if there is none."""
     ranks: dict[str, dict[tuple[int, int], FilePart]] = {}
     models: dict[str, dict[tuple[int, int], FilePart]] = {}
     for part in checkpoint.parts:
@@ -133,24 +137,26 @@ def _files(checkpoint: OpenCheckpoint) -> _Files | None:
         if model is not None and isinstance(part, FilePart):
             models.setdefault(folder, {})[int(model[2]), int(model[1] or 0)] = part
     if not ranks:
-        return None
+        return []
     last = max(ranks, key=lambda folder: ([int(number) for number in _DIGITS.findall(folder)], folder))
     if len(ranks) > 1:
         raise NotGathered(checkpoint.path, "it holds several checkpoints", last)
-    own = ranks[last]
-    parallel = {model_rank for model_rank, _ in own}
-    if len(parallel) > 1:
-        reason = f"parameters are cut into parts, over {len(parallel)} ranks of model parallelism"
-        raise NotGathered(checkpoint.path, reason)
-    if last not in models:
-        raise NotGathered(checkpoint.path, "its model states are in no file that is a checkpoint")
-    return _Files([own[key] for key in sorted(own)], [models[last][key] for key in sorted(models[last])])
+    own, states = ranks[last], models.get(last, {})
+    found = []
+    for rank in sorted({rank for rank, _ in own}):
+        of_rank = [[files[key] for key in sorted(files) if key[0] == rank] for files in (own, states)]
+        if not of_rank[1]:
+            raise NotGathered(checkpoint.path, "its model states are in no file that is a checkpoint")
+        found.append(_Files(f"mp_rank_{rank:02}", *of_rank))
+    return found
 
 
 class _Gathering:
     """The new tree and its storages, under construction."""
 
-    def __init__(self, checkpoint: OpenCheckpoint, files: _Files) -> None:
+    def __init__(
+        self, checkpoint: OpenCheckpoint, files: _Files, storages: dict[str, Callable[[], Iterable[Run]]]
+    ) -> None:
         self._path = checkpoint.path
         self._models = files.models
         self._tensors = {record.name: record for record in checkpoint.inventory.tensors}
@@ -158,7 +164,7 @@ class _Gathering:
         first = self._ranks[0]
         self._is_stage_3 = f"{first.part.name}.{HOLDER}.{PARTITIONS[0]}.0" in self._tensors
         #: Runs of each storage of the new tree.
-        self.storages: dict[str, Callable[[], Iterable[Run]]] = {}
+        self._storages = storages
         self._state = self._pairs(self._kept(first.part).get(HOLDER), HOLDER)
         self._model = self._kept(files.models[0])
         algorithm = first.optimizer.algorithm
@@ -223,7 +229,7 @@ class _Gathering:
         for storage in part.inventory.storages:
             key, count = storage.key, storage.numel
             flat = TensorRecord(key, "other", storage.device, storage.dtype, (count,), (1,), key, 0, storage.nbytes)
-            self.storages[key] = partial(tuple, [Run(part, flat)])
+            self._storages[key] = partial(tuple, [Run(part, flat)])
         return root
 
     def _sizes(self, pairs: Dict) -> dict[str, tuple[int, ...]]:
@@ -283,8 +289,8 @@ class _Gathering:
         return self._tensor(records[0].dtype, shape, runs)
 
     def _tensor(self, dtype: str, shape: tuple[int, ...], runs: Callable[[], Iterable[Run]]) -> Value:
-        key = f"gathered.{len(self.storages)}"
-        self.storages[key] = runs
+        key = f"gathered.{len(self._storages)}"
+        self._storages[key] = runs
         return rebuild_call(key, dtype, shape)
 
     def _frozen(self) -> Iterator[tuple[str, Value]]:

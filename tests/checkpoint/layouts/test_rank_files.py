@@ -265,6 +265,9 @@ def test_a_file_of_an_earlier_save_is_named(copy) -> None:
     edit(folder / "optim_world_size_4_rank_2.pt", earlier)
     (finding,) = findings(folder, "F807")
     assert finding.where == ("optim_world_size_4_rank_2.pt",)
+    for options in ({"to": "cuda:0"}, {"output": folder.parent / "run.pth", "drop": ["extra_state*"]}):
+        (warning,) = ckptmove.convert(folder, dry_run=True, **options).warnings
+        assert warning.endswith("(F807), and so is the output: optim_world_size_4_rank_2.pt")
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -324,6 +327,29 @@ def test_a_replica_with_other_values_is_found(copy, answers) -> None:
     assert (finding.severity, finding.where) == ("error", ("rank01.pt", "rank03.pt", "model.head.weight"))
     (failure,) = answers(folder)["restore"]["detail"].splitlines()
     assert "model.head.weight (rank03.pt)" in failure
+    for options in ({"to": "cuda:0"}, {"output": folder.parent / "run.pth"}):
+        (warning,) = ckptmove.convert(folder, dry_run=True, **options).warnings
+        assert "(F810)" in warning
+        assert "model.head.weight" in warning
+
+
+def test_replicas_without_crcs_are_compared_by_their_bytes(copy) -> None:
+    folder = copy("hsdp")
+
+    def other(tree):
+        tree["model"]["head.weight"]._local_tensor[0, 0] += 1
+
+    for path in folder.iterdir():
+        tree = torch.load(path, weights_only=True)
+        torch.save(tree, path, _use_new_zipfile_serialization=False)
+    assert not findings(folder, "F810", check=True)
+    other(tree)
+    torch.save(tree, path, _use_new_zipfile_serialization=False)
+    assert not findings(folder, "F810")
+    (finding,) = findings(folder, "F810", check=True)
+    assert {*finding.where} > {path.name, "model.head.weight"}
+    with open_checkpoint(str(folder)) as checkpoint:
+        assert "other-replica" in {fact.kind for fact in checkpoint.check()}
 
 
 def test_the_files_whose_replica_is_not_that_of_most_are_named(saved) -> None:

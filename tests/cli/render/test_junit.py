@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import zipfile
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -204,3 +205,14 @@ def test_a_conversion_is_a_case(say, bench):
         (suite,) = ET.parse(bench / "report.xml").getroot()
         seen.append(outcomes(suite)["convert"])
     assert seen == ["system-out", "skipped", "failure"]
+
+
+def test_warnings_of_a_conversion_are_a_case(say, bench):
+    with zipfile.ZipFile(bench / "run.pth") as whole, zipfile.ZipFile(bench / "cut.pth", "w") as cut:
+        for record in whole.infolist():
+            if not record.filename.endswith("/data/1"):
+                cut.writestr(record.filename, whole.read(record))
+    say("convert", "cut.pth", "--to", "cpu", "--report", "junit=report.xml", "-o", "new.pth")
+    (suite,) = ET.parse(bench / "report.xml").getroot()
+    assert outcomes(suite) == {"convert": "system-out", "warnings": "skipped"}
+    assert "(F802)" in suite.find("testcase/skipped").get("message")

@@ -91,7 +91,11 @@ def test_other_options_apply_to_whole_parameters(tmp_path):
 
 def test_files_that_are_left_out_are_named(tmp_path):
     zero_runs.made(tmp_path / "run" / "global_step2")
-    assert ckptmove.convert(tmp_path / "run", output=tmp_path / "one.pth").notes == ()
+    expert = "layer_0_expert_1_mp_rank_00_model_states.pt"
+    for name, notes in (("a", 0), ("frozen", 1)):
+        torch.save({name: torch.ones(2)}, tmp_path / "run" / "global_step2" / expert)
+        assert len(ckptmove.convert(tmp_path / "run", output=tmp_path / "one.pth", force=True).notes) == notes
+    (tmp_path / "run" / "global_step2" / expert).unlink()
     torch.save({"cpu": torch.get_rng_state()}, tmp_path / "run" / "rng_state_0.pth")
     (note,) = ckptmove.convert(tmp_path / "run", output=tmp_path / "run.pth").notes
     assert note.endswith(": rng_state_0.pth")
@@ -299,11 +303,39 @@ def test_several_checkpoints_are_refused(tmp_path):
     assert caught.value.folder == "global_step10"
 
 
-def test_ranks_of_model_parallelism_are_refused(tmp_path):
-    folder = zero_runs.made(tmp_path / "run")
-    for path in sorted(folder.iterdir()):
+def of_two_model_ranks(tmp_path, stage=2):
+    """A run of two ranks of model parallelism, each with parameters of its own shapes."""
+    folder = zero_runs.made(tmp_path / "run", stage=stage)
+    for path in zero_runs.made(tmp_path / "other", stage=stage, shapes=OTHER).iterdir():
         shutil.copy(path, folder / path.name.replace("mp_rank_00", "mp_rank_01"))
-    with pytest.raises(NotGathered, match="2 ranks of model parallelism"):
+    return folder
+
+
+OTHER = ({"a": (3, 2), "b": (7,)}, {"c": (), "d": (4, 2)})
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_each_rank_of_model_parallelism_has_an_entry(tmp_path, stage):
+    folder = of_two_model_ranks(tmp_path, stage)
+    result = ckptmove.convert(folder, output=tmp_path / "run.pth")
+    assert any("mp_rank_01" in note for note in result.notes)
+    found = torch.load(tmp_path / "run.pth", weights_only=True)
+    assert list(found) == ["mp_rank_00", "mp_rank_01"]
+    for own, shapes in zip(found.values(), (zero_runs.SHAPES, OTHER), strict=True):
+        assert all_equal(dict(own["module"]), zero_runs.whole(0, shapes))
+        assert all_equal(by_name(own["optimizer"], "exp_avg_sq"), zero_runs.whole(2, shapes))
+    assert ckptmove.diff(tmp_path / "run.pth", folder).same
+    assert "K601" not in {finding.code for finding in ckptmove.inspect(tmp_path / "run.pth").findings}
+    verdict = ckptmove.verify(tmp_path / "run.pth", against=folder) if stage == 2 else None
+    assert verdict is None or (verdict.proven and len(verdict.checks) > 6)
+    ckptmove.convert(folder, output=tmp_path / "model.safetensors", as_root="mp_rank_01.module")
+    assert all_equal(load_file(tmp_path / "model.safetensors"), zero_runs.whole(0, OTHER))
+
+
+def test_a_rank_of_model_parallelism_without_a_model_is_refused(tmp_path):
+    folder = of_two_model_ranks(tmp_path)
+    (folder / "mp_rank_01_model_states.pt").write_text("a note")
+    with pytest.raises(NotGathered):
         gathered(folder, tmp_path / "run.pth")
 
 

@@ -553,3 +553,13 @@ def test_a_file_beside_it_counts(distributed, tmp_path, answers):
     restore = answers(tmp_path / "copy", against=str(folder))["restore"]
     assert (restore["status"], restore["evidence"]["changed"]) == ("failed", 1)
     assert "config.json " in restore["detail"]
+
+
+def test_a_cut_off_file_fails_as_a_file_and_not_by_its_structure(trained):
+    path = trained / "__0_0.distcp"
+    path.write_bytes(path.read_bytes()[:1000])
+    found = {check.name: check for check in ckptmove.verify(trained).checks}
+    assert [found[name].status for name in ("file", "structure", "step")] == ["failed", "skipped", "skipped"]
+    assert "param_groups" in found["step"].detail
+    (record,) = ckptmove.inspect(trained).inventory.optimizers
+    assert (record.algorithm, record.obstacle) == (None, found["step"].detail.partition(": ")[2])
