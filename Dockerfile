@@ -6,7 +6,7 @@ WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY ckptmove ckptmove
 COPY docs/ckptmove.1 docs/
-RUN python -m venv /opt/ckptmove && /opt/ckptmove/bin/pip install --no-cache-dir --no-compile .
+RUN python -m venv /opt/ckptmove && /opt/ckptmove/bin/pip install --no-cache-dir .
 
 FROM python:3.13-slim
 COPY --from=build /opt/ckptmove /opt/ckptmove

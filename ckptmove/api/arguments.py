@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, TypeAlias, TypeVar
 
 from ckptmove.errors import UsageError
@@ -179,7 +180,8 @@ def remap_of(options: RemapOptions) -> Remap:
 
     unknown = sorted(options.keys() - set(Remap._fields))
     if unknown:
-        raise TypeError(f"unexpected keyword argument '{unknown[0]}'")
+        close = "".join(f"; did you mean '{name}'?" for name in get_close_matches(unknown[0], Remap._fields, 1))
+        raise TypeError(f"unexpected keyword argument '{unknown[0]}'{close}")
     return remap_options(**{name: _typed(value, Remap._field_defaults[name]) for name, value in options.items()})
 
 

@@ -124,7 +124,9 @@ def inspect(
     raise typer.Exit(code)
 
 
-@app.command(cls=TypedCommand, epilog=epilog("convert"))
+@app.command(
+    cls=TypedCommand, epilog=epilog("convert"), short_help="Rewrite a checkpoint for another device, format or dtype."
+)
 @options.TakesRecords
 def convert(
     context: typer.Context,
@@ -241,7 +243,9 @@ def convert(
     raise typer.Exit(code)
 
 
-@app.command(cls=ConfiguredCommand, epilog=epilog("verify"))
+@app.command(
+    cls=ConfiguredCommand, epilog=epilog("verify"), short_help="Prove that a checkpoint resumes, by one optimizer step."
+)
 @options.TakesRecords
 def verify(
     context: typer.Context,
@@ -250,11 +254,11 @@ def verify(
     against: Annotated[
         str | None,
         options.value(
-            "ORIGINAL", "Checkpoint whose values must be equal, after the changes that the options of convert name."
+            "ORIGINAL", "Checkpoint whose values must be equal. Repeat the options that convert was called with."
         ),
     ] = None,
     *,
-    remap: dict[str, object],
+    expected: dict[str, object],
     optimizer: Annotated[
         str | None,
         options.value(
@@ -342,7 +346,7 @@ def verify(
 
     config: Config = context.obj
     reported = selection(select or (), (*config.ignore, *(ignore or ())))
-    changes = remap_options(**remap)
+    changes = remap_options(**expected)
     found = checkpoint_paths(paths or (), config, "verify")
     copies = download_paths(found, download)
     requests = [

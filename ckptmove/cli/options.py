@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, update_wrapper
+from functools import cached_property, partial, update_wrapper
 from inspect import Parameter, Signature, signature
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_type_hints
@@ -69,7 +69,7 @@ Devices = Annotated[
     int | None,
     typer.Option(
         "--devices", metavar="N", min=1, help="Number of devices of the target machine.",
-        show_default="as many as the file and the target name",
+        show_default="enough for the file and the target",
     ),
 ]  # fmt: skip
 Strict = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings too, and if the resume is not proven.")]
@@ -80,7 +80,7 @@ StrictConvert = Annotated[
 Jobs = Annotated[
     int | None,
     typer.Option(
-        "--jobs", metavar="N", min=1, max=256, help="Most checkpoints, files or processes at once.",
+        "--jobs", metavar="N", min=1, max=256, help="Number of checkpoints, files or processes at once.",
         show_default="the cores; 8 for URLs",
     ),
 ]  # fmt: skip
@@ -131,9 +131,9 @@ class OutputOptions(NamedTuple):
 
 
 class TakesRecords:
-    """A command whose parameters ``remap`` and ``out`` Typer sees as the options of a remapping, and of a report.
+    """A command with parameters that Typer sees as several options: a remapping, or one that was made, and a report.
 
-    The command gets ``remap`` as a dict with the values as they were typed, by field of
+    The command gets ``remap`` or ``expected`` as a dict with the values as they were typed, by field of
     :class:`ckptmove.moves.Remap`; that class is imported only for a command that Typer builds. It gets ``out`` as
     :class:`OutputOptions`.
     """
@@ -161,7 +161,7 @@ class TakesRecords:
 _COMPLETIONS: Final = {"only": completion.parts, "drop": completion.parts, "dtype": completion.dtypes}
 
 
-def _remap_parameters() -> Iterator[Parameter]:
+def _remap_parameters(purpose: str = "") -> Iterator[Parameter]:
     from ckptmove.moves import Remap
 
     for name, hint in get_type_hints(Remap, include_extras=True).items():
@@ -172,7 +172,7 @@ def _remap_parameters() -> Iterator[Parameter]:
             f"--{name.replace('_', '-')}",
             metavar=option.metavar or None,
             autocompletion=_COMPLETIONS.get(name),
-            help=option.help,
+            help=f"{purpose}{option.help[0].lower()}{option.help[1:]}" if purpose else option.help,
             show_default=False,
         )
         yield Parameter(name, Parameter.KEYWORD_ONLY, default=info, annotation=kind)
@@ -186,5 +186,6 @@ def _output_parameters() -> Iterator[Parameter]:
 #: Parameters that Typer sees as several options: those options, and what the command gets.
 _RECORDS: Final[dict[str, tuple[Callable[[], Iterator[Parameter]], Callable[..., object]]]] = {
     "remap": (_remap_parameters, dict),
+    "expected": (partial(_remap_parameters, "With --against: "), dict),
     "out": (_output_parameters, OutputOptions),
 }

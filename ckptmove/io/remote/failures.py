@@ -24,8 +24,8 @@ _CHANGED: Final = 412
 _MOST_CAUSES: Final = 10
 #: Packages of the extra ``remote``, by protocol.
 _PACKAGES: Final = {
-    "http": "fsspec and aiohttp",
-    "https": "fsspec and aiohttp",
+    "http": "fsspec[http]",
+    "https": "fsspec[http]",
     "s3": "s3fs",
     "s3a": "s3fs",
     "gs": "gcsfs",
@@ -45,6 +45,10 @@ _REASONS: Final = {
     **dict.fromkeys(
         ("TimeoutError", "FSTimeoutError", "ReadTimeoutError", "ConnectTimeoutError"),
         "the server did not answer in time",
+    ),
+    **dict.fromkeys(
+        ("ClientPayloadError", "ServerDisconnectedError", "IncompleteReadError", "ConnectionResetError"),
+        "the server closed the connection before the end of its answer",
     ),
     "TooManyRedirects": "the server redirects in a circle",
     "ClientConnectorSSLError": "the server does not answer in TLS",

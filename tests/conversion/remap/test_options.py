@@ -75,7 +75,7 @@ def test_functions_take_one_word_or_several(source, options, keys, tmp_path):
 
 @pytest.mark.parametrize("function", [ckptmove.convert, ckptmove.verify])
 def test_an_unknown_argument_is_an_error(function, source):
-    with pytest.raises(TypeError, match="stirp_prefix"):
+    with pytest.raises(TypeError, match="'stirp_prefix'; did you mean 'strip_prefix'"):
         function(source, stirp_prefix=True)
 
 

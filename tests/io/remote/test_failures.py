@@ -68,7 +68,7 @@ def test_denials(error) -> None:
         (socket.gaierror(-2, "Name or service not known"), "resolved"),
         (with_fields(name="ClientConnectorCertificateError", text="expired"), "TLS certificate is not valid: expired"),
         (with_fields(name="ClientConnectorError", errno=None), "no connection"),
-        (with_fields(name="ServerDisconnectedError"), "ServerDisconnectedError"),
+        (with_fields(name="ServerDisconnectedError"), "closed the connection"),
         (RuntimeError("first\nsecond"), "first"),
     ],
 )
