@@ -150,6 +150,8 @@ def comparisons(folder: Path, sizes: dict[str, tuple[int, int]]) -> dict[str, li
         table[f"load, {label}"] = [
             Contender("ckptmove.load script", [python, "-c", OUR_LOAD, str(source)]),
             Contender("torch.load script", [python, "-c", LOAD, str(source)]),
+        ]
+        table[f"load(mmap=True), {label}"] = [
             Contender("ckptmove.load(mmap=True) script", [python, "-c", OUR_LOAD_MAPPED, str(source)]),
             Contender("torch.load(mmap=True) script", [python, "-c", LOAD_MAPPED, str(source)]),
         ]

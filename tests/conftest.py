@@ -18,7 +18,7 @@ import warm_worker
 from hypothesis import HealthCheck, settings
 
 import ckptmove
-from ckptmove.verification import child
+from ckptmove.verification import child, run
 
 # Before torch is imported: tests run in a process for each processor, and their tensors are small. Waiting for a second
 # thread can take a hundred times as long as the operation.
@@ -42,6 +42,7 @@ def forked_children():
     with pytest.MonkeyPatch.context() as patch:
         if sys.platform == "linux":
             patch.setattr(child, "subprocess", forking)
+            patch.setattr(run, "can_fork", lambda: False)  # a fork of this process would import torch
         yield
     servers.stop()
 

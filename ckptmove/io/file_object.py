@@ -85,7 +85,7 @@ class FileObjectSource:
         """
         check_within(self, start, end)
         try:
-            return read_exactly(self._file, self.path, start, end)
+            return read_exactly(self._read_piece, self.path, start, end)
         except (OSError, ValueError) as error:
             raise AccessFailed(self.path, reason_of(error)) from error
 
@@ -99,6 +99,10 @@ class FileObjectSource:
         """Raise SourceChanged if the length of the object has changed."""
         if self._file.seek(0, _END) != self.size:
             raise SourceChanged(self.path)
+
+    def _read_piece(self, start: int, end: int) -> bytes:
+        self._file.seek(start)
+        return self._file.read(end - start)
 
     def close(self) -> None:
         """Do nothing: the owner closes the object."""

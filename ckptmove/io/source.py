@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
 from ckptmove.errors import AccessFailed, DamagedArchive, MissingFile, NotACheckpoint, SourceChanged, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from io import FileIO
-    from typing import BinaryIO
 
     from ckptmove.model import Span
 
@@ -106,7 +105,7 @@ class FileSource:
         """
         self._within(start, end)
         try:
-            return read_exactly(self._file, self.path, start, end)
+            return read_exactly(self._read_piece, self.path, start, end)
         except OSError as error:
             raise AccessFailed(self.path, reason_of(error)) from error
 
@@ -148,6 +147,13 @@ class FileSource:
         if not 0 <= start <= end <= self.size:
             raise DamagedArchive(self.path, f"bytes {start} to {end} of a file of {self.size} bytes")
 
+    def _read_piece(self, start: int, end: int) -> bytes:
+        """Read some bytes without moving the position of the file, which a fork of this process shares, if possible."""
+        if hasattr(os, "pread"):
+            return os.pread(self.fileno(), end - start, start)
+        self._file.seek(start)
+        return self._file.read(end - start)
+
     def _fill(self, view: memoryview, start: int) -> None:
         done = 0
         try:
@@ -168,17 +174,22 @@ def _read_at(file: FileIO, view: memoryview, start: int) -> int:
     return file.readinto(view)
 
 
-def read_exactly(file: BinaryIO | FileIO, path: str, start: int, end: int) -> bytes:
-    """Read the bytes from ``start`` to ``end`` (exclusive); one ``read`` may return fewer than requested.
+def read_exactly(read: Callable[[int, int], bytes], path: str, start: int, end: int) -> bytes:
+    """Read the bytes from ``start`` to ``end`` (exclusive).
+
+    Args:
+        read: returns bytes from one offset on, at most up to another; none at the end of the file.
+        path: the file that an error names.
+        start: offset of the first byte.
+        end: offset after the last one.
 
     Raises:
-        SourceChanged: if the file ends before ``end``. The error names ``path``.
-        OSError, ValueError: as the file.
+        SourceChanged: if the file ends before ``end``.
+        OSError, ValueError: as ``read``.
     """
     pieces: list[bytes] = []
-    file.seek(start)
     while start < end:
-        piece = file.read(end - start)
+        piece = read(start, end)
         if not piece:
             raise SourceChanged(path)
         pieces.append(piece)

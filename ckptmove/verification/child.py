@@ -5,30 +5,33 @@ A crash of the child becomes a failed check; it never ends this process.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
+import traceback
 import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from threading import Lock, Thread
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
+from threading import Thread
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeAlias, cast
 
 from ckptmove.errors import CaseUnusable, TorchBroken, UsageError
 from ckptmove.text import Argument
 from ckptmove.verification.case.strays import MARK, end_strays
 from ckptmove.verification.checks import CASE, SCRIPT, check_from_json, failed, finding_from_json, skipped
+from ckptmove.verification.forking import Forked, fork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ckptmove.model import Finding
     from ckptmove.verification.evidence import CheckResult
 
     #: A child process.
-    Process: TypeAlias = subprocess.Popen[str]
+    Process: TypeAlias = subprocess.Popen[str] | Forked
 
 #: Checks that the child makes, in the order of its answers.
 CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
@@ -38,13 +41,13 @@ _LONGEST_LINE: Final = 300
 #: Settings of glibc for a process that allocates tensors of a few megabytes again and again: the memory of a freed one
 #: is kept for the next one (``man 3 mallopt``). By default, the system has to clear new pages each time.
 _MALLOC: Final = {"MALLOC_MMAP_THRESHOLD_": "67108864", "MALLOC_TRIM_THRESHOLD_": "67108864"}
-#: Marks of the running children, by process id.
+#: The same settings as arguments of ``mallopt``: ``M_MMAP_THRESHOLD`` and ``M_TRIM_THRESHOLD``.
+_MALLOPT: Final = {-3: 2**26, -1: 2**26}
+#: Settings for a process that runs no code of the user: the import of torch starts no threads of NumPy.
+ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}
+#: Marks of the running children, by process id; empty for forks.
 _MARKS: Final[dict[int, str]] = {}
 _LONGEST_END: Final = 2**16
-#: Seconds that another child has to end after the first one: its exit functions have two.
-_EXIT_SECONDS: Final = 3
-#: Beginning of a line with results for the first child; null after the last ones of a child.
-GATHERED: Final = '{"gathered": '
 #: The user's code that a check runs.
 _OWN_CODE: Final = {CASE: "your case", SCRIPT: "your script"}
 #: Message of the C++ runtime when a user's hook raises in backward on a simulated device.
@@ -127,12 +130,17 @@ def worker_command(worker: str = "ckptmove.verification.worker") -> list[str]:
 
 
 @contextmanager
-def child(command: Sequence[str], request: str) -> Iterator[Process]:
+def child(command: Sequence[str], request: str, variables: Mapping[str, str] | None = None) -> Iterator[Process]:
     """Start a child with the request as its last argument, and kill it when the context exits.
 
     The child leads its own process group, which also contains the workers of a user's data loader. The whole group is
     killed with it, and Ctrl-C reaches the group only through this process. The child's standard input stays open while
     this process lives; the child ends when it is closed.
+
+    Args:
+        command: its command line.
+        request: the last argument.
+        variables: variables of its environment, unless this process has them.
     """
     mark = uuid.uuid4().hex
     process = subprocess.Popen(  # noqa: S603  # the command is this package's own
@@ -143,7 +151,7 @@ def child(command: Sequence[str], request: str) -> Iterator[Process]:
         text=True,
         errors="replace",
         start_new_session=True,
-        env={**_MALLOC, **os.environ, MARK: mark},
+        env={**_MALLOC, **(variables or {}), **os.environ, MARK: mark},
         creationflags=_OWN_GROUP,
     )
     _MARKS[process.pid] = mark
@@ -153,6 +161,51 @@ def child(command: Sequence[str], request: str) -> Iterator[Process]:
         finally:
             _end_all(process, mark)
             del _MARKS[process.pid]
+
+
+@contextmanager
+def forked(work: Callable[[], object]) -> Iterator[Process]:
+    """Fork a child that imports torch and does the work, and kill it when the context exits.
+
+    It may run no code of the user, which would find the modules and the exit functions of this process.
+
+    Raises:
+        OSError: if the system has no room for it.
+    """
+    process = fork(leads=True)
+    if process is None:
+        _run(work)
+    _MARKS[process.pid] = ""
+    with process:
+        try:
+            yield process
+        finally:
+            _end_all(process, "")
+            del _MARKS[process.pid]
+
+
+def _run(work: Callable[[], object]) -> NoReturn:
+    """Do what ``_START`` does, and end this process."""
+    code = 1
+    try:
+        with suppress(OSError, AttributeError):  # a C library without it
+            for option, nbytes in _MALLOPT.items():
+                ctypes.CDLL(None).mallopt(option, nbytes)
+        for name, value in ONE_THREAD.items():
+            os.environ.setdefault(name, value)
+        sys.stdout.write('{"torch": "importing"}\n')
+        sys.stdout.flush()
+        import torch  # noqa: F401  # an error of the import is not one of the work
+
+        sys.stdout.write('{"torch": "imported"}\n')
+        sys.stdout.flush()
+        work()
+        code = 0
+    except BaseException:  # noqa: BLE001  # the parent reports the last line
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def give(process: Process, line: str) -> None:
@@ -172,7 +225,8 @@ def end(process: Process) -> None:
 def _end_all(process: Process, mark: str) -> None:
     """Kill a child and every process that it started, also those that left its group."""
     _end_group(process)
-    end_strays(mark)
+    if mark:
+        end_strays(mark)
 
 
 def _end_group(process: Process) -> None:
@@ -189,7 +243,6 @@ def collect(
     stage: Callable[[str], None] | None = None,
     wanted: Sequence[str] = CHILD_CHECKS,
     timeout: float | None = None,
-    others: Sequence[Process] = (),
 ) -> Answers:
     """Wait for a child and collect its answers. A missing answer becomes a failed check.
 
@@ -201,19 +254,15 @@ def collect(
         stage: called after each message with the name of the child's next stage.
         wanted: the expected checks, in order.
         timeout: seconds after which the child is killed; None for no limit.
-        others: children with a part of the work, whose results the first child adds to its own. If one of them fails,
-            the first child is killed, and the missing answers are that failure.
     """
     errors: list[str] = []
     late: list[bool] = []
     # Looked up here: if this process is interrupted, the waiting thread outlives the context of `child`.
     mark = _MARKS[process.pid]
     # Read in a thread: a child whose standard error pipe is full would block forever.
-    drain = Thread(target=lambda: errors.append(_end_of(cast("IO[str]", process.stderr))), daemon=True)
+    drain = Thread(target=lambda: errors.append(end_of(cast("IO[str]", process.stderr))), daemon=True)
     guard = Thread(target=lambda: late.append(_outlast(process, mark, timeout)), daemon=True)
-    writing = Lock()
-    relays = [_Relay(other, process, rank, writing) for rank, other in enumerate(others, 1)]
-    for thread in (drain, guard, *relays):
+    for thread in (drain, guard):
         thread.start()
     answers = Answers()
     output = ""
@@ -222,75 +271,11 @@ def collect(
             output = (output + line)[:_LONGEST_LINE]
         if stage is not None:
             stage(_next_stage(answers, wanted))
-    failures = [relay.failure for relay in relays if relay.failure is not None]
     for thread in (drain, guard):
         thread.join()
-    for relay in relays:
-        relay.end(_EXIT_SECONDS if process.wait() == 0 else 0)
     ending = _Ending(process.wait(), output, "".join(errors), timeout if any(late) else None)
-    if failures and ending.timeout is None:
-        theirs, ending = failures[0]
-        answers.torch, answers.imports, answers.refusal = (
-            theirs.torch,
-            theirs.imports,
-            theirs.refusal or answers.refusal,
-        )
     _fill_missing(answers, ending, wanted)
     return answers
-
-
-class _Relay(Thread):
-    """Sends the results of one child to the first one.
-
-    Attributes:
-        failure: answers and ending of the child if it failed while the first one was running; else None.
-    """
-
-    def __init__(self, process: Process, first: Process, rank: int, writing: Lock) -> None:
-        super().__init__(daemon=True)
-        self.failure: tuple[Answers, _Ending] | None = None
-        self._rank, self._writing = rank, writing
-        self._process, self._mark = process, _MARKS[process.pid]
-        self._first, self._first_mark = first, _MARKS[first.pid]
-        # A descriptor of its own: that of the file object may be closed, and its number used again, before a write.
-        self._pipe = os.dup(cast("IO[str]", first.stdin).fileno())
-
-    def run(self) -> None:
-        """Read the child's output to its end; kill the first child, which waits for it, if it failed."""
-        errors: list[str] = []
-        drain = Thread(target=lambda: errors.append(_end_of(cast("IO[str]", self._process.stderr))), daemon=True)
-        drain.start()
-        answers, output = Answers(), ""
-        for line in self._process.stdout or ():
-            if line.startswith(GATHERED):
-                self._send(line.encode())
-            elif not _take(line, answers):
-                output = (output + line)[:_LONGEST_LINE]
-        code = self._process.wait()
-        self.end_process()
-        drain.join()
-        if code or answers.refusal:
-            self.failure = answers, _Ending(code, output, "".join(errors), None)
-            _end_all(self._first, self._first_mark)
-        else:  # without this line, a first child that expects more results would wait forever
-            self._send(f'{GATHERED}null, "rank": {self._rank}}}\n'.encode())
-        os.close(self._pipe)
-
-    def end(self, seconds: float) -> None:
-        """Kill the child after some seconds, unless it ends before, and wait for this thread."""
-        self.join(seconds)
-        self.end_process()
-        self.join()
-
-    def end_process(self) -> None:
-        """Kill the child and every process that it started, which may keep its pipes open."""
-        _end_all(self._process, self._mark)
-
-    def _send(self, data: bytes) -> None:
-        # A line longer than the pipe's free space is written in several parts; lines of other relays stay out of it.
-        with self._writing, suppress(OSError):  # the first child has ended
-            while data:
-                data = data[os.write(self._pipe, data) :]
 
 
 class _Ending(NamedTuple):
@@ -309,7 +294,7 @@ class _Ending(NamedTuple):
     timeout: float | None
 
 
-def _end_of(stream: IO[str]) -> str:
+def end_of(stream: IO[str]) -> str:
     """Read a stream to its end, and return the last part of it."""
     tail = ""
     while more := stream.read(_LONGEST_END):
@@ -321,7 +306,7 @@ def _outlast(process: Process, mark: str, timeout: float | None) -> bool:
     """Wait until a child ends, and kill its group, which may keep its pipes open. Return whether it timed out."""
     try:
         process.wait(timeout)
-    except subprocess.TimeoutExpired:
+    except (subprocess.TimeoutExpired, TimeoutError):
         return True
     finally:
         _end_all(process, mark)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.text import Argument
-from ckptmove.torch_facts.optimizers import BY_NAME
 from ckptmove.verification.place import find_site
 
 if TYPE_CHECKING:
@@ -48,8 +47,7 @@ def limit_memory(request: VerifyRequest) -> bool:
         Whether a limit was set. No limit is set for the user's own code, on a real accelerator, if the system does
         not report the memory of a process, or if the user chose the size of thread stacks.
     """
-    is_foreign = request.runs_training or not (request.optimizer is None or request.optimizer in BY_NAME)
-    if is_foreign or find_site(request.to or "cpu").mode == "real":
+    if request.runs_own_code or find_site(request.to or "cpu").mode == "real":
         return False
     try:
         import resource

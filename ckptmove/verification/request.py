@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ckptmove.limits import Limits
 from ckptmove.moves import Remap
+from ckptmove.torch_facts.optimizers import BY_NAME
 from ckptmove.verification.case.patching import Edit
 
 
@@ -34,8 +35,9 @@ class VerifyRequest(NamedTuple):
         download: local path of the copy, if ``path`` is a URL, or None.
         sample: number of parameters of each optimizer, and of other tensors, to check; None for all.
         is_partial: whether ``path`` is a copy that has only the bytes of the sample, for a child.
-        jobs: largest number of child processes, or None for as many as there are cores; for a child, their number.
-        rank: index of a child among them.
+        jobs: largest number of processes that make the checks with torch, or None for as many as there are cores; for
+            one of them, their number.
+        rank: index of a process among them.
         fit: number of devices and memory of each, ``64x80GiB``, for the check of the memory alone; None for the others.
         limits: resource limits for reading each file.
         nbytes: size of all files of the checkpoint and of ``against``; it bounds the memory of the child process.
@@ -74,6 +76,11 @@ class VerifyRequest(NamedTuple):
     def runs_training(self) -> bool:
         """Whether the child process runs the user's own training."""
         return self.case is not None or self.script is not None
+
+    @property
+    def runs_own_code(self) -> bool:
+        """Whether the child process runs any code of the user: a training or an optimizer."""
+        return self.runs_training or not (self.optimizer is None or self.optimizer in BY_NAME)
 
     def to_json(self) -> str:
         """Convert to a JSON document."""

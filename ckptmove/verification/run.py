@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, cast
 
@@ -24,11 +25,12 @@ from ckptmove.text import Argument, Phrase, amount
 from ckptmove.torch_facts.devices import parse_target
 from ckptmove.verification.case.name import parse_case, require_script
 from ckptmove.verification.checks import CASE, CHECKS, SCRIPT, skipped
-from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
+from ckptmove.verification.child import CHILD_CHECKS, ONE_THREAD, child, collect, forked, worker_command
 from ckptmove.verification.evidence import Verdict
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
 from ckptmove.verification.fit import verify_fit
 from ckptmove.verification.fit_case import verify_fit_of_case
+from ckptmove.verification.forking import can_fork
 from ckptmove.verification.sample_copy import copy_of_sample, filled, of_whole
 from ckptmove.verification.sampling import choose_sample
 from ckptmove.verification.step.optimizers import check_override
@@ -103,8 +105,6 @@ def verify_checkpoint(
         checkpoint = stack.enter_context(open_checkpoint(request.path, limits, keep_trees=True, copy=copy))
         if original is not None:
             _refuse_stranger(checkpoint, original, expected(original, checkpoint, request.remap, limits))
-        del original  # the child reads it again, and needs the memory
-        until_compared.close()
         limit_tensor_sizes(checkpoint, limits)
         nbytes += checkpoint.nbytes
         timeout = _SCRIPT_SECONDS if request.timeout is None and request.script is not None else request.timeout
@@ -118,10 +118,12 @@ def verify_checkpoint(
         asked = filled(checkpoint, copy, asked, progress)
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with ExitStack() as running:
-            process, *others = _start(running, command or worker_command(), asked)
+            process = _start(running, command, asked, checkpoint, original)
+            del original  # the child has it, or reads it again
+            until_compared.close()
             facts = None if asked.sample else checkpoint.check(progress, asked.jobs or 1)
             findings, here, sample = checks_without_torch(checkpoint, facts, request, source)
-            answers = collect(process, stage, (*CHILD_CHECKS, *cases), timeout, others)
+            answers = collect(process, stage, (*CHILD_CHECKS, *cases), timeout)
         # The child's answers are worthless if files changed: it may have read parts of both versions.
         for place in read_from:
             place.require_unchanged()
@@ -141,14 +143,26 @@ def _jobs(request: VerifyRequest, nbytes: int) -> int:
     return max(1, min(request.jobs or cores(), nbytes // _JOB_BYTES))
 
 
-def _start(running: ExitStack, command: Sequence[str], asked: VerifyRequest) -> list[Process]:
-    """Start the child processes; only one if the system has no room for all."""
-    ranks = range(cast("int", asked.jobs))
-    try:
-        return [running.enter_context(child(command, asked._replace(rank=rank).to_json())) for rank in ranks]
-    except OSError:
-        running.close()
-        return [running.enter_context(child(command, asked._replace(jobs=1).to_json()))]
+def _start(
+    running: ExitStack,
+    command: Sequence[str],
+    asked: VerifyRequest,
+    checkpoint: OpenCheckpoint,
+    original: OpenCheckpoint | None,
+) -> Process:
+    """Start the child process: a fork, which has the open files, or else a new one."""
+    is_other = bool(command) or asked.runs_own_code or asked.is_partial or "torch" in sys.modules
+    if not is_other and can_fork():
+
+        def work() -> None:
+            from ckptmove.verification.worker import Opened, work
+
+            work(asked, Opened(checkpoint, original))
+
+        with suppress(OSError):  # the system has no room for a copy of this process
+            return running.enter_context(forked(work))
+    variables = None if asked.runs_own_code else ONE_THREAD
+    return running.enter_context(child(command or worker_command(), asked.to_json(), variables))
 
 
 def refuse_request(request: VerifyRequest) -> None:

@@ -9,10 +9,9 @@ import json
 import os
 import signal
 import sys
-from contextlib import ExitStack
-from queue import SimpleQueue
+from contextlib import ExitStack, contextmanager
 from threading import Thread
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -33,6 +32,7 @@ from ckptmove.verification.loaded import LoadedFiles
 from ckptmove.verification.memory import limit_memory, memory_hint, with_hint
 from ckptmove.verification.numbers import NumbersTally, broken_numbers
 from ckptmove.verification.place import find_site
+from ckptmove.verification.processes import Follower, Leader, start_others
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.restore import survey
 from ckptmove.verification.sampling import Sample, choose_sample
@@ -44,102 +44,114 @@ from ckptmove.verification.uncompiled import leave_out_dynamo
 from ckptmove.verification.wrappers import WithWrappers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Sequence
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.pairing import Pairing
+    from ckptmove.verification.child import Process
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.shares import ProcessGroup, Share
 
     Emit = Callable[[dict[str, object]], None]
 
 
+class Opened(NamedTuple):
+    """The files of a verification.
+
+    Attributes:
+        checkpoint: the checkpoint.
+        original: that of ``--against``, or None.
+    """
+
+    checkpoint: OpenCheckpoint
+    original: OpenCheckpoint | None
+
+
 def main() -> None:
     """Answer the request in the last command-line argument."""
-    request = VerifyRequest.from_json(sys.argv[-1])
-    if request.rank and find_site(request.to or "cpu").mode == "real":
-        return  # the device is used by the first process only
-    messages: SimpleQueue[str] = SimpleQueue()
-    _follow_parent(messages)
-    # Output of libraries goes to standard error: standard output is for answers.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    work(VerifyRequest.from_json(sys.argv[-1]))
+
+
+def work(request: VerifyRequest, opened: Opened | None = None) -> None:
+    """Answer a request on standard output.
+
+    Args:
+        request: the options, with their target.
+        opened: the files, if this process is a fork of one that has read them.
+    """
     # A case is stepped once: torch.compile would take minutes, and does not know a simulated device.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     is_limited = limit_memory(request)
     # The user's model or optimizer may need the real torch._dynamo.
-    if not request.runs_training and (request.optimizer is None or request.optimizer in BY_NAME):
+    if not request.runs_own_code:
         leave_out_dynamo()
     if not request.runs_training:
         # A batch fits in a processor's cache: a second thread saves a tenth of the time. If another process uses that
         # thread's processor, the first thread waits for it thousands of times.
         torch.set_num_threads(1)
-    with answers, spelled_for_python(request.in_python):
+    with ExitStack() as stack, spelled_for_python(request.in_python):
+        try:
+            if opened is None and request.fit is None:
+                opened = stack.enter_context(_open(request))
+            is_alone = request.fit is not None or request.rank > 0 or find_site(request.to or "cpu").mode == "real"
+            others: list[Process] = []
+            if not is_alone:  # an accelerator is used by one process
+                request, others = start_others(request, stack.enter_context(ExitStack()))
+            _answer(request, opened, others, is_limited=is_limited)
+        except (MemoryError, OutOfMemory) as error:
+            # The parent reports the last line of standard error.
+            raise MemoryError(memory_hint() if is_limited else error) from error
 
-        def emit(message: dict[str, object]) -> None:
-            answers.write(json.dumps(with_hint(message) if is_limited else message) + "\n")
-            answers.flush()
 
+def _answer(request: VerifyRequest, opened: Opened | None, others: Sequence[Process], *, is_limited: bool) -> None:
+    _follow_parent()
+    # Output of libraries goes to standard error: standard output is for answers.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+
+    def emit(message: dict[str, object]) -> None:
+        answers.write(f"{json.dumps(with_hint(message) if is_limited else message)}\n".encode())
+        answers.flush()
+
+    with answers, ExitStack() as stack:
         try:
             if request.fit is None:
-                run(request, emit, _group(request, emit, messages))
+                group: ProcessGroup = Follower(request, emit) if request.rank else ONE_PROCESS
+                run(request, emit, stack.enter_context(Leader(others, emit)) if others else group, opened)
             else:
                 from ckptmove.verification.fake.worker import measure_case  # slow import
 
                 measure_case(request, emit)
         except UsageError as error:
             emit({"refusal": spelled(error.message)})
-        except (MemoryError, OutOfMemory) as error:
-            # The parent reports the last line of standard error.
-            raise MemoryError(memory_hint() if is_limited else error) from error
 
 
-def _group(request: VerifyRequest, emit: Emit, messages: SimpleQueue[str]) -> ProcessGroup:
-    """The processes that share the work; on a real accelerator, the first one does all of it."""
-    is_shared = (request.jobs or 1) > 1 and find_site(request.to or "cpu").mode != "real"
-    return _Children(request, emit, messages) if is_shared else ONE_PROCESS
+@contextmanager
+def _open(request: VerifyRequest) -> Iterator[Opened]:
+    with ExitStack() as stack:
+        paths = [request.path, *([] if request.against is None else [request.against])]
+        both = [stack.enter_context(open_checkpoint(path, request.limits, keep_trees=True)) for path in paths]
+        yield Opened(both[0], both[1] if len(both) > 1 else None)
 
 
-class _Children:
-    """The child processes of one verification. Their parent sends the results of the others to the first one."""
-
-    def __init__(self, request: VerifyRequest, emit: Emit, messages: SimpleQueue[str]) -> None:
-        self.rank, self.size = request.rank, cast("int", request.jobs)
-        self._emit, self._messages = emit, messages
-        self._waiting: list[list[Any]] = [[] for _ in range(1, self.size)]
-
-    def gather(self, value: dict[str, Any]) -> list[Mapping[str, Any]]:
-        if self.rank:
-            self._emit({"gathered": value, "rank": self.rank})
-            return []
-        while not all(self._waiting):
-            message = json.loads(self._messages.get())
-            self._waiting[message["rank"] - 1].append(message["gathered"])
-        results = [found.pop(0) for found in self._waiting]
-        if None in results:
-            raise ChildProcessError("another process of this verification ended before it sent its results")
-        return results
-
-
-def _follow_parent(messages: SimpleQueue[str]) -> None:
-    """Read standard input, which closes when the parent ends, and replace it with an empty one for the user's code."""
+def _follow_parent() -> None:
+    """Wait for the end of standard input in a thread, and replace it with an empty one for the user's code."""
     parent = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    Thread(target=_follow, args=(parent, messages), daemon=True).start()
+    Thread(target=_follow, args=(parent,), daemon=True).start()
 
 
-def _follow(parent: int, messages: SimpleQueue[str]) -> None:
-    """Pass on each line from a pipe, and kill this process group when its other end closes."""
-    with os.fdopen(parent, encoding="utf-8") as lines:
-        for line in lines:
-            messages.put(line)
+def _follow(parent: int) -> None:
+    """Kill this process group when the other end of a pipe closes, because the parent has ended."""
+    while os.read(parent, 1):
+        pass
     if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():  # false if it was not started by ``child``
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS) -> None:
+def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, opened: Opened | None = None) -> None:
     """Make every check that needs torch.
 
     Args:
@@ -147,6 +159,7 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS) -
         emit: called with the device mode, and with each finding and check in order.
         group: the processes that call this function together. Each checks one share of the checkpoint, and that of rank
             0 emits the results of all.
+        opened: the files; None to open them.
 
     Raises:
         UsageError: if the requested optimizer is missing.
@@ -160,10 +173,9 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS) -
         optimizer_class(request.optimizer)
         emit({"imports": ""})
     with ExitStack() as stack:
-        checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
+        checkpoint, source = stack.enter_context(_open(request)) if opened is None else opened
         inventory = checkpoint.inventory
         stored = stack.enter_context(StoredTensors(checkpoint.parts))
-        source = _original(stack, request)
         paired = pair_all(inventory, None if source is None else source.inventory)
         pairings = list(zip(inventory.optimizers, paired, strict=True))
         sample = choose_sample(inventory, pairings, request.sample, request.seed) if request.sample else None
@@ -201,12 +213,6 @@ def _counters(checkpoint: OpenCheckpoint, stored: StoredTensors, names: frozense
         for fault in broken_numbers(part.tree()):
             counters.faults.add(part.full_name(fault))
     return counters
-
-
-def _original(stack: ExitStack, request: VerifyRequest) -> OpenCheckpoint | None:
-    if request.against is None:
-        return None
-    return stack.enter_context(open_checkpoint(request.against, request.limits, keep_trees=True))
 
 
 def _trained(pairings: tuple[Pairing, ...]) -> frozenset[str]:

@@ -54,14 +54,15 @@ HOMES = {
 #: Rooms that handle paths: files of the user (``api.hints``, ``cli``, ``case``), of this package or of the system (the
 #: others).
 PATH_ROOMS = (
-    "io", "api.hints", "cli", "testing", "verification.case", "verification.imports", "verification.memory",
-    "verification.pages",
+    "io", "api.hints", "cli", "testing", "verification.case", "verification.forking", "verification.imports",
+    "verification.memory", "verification.pages",
 )  # fmt: skip
 PATH_MODULES = {"pathlib", "glob", "stat", "shutil", "tempfile"}
 #: Names in ``os`` that take no path.
 OS_WITHOUT_PATHS = {
-    "PathLike", "altsep", "close", "devnull", "dup", "dup2", "environ", "fdopen", "fspath", "fstat", "getpgrp",
-    "getpid", "killpg", "linesep", "name", "O_RDONLY", "open", "pathsep", "read", "sep", "strerror", "write",
+    "PathLike", "_exit", "altsep", "close", "devnull", "dup", "dup2", "environ", "fdopen", "fspath", "fstat",
+    "getpgrp", "getpid", "killpg", "linesep", "name", "O_RDONLY", "open", "pathsep", "read", "sep", "strerror",
+    "write",
 }  # fmt: skip
 
 

@@ -46,7 +46,7 @@ HARMLESS_MODULES = {
 GUARDED_MODULES = {
     "subprocess": "verification/child.py",  # starts the child, by a command of its own
     # ask the C library for one function of its own each; view the memory of a storage, to read a file into it
-    "ctypes": "verification/pages.py io/cloning.py verification/state.py",
+    "ctypes": "verification/pages.py io/cloning.py verification/state.py verification/child.py",
     "resource": "verification/memory.py",  # lowers the limit of its own process
     "importlib": "verification/run.py verification/case/user_code.py verification/imports.py",
     # write bytes of tensors, and the output of the user's script; find the folder of generated files
@@ -68,7 +68,7 @@ HARMLESS_OS = {
     "SEEK_SET", "altsep", "close", "copy_file_range", "cpu_count", "curdir", "dup", "dup2", "devnull", "environ",
     "fdatasync", "fdopen", "fsdecode", "fsencode", "fspath", "fstat", "fsync", "ftruncate", "getcwd",
     "geteuid", "getpgrp", "getpid", "isatty", "link", "listdir", "lseek", "open", "path", "pathsep", "posix_fadvise",
-    "posix_fallocate", "preadv", "read", "readlink", "readv", "rename", "replace",
+    "pipe", "posix_fallocate", "pread", "preadv", "read", "readlink", "readv", "rename", "replace",
     "scandir", "sched_getaffinity", "sep", "stat", "stat_result", "strerror", "uname", "unlink", "urandom",
     "utime", "walk", "write", "writev",
 }  # fmt: skip
@@ -76,8 +76,13 @@ HARMLESS_OS = {
 GUARDED_OS = {
     # end the child and its children
     "killpg": "verification/child.py verification/worker.py verification/mesh/worker.py",
-    "kill": "verification/case/strays.py",  # the same
-    "_exit": "verification/case/script.py",  # ends the child itself
+    "kill": "verification/case/strays.py verification/forking.py",  # the same
+    "_exit": "verification/case/script.py verification/child.py verification/processes.py",  # ends the child itself
+    # fork the child, and wait for it
+    **dict.fromkeys(
+        ("CLD_EXITED", "P_PID", "WEXITED", "WNOHANG", "WNOWAIT", "fork", "setpgid", "waitid", "waitpid"),
+        "verification/forking.py",
+    ),
 }
 #: Look-ups by a name that is not a constant, with the reason why no file can choose the result.
 BY_NAME = {

@@ -45,6 +45,24 @@ from ckptmove.verification import run
 
 program = "import os, sys, time; sys.stderr = None; open('child', 'w').write(str(os.getpid())); time.sleep(60)"
 run.worker_command = lambda: [sys.executable, "-c", program]
+run.can_fork = lambda: False
+"""
+#: The same for a child that is a fork.
+FORK = """
+import os, sys, time, types
+from ckptmove.verification import run
+
+forked = run.forked
+
+def begun():
+    open("child", "w").write(str(os.getpid()))
+    time.sleep(60)
+
+def without_torch(_work):
+    sys.modules["torch"] = types.ModuleType("torch")
+    return forked(begun)
+
+run.forked = without_torch
 """
 #: The output is written byte by byte without an end.
 COPY = """
@@ -303,15 +321,16 @@ def test_an_answer_stands_and_one_that_is_not_there_is_an_interruption(bench, nu
 
 
 @pytest.mark.no_cover
+@pytest.mark.parametrize("child", [CHILD, FORK], ids=["started", "forked"])
 @each
-def test_verify_ends_its_child(bench, number) -> None:
+def test_verify_ends_its_child(bench, number, child) -> None:
     pytest.importorskip("torch")
 
     def child_is_there() -> None:
         while not (bench / "child").exists() or not (bench / "child").read_text():
             time.sleep(0.05)
 
-    code, out, err = interrupted(CHILD, ["verify", "run.pth"], number, until=child_is_there)
+    code, out, err = interrupted(child, ["verify", "run.pth"], number, until=child_is_there)
     assert (code, out, err) == (CODES[number], "", f"error: {WORDS[number]}\n")
     with pytest.raises(ProcessLookupError):
         os.kill(int((bench / "child").read_text()), 0)

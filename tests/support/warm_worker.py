@@ -32,7 +32,7 @@ _HEADER = 8
 
 
 class Servers:
-    """The servers of one test process: for children with and without code of the user, by rank."""
+    """The servers of one test process: for children with and without code of the user."""
 
     def __init__(self):
         self._found = _find_packages(sys.path)
@@ -49,10 +49,8 @@ class Servers:
         request = json.loads(command[5])
         is_users = request["optimizer"] not in {None, *BY_NAME}
         with_case = is_users or request["case"] is not None or request["script"] is not None
-        # A server waits for its child, so children that run at the same time need a server each.
         kind = (
             with_case,
-            request["rank"],
             *((name, value) for name, value in os.environ.items() if name.startswith(_READ_ON_IMPORT)),
         )
         if kind not in self._servers:

@@ -6,11 +6,7 @@ import json
 import math
 import os
 import signal
-import sys
 import zipfile
-from contextlib import ExitStack
-from queue import SimpleQueue
-from threading import Lock
 
 import pytest
 import torch
@@ -22,14 +18,12 @@ from safetensors.torch import save_file
 from ckptmove.api.functions import verify
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
-from ckptmove.errors import TorchBroken, UsageError
+from ckptmove.errors import UsageError
 from ckptmove.io.cores import cores
 from ckptmove.limits import Limits
-from ckptmove.verification import child as children
 from ckptmove.verification import run as module
 from ckptmove.verification import worker
-from ckptmove.verification.checks import check_to_json, passed
-from ckptmove.verification.child import CHILD_CHECKS, child, collect, worker_command
+from ckptmove.verification.child import worker_command
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.restore import RestoreTally
 from ckptmove.verification.shares import share
@@ -323,138 +317,42 @@ def test_the_cores_are_those_that_this_process_may_use(monkeypatch, has_affinity
     assert cores() == (3 if has_affinity else 1)
 
 
-def test_one_child_starts_if_the_system_has_no_room_for_two(two, make, monkeypatch):
-    begin, started = children.subprocess.Popen, []
+@pytest.fixture
+def verified(two, make, monkeypatch):
+    """Verify with two processes, the first of which begins with some code."""
 
-    def start(command, **options):
-        started.append(json.loads(command[-1])["rank"])
-        if started == [0, 1]:
-            raise OSError(12, "Cannot allocate memory")
-        return begin(command, **options)
+    def verified(code, path=None):
+        command = worker_command()
+        command[2] = f"{code}\n{command[2]}"
+        monkeypatch.setattr(module, "worker_command", lambda: command)
+        return result_of(path or make(device="cpu"), jobs=2)
 
-    monkeypatch.setattr(children.subprocess, "Popen", start)
-    assert verify(make(device="cpu"), to="cpu", jobs=2).passed
-    assert started == [0, 1, 0]
-
-
-WAITS = 'import sys\nprint(\'{"torch": "imported"}\', flush=True)\nsys.stdin.read()'
+    return verified
 
 
-def collected(first, other, **options):
-    with child([sys.executable, "-c", first], "{}") as one, child([sys.executable, "-c", other], "{}") as two:
-        answers = collect(one, others=[two], **options)
-        assert two.poll() is not None
-        return answers
+@pytest.mark.parametrize(("end", "code"), [("lambda: os._exit(0)", 1), ("os.abort", -signal.SIGABRT)])
+def test_a_process_that_ends_without_results_fails_the_first_check(verified, end, code):
+    found = verified(f"import os\nos.register_at_fork(after_in_child={end})")
+    restore = next(check for check in found["results"][0]["checks"] if check["name"] == "restore")
+    assert (restore["status"], restore["evidence"]) == ("failed", {"exit_code": code})
 
 
-def test_the_failure_of_another_child_is_the_answer_to_the_first_missing_check():
-    answers = collected(WAITS, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert [answers.checks[name].status for name in CHILD_CHECKS] == ["failed", *["skipped"] * 4]
-    assert answers.checks["restore"].evidence == (("exit_code", -signal.SIGKILL),)
+def test_a_process_that_cannot_fork_starts_another(verified, make):
+    path = make(device="cpu")
+    never = "from ckptmove.verification import processes\nprocesses.can_fork = lambda: False"
+    assert verified(never, path) == result_of(path, jobs=1)
 
 
-def test_errors_of_another_child_are_reported_by_their_last_line():
-    answers = collected(WAITS, "print('what')\nraise MemoryError('no room')")
-    assert answers.checks["restore"].detail.endswith("MemoryError: no room")
-
-
-def test_another_child_is_killed_after_a_timeout_of_the_first():
-    answers = collected(WAITS, "import time; time.sleep(600)", timeout=0.5)
-    assert answers.checks["restore"].evidence == (("timeout", 0.5),)
-
-
-def test_another_child_is_killed_after_the_first_has_ended():
-    gathered = 'import time\nfor _ in range(9): print(\'{"gathered": {}, "rank": 1}\', flush=True)\ntime.sleep(600)'
-    answers = collected("raise ValueError('oh')", gathered)
-    assert answers.checks["restore"].detail.endswith("ValueError: oh")
-
-
-def test_another_child_may_end_before_the_first():
-    with child([sys.executable, "-c", WAITS], "{}") as one, child([sys.executable, "-c", ""], "{}") as two:
-        relay = children._Relay(two, one, 1, Lock())
-        relay.start()
-        relay.join()
-        assert (relay.failure, one.poll()) == (None, None)
-
-
-READS = f"""
-import json, sys, time
-time.sleep(0.5)
-if sorted(json.loads(sys.stdin.readline())["rank"] for _ in range(3)) == [1, 2, 3]:
-    print({json.dumps({"check": check_to_json(passed("restore", "fine"))})!r})
-"""
-
-
-def test_long_results_of_several_children_stay_apart():
-    """A pipe has a capacity of 64 KiB: all processes wait to write their lines while the first one sleeps."""
-    with ExitStack() as stack:
-        first, *others = (
-            stack.enter_context(child([sys.executable, "-c", code], "{}"))
-            for code in (READS, *map(SENDS.format, (1, 2, 3)))
-        )
-        answers = collect(first, wanted=("restore",), others=others)
-    assert answers.checks["restore"] == passed("restore", "fine")
-
-
-SENDS = """
-import json, time
-print(json.dumps({{"gathered": {{"names": "x" * 2**20}}, "rank": {}}}), flush=True)
-time.sleep(600)
-"""
-
-
-def test_results_after_which_a_child_ended_are_complete():
-    messages = SimpleQueue()
-    for value in ({"a": 1}, None):
-        messages.put(json.dumps({"gathered": value, "rank": 1}))
-    group = worker._Children(VerifyRequest(path="c.pt", jobs=2), print, messages)
-    assert group.gather({}) == [{"a": 1}]
-    with pytest.raises(ChildProcessError):
-        group.gather({})
-
-
-def test_a_child_that_ends_without_results_fails_the_first_check(two, make, monkeypatch):
-    command = worker_command()
-    command[2] = f"import json, os, sys\nif json.loads(sys.argv[-1])['rank']: os._exit(0)\n{command[2]}"
-    monkeypatch.setattr(module, "worker_command", lambda: command)
-    found = verify(make(device="cpu"), to="cpu", jobs=2, timeout=300)
-    restore = next(check for check in found.checks if check.name == "restore")
-    assert (restore.status, restore.evidence) == ("failed", (("exit_code", 1),))
-    assert "ChildProcessError" in restore.detail
-
-
-def test_a_refusal_of_another_child_is_one_of_the_request():
-    answers = collected(WAITS, 'print(\'{"imports": "a:B"}\'); print(\'{"refusal": "no such class"}\')')
-    assert answers.refusal == "no such class"
-
-
-def test_a_torch_that_another_child_cannot_import(two, make, monkeypatch):
-    monkeypatch.setattr(module, "worker_command", lambda: [sys.executable, "-c", BROKEN_IN_SECOND])
-    with pytest.raises(TorchBroken):
-        verify(make(), to="cpu", jobs=2)
-
-
-BROKEN_IN_SECOND = """\
-import json, sys
-print('{"torch": "importing"}', flush=True)
-if json.loads(sys.argv[-1])["rank"]:
-    raise ImportError("libtorch.so")
-print('{"torch": "imported"}', flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_an_accelerator_is_used_by_one_process(make, monkeypatch, rank):
-    """The other one ends without an answer."""
-    request = VerifyRequest(path=make(), to="cuda:0", jobs=2, rank=rank)
-    site = worker.find_site("cuda:0")._replace(mode="real")
+@pytest.mark.parametrize(("mode", "is_shared"), [("real", False), ("simulated", True)])
+def test_an_accelerator_is_used_by_one_process(make, monkeypatch, mode, is_shared):
+    site = worker.find_site("cuda:0")._replace(mode=mode)
+    begun = []
     monkeypatch.setattr(worker, "find_site", lambda _: site)
-    assert worker._group(request, print, None).size == 1
-    if rank:
-        monkeypatch.setattr(sys, "argv", ["worker", request.to_json()])
-        monkeypatch.setattr(worker, "run", None)
-        worker.main()
+    monkeypatch.setattr(worker, "limit_memory", lambda _: False)
+    monkeypatch.setattr(worker, "start_others", lambda request, _: (request, ["another"]))
+    monkeypatch.setattr(worker, "_answer", lambda _request, _opened, others, **_: begun.append(others))
+    worker.work(VerifyRequest(path=make(), to="cuda:0", jobs=2))
+    assert begun == [["another"] if is_shared else []]
 
 
 def test_tensors_without_bytes_are_added_by_kind():
