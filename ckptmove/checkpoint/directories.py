@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.file_names import MODEL_PARALLEL_FILE, UNIVERSAL_FILE, ZERO_FILE
 from ckptmove.checkpoint.trainers import file_role
+from ckptmove.formats.local_shards import SHARDED_TENSOR
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OLDEST_TORCH, ArchiveFact, ArchiveForm, Inventory
 from ckptmove.text import amount
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 #: A file that one rank writes of a distributed checkpoint (``torch/distributed/checkpoint/filesystem.py``).
 _SHARD: Final = re.compile(r"((?:.*/)?)__(\d+)_\d+\.distcp")
 
-#: Class of the tensors in a sharded or local state_dict of FSDP1, also of one rank.
-_SHARDED_TENSOR: Final = "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
+#: Name of the flattened parameters of a module, from torch/distributed/fsdp/_common_utils.py.
+_FLAT_PARAM: Final = "_flat_param"
 
 #: The numbers in a name, without their leading zeros.
 _NUMBERS: Final = re.compile(r"0*([0-9]+)")
@@ -129,9 +130,7 @@ class DirectoryInventory(Inventory):
         ranks = {match[1] for path in paths if (match := MODEL_PARALLEL_FILE.fullmatch(path)) is not None}
         if len(ranks) > 1:
             return f"parameters and their state are cut into parts, over {len(ranks)} ranks of model parallelism"
-        if self._has_sharded_tensors:
-            return "each rank of FSDP1 has saved its shards as ShardedTensor, which are not assembled"
-        return ""
+        return _why_not_whole(self)
 
     @property
     def order_lost(self) -> str:
@@ -193,7 +192,7 @@ class DirectoryInventory(Inventory):
     def by_checkpoint(self, tensors: Iterable[TensorRecord]) -> Iterable[list[TensorRecord]]:
         """Tensors grouped by ``checkpoints``, or by the ranks of FSDP1; all others form one more group."""
         own = set(self.checkpoints)
-        if self._has_sharded_tensors:
+        if any(one.subclass == SHARDED_TENSOR for one in self.tensors):
             own = {file.path for file in self.files}
         folders = ((file.prefix, file.folder) for file in self.files)
         homes = {path: path if path in own else folder if folder in own else "" for path, folder in folders}
@@ -217,14 +216,34 @@ class DirectoryInventory(Inventory):
         kept = set(first.values())
         return [tensor for place in groups if place in kept for tensor in groups[place]]
 
-    @property
-    def _has_sharded_tensors(self) -> bool:
-        return any(one.subclass == _SHARDED_TENSOR for one in self.tensors)
-
     def _homes(self) -> dict[str, str]:
         """Folder of each checkpoint, by the prefix of its names: its path, or the folder if it is distributed."""
         own = ((file, file.path.rpartition("/")[0]) for file in self.files)
         return {folder if file.is_piece else file.prefix: file.folder for file, folder in own}
+
+
+def sharding_of(inventory: Inventory) -> str:
+    """Why an optimizer in a checkpoint has not the state of whole parameters; empty if it may have."""
+    return inventory.sharding if isinstance(inventory, DirectoryInventory) else _why_not_whole(inventory)
+
+
+def _why_not_whole(inventory: Inventory) -> str:
+    """What FSDP1 has saved in place of whole parameters or their state; empty if it has not."""
+    if any(one.subclass == SHARDED_TENSOR for one in inventory.tensors):
+        return "each rank of FSDP1 has saved its own shards as ShardedTensor: the files of all ranks are read together"
+    is_sharded = any(use.name == SHARDED_TENSOR for use in inventory.globals)
+    is_numbered = [key.isdigit() for one in inventory.optimizers for group in one.groups for key in group.params]
+    if is_sharded and any(is_numbered):
+        return (
+            "optimizer.state_dict() of FSDP1 has only the elements of one rank: save the result of "
+            "FullyShardedDataParallel.optim_state_dict()"
+        )
+    if (is_sharded or not all(is_numbered)) and any(one.name.endswith(_FLAT_PARAM) for one in inventory.tensors):
+        return (
+            "LOCAL_STATE_DICT of FSDP1 has flattened parameters, without their names and shapes: save with "
+            "StateDictType.SHARDED_STATE_DICT or FULL_STATE_DICT"
+        )
+    return ""
 
 
 def _by_number(folder: str) -> list[tuple[int, str]]:

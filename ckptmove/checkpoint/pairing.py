@@ -17,7 +17,7 @@ from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.checkpoint.inventory.megatron import copies
 from ckptmove.checkpoint.inventory.partitions import is_partitioned, partitions
 from ckptmove.checkpoint.state_dicts import Scope, model_scopes, strip_wrappers
@@ -95,8 +95,11 @@ def pair_all(inventory: Inventory, source: Inventory | None = None) -> tuple[Pai
         found = _pair_in_directory(inventory)
     else:
         lost = source.order_lost if isinstance(source, DirectoryInventory) else ""
-        scopes = _Scopes(inventory)
-        found = tuple(scopes.pair(optimizer, lost) for optimizer in inventory.optimizers)
+        scopes, why = _Scopes(inventory), sharding_of(inventory)
+        found = tuple(
+            _result(optimizer, [], "none", why) if why else scopes.pair(optimizer, lost)
+            for optimizer in inventory.optimizers
+        )
     is_megatron = inventory.layout == "megatron"
     if not (is_megatron or any(map(is_partitioned, inventory.optimizers))):
         return found

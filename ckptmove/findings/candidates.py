@@ -9,7 +9,7 @@ from collections import Counter
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.checkpoint.pairing import moments
 from ckptmove.checkpoint.state_dicts import is_buffer, without_inner
 from ckptmove.checkpoint.trainers import trainer_of
@@ -130,9 +130,8 @@ def _pool(inventory: Inventory, place: str, state: set[str]) -> _Pool | None:
             is_whole = is_whole and not inventory.is_incomplete
             near = inventory.below(place)
             tensors = near if _has_model(near) else tensors
-        is_whole = is_whole and not inventory.sharding
     trains_its_loss = any(use.name.startswith(_TRAINS_ITS_LOSS) for use in inventory.globals)
-    if not is_whole or trains_its_loss or not _has_model(tensors) or _is_adapter(tensors):
+    if not is_whole or sharding_of(inventory) or trains_its_loss or not _has_model(tensors) or _is_adapter(tensors):
         return None
     candidates = [one for one in without_inner(tensors) if one.name not in state and _can_be_parameter(one)]
     return _Pool(candidates, converts=inventory.layout == "hf-trainer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.checkpoint.inventory.mentions import is_in_code, named_ids
 from ckptmove.checkpoint.state_dicts import with_wrappers
 from ckptmove.conversion.keep import mesh_owners
@@ -73,7 +73,7 @@ def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding
     homes = _distinct(model)
     if all(tensor.name in context.kept for tensor in model):
         return
-    if isinstance(inventory, DirectoryInventory) and inventory.sharding:
+    if sharding_of(inventory):
         return  # each rank has the moments of its own shard, and its own device
     pairings: tuple[Pairing | None, ...] = (None,) * len(inventory.optimizers)
     if len(homes) > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.checkpoint.directories import sharding_of
 from ckptmove.checkpoint.pairing import moments
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, file_of, load_expression, load_whole, target_device
@@ -121,9 +122,10 @@ def state_shape(inventory: Inventory, context: Context) -> Iterator[Finding]:
 def state_missing(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """O205: part of a group has no state; in a flat optimizer, whose groups are not known, part of the optimizer.
 
-    LBFGS is skipped: it keeps all its state on its first parameter.
+    LBFGS is skipped: it keeps all its state on its first parameter. A rank has no state of parameters without elements
+    on it.
     """
-    for optimizer in inventory.optimizers:
+    for optimizer in () if sharding_of(inventory) else inventory.optimizers:
         if optimizer.algorithm == "LBFGS":
             continue
         known = {

@@ -14,6 +14,7 @@ from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.trainers import resumes_despite
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import open_load, remap_command
+from ckptmove.formats.local_shards import SHARDED_TENSOR
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OLDEST_TORCH, Severity
 from ckptmove.text import amount, quoted, some
@@ -73,7 +74,6 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     where = [file.path for file in files] or [use.name for use in refused]
     load = open_load(inventory, files[0].path if files else "")
     is_hostile = any(use.verdict == "dangerous" or not _PATH.fullmatch(use.name) for use in refused)
-    plain = remap_command(inventory, "--plain")
     if is_hostile:
         yield found("S701", message, where, _do_not_load(inventory))
         return
@@ -82,17 +82,31 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         fix = f"needed only to load it yourself: {_list_names(inventory)}"
         yield found("S701", message, where, fix)._replace(severity=Severity.INFO)
         return
+    yield found("S701", message, where, _loading(inventory, refused, load))
+
+
+def _loading(inventory: Inventory, refused: Sequence[GlobalUse], load: str) -> str:
+    """How to load what weights-only mode refuses, or the command that writes it in another form."""
+    container, plain = container_class(inventory.container), remap_command(inventory, "--plain")
+    if any(use.name == SHARDED_TENSOR for use in refused):
+        return _for_sharded_tensors(inventory, load)
     if container.weights_only is None:
         runs = "the code in it" if container.has_code else "code from the file"
         fix = f"{_imports(load)}{load})  # runs {runs}: {_CAUTION}"
     elif not (fix := allowing_line(inventory)):
         fix = f"{_imports(load)}{load}, weights_only=False)  # runs code from the file: {_CAUTION}"
     elif len(fix) - len(load) > _SHORT:
-        yield found("S701", message, where, f"{plain}  # or allow the names: {_list_names(inventory)}")
-        return
+        return f"{plain}  # or allow the names: {_list_names(inventory)}"
     if plain:
         fix += f"{';' if '  # ' in fix else '  #'} or without the classes: {plain}"
-    yield found("S701", message, where, fix)
+    return fix
+
+
+def _for_sharded_tensors(inventory: Inventory, load: str) -> str:
+    """A command that gathers ShardedTensors, or else the line that loads those of one rank on this rank."""
+    if isinstance(inventory, DirectoryInventory) and not inventory.sharding:
+        return remap_command(inventory, "-o", f"{inventory.path}.pth")
+    return f"{_imports(load)}{load}, weights_only=False)  # on as many ranks; runs code from the file: {_CAUTION}"
 
 
 def _dtensors(inventory: Inventory) -> Iterator[Finding]:

@@ -6,112 +6,44 @@ torch/distributed/device_mesh.py. Up to torch 2.8, a mesh stores its ranks as a 
 
 from __future__ import annotations
 
-from itertools import accumulate, product
 from math import prod
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from ckptmove.formats.chunks import Chunk
+from ckptmove.formats.local_shards import LocalShard, Placement, attributes, slots
 from ckptmove.pickles.rebuild_arguments import NotATensor, arguments, count, items, sizes
-from ckptmove.pickles.tree import Call, Dict, Global, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Sequence, Tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ckptmove.formats.local_shards import Run
     from ckptmove.pickles.tree import Value
 
-    #: Indices of an axis of the whole tensor: first, and end (exclusive).
-    _Run = tuple[int, int]
 
-#: Full names of the class DTensor; the second up to torch 2.4.
-CLASSES: Final = frozenset({"torch.distributed.tensor.DTensor", "torch.distributed._tensor.api.DTensor"})
-_FROM_TYPE: Final = "torch._tensor._rebuild_from_type_v2"
-_WRAPPER: Final = "torch._utils._rebuild_wrapper_subclass"
-_PARAMETER: Final = "torch._utils._rebuild_parameter"
 #: Modules of the placements; the older one up to torch 2.4.
 _PLACEMENTS: Final = ("torch.distributed.tensor.placement_types.", "torch.distributed._tensor.placement_types.")
 #: Limit for the runs of indices that a rank holds: one on each axis, or one for each part of a strided shard.
 _MOST_RUNS: Final = 4096
 
 
-class Placement(NamedTuple):
-    """How a tensor is placed on one dimension of a mesh.
-
-    Attributes:
-        axis: axis of the tensor that is split; None if each rank has all of it.
-        factor: number of parts that are split one by one, as ``_StridedShard`` does; 1 for ``Shard``.
-    """
-
-    axis: int | None
-    factor: int = 1
-
-
-class LocalShard(NamedTuple):
-    """The part of a DTensor that one rank has saved.
-
-    Attributes:
-        shape: shape of the whole tensor.
-        mesh: size of the mesh along each of its dimensions.
-        coordinate: place of the rank in the mesh.
-        rank: global rank of the process.
-        ranks: global ranks of the mesh, or of the larger mesh that it is sliced from.
-        placements: placement of the tensor on each dimension of the mesh.
-        runs: indices that the rank holds along each axis of the tensor, in the order of the local tensor.
-    """
-
-    shape: tuple[int, ...]
-    mesh: tuple[int, ...]
-    coordinate: tuple[int, ...]
-    rank: int
-    ranks: tuple[int, ...]
-    placements: tuple[Placement, ...]
-    runs: tuple[tuple[_Run, ...], ...]
-
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        """Shape of the local tensor."""
-        return tuple(sum(end - first for first, end in axis) for axis in self.runs)
-
-    def boxes(self) -> Iterator[tuple[Chunk, tuple[int, ...]]]:
-        """The parts of the whole tensor that the rank holds, each with its offsets in the local tensor."""
-        axes = [
-            list(zip(axis, accumulate((end - first for first, end in axis), initial=0), strict=False))
-            for axis in self.runs
-        ]
-        for box in product(*axes):
-            offsets, lengths = tuple(run[0] for run, _ in box), tuple(run[1] - run[0] for run, _ in box)
-            yield Chunk(offsets, lengths), tuple(local for _, local in box)
-
-
-def dtensor_call(value: Value) -> Call | None:
-    """The call that rebuilds a DTensor, or the DTensor in a parameter; None for any other value."""
-    if type(value) is Call and value.name == _PARAMETER and value.arguments:
-        value = value.arguments[0]
-    if type(value) is not Call or value.name != _FROM_TYPE or len(value.arguments) != 4:  # with a state
-        return None
-    function, kind, *_ = value.arguments
-    if type(function) is not Global or function.full_name != _WRAPPER:
-        return None
-    return value if type(kind) is Global and kind.full_name in CLASSES else None
-
-
 def read_shard(call: Call) -> LocalShard:
     """Read the part of a DTensor that a file holds.
 
     Args:
-        call: the result of :func:`dtensor_call`.
+        call: the result of :func:`shard_call`.
 
     Raises:
         NotATensor: if torch does not write it so, or a placement is not a shard or a replica (``Partial``).
     """
     _, _, wrapper, state = arguments(call).items
-    spec = _state(_slots(state).get("_spec"))
-    mesh = _state(spec.get("mesh"))
+    spec = attributes(slots(state).get("_spec"))
+    mesh = attributes(spec.get("mesh"))
     shape, mesh_sizes = sizes(items(wrapper)[2]), _mesh_sizes(mesh)
     coordinate = sizes(mesh.get("_coordinate_on_dim"))
     placements = [_placement(one, len(shape)) for one in items(spec.get("placements"))]
     if not len(placements) == len(coordinate) == len(mesh_sizes) or any(map(int.__ge__, coordinate, mesh_sizes)):
         raise NotATensor
-    runs: list[list[_Run]] = [[(0, size)] for size in shape]
+    runs: list[list[Run]] = [[(0, size)] for size in shape]
     for at in _order(spec.get("shard_order"), len(placements)):
         one = placements[at]
         if one.axis is not None:
@@ -126,24 +58,8 @@ def read_shard(call: Call) -> LocalShard:
 
 
 def local_tensor(call: Call) -> Value:
-    """The node of the local tensor of a DTensor, given the result of :func:`dtensor_call`."""
-    return _slots(call.arguments[3]).get("_local_tensor")
-
-
-def _slots(state: Value) -> Mapping[str, Value]:
-    """Attributes in ``__slots__``, the second part of the state of an object that has no ``__dict__`` in it."""
-    return _members(items(state)[1])
-
-
-def _state(value: Value) -> Mapping[str, Value]:
-    """Attributes of an object."""
-    return _members(value.state if type(value) is Call else None)
-
-
-def _members(value: Value) -> Mapping[str, Value]:
-    if type(value) is not Dict:
-        raise NotATensor
-    return {key: member for key, member, _ in value.pairs() if type(key) is str}
+    """The node of the local tensor of a DTensor, given the result of :func:`shard_call`."""
+    return slots(call.arguments[3]).get("_local_tensor")
 
 
 def _mesh_sizes(mesh: Mapping[str, Value]) -> tuple[int, ...]:
@@ -151,12 +67,12 @@ def _mesh_sizes(mesh: Mapping[str, Value]) -> tuple[int, ...]:
     if "mesh" in mesh:
         tensor = mesh["mesh"]
         return sizes(arguments(tensor).items[2] if type(tensor) is Call else None)
-    layout = _state(mesh.get("_layout"))
+    layout = attributes(mesh.get("_layout"))
     if "axes" not in layout:  # torch 2.9 to 2.12
         return tuple(
             prod(sizes(one)) if isinstance(one, Sequence) else count(one) for one in items(layout.get("shape"))
         )
-    return tuple(prod(sizes(_state(one).get("shape"))) for one in items(layout["axes"]))
+    return tuple(prod(sizes(attributes(one).get("shape"))) for one in items(layout["axes"]))
 
 
 def _placement(value: Value, axes: int) -> Placement:
@@ -164,7 +80,7 @@ def _placement(value: Value, axes: int) -> Placement:
     name = value.name.rpartition(".")[2] if type(value) is Call and value.name.startswith(_PLACEMENTS) else ""
     if name == "Replicate":
         return Placement(None)
-    state = _state(value) if name in {"Shard", "_StridedShard"} else {}
+    state = attributes(value) if name in {"Shard", "_StridedShard"} else {}
     axis, factor = count(state.get("dim")), count(state.get("split_factor", 1))
     if axis >= axes or not factor:
         raise NotATensor
@@ -180,10 +96,10 @@ def _order(value: Value, dimensions: int) -> list[int]:
     return [*found, *rest]
 
 
-def _split(runs: list[_Run], number: int, index: int, factor: int) -> list[_Run]:
+def _split(runs: list[Run], number: int, index: int, factor: int) -> list[Run]:
     """The runs that one rank has, where ``torch.chunk`` splits each of ``factor`` parts over a number of ranks."""
     total = sum(end - first for first, end in runs)
-    found: list[_Run] = []
+    found: list[Run] = []
     part = -(-total // factor)
     if total and factor * len(runs) > _MOST_RUNS:  # each part is looked for in each run
         raise NotATensor
@@ -198,7 +114,7 @@ def _split(runs: list[_Run], number: int, index: int, factor: int) -> list[_Run]
     return found
 
 
-def _taken(runs: list[_Run], low: int, high: int) -> Iterator[_Run]:
+def _taken(runs: list[Run], low: int, high: int) -> Iterator[Run]:
     """The part of some runs between two positions in their indices, one after the other."""
     before = 0
     for first, end in runs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.conversion.keep import dragged_along
 from ckptmove.conversion.plan import plan_for, plan_move
 from ckptmove.conversion.policy import DESTINATION_RULES
@@ -205,7 +205,7 @@ def _some(names: Sequence[str]) -> str:
 def check_structure(inventory: Inventory, pairings: Sequence[tuple[OptimizerRecord, Pairing]]) -> CheckResult:
     """The ``structure`` check: groups, state and parameters match in number and shape."""
     if not pairings:
-        sharding = inventory.sharding if isinstance(inventory, DirectoryInventory) else ""
+        sharding = sharding_of(inventory)
         return skipped("structure", sharding or NOTHING_TO_RESUME, optimizers=0)
     faults = Offenders()
     groups = listed = stated = paired = 0

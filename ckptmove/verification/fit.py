@@ -19,7 +19,7 @@ from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.checkpoint.summary import counted_parameters
 from ckptmove.conversion.shards import parse_size
 from ckptmove.errors import UsageError
-from ckptmove.formats.dtensors import CLASSES
+from ckptmove.formats.local_shards import CLASSES
 from ckptmove.moves import Remap
 from ckptmove.text import Argument, size
 from ckptmove.verification.checks import failed, passed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from ckptmove.checkpoint.elements import extent_numel, is_contiguous
 from ckptmove.checkpoint.pairing import moments
-from ckptmove.formats.dtensors import CLASSES
+from ckptmove.formats.local_shards import CLASSES
 from ckptmove.torch_facts.optimizers import BY_NAME, is_elementwise, keeps_state_on_first
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ Only bits, sizes, strides and dtypes are compared, not values.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,7 @@ from ckptmove.verification.shares import ONE_PROCESS
 from ckptmove.verification.state import dtype_of, without_padding
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
     from ckptmove.model import Inventory, TensorRecord
@@ -51,11 +52,8 @@ class RestoreTally:
         differing: tensors that differ, and how.
         unreadable: tensors whose bytes are encoded or incomplete.
         lost: tensors with shards in missing files.
-        places: how often each name has occurred; several paths may be written the same.
-        known: bytes of the file and their addresses in memory that were found equal.
         pieces: results for distributed checkpoints.
         shards: results for files of ranks.
-        held: tensors in objects of distributed checkpoints, with their paths there, by part and name of the object.
     """
 
     compared: int = 0
@@ -64,11 +62,8 @@ class RestoreTally:
     differing: Offenders = field(default_factory=Offenders)
     unreadable: Offenders = field(default_factory=Offenders)
     lost: Offenders = field(default_factory=Offenders)
-    places: dict[str, int] = field(default_factory=dict)
-    known: set[tuple[StoredExtent, int]] = field(default_factory=set)
     pieces: PiecesTally = field(default_factory=PiecesTally)
     shards: ShardsTally = field(default_factory=ShardsTally)
-    held: dict[tuple[str, str], list[tuple[str, TensorRecord]]] = field(default_factory=dict)
 
     def set_place(self, place: int) -> None:
         """Set the index of the tensor that is being compared."""
@@ -147,12 +142,12 @@ def survey(
     Returns:
         The ``restore`` check: in the process of rank 0 of the checkpoint, in others of a share.
     """
-    tally = RestoreTally()
+    comparison = _LoadComparison(stored, loaded)
+    tally = comparison.tally
     is_first = share is None or share.is_first
     for record in inventory.tensors:
         if is_first and record.kind in NOT_COMPARED:
             tally.apart[record.kind] = tally.apart.get(record.kind, 0) + 1
-    pages = PagesOfFiles(loaded.mapped & stored.native)
     seen: set[tuple[StoredExtent, str]] = set()
     encoded = {fact.storage_key for fact in inventory.facts if fact.kind == "encoded-storage"}
     chosen = sample or share
@@ -171,10 +166,10 @@ def survey(
         # Tied tensors and shared views have the same bytes under several names.
         if (place, record.dtype) not in seen:
             numbers.look(record, values)
-        _compare_loaded(record, place, values, loaded, tally, pages)
+        comparison.compare(record, place, values)
         seen.add((place, record.dtype))
     for part in loaded.distributed:
-        _compare_objects(part, stored, tally, is_first=is_first)
+        comparison.compare_objects(part, is_first=is_first)
     loaded.release()
     _gather(tally, numbers, loaded, group)
     total = len(inventory.tensors)
@@ -227,95 +222,93 @@ class LoadedTensors:
         return found
 
 
-def _compare_loaded(
-    record: TensorRecord,
-    place: StoredExtent,
-    values: torch.Tensor,
-    loaded: LoadedFiles,
-    tally: RestoreTally,
-    pages: PagesOfFiles,
-) -> None:
-    """Compare a tensor with what torch returns, at once or in parts; nothing happens if its file is not loaded."""
-    pieces, ranks = loaded.pieces(place.file), loaded.ranks(place.file)
-    if ranks is not None:
-        is_compared = compare_shards(record, values, ranks, loaded, tally.shards)
-        tally.compared += is_compared
-        tally.nbytes += place.span.nbytes * is_compared
-    elif pieces is not None:
-        holder = pieces.object_of(record)
-        if holder is not None:
-            tally.held.setdefault((pieces.name, holder[0]), []).append((holder[1], record))
+class _LoadComparison:
+    """Compares stored tensors with those that ``torch.load`` returns, and releases the pages of the latter."""
+
+    def __init__(self, stored: StoredTensors, loaded: LoadedFiles) -> None:
+        self.tally = RestoreTally()
+        self._stored, self._loaded = stored, loaded
+        self._pages = PagesOfFiles(loaded.mapped & stored.native)
+        #: How often each name has occurred; several paths may be written the same.
+        self._places: Counter[str] = Counter()
+        #: Bytes of the file and their addresses in memory that were found equal.
+        self._known: set[tuple[StoredExtent, int]] = set()
+        #: Tensors in objects of distributed checkpoints, with their paths there, by part and name of the object.
+        self._held: dict[tuple[str, str], list[tuple[str, TensorRecord]]] = {}
+
+    def compare(self, record: TensorRecord, place: StoredExtent, values: torch.Tensor) -> None:
+        """Compare a tensor, at once or in parts; nothing happens if its file is not loaded."""
+        pieces, ranks = self._loaded.pieces(place.file), self._loaded.ranks(place.file)
+        holder = None if pieces is None else pieces.object_of(record)
+        is_compared = True
+        if ranks is not None:
+            is_compared = compare_shards(record, values, ranks, self._loaded, self.tally.shards)
+        elif pieces is not None and holder is not None:
+            self._held.setdefault((pieces.name, holder[0]), []).append((holder[1], record))
             return
-        tally.compared += 1
-        tally.nbytes += place.span.nbytes
-        compare_pieces(record, values, pieces, tally.pieces)
-    elif loaded.has(place.file):
-        _compare(record, place, values, loaded, tally, pages)
+        elif pieces is not None:
+            compare_pieces(record, values, pieces, self.tally.pieces)
+        elif self._loaded.has(place.file):
+            alike = self._loaded.alike(place.file, record.name)
+            self._note(record, self._fault(record, place, values, alike[self._places[record.name] :]))
+            self._places[record.name] += 1
+        else:
+            is_compared = False
+        self.tally.compared += is_compared
+        self.tally.nbytes += place.span.nbytes * is_compared
+
+    def compare_objects(self, part: PiecedPart, *, is_first: bool) -> None:
+        """Compare the tensors in objects; the first process also loads the objects without tensors."""
+        names = {name for path, name in self._held if path == part.name}
+        for name, loaded in load_objects(part, None if is_first else names, self.tally.pieces):
+            counts: Counter[str] = Counter()
+            for path, record in self._held.get((part.name, name), ()):
+                alike = loaded.tensors.get(path, [])[counts[path] :]
+                counts[path] += 1
+                fault = _unlike(record, alike)
+                if not fault and not same_bytes(raw_bytes(self._stored.tensor(record)), raw_bytes(alike[0])):
+                    fault = ": other bits"
+                self._note(record, fault)
+                self.tally.compared += 1
+                self.tally.nbytes += record.nbytes
+
+    def _fault(
+        self, record: TensorRecord, place: StoredExtent, values: torch.Tensor, alike: Sequence[torch.Tensor]
+    ) -> str:
+        """How the first of the loaded tensors differs, as text that follows its name; empty if it does not."""
+        fault = _unlike(record, alike)
+        if fault:
+            return fault
+        raw = raw_bytes(alike[0])
+        if (place, raw.data_ptr()) in self._known:
+            return ""
+        digests = self._loaded.digests(place.file)
+        if digests is not None and digests.has_taken(raw):
+            same = raw.nbytes == place.span.nbytes and digests.is_same(record, raw)
+        else:
+            same = same_bytes(raw_bytes(values), raw)
+        self._pages.seen(place.file, raw.data_ptr(), place.span.start, place.span.nbytes)
+        if same:
+            self._known.add((place, raw.data_ptr()))
+        return "" if same else ": other bits"
+
+    def _note(self, record: TensorRecord, fault: str) -> None:
+        if fault:
+            self.tally.differing.add(f"{record.name}{fault}")
 
 
-def _compare_objects(part: PiecedPart, stored: StoredTensors, tally: RestoreTally, *, is_first: bool) -> None:
-    """Compare the tensors in objects; the first process also loads the objects without tensors."""
-    names = {name for path, name in tally.held if path == part.name}
-    for name, loaded in load_objects(part, None if is_first else names, tally.pieces):
-        counts: dict[str, int] = {}
-        for path, record in tally.held.get((part.name, name), ()):
-            alike, count = loaded.tensors.get(path, []), counts.get(path, 0)
-            counts[path] = count + 1
-            fault = _unlike(record, alike[count]) if count < len(alike) else "missing"
-            if not fault and not same_bytes(raw_bytes(stored.tensor(record)), raw_bytes(alike[count])):
-                fault = "other bits"
-            if fault:
-                tally.differing.add(f"{record.name}: {fault}")
-            tally.compared += 1
-            tally.nbytes += record.nbytes
-
-
-def _unlike(record: TensorRecord, theirs: torch.Tensor) -> str:
-    """How the form of a loaded tensor differs from that of the stored one; empty if it does not."""
+def _unlike(record: TensorRecord, alike: Sequence[torch.Tensor]) -> str:
+    """How the form of the first of the loaded tensors differs, as text that follows its name; empty if it does not."""
+    if not alike:
+        return " is missing"
     for what, stored, got in (
-        ("dtype", dtype_of(record.dtype), theirs.dtype),
-        ("shape", record.shape, tuple(theirs.shape)),
-        ("stride", record.stride, tuple(theirs.stride())),
+        ("dtype", dtype_of(record.dtype), alike[0].dtype),
+        ("shape", record.shape, tuple(alike[0].shape)),
+        ("stride", record.stride, tuple(alike[0].stride())),
     ):
         if stored != got and record.kind != "storage":
-            return f"{what} {got} in place of {stored}"
+            return f": {what} {got} in place of {stored}"
     return ""
-
-
-def _compare(
-    record: TensorRecord,
-    place: StoredExtent,
-    values: torch.Tensor,
-    loaded: LoadedFiles,
-    tally: RestoreTally,
-    pages: PagesOfFiles,
-) -> None:
-    alike = loaded.alike(place.file, record.name)
-    count = tally.places.get(record.name, 0)
-    tally.places[record.name] = count + 1
-    theirs = alike[count] if count < len(alike) else None
-    tally.compared += 1
-    tally.nbytes += place.span.nbytes
-    if theirs is None:
-        tally.differing.add(f"{record.name} is missing")
-        return
-    fault = _unlike(record, theirs)
-    if fault:
-        tally.differing.add(f"{record.name}: {fault}")
-        return
-    raw = raw_bytes(theirs)
-    if (place, raw.data_ptr()) in tally.known:
-        return
-    digests = loaded.digests(place.file)
-    if digests is not None and digests.has_taken(raw):
-        same = raw.nbytes == place.span.nbytes and digests.is_same(record, raw)
-    else:
-        same = same_bytes(raw_bytes(values), raw)
-    if same:
-        tally.known.add((place, raw.data_ptr()))
-    else:
-        tally.differing.add(f"{record.name}: other bits")
-    pages.seen(place.file, raw.data_ptr(), place.span.start, place.span.nbytes)
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptmove.formats.dtensors import dtensor_call, local_tensor, read_shard
+from ckptmove.formats.dtensors import local_tensor, read_shard
+from ckptmove.formats.local_shards import shard_call
 from ckptmove.pickles.rebuild_arguments import NotATensor
 from ckptmove.pickles.tree import Call, Dict, Global, List, Tuple
 
@@ -119,7 +120,7 @@ def test_an_older_mesh_has_its_sizes_elsewhere(layout, sizes) -> None:
 def test_a_call_is_that_of_the_tensor_in_a_parameter() -> None:
     tensor = node((2,), mesh_of((1,), (0,)), [placed(Replicate())])
     parameter = Call(Global("torch._utils", "_rebuild_parameter"), items(tensor, True, None), -1)
-    assert dtensor_call(tensor) is dtensor_call(parameter) is tensor
+    assert shard_call(tensor) is shard_call(parameter) is tensor
     assert local_tensor(tensor).name == "torch.x"
     others = [node((2,), None, []) for _ in range(3)]
     for place, other in enumerate(others[:2]):
@@ -127,7 +128,7 @@ def test_a_call_is_that_of_the_tensor_in_a_parameter() -> None:
         changed[place] = Global("my", "name")
         other.args = items(*changed)
     others[2].args = items(*others[2].args.items[:3])
-    assert [dtensor_call(value) for value in (*others, items(), None)] == [None] * 5
+    assert [shard_call(value) for value in (*others, items(), None)] == [None] * 5
 
 
 ONE = mesh_of((1,), (0,))

@@ -12,9 +12,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -33,12 +33,14 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, width=6, hidden=10, words=20, layers=1):
+    def __init__(self, width=6, hidden=10, words=20, layers=1, tied=False):
         super().__init__()
         self.emb = nn.Embedding(words, width)
         self.layers = nn.ModuleList(Block(width, hidden) for _ in range(layers))
         self.head = nn.Linear(width, words, bias=False)
         self.register_buffer("seen", torch.arange(7.0))
+        if tied:
+            self.head.weight = self.emb.weight
 
     def forward(self, ids):
         x = self.emb(ids)
@@ -47,8 +49,13 @@ class Net(nn.Module):
         return self.head(x)
 
 
-#: Layouts of FSDP1.
-FLAT = {"fsdp1": None, "fsdp1_whole": ShardingStrategy.NO_SHARD}
+#: Layouts of FSDP1: sharding strategy, and whether the optimizer has the original parameters.
+FLAT = {
+    "fsdp1": (None, True),
+    "fsdp1_whole": (ShardingStrategy.NO_SHARD, True),
+    "flattened": (None, False),
+    "flattened_whole": (ShardingStrategy.NO_SHARD, False),
+}
 
 
 def sharded(model, layout):
@@ -58,12 +65,13 @@ def sharded(model, layout):
     if layout == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     if layout in FLAT:
+        strategy, has_own = FLAT[layout]
         return FullyShardedDataParallel(
             model,
-            sharding_strategy=FLAT[layout],
+            sharding_strategy=strategy,
             auto_wrap_policy=ModuleWrapPolicy({Block}),
             device_id=torch.device("cpu"),
-            use_orig_params=True,
+            use_orig_params=has_own,
         )
     if layout == "fsdp":
         mesh = init_device_mesh("cpu", (size,))
@@ -109,14 +117,15 @@ def state_of(model, optimizer, *, flat=False):
 
 
 class Stage(nn.Module):
-    """The modules of one rank of a pipeline."""
+    """The modules of one stage of a pipeline."""
 
-    def __init__(self, net, rank, size):
+    def __init__(self, net, index):
         super().__init__()
-        self.layers = nn.ModuleDict({str(rank): net.layers[rank]})
-        if rank == 0:
+        last = len(net.layers) - 1
+        self.layers = nn.ModuleDict({str(index): net.layers[index]})
+        if index == 0:
             self.emb = net.emb
-        if rank == size - 1:
+        if index == last:
             self.head = net.head
 
     def forward(self, x):
@@ -126,17 +135,13 @@ class Stage(nn.Module):
         return self.head(x) if hasattr(self, "head") else x
 
 
-def pipeline(*, flat):
-    torch.manual_seed(9)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    model = Stage(Net(layers=size), rank, size)
-    optimizer = adamw(model.parameters())
+def loss_of_stage(output, target):
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
-    def loss(output, target):
-        return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
-    schedule = ScheduleGPipe(PipelineStage(model, rank, size, torch.device("cpu")), 2, loss_fn=loss)
-    ids = torch.randint(20, (4, 6), generator=torch.Generator().manual_seed(3))
+def stepping(schedule, size):
+    """The ``step`` of a case with a pipeline."""
+    rank = dist.get_rank()
 
     def step(batch):
         losses = []
@@ -148,7 +153,60 @@ def pipeline(*, flat):
             schedule.step(target=batch, losses=losses)
         return torch.stack(losses).mean().detach() if losses else None
 
-    return ckptmove.Case(model, optimizer, None, ids, step, state=state_of(model, optimizer, flat=flat))
+    return step
+
+
+def pipeline(*, flat):
+    torch.manual_seed(9)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = Stage(Net(layers=size), rank)
+    optimizer = adamw(model.parameters())
+    schedule = ScheduleGPipe(PipelineStage(model, rank, size, torch.device("cpu")), 2, loss_fn=loss_of_stage)
+    ids = torch.randint(20, (4, 6), generator=torch.Generator().manual_seed(3))
+    return ckptmove.Case(
+        model, optimizer, None, ids, stepping(schedule, size), state=state_of(model, optimizer, flat=flat)
+    )
+
+
+def interleaved(*, shared=False):
+    """Two stages on each rank, in a state without the names of the stages, as that of torchtitan."""
+    torch.manual_seed(9)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    net = Net(layers=2 * size)
+    models = {str(index): Stage(net, index) for index in (rank, rank + size)}
+    optimizers = {name: adamw(model.parameters()) for name, model in models.items()}
+    stages = [PipelineStage(model, int(name), 2 * size, torch.device("cpu")) for name, model in models.items()]
+    schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=loss_of_stage)
+    ids = torch.randint(20, (4, 6), generator=torch.Generator().manual_seed(3))
+    states = [state_of(models[name], optimizers[name], flat=True) for name in models]
+    state = {"model": states[0]["model"] | states[1]["model"], "optim": states[0]["optim"] | states[1]["optim"]}
+    if shared:
+        both = nn.ModuleList(models.values())
+        optimizers = {"0": adamw(both.parameters())}
+    return ckptmove.Case(models, optimizers, None, ids, stepping(schedule, size), state=state)
+
+
+def optimizers_of(case):
+    return case.optimizer.values() if isinstance(case.optimizer, dict) else [case.optimizer]
+
+
+def two_models(device):
+    """A generator and its critic, with the same names."""
+    both = {name: build("fsdp", seed=seed) for name, seed in (("generator", 1), ("critic", 2))}
+
+    def step(batch):
+        loss = sum(one.step(batch) for one in both.values())
+        loss.backward()
+        return loss.detach()
+
+    return ckptmove.Case(
+        {name: one.model for name, one in both.items()},
+        {name: one.optimizer for name, one in both.items()},
+        None,
+        both["critic"].batch,
+        step,
+        state={name: one.state for name, one in both.items()},
+    )
 
 
 class App:
@@ -256,6 +314,10 @@ DAMAGES = {one.__name__: one for one in (shrink_squares, negate_squares, spoil_b
 SPOILERS = {one.__name__: one for one in (flip, swap, swap_moments, count_up, other_rate, forget, drift, idle, explode)}
 
 
+def swap_flat_moments(model, optimizer):
+    from_next_rank(optimizer.state[model._flat_param]["exp_avg"])
+
+
 def spoiled(name):
     return lambda device: build("fsdp", state=lambda model, optim: {"app": App(model, optim, SPOILERS[name])})
 
@@ -279,6 +341,28 @@ def indexed(model, optimizer):
 
 def of_objects(model, optimizer):
     return {"model": model, "optim": optimizer}
+
+
+def of_whole_tensors(model, optimizer):
+    return dict(
+        zip(
+            ("model", "optim"),
+            get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True)),
+            strict=True,
+        )
+    )
+
+
+def of_type(kind):
+    """A checkpoint of FSDP1's own functions."""
+
+    def state(model, optimizer):
+        get_state_dict(model, optimizer)  # makes the state of the optimizer
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType[kind]):
+            optim = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+            return {"model": model.state_dict(), "optim": optim}
+
+    return state
 
 
 def with_average(model, optimizer):
@@ -362,20 +446,9 @@ def no_state(device):
     return ckptmove.Case(*[getattr(build("fsdp"), name) for name in ("model", "optimizer")])
 
 
-def dicts(device):
-    case = build("fsdp")
-    return ckptmove.Case({"m": case.model}, {"o": case.optimizer}, step=case.step, state=case.state)
-
-
 def other_state(device):
     case = build("fsdp")
     return ckptmove.Case(case.model, case.optimizer, state={"net": {"weight": torch.ones(2)}})
-
-
-def flattened(device):
-    model = nn.Linear(4, 4)
-    wrapped = torch.distributed.fsdp.FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-    return ckptmove.Case(wrapped, adamw(wrapped.parameters()), state={})
 
 
 def frozen_later(device):
@@ -454,8 +527,22 @@ CASES = {
     **{name: (lambda device, name=name: build(name)) for name in ("fsdp", "hsdp", "tp", "ddp", "plain")},
     "flat": lambda device: build("fsdp", flat=True),
     **{name: (lambda device, name=name: build(name)) for name in FLAT},
+    **{
+        f"type_{kind}": (lambda device, kind=kind: build("flattened", state=of_type(f"{kind.upper()}_STATE_DICT")))
+        for kind in ("sharded", "full", "local")
+    },
+    "after_flat_swap": lambda device: build(
+        "flattened", state=lambda model, optim: {"app": App(model, optim, swap_flat_moments)}
+    ),
+    "tied": lambda device: build("fsdp", tied=True),
+    "tied_fsdp1": lambda device: build("fsdp1", tied=True),
+    "tied_weights": lambda device: build("fsdp", tied=True, state=of_weights),
+    "whole_tensors": lambda device: build("fsdp", state=of_whole_tensors),
     "stages": lambda device: pipeline(flat=True),
     "stages_lists": lambda device: pipeline(flat=False),
+    "interleaved": lambda device: interleaved(),
+    "two_models": two_models,
+    "shared_optimizer": lambda device: interleaved(shared=True),
     "weights_only": lambda device: build("fsdp", state=of_weights),
     "accelerate": lambda device: build("fsdp", state=of_accelerate),
     "by_index": lambda device: build("fsdp", state=indexed),

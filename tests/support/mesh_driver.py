@@ -26,20 +26,35 @@ from ckptmove.verification.place import Site
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.simulated.device import unavailable_reason
 
-LAYOUTS = ("fsdp", "flat", "hsdp", "tp", "uneven", "ddp", "wrapped", "fsdp1", "fsdp1_whole", "stages")
+LAYOUTS = (
+    "fsdp",
+    "flat",
+    "hsdp",
+    "tp",
+    "uneven",
+    "ddp",
+    "wrapped",
+    "stages",
+    *mesh_cases.FLAT,
+    "interleaved",
+    "two_models",
+)
 #: Checkpoint and case of each scenario.
 SCENARIOS = {
     **{f"{name} to {name}": (name, name) for name in (*LAYOUTS, "frozen", "below_precision", *mesh_cases.OPTIMIZERS)},
-    **{f"fsdp to {name}": ("fsdp", name) for name in ("hsdp", "tp", "ddp", "plain")},
+    **{f"fsdp to {name}": ("fsdp", name) for name in ("hsdp", "tp", "ddp", "plain", "flattened", "whole_tensors")},
     **{name: ("app", f"after_{name}") for name in mesh_cases.SPOILERS},
     **{
         name: ("fsdp", name)
         for name in (
             "average", "objects", "fewer", "more", "wider", "double", "frozen_later", "without_gradient", "not_finite",
-            "ask_again", "fail", "output", "three", "no_state", "dicts", "other_state", "flattened",
+            "ask_again", "fail", "output", "three", "no_state", "shared_optimizer", "other_state",
         )
     },
     **{name: (name, "fsdp") for name in mesh_cases.DAMAGES},
+    **{f"flattened to {name}": ("flattened", name) for name in ("fsdp", "type_sharded", "type_full")},
+    "type_local": ("flattened", "type_local"),
+    "after_flat_swap": ("app", "after_flat_swap"),
     "unread": ("unread", "unread"),
     "still": ("still", "still"),
     "weights": ("weights", "weights"),
@@ -58,6 +73,8 @@ SCENARIOS = {
     "safetensors to weights_only": ("safetensors", "weights_only"),
     "consolidated to weights_only": ("consolidated", "weights_only"),
     "consolidated to average": ("consolidated", "average"),
+    "tied_shards to tied_weights": ("tied_shards", "tied_weights"),
+    **{f"tied_left_out to {name}": ("tied_left_out", name) for name in ("tied", "tied_fsdp1")},
     "twice": ("twice", "weights_only"),
     "namespace": ("namespace", "fsdp"),
     "other_kinds": ("other_kinds", "fsdp"),
@@ -71,8 +88,9 @@ def train(case):
         loss = case.step(case.batch)
         if loss is not None and loss.requires_grad:
             loss.backward()
-        case.optimizer.step()
-        case.optimizer.zero_grad()
+        for optimizer in mesh_cases.optimizers_of(case):
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 FILES = {
@@ -126,8 +144,19 @@ def save_twice(path, case):
         torch.save(full, path / f"{number}.pt")
 
 
+def without_tied(weights):
+    """A state_dict without the second name of a parameter, as Hugging Face's ``save_pretrained`` writes it."""
+    return {name: one for name, one in weights.items() if name != "head.weight"}
+
+
+def save_without_tied(path, case):
+    state = mesh_cases.state_of(case.model, case.optimizer)
+    dcp.save({**state, "model": without_tied(state["model"])}, checkpoint_id=path)
+
+
 def save_safetensors(path, case):
     weights = mesh_cases.of_weights(case.model, case.optimizer)["model"]
+    weights = without_tied(weights) if path.name == "tied_shards" else weights
     places = {name: 1 + number % 2 for number, name in enumerate(weights)}
     is_whole = path.name == "consolidated"
     dcp.save(
@@ -147,6 +176,8 @@ SAVES = {
     "of_ranks": save_by_rank,
     "twice": save_twice,
     "safetensors": save_safetensors,
+    "tied_shards": save_safetensors,
+    "tied_left_out": save_without_tied,
     "consolidated": save_safetensors,
 }
 
@@ -157,7 +188,7 @@ def save(folder, name):
             torch.save(FILES[name], folder / name)
         return
     if name in SAVES:
-        case = mesh_cases.build("fsdp")
+        case = mesh_cases.build("fsdp", tied=name.startswith("tied_"))
         train(case)
         SAVES[name](folder / name, case)
         dist.barrier()
@@ -173,11 +204,11 @@ def save(folder, name):
         "schedule": mesh_cases.with_rate_of_schedule,
         "weights": mesh_cases.of_model,
     }.get(name)
-    state = (
-        made(case.model, case.optimizer)
-        if made
-        else mesh_cases.state_of(case.model, case.optimizer, flat=name in {"flat", "stages"})
-    )
+    state = case.state
+    if made:
+        state = made(case.model, case.optimizer)
+    elif not isinstance(case.model, dict):
+        state = mesh_cases.state_of(case.model, case.optimizer, flat=name in {"flat", "stages"})
     state = {"app": state} if name == "app" else state
     dcp.save(state, checkpoint_id=folder / name / ("inner" if name == "below" else ""))
     if name == "truncated" and dist.get_rank() == 0:

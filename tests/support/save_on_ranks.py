@@ -40,10 +40,10 @@ class Net(nn.Module):
         return self.head(self.block(self.embedding(ids)))
 
 
-def train(model, optimizer, seed):
+def train(model, optimizer, seed, words=13):
     generator = torch.Generator().manual_seed(seed)
     for _ in range(2):
-        ids = torch.randint(13, (3, 4), generator=generator)
+        ids = torch.randint(words, (3, 4), generator=generator)
         nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -124,8 +124,33 @@ def main(out):
         whole = tree_map(full, tree)
         if rank == 0:
             torch.save(whole, out / f"{kind}.full.pth")
+    save_fsdp1(out, rank)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def save_fsdp1(out, rank):
+    """Save the kinds of state_dicts of FSDP1, one file for each rank: ShardedTensors, and flattened parameters."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    torch.manual_seed(0)
+    model = FullyShardedDataParallel(
+        Net(words=3), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device("cpu")
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    train(model, optimizer, rank, words=3)
+    for kind in ("sharded", "local", "full"):
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType[f"{kind.upper()}_STATE_DICT"]):
+            own = {"model": model.state_dict(), "optim": FullyShardedDataParallel.optim_state_dict(model, optimizer)}
+        if kind == "full":
+            if rank == 0:
+                torch.save(own, out / "fsdp1_sharded.full.pth")
+            return
+        for name, tree in ((kind, own), (f"{kind}_numbered", {**own, "optim": optimizer.state_dict()})):
+            folder = out / f"fsdp1_{name}"
+            folder.mkdir(exist_ok=True)
+            torch.save(tree, folder / f"rank{rank}.pt")
 
 
 if __name__ == "__main__":

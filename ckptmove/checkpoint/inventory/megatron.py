@@ -7,6 +7,7 @@ From megatron/core: ``sharded_state_dict`` in optimizer/optimizer.py, ``state_di
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.inventory.optimizers import draft_optimizer
@@ -124,17 +125,27 @@ def gathered_optimizers(
     """
     pairs = as_dict(root)
     keyed = () if pairs is None else ((key, value) for key, value, _ in pairs.pairs() if type(key) is str)
-    commons = [(key, value) for key, value in keyed if re.fullmatch(_COMMON, key) and as_dict(value) is not None]
+    commons = {key: value for key, value in keyed if re.fullmatch(_COMMON, key) and as_dict(value) is not None}
     by_name = {one.name: one for one in tensors} if commons else {}
-    for key, value in commons:
+    names, places = sorted(by_name), {name: place for place, name in enumerate(by_name)}
+    found: list[OptimizerRecord] = []
+    holders: set[str] = set()
+    for key, value in commons.items():
         folder = key.rpartition("/")[0]
         prefix = f"{folder}." if folder else ""
-        own = {name[len(prefix) :]: one for name, one in by_name.items() if name.startswith(prefix)}
+        inside = names[bisect_left(names, prefix) : bisect_left(names, f"{folder}/") if folder else None]
+        own = {name[len(prefix) :]: by_name[name] for name in sorted(inside, key=places.__getitem__)}
         if any(map(is_state, own)):
-            found = megatron_optimizers(prefix, own, (), stored_options(value, key, spend), by_name)
-            # With a common step count, its dict looks like that of an optimizer.
-            optimizers = (*found, *(one for one in optimizers if not one.where.startswith(f"{key}.")))
-    return optimizers
+            found += megatron_optimizers(prefix, own, (), stored_options(value, key, spend), by_name)
+            holders.add(key)
+    # With a common step count, the dict of the options looks like that of an optimizer.
+    return (*found, *(one for one in optimizers if _common_of(one.where) not in holders)) if found else optimizers
+
+
+def _common_of(where: str) -> str:
+    """The key of the options that a path is below; empty if it is below none."""
+    folder, dot, _ = where.partition("common.")
+    return folder + dot.rstrip(".")
 
 
 def megatron_optimizers(

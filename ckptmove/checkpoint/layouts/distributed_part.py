@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from bisect import bisect_left
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -37,7 +38,7 @@ from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.layouts.distributed import PiecesOfFile, ReadFolder
@@ -100,7 +101,9 @@ class DistributedPart(PiecedPart):
         self._in_objects = {
             key: (name, own) for name, one in container.objects.items() for key, own in one.storages.items()
         }
-        self.inventory = replace(self.inventory, optimizers=tuple(map(self._readable, self.inventory.optimizers)))
+        lost = sorted(map(self.full_name, self.lost()))
+        own = (_with_obstacle(optimizer, lost) for optimizer in self.inventory.optimizers)
+        self.inventory = replace(self.inventory, optimizers=tuple(own))
         #: Container of each piece that was opened; None if it is damaged, for the reason in ``_damage``.
         self._kinds_of: dict[tuple[str, int], str | None] = {}
         self._damage: dict[str, str] = {}
@@ -268,17 +271,6 @@ class DistributedPart(PiecedPart):
                 self._damage.setdefault(piece.name, str(error))
         return self._kinds_of[place]
 
-    def _readable(self, optimizer: OptimizerRecord) -> OptimizerRecord:
-        """The optimizer; with an obstacle if the bytes of its options or counters are missing or damaged."""
-        prefix = f"{optimizer.where}." if optimizer.where else ""
-        own = f"{prefix}state.", f"{prefix}param_groups"
-        lost = [name for name in map(self.full_name, self.lost()) if name.startswith(own)]
-        if not lost:
-            return optimizer
-        more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
-        verb = "are" if more else "is"
-        return optimizer._replace(algorithm=None, obstacle=f"{lost[0]}{more} {verb} missing or damaged")
-
     def _holder(self, key: str) -> Piece:
         """The piece of the object with a storage."""
         return cast("Piece", self._container.object_piece(self._in_objects[key][0]))  # the object was read
@@ -314,3 +306,13 @@ class DistributedPart(PiecedPart):
 def _place(piece: Piece) -> str:
     """Place of a piece in words."""
     return f"{piece.file} at byte {piece.span.start}"
+
+
+def _with_obstacle(optimizer: OptimizerRecord, lost: Sequence[str]) -> OptimizerRecord:
+    """The optimizer; with an obstacle if one of its options or counters is among the lost objects, which are sorted."""
+    prefix = f"{optimizer.where}." if optimizer.where else ""
+    for own in (f"{prefix}param_groups", f"{prefix}state."):
+        place = bisect_left(lost, own)
+        if place < len(lost) and lost[place].startswith(own):
+            return optimizer._replace(algorithm=None, obstacle=f"{lost[place]} is missing or damaged")
+    return optimizer

@@ -1,6 +1,6 @@
-"""Files of several ranks as one part of a checkpoint: each DTensor is assembled from its shards.
+"""Files of several ranks as one part of a checkpoint: DTensors and ShardedTensors are assembled from their shards.
 
-What is not a DTensor is that of the first rank: each rank saves its own copy.
+Everything else is that of the first rank: each rank saves its own copy.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ckptmove.checkpoint.elements import StoredBytes, extent_span
 from ckptmove.checkpoint.inventory.build import build_inventory
 from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.checkpoint.layouts.merge import file_record, moved_inventory
-from ckptmove.checkpoint.layouts.rank_shards import computed_crc, dtensors
+from ckptmove.checkpoint.layouts.rank_shards import computed_crc, shard_calls
 from ckptmove.checkpoint.open_checkpoint import shifted_progress
 from ckptmove.checkpoint.parts import OpenPart
 from ckptmove.errors import CrcMismatch
 from ckptmove.formats.chunks import flaw_of
-from ckptmove.formats.dtensors import CLASSES
+from ckptmove.formats.local_shards import CLASSES
 from ckptmove.formats.rank_files import RankFiles
 from ckptmove.formats.rebuild_calls import rebuild_call
 from ckptmove.model import Span
@@ -254,7 +254,7 @@ class RankFilesPart(OpenPart):
     def _whole(self, root: Value) -> Value:
         """Make whole tensors of the DTensors in a tree, and give its other storages the keys of this part."""
         numbers = {path: number for number, path in enumerate(self._paths)}
-        for path, call in list(dtensors(root)):
+        for path, call in list(shard_calls(root)):
             saved = self._group.files[0].shards[path]
             requires_grad = call.arguments[2].items[7] is True if type(call.arguments[2]) is Tuple else False
             new = rebuild_call(

@@ -1,4 +1,4 @@
-"""Find the DTensors in files that each rank has saved, and group the files that are shards of one checkpoint."""
+"""Group files that are shards of one checkpoint: each rank has saved its part of the DTensors or ShardedTensors."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ckptmove.checkpoint.directories import FileFact
 from ckptmove.checkpoint.elements import fills_extent
 from ckptmove.checkpoint.inventory.tensor_nodes import named_items
+from ckptmove.formats import dtensors, sharded_tensors
 from ckptmove.formats.chunks import flaw_of
-from ckptmove.formats.dtensors import CLASSES, dtensor_call, local_tensor, read_shard
-from ckptmove.pickles.rebuild_arguments import NotATensor
+from ckptmove.formats.local_shards import CLASSES, DTENSOR, shard_call
+from ckptmove.pickles.rebuild_arguments import NotATensor, contiguous
 from ckptmove.pickles.tensors import TensorReader
-from ckptmove.pickles.tree import Call, Node
+from ckptmove.pickles.tree import Call, Global, Node
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.checkpoint.parts import FilePart
-    from ckptmove.formats.dtensors import LocalShard
+    from ckptmove.formats.local_shards import LocalShard
     from ckptmove.model import FactKind, TensorRecord
     from ckptmove.pickles.tree import Value
 
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 _NUMBER: Final = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
 #: Text before the number of the rank in a name, which other numbers may follow.
 _RANK: Final = re.compile(r"rank[_.-]?$", re.IGNORECASE)
-#: Tensors of a DTensor: the local one, and the ranks of its mesh.
-_IN_DTENSOR: Final = ("_local_tensor", "_spec.mesh._rank_map", "_spec.mesh.mesh", "_spec.mesh._root_mesh._rank_map")
+#: Tensors of a DTensor: the local one, and the ranks of its mesh. That of a ShardedTensor is its only shard.
+_INSIDE: Final = (
+    "_local_tensor", "_spec.mesh._rank_map", "_spec.mesh.mesh", "_spec.mesh._root_mesh._rank_map", "0.0.tensor",
+)  # fmt: skip
 #: Names that tell the number of ranks, as in verl's ``model_world_size_8_rank_0.pt``.
 _WORLD_SIZE: Final = re.compile(r"(.*world_size_(\d{1,9})_rank_)(\d{1,9})(?!\d)(.*)")
 _BLOCK: Final = 1 << 20
@@ -134,13 +137,13 @@ class RankGroup(NamedTuple):
         return self._replace(files=[file.with_all_crcs() for file in self.files])
 
 
-def dtensors(root: Value) -> Iterator[tuple[str, Call]]:
-    """Path and call of each DTensor in the dicts, lists and tuples of a tree; each call once."""
+def shard_calls(root: Value) -> Iterator[tuple[str, Call]]:
+    """Path and call of each DTensor and ShardedTensor in the dicts, lists and tuples of a tree; each call once."""
     seen: set[int] = set()
     stack: list[tuple[str, Value]] = [("", root)]
     while stack:
         path, value = stack.pop()
-        call = dtensor_call(value)
+        call = shard_call(value)
         if not isinstance(value, Node) or id(call or value) in seen:
             continue
         seen.add(id(call or value))
@@ -157,11 +160,9 @@ def read_rank_file(part: FilePart) -> RankFile | None:
     listed = {part.own_name(record.name) for record in part.inventory.tensors if record.subclass in CLASSES}
     reader = TensorReader()
     shards: dict[str, SavedShard] = {}
-    for path, call in dtensors(part.tree()):
+    for path, call in shard_calls(part.tree()):
         try:
-            shard = read_shard(call)
-            inner = local_tensor(call)
-            local = reader.tensor(inner, path, "other") if type(inner) is Call and reader.is_tensor(inner) else None
+            shard, local = _read(call, path, reader)
         except (NotATensor, IndexError, ValueError):
             return None
         # Two paths may be written the same: {"a.b": ...} and {"a": {"b": ...}}.
@@ -176,6 +177,18 @@ def read_rank_file(part: FilePart) -> RankFile | None:
         shards[path] = SavedShard(local, shard)
     is_of_one = len({saved.shard.rank for saved in shards.values()}) == 1
     return RankFile(part, shards, _crcs(part, shards), _shard_crcs(part, shards)) if is_of_one else None
+
+
+def _read(call: Call, path: str, reader: TensorReader) -> tuple[LocalShard, TensorRecord | None]:
+    """The place of a shard, and its local tensor; None if it is not a tensor."""
+    kind = call.arguments[1]
+    form = dtensors if type(kind) is Global and kind.full_name in DTENSOR else sharded_tensors
+    shard, inner = form.read_shard(call), form.local_tensor(call)
+    if inner is None:  # a rank without elements has no shard of a ShardedTensor
+        whole = reader.tensor(call, path, "other")
+        empty = {"shape": shard.local_shape, "stride": contiguous(shard.local_shape), "kind": "tensor"}
+        return shard, None if whole is None else whole._replace(**empty)
+    return shard, reader.tensor(inner, path, "other") if type(inner) is Call and reader.is_tensor(inner) else None
 
 
 def _shard_crcs(part: FilePart, shards: Mapping[str, SavedShard]) -> dict[str, int | None]:
@@ -266,7 +279,7 @@ def _are_stages(files: Sequence[RankFile]) -> bool:
 
 
 def _crcs(part: FilePart, shards: Mapping[str, SavedShard]) -> dict[str, int | None]:
-    inside = {f"{path}.{name}" for path in shards for name in _IN_DTENSOR}
+    inside = {f"{path}.{name}" for path in shards for name in _INSIDE}
     found = {}
     with part.content() as (container, _):
         for record in part.inventory.tensors:

@@ -83,7 +83,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
                 Argument("output", "model.pth"),
             )
         )
-    if as_file and isinstance(inventory, DirectoryInventory) and not checkpoint.is_whole:
+    if as_file and isinstance(inventory, DirectoryInventory):
         require_gatherable(inventory)
     pickle_bytes = sum(part.inventory.size_bytes for part in checkpoint.parts)
     sources: Mapping[str, str] = {}

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-#: Shortest time after which a collective fails; torch's default for gloo.
-_SECONDS: Final = 1800.0
+#: Seconds after which a collective of the user's code fails: torch's default for NCCL. With gloo, torch's default is 30
+#: minutes, too long for a rank that waits alone.
+_COLLECTIVE_SECONDS: Final = 600.0
+#: Seconds after which an exchange of values fails: a rank may wait for the checks of another one.
+_EXCHANGE_SECONDS: Final = 1800.0
 #: Messages of gloo and of the stores, if another rank is gone or late. Their exceptions are often plain RuntimeErrors.
 _LOST: Final = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe", "gloo")
 
@@ -26,6 +29,7 @@ class Ranks:
         rank: rank of this process.
         size: number of ranks.
         enter: called with the name of each check when it begins.
+        group: their group, also for the load of the checkpoint.
     """
 
     def __init__(self, entered: Callable[[str], None], timeout: float | None = None) -> None:
@@ -37,18 +41,23 @@ class Ranks:
         """
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.enter = entered
-        self._group = dist.new_group(backend="gloo", timeout=collective_timeout(timeout))
+        self.group: Any = dist.new_group(backend="gloo", timeout=_at_least(_EXCHANGE_SECONDS, timeout))
 
     def gather(self, value: _T) -> list[_T]:
         """The values of all ranks, by rank; a collective."""
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self._group)
+        dist.all_gather_object(found, value, group=self.group)
         return found
 
 
 def collective_timeout(timeout: float | None) -> timedelta:
-    """Timeout of the collectives. ``--timeout`` ends a rank first, so that the report can name it."""
-    return timedelta(seconds=max(_SECONDS, 2 * (timeout or 0.0)))
+    """Timeout of the collectives in the process group that the user's code finds."""
+    return _at_least(_COLLECTIVE_SECONDS, timeout)
+
+
+def _at_least(seconds: float, timeout: float | None) -> timedelta:
+    """A timeout of collectives. ``--timeout`` ends a rank first, so that the report can name it."""
+    return timedelta(seconds=max(seconds, 2 * (timeout or 0.0)))
 
 
 def is_lost(error: BaseException) -> bool:

@@ -7,7 +7,6 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from ckptmove.errors import CaseUnusable
 from ckptmove.text import amount
@@ -56,16 +55,6 @@ class Setting(NamedTuple):
     emit: Emit
 
 
-def mesh_of(case: Case) -> dict[str, object] | None:
-    """Shape and dimension names of the mesh with most dimensions in a model; None if nothing is sharded."""
-    models: Any = case.model
-    meshes = [one.device_mesh for one in models.parameters() if isinstance(one, DTensor)]
-    if not meshes:
-        return None
-    largest = max(meshes, key=lambda mesh: mesh.ndim)
-    return {"shape": list(largest.shape), "dims": list(largest.mesh_dim_names or ())}
-
-
 def _backward(subject: Subject, batch: Any, device: torch.device) -> float | None:
     """The loss of a batch, after backward; None on a rank without one, as of a pipeline that is not its last stage.
 
@@ -77,7 +66,7 @@ def _backward(subject: Subject, batch: Any, device: torch.device) -> float | Non
     case = subject.case
     if case.step is not None:
         result = case.step(batch)
-        if any(one.grad is not None for one in subject.parameters.values()):
+        if any(subject.of(one).gradient_of(one) is not None for one in subject.parameters.values()):
             if isinstance(result, torch.Tensor) and result.numel() != 1:
                 raise CaseUnusable(f"step returned a tensor of shape {tuple(result.shape)}: return the loss, or None")
             return _number(result)
@@ -123,13 +112,15 @@ class Proof:
         """
         setting, ranks = self._setting, self._ranks
         subject = Subject(case)
-        self._asked: frozenset[str] = frozenset().union(*ranks.gather(subject.keys))
-        with StoredState(setting.checkpoint, self._asked) as stored:
+        found = ranks.gather((subject.keys, subject.tied))
+        self._asked: frozenset[str] = frozenset().union(*(keys for keys, _ in found))
+        tied = {one for _, own in found for one in own}
+        with StoredState(setting.checkpoint, self._asked, sorted(tied, key=min)) as stored:
             self._check(subject, stored)
 
     def _check(self, subject: Subject, stored: StoredState) -> None:
         ranks = self._ranks
-        shape = ranks.gather(mesh_of(subject.case))
+        shape = ranks.gather(subject.mesh)
         mesh = next((one for one in shape if one is not None), None)
         self._emit({"fact": {"mesh": mesh, "saved_by": stored.saved_by}})
         checks = (self._keys, self._restore, self._options, self._step, self._parity, self._fresh, self._case)
@@ -144,11 +135,12 @@ class Proof:
         asked = self._asked
         faults = key_faults(asked, stored)
         detail = f"{amount(len(asked), 'key')} of state, all in the checkpoint, and no other key there"
+        detail += f"; stored under the name of a tied parameter: {listed(stored.tied)}" if stored.tied else ""
         detail += f"; not restored: {listed(stored.aside)}" if stored.aside else ""
         return self._settle("keys", [faults] + [[]] * (self._ranks.size - 1), detail, named=False, keys=len(asked))
 
     def _restore(self, subject: Subject, stored: StoredState) -> bool:
-        errors = self._ranks.gather(load(subject, stored))
+        errors = self._ranks.gather(load(subject, stored, self._ranks.group))
         if any(errors):
             return self._settle("restore", errors, "", named=True)
         found = self._ranks.gather(compare(subject, stored))
@@ -166,7 +158,7 @@ class Proof:
 
     def _step(self, subject: Subject, stored: StoredState) -> bool:
         found = self._ranks.gather(take_step(subject, stored, Gradients.for_state(stored, self._setting.seed)))
-        name = type(subject.optimizer).__name__
+        name = subject.optimizer_name
         moved, count = sum(one.moved for one in found), sum(one.parameters for one in found)
         where = f"{name} on {amount(self._ranks.size, 'rank')} of {self._setting.label}"
         detail = f"{where}: {moved:,} of {amount(count, 'shard')} moved, all finite, step counts +1"
@@ -178,7 +170,7 @@ class Proof:
         return self._settle("step", [one.faults + still for one in found], detail, named=True, **figures)
 
     def _parity(self, subject: Subject, stored: StoredState) -> bool:
-        why_not = why_not_elementwise(subject.optimizer)
+        why_not = why_not_elementwise(subject.optimizers)
         if why_not:
             self._answer(skipped("parity", why_not))
             return True
@@ -198,7 +190,7 @@ class Proof:
     def _fresh(self, subject: Subject, _: StoredState) -> bool:
         changed, state = self._fresh_steps
         if not state:
-            bare = why_not_elementwise(subject.optimizer) or "no stored state could change the step"
+            bare = why_not_elementwise(subject.optimizers) or "no stored state could change the step"
             bare = f"no state of the optimizer is stored for {amount(self._anew, 'parameter')}" if self._anew else bare
             self._answer(skipped("fresh", bare, with_state=0, anew=self._anew))
             return True
@@ -215,13 +207,14 @@ class Proof:
             for key, one in subject.parameters.items()
             if one.requires_grad and (one.numel() or id(one) not in subject.slices)
         }
-        without = [f"{key} has no gradient" for key, one in named.items() if one.grad is None]
+        gradients = {key: subject.of(one).gradient_of(one) for key, one in named.items()}
+        without = [f"{key} has no gradient" for key, one in gradients.items() if one is None]
         broken = [
             f"the gradient of {key} is not finite"
-            for key, one in named.items()
-            if one.grad is not None and not bool(torch.isfinite(local(one.grad)).all())
+            for key, one in gradients.items()
+            if one is not None and not bool(torch.isfinite(local(one)).all())
         ]
-        subject.optimizer.step()
+        subject.step()
         lost = [] if value is None or isfinite(value) else [f"the loss is {value}"]
         after = [f"{key} is not finite" for key, one in named.items() if not bool(torch.isfinite(local(one)).all())]
         found = self._ranks.gather(([*lost, *broken, *(after or without)], value))

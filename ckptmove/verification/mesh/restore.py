@@ -61,8 +61,8 @@ def key_faults(asked: frozenset[str], stored: StoredState) -> list[str]:
     return [f"{what}: {listed(sorted(names), _NAMED)}" for what, names in found if names]
 
 
-def load(subject: Subject, stored: StoredState) -> list[str]:
-    """Load the checkpoint into the case; a collective. Returns the errors.
+def load(subject: Subject, stored: StoredState, group: Any) -> list[str]:
+    """Load the checkpoint into the case; a collective of a process group. Returns the errors.
 
     ``torch.distributed.checkpoint`` loads its own folders, each the names that it has. From other files, each rank
     copies its shards.
@@ -70,7 +70,7 @@ def load(subject: Subject, stored: StoredState) -> list[str]:
     for part in stored.distributed:
         reader, planner = ParsedReader(part.path, part.metadata), SafePlanner(allow_partial_load=True)
         try:
-            load_in_place(subject.state, storage_reader=reader, planner=planner)
+            load_in_place(subject.state, storage_reader=reader, planner=planner, process_group=group)
         except CheckpointException as error:
             return [_error_text(one[0]) for _, one in sorted(error.failures.items())][:1]
     flat, paths = flatten_state_dict(subject.state)
@@ -142,13 +142,13 @@ def _difference(mine: torch.Tensor, theirs: torch.Tensor) -> str:
 
 def option_faults(subject: Subject, stored: StoredState) -> tuple[list[str], int]:
     """Options of the optimizer's groups that differ from the stored ones, and the number of those compared."""
-    where = (subject.optimizer_prefix or "").rstrip(".")
-    groups = [group for place, record in stored.optimizers if place == where for group in record.groups]
     keys = {id(one): subject.state_key(one, "") for one in subject.parameters.values()}
     faults: Counter[str] = Counter()
     compared = 0
-    for group in subject.optimizer.param_groups:
-        own = {keys[id(one)] for one in group["params"] if id(one) in keys}
+    for home, group, parameters in ((one, *pair) for one in subject.models for pair in one.groups()):
+        where = (home.optimizer_prefix or "").rstrip(".")
+        groups = [one for place, record in stored.optimizers if place == where for one in record.groups]
+        own = {keys[id(one)] for one in parameters if id(one) in keys}
         matching = [*_of(groups, own, where)]
         if own and groups and not matching:
             faults[f"no stored group has {min(own).rpartition('.state.')[2].rstrip('.')}: {_FLATTEN}"] += 1

@@ -23,7 +23,7 @@ from ckptmove.verification.step.moments import contradiction
 from ckptmove.verification.step.trial import TOLERANCES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ckptmove.verification.mesh.group import Ranks
     from ckptmove.verification.mesh.stored import Slice, StoredState
@@ -73,12 +73,12 @@ class Parity:
     anew: int = 0
 
 
-def why_not_elementwise(optimizer: torch.optim.Optimizer) -> str:
+def why_not_elementwise(optimizers: Iterable[torch.optim.Optimizer]) -> str:
     """Why a step of shards differs from a step of whole parameters; empty if each element is updated alone."""
-    kind = type(optimizer)
-    if is_elementwise(kind.__name__) and kind.__module__.startswith("torch.optim"):
-        return ""
-    return f"{kind.__name__} is not an optimizer of torch.optim that updates each element alone: not supported"
+    for kind in map(type, optimizers):
+        if not is_elementwise(kind.__name__) or not kind.__module__.startswith("torch.optim"):
+            return f"{kind.__name__} is not an optimizer of torch.optim that updates each element alone: not supported"
+    return ""
 
 
 class Gradients(NamedTuple):
@@ -105,16 +105,17 @@ class Gradients(NamedTuple):
 
 def take_step(subject: Subject, stored: StoredState, gradients: Gradients) -> SteppedRank:
     """Step the optimizer on every rank; a collective of the optimizer if it makes one."""
-    groups = {id(one): group for group in subject.optimizer.param_groups for one in group["params"]}
+    groups = {id(one): group for group, own in subject.groups() for one in own}
     faults = [*_spoiled(subject)]
+    for one in subject.optimizers:
+        one.zero_grad()
     for key, parameter in subject.parameters.items():
         faults += _impossible(subject, parameter, groups[id(parameter)])
         whole = gradients.of(key, subject.shape_of(parameter), parameter.dtype)
         mine = subject.place_of(parameter, parameter).cut(whole).contiguous().to(local(parameter).device)
-        is_stepped = parameter.requires_grad and (id(parameter) not in subject.slices or mine.numel())
-        parameter.grad = _like(parameter, mine) if is_stepped else None
-    subject.optimizer.step()
-    subject.optimizer.zero_grad()
+        if parameter.requires_grad:
+            subject.of(parameter).give_gradient(parameter, mine)
+    subject.step()
     parameters = moved = idle = below = 0
     for key, parameter in subject.parameters.items():
         faults += _state_faults(subject, stored, parameter)
@@ -144,27 +145,13 @@ def _spoiled(subject: Subject) -> Iterator[str]:
 def _impossible(subject: Subject, parameter: torch.Tensor, options: Mapping[str, Any]) -> Iterator[str]:
     """Restored moments that no gradients give."""
     state = {key: local(value) for key, value in subject.state_of(parameter).items()}
-    for key in sorted(magnitudes(type(subject.optimizer).__name__) & state.keys()):
+    for key in sorted(magnitudes(type(subject.of(parameter).optimizer).__name__) & state.keys()):
         below = int((comparable(state[key]) < 0).sum())
         if below:
             yield f"{subject.state_key(parameter, key)} is below zero in {below:,} of {state[key].numel():,} values"
     text = contradiction(state, options)
     if text:
         yield f"{subject.state_key(parameter, '').rstrip('.')}: {text}"
-
-
-def _like(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
-    if not isinstance(parameter, DTensor):
-        return mine
-    found: torch.Tensor = DTensor.from_local(
-        mine,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-    return found
 
 
 def _has_state_changed(subject: Subject, stored: StoredState, parameter: torch.Tensor) -> bool:
@@ -203,7 +190,7 @@ def compare_with_single(
         exact: whether outcomes have to be equal bit for bit; otherwise within torch's tolerance for the dtype.
     """
     found = Parity()
-    groups = {id(one): group for group in subject.optimizer.param_groups for one in group["params"]}
+    groups = {id(one): group for group, own in subject.groups() for one in own}
     for key, parameter in subject.parameters.items():
         values = {"": parameter, **subject.state_of(parameter)}
         own = subject.slices.get(id(parameter))
@@ -248,7 +235,7 @@ def _compare(
     names = {one: subject.state_key(parameter, one) for one in whole if one}
     state = {one: stored.region(name) for one, name in names.items() if name in stored.tensors}
     grad = gradients.of(key, subject.shape_of(parameter), parameter.dtype)
-    kind = type(subject.optimizer)
+    kind = type(subject.of(parameter).optimizer)
     expected = _single_step(kind, group, stored.region(key), state, grad)
     found.parameters += 1
     for one, reference in expected.items():

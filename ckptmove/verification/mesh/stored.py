@@ -22,7 +22,7 @@ from ckptmove.verification.pieces import Window
 from ckptmove.verification.state import StoredTensors
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable, Iterator
 
     from typing_extensions import Self
 
@@ -90,14 +90,18 @@ class StoredState:
         in_files: names of the values in other parts.
         optimizers: the optimizers, each with its path in the state.
         aside: names of the files without a value of the state, a model or an optimizer.
+        tied: names of parameters that are only stored under another name of the same parameter.
     """
 
-    def __init__(self, checkpoint: OpenCheckpoint, asked: Collection[str]) -> None:
+    def __init__(
+        self, checkpoint: OpenCheckpoint, asked: Collection[str], tied: Iterable[Collection[str]] = ()
+    ) -> None:
         """Match the parts of a checkpoint with a state.
 
         Args:
             checkpoint: the checkpoint, with trees.
             asked: names in the state of any rank, joined by dots.
+            tied: names of the same parameter; a file may have one of them, as those of Hugging Face do.
 
         Raises:
             UsageError: if a part fits several parts of the state, or two parts have a value of the same name.
@@ -120,6 +124,7 @@ class StoredState:
                 self._add(part, "", names, Named([*part.inventory.optimizers], {}, {}))
             else:
                 self._match(part, asked)
+        self.tied = [*self._tie(tied)]
 
     def __enter__(self) -> Self:
         return self
@@ -155,6 +160,16 @@ class StoredState:
         self._restored.append(part)
         self.optimizers += (((prefix + part.own_name(one.where)).rstrip("."), one) for one in own.optimizers)
 
+    def _tie(self, tied: Iterable[Collection[str]]) -> Iterator[str]:
+        """Give each parameter of several names all of them."""
+        for names in tied:
+            there = sorted(self.tensors.keys() & names)
+            for name in sorted({*names} - self.names) if there else ():
+                self.tensors[name] = self.tensors[there[0]]
+                self.names.add(name)
+                self.in_files.add(name)
+                yield name
+
     @property
     def has_moments(self) -> bool:
         """Whether it has state of an optimizer other than counters."""
@@ -172,7 +187,7 @@ class StoredState:
         part, record = self.tensors[name]
         key = part.own_key(record) or ""
         if isinstance(part, DistributedPart):
-            return {(one.offsets, one.sizes) for one in self._chunked[name].chunks}
+            return {(one.offsets, one.sizes) for one in self._chunked[key].chunks}
         if isinstance(part, ShardsPart):
             return {(piece.chunk.offsets, piece.chunk.sizes) for piece in part.tensors[key].pieces}
         if isinstance(part, RankFilesPart) and part.is_sharded(key):
@@ -209,6 +224,11 @@ def _values(part: OpenPart) -> dict[str, Any]:
         except NotAllowed as error:
             raise UsageError(f"{part.path} has {error}, which weights_only=True refuses") from None
     return flatten_state_dict(root)[0] if isinstance(root, dict) else {}
+
+
+def is_sharded(value: object) -> bool:
+    """Whether a value is a tensor that has only its elements of this rank."""
+    return isinstance(value, DTensor | ShardedTensor)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

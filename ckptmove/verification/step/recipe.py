@@ -20,7 +20,6 @@ from ckptmove.verification.step.entries import each_tensor, tensor_options, tens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
     from ckptmove.model import Inventory, OptimizerRecord
     from ckptmove.verification.pieces import TensorSource
@@ -78,7 +77,7 @@ class Recipe(NamedTuple):
         torch.manual_seed(draw)
         random.seed(draw)
         try:
-            with _ForeignErrors(self.name):
+            with _foreign_errors(self.name):
                 yield
         finally:
             torch.set_rng_state(states[0])
@@ -90,23 +89,17 @@ def is_foreign(name: str) -> bool:
     return name not in BY_NAME
 
 
-class _ForeignErrors:
+@contextmanager
+def _foreign_errors(name: str) -> Iterator[None]:
     """Convert exceptions of another library's class to :class:`ForeignError`, including ``SystemExit``."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        is_foreign_error = isinstance(error, (Exception, SystemExit)) and not isinstance(
-            error, (CkptMoveError, MemoryError, ForeignError)
-        )
-        if is_foreign_error and is_foreign(self._name):
+    try:
+        yield
+    except (CkptMoveError, MemoryError, ForeignError):
+        raise
+    except (Exception, SystemExit) as error:
+        if is_foreign(name):
             raise ForeignError(f"{type(error).__name__}: {error}") from error
+        raise
 
 
 def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, seed: int) -> Recipe | None:
@@ -121,7 +114,7 @@ def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, see
     if named is None:
         return None
     try:
-        with _ForeignErrors(name):
+        with _foreign_errors(name):
             required = _required(named, optimizer)
     except ForeignError as error:
         raise CannotBuild(str(error)) from error
@@ -165,7 +158,7 @@ def _cut(groups: list[dict[str, object]], optimizer: OptimizerRecord) -> str:
 
 
 def _defaults(name: str, kind: Callable[..., torch.optim.Optimizer]) -> dict[str, Any]:
-    with _ForeignErrors(name):
+    with _foreign_errors(name):
         return kind([torch.zeros(1, 1)]).defaults
 
 

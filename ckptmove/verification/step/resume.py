@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.checkpoint.elements import extent_numel, overlaps
 from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.conversion.plan import plan_move
@@ -126,7 +126,7 @@ def resume(bench: Bench, group: ProcessGroup = ONE_PROCESS) -> tuple[CheckResult
         fix=_fix_command(bench),
         has_model=any(record.role == "model" for record in inventory.tensors),
     )
-    sharding = inventory.sharding if isinstance(inventory, DirectoryInventory) else ""
+    sharding = sharding_of(inventory)
     if any(pairing.how == "flat" for _, pairing in bench.pairings):
         sharding = ""  # a partition of ZeRO is a parameter with its state
     nothing = sharding or ("" if bench.pairings else NOTHING_TO_RESUME)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import io
 import json
 import random
+import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+import save_on_ranks
 import simulation
 import torch
+import untraced
 
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.worker import run
@@ -231,3 +235,14 @@ def answers():
         return {message["check"]["name"]: message["check"] for message in messages if "check" in message}
 
     return ask
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """The files of four ranks, and the results of ``full_tensor``."""
+    folder = tmp_path_factory.mktemp("ranks")
+    environment = {**untraced.environment(), "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [sys.executable, save_on_ranks.__file__, str(folder)], check=True, capture_output=True, env=environment
+    )
+    return folder

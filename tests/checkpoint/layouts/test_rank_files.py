@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import zipfile
 from copy import copy as copied
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import untraced
 from torch.utils._pytree import tree_flatten
 from typer.testing import CliRunner
 
@@ -34,18 +32,8 @@ if not hasattr(fsdp, "fully_shard"):
     pytest.skip("this torch has fully_shard elsewhere", allow_module_level=True)
 Partial, Replicate = tensors.Partial, tensors.Replicate
 
-SCRIPT = Path(__file__).parents[2] / "support" / "save_on_ranks.py"
 STEPS = ("restore", "numbers", "step", "parity", "fresh")
 VERL = {"model": "model_world_size_4_rank_*", "optim": "optim_world_size_4_rank_*"}
-
-
-@pytest.fixture(scope="session")
-def saved(tmp_path_factory):
-    """The files of four ranks, and the results of ``full_tensor``."""
-    folder = tmp_path_factory.mktemp("ranks")
-    environment = {**untraced.environment(), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, str(SCRIPT), str(folder)], check=True, capture_output=True, env=environment)
-    return folder
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ FOUND_BY = {
     "stages_lists": ("options", [0, 1, 2]),
     "file": ("keys", None),
     "no_dict": ("keys", None),
+    "after_flat_swap": ("restore", [0, 1, 2, 3]),
     "one_file to wider": ("restore", [0, 1, 2, 3]),
     "other_kinds": ("restore", [0, 1, 2, 3]),
     "not_finite": ("case", [0, 1, 2, 3]),
@@ -51,10 +52,16 @@ FOUND_BY = {
 SKIPPED = {"SGD to SGD": ["fresh"], "Mine to Mine": ["parity", "fresh"], "rate0 to rate0": ["fresh"]}
 SKIPPED |= {"below_precision to below_precision": ["fresh"], "small_rate to small_rate": ["fresh"]}
 SKIPPED |= {f"{name} to weights_only": ["fresh"] for name in ("safetensors", "consolidated")}
-SKIPPED |= {"indexed_plain to indexed_plain": ["fresh"]}
+SKIPPED |= {"indexed_plain to indexed_plain": ["fresh"], "tied_shards to tied_weights": ["fresh"]}
 #: Scenarios whose files do not tell the number of ranks.
-OF_FILES = ["one_file to fsdp", "numbered to fsdp", "safetensors to weights_only", "consolidated to weights_only"]
-UNUSABLE = ["output", "three", "no_state", "dicts", "other_state", "flattened"]
+OF_FILES = [
+    "tied_shards to tied_weights",
+    "one_file to fsdp",
+    "numbered to fsdp",
+    "safetensors to weights_only",
+    "consolidated to weights_only",
+]
+UNUSABLE = ["output", "three", "no_state", "shared_optimizer", "other_state", "type_local"]
 REFUSED = ["consolidated to average", "twice", "namespace"]
 RESHARDED = ["fsdp to hsdp", "fsdp to tp", "fsdp to ddp", "fsdp to plain"]
 
