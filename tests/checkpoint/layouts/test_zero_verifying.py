@@ -78,6 +78,16 @@ def test_one_file_is_verified_against_the_run(name, tmp_path, answers):
     assert answers(output, against=str(folder))["restore"]["status"] == "failed"
 
 
+def test_one_file_of_two_ranks_of_model_parallelism_is_verified(tmp_path, answers):
+    folder = zero_runs.made(tmp_path / "run")
+    for path in sorted(folder.iterdir()):
+        shutil.copy(path, folder / path.name.replace("mp_rank_00", "mp_rank_01"))
+    ckptmove.convert(folder, output=tmp_path / "run.pth")
+    found = answers(tmp_path / "run.pth", against=str(folder))
+    assert statuses(found) == ["passed"] * 3
+    assert (found["step"]["evidence"]["parameters"], found["step"]["evidence"]["proven"]) == (8, True)
+
+
 def test_diff_compares_one_file_with_the_run(tmp_path):
     folder, _ = zero_runs.real("stage2-frozen", tmp_path / "run")
     output = tmp_path / "run.pth"

@@ -326,8 +326,6 @@ def test_each_rank_of_model_parallelism_has_an_entry(tmp_path, stage):
         assert all_equal(by_name(own["optimizer"], "exp_avg_sq"), zero_runs.whole(2, shapes))
     assert ckptmove.diff(tmp_path / "run.pth", folder).same
     assert "K601" not in {finding.code for finding in ckptmove.inspect(tmp_path / "run.pth").findings}
-    verdict = ckptmove.verify(tmp_path / "run.pth", against=folder) if stage == 2 else None
-    assert verdict is None or (verdict.proven and len(verdict.checks) > 6)
     ckptmove.convert(folder, output=tmp_path / "model.safetensors", as_root="mp_rank_01.module")
     assert all_equal(load_file(tmp_path / "model.safetensors"), zero_runs.whole(0, OTHER))
 

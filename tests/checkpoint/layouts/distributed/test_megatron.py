@@ -116,17 +116,16 @@ COPIED = {"optimizer": {"state": {"common_step": torch.tensor(3.0)}, "param_grou
 
 
 @pytest.mark.parametrize("folder", ["run", "run/iter_0000007"])
-def test_one_file_is_stepped(save, tmp_path, folder):
+def test_one_file_is_stepped(save, tmp_path, folder, answers):
     path = save(COPIED, copies=True, folder=folder)
     output = tmp_path / "one.pth"
     ckptmove.convert(tmp_path / "run", output=output)
     found = ckptmove.inspect(output).inventory
     assert found.layout == "megatron"
     assert [one.algorithm for one in found.optimizers] == ["AdamW"]
-    results = checks(output, against=tmp_path / "run")
-    assert [results[name].status for name in ("restore", "step", "parity", "fresh")] == ["passed"] * 4
-    assert dict(results["step"].evidence)["parameters"] == 4
-    assert dict(results["step"].evidence)["proven"] is True
+    results = answers(output, against=str(tmp_path / "run"))
+    assert [results[name]["status"] for name in ("restore", "step", "parity", "fresh")] == ["passed"] * 4
+    assert (results["step"]["evidence"]["parameters"], results["step"]["evidence"]["proven"]) == (4, True)
     assert torch.load(path / "common.pt")["iteration"] == 7
 
 
