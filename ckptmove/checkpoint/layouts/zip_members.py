@@ -192,7 +192,7 @@ class ZipMembers(Members):
 def _spans(source: ByteSource, headers: LocalHeaders, records: ZipRecords) -> Iterator[tuple[int, Span]]:
     """Span of each record, by its index in the directory."""
     taken = 0
-    for record in map(records.__getitem__, records.in_file_order()):
+    for record in records.by_offset():
         start = headers.data_start(record.place)
         if record.header_offset < taken:
             raise DamagedArchive(source.path, f"record '{record.name}' overlaps another one")

@@ -159,6 +159,11 @@ class ZipRecords:
             return range(len(offsets))
         return sorted(range(len(offsets)), key=offsets.__getitem__)
 
+    def by_offset(self) -> Iterator[ZipRecord]:
+        """Return the entries in the order of their headers."""
+        places = self.in_file_order()
+        return iter(self) if isinstance(places, range) else map(self.__getitem__, places)
+
 
 def _decoded(name: bytes, flags: int) -> str:
     return (

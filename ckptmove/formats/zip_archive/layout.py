@@ -252,7 +252,7 @@ class Layout:
         records = self._directory.records
         offsets = [0] * len(records)
         replaced: dict[int, Replacement] = {}
-        for record in map(records.__getitem__, records.in_file_order()):
+        for record in records.by_offset():
             data_start = self._headers.data_start(record.place)
             if record.header_offset < self._taken:
                 raise DamagedArchive(self._source.path, f"record '{record.name}' overlaps another record")
