@@ -185,7 +185,7 @@ def verdict(path: str, **options: Any) -> Verdict:
     """The result of ``verify``, with its steps in this process."""
 
     @contextmanager
-    def started(_command: object, request: str) -> Iterator[list[dict[str, object]]]:
+    def started(_command: object, request: str, _variables: object = None) -> Iterator[list[dict[str, object]]]:
         messages: list[dict[str, object]] = []
         worker.run(VerifyRequest.from_json(request), messages.append)
         yield messages

@@ -22,7 +22,7 @@ from ckptmove.cli.render import conversion, github, inspection
 from ckptmove.cli.render.answers import Detail, InspectAnswer
 from ckptmove.cli.render.page import Page
 from ckptmove.cli.render.text import sentence
-from ckptmove.comparison.compare import compare_stored
+from ckptmove.comparison.compare import TensorComparison
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.comparison.differences import Criteria
 from ckptmove.conversion.conversion import Conversion, ConvertRequest
@@ -218,7 +218,8 @@ def require_planned(source: Snapshot, plan: MovePlan, output: Snapshot) -> None:
 
 def _require_different(source: OpenCheckpoint, plan: MovePlan, output: OpenCheckpoint) -> None:
     """Check that ``diff`` finds only changes that the plan makes: devices, casts, flags and strings."""
-    found = compare_stored(source, output, find_counterparts(source, output), Criteria(), LIMITS, lambda *_: None)
+    comparison = TensorComparison(source, output, Criteria(), LIMITS, lambda *_: None)
+    found = comparison.result(find_counterparts(source, output))
     require(not found.added and not found.removed, "diff finds added or removed tensors")
     allowed: set[str] = {"device"}
     if any(edit.cast is not None for edit in plan.edits):

@@ -69,7 +69,7 @@ def compare(first: str, second: str, limits: Limits, measure: Measure, progress:
     """
     with open_checkpoint(first, limits) as one, open_checkpoint(second, limits) as other:
         sides = side_by_side(*_gathered(one, other, limits))
-        result = compare_stored(*sides, find_counterparts(*sides), Criteria(), limits, measure, progress)
+        result = TensorComparison(*sides, Criteria(), limits, measure, progress).result(find_counterparts(*sides))
         for side in (one, other):
             if side.traffic is not None:
                 side.require_unchanged()
@@ -89,33 +89,7 @@ def _gathered(one: OpenCheckpoint, other: OpenCheckpoint, limits: Limits) -> tup
     return found[0], found[1]
 
 
-def compare_stored(
-    one: OpenCheckpoint,
-    other: OpenCheckpoint,
-    found: Counterparts,
-    criteria: Criteria,
-    limits: Limits,
-    measure: Measure,
-    progress: Progress | None = None,
-) -> Differences:
-    """Compare two open checkpoints.
-
-    Args:
-        one: the first checkpoint of :func:`ckptmove.checkpoint.open_checkpoint.side_by_side`.
-        other: the second.
-        found: pairs of tensors and files to compare.
-        criteria: what counts as a difference.
-        limits: resource limits for reading each of them.
-        measure: measures the distance between values; called for blocks whose bytes differ.
-        progress: called with the tensor bytes compared so far and the total, as sizes in the first checkpoint.
-
-    Raises:
-        UnreadableInput, LimitExceeded: as :func:`compare`.
-    """
-    return _Comparison(one, other, criteria, limits, measure, progress).result(found)
-
-
-class _Comparison:
+class TensorComparison:
     """Compares two checkpoints tensor by tensor, in the order of the first."""
 
     def __init__(
@@ -125,8 +99,18 @@ class _Comparison:
         criteria: Criteria,
         limits: Limits,
         measure: Measure,
-        progress: Progress | None,
+        progress: Progress | None = None,
     ) -> None:
+        """Begin with nothing compared.
+
+        Args:
+            one: the first checkpoint of :func:`ckptmove.checkpoint.open_checkpoint.side_by_side`.
+            other: the second.
+            criteria: what counts as a difference.
+            limits: resource limits for reading each of them.
+            measure: measures the distance between values; called for blocks whose bytes differ.
+            progress: called with the tensor bytes compared so far and the total, as sizes in the first checkpoint.
+        """
         self._one = one
         self._other = other
         self._criteria = criteria
@@ -143,6 +127,11 @@ class _Comparison:
         self._uncompared: list[Uncompared] = []
 
     def result(self, found: Counterparts) -> Differences:
+        """Compare pairs of tensors and files.
+
+        Raises:
+            UnreadableInput, LimitExceeded: as :func:`compare`.
+        """
         self._total = sum(mine.record.nbytes for mine, _ in found.pairs)
         for mine, other in found.pairs:
             self._pair(mine, other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptmove.comparison.compare import compare_stored
+from ckptmove.comparison.compare import TensorComparison
 from ckptmove.comparison.differences import Criteria
 from ckptmove.text import amount
 from ckptmove.verification.checks import Offenders
@@ -96,7 +96,7 @@ def differences(
         UnreadableInput, LimitExceeded: as :func:`ckptmove.comparison.compare.compare`.
     """
     criteria = Criteria(devices=False, values_of=names)
-    result = compare_stored(checkpoint, original, found, criteria, limits, _without_figures)
+    result = TensorComparison(checkpoint, original, criteria, limits, _without_figures).result(found)
     lost = Offenders()
     for name in result.added:
         lost.add(f"{name} is missing")

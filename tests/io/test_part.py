@@ -6,7 +6,7 @@ import pytest
 
 from ckptmove.errors import DamagedArchive
 from ckptmove.io.contracts import CopySegment
-from ckptmove.io.part import MemorySource, PartSource, read_into
+from ckptmove.io.part import CountedSource, MemorySource, PartSource, read_into
 from ckptmove.io.rewrite import write_segments
 from ckptmove.io.sink import FileSink
 from ckptmove.io.source import open_source
@@ -55,3 +55,21 @@ def test_it_is_written_like_a_file(part, tmp_path):
         assert write_segments(part, [CopySegment(Span(0, 20))], sink, "whole") == 20
         sink.commit()
     assert (tmp_path / "out").read_bytes() == bytes(range(10, 30))
+
+
+def test_only_blocks_are_counted(tmp_path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"0123456789")
+    seen: list[tuple[int, int]] = []
+    plain = open_source(str(path))
+    source = CountedSource(plain, lambda done, total: seen.append((done, total)))
+    assert (source.path, source.size) == (str(path), 10)
+    assert source.read(0, 4) == b"0123"
+    assert [bytes(block) for block in source.blocks(Span(0, 5), 4)] == [b"0123", b"4"]
+    assert [bytes(block) for block in source.blocks(Span(8, 10), 4)] == [b"89"]
+    assert seen == [(4, 10), (5, 10), (7, 10)]
+    with pytest.raises(DamagedArchive):
+        source.read(9, 11)
+    source.close()
+    with pytest.raises(ValueError, match="closed"):
+        plain.read(0, 1)

@@ -27,6 +27,7 @@ from ckptmove.verification.case.peak import memory_recorded
 from ckptmove.verification.case.protection import protected
 from ckptmove.verification.case.script_hooks import (
     ScriptWatch,
+    Steps,
     how_to_resume,
     never_loaded,
     recorded,
@@ -107,11 +108,12 @@ def check_script(
             label_live(memory)
             return _of_exception(error, Scene(watch, entrance, {}, place, home, home), session, Path(path).name)
 
+        steps = Steps(session, step.begin, step.finish, explain, watch.refusals)
         torch.manual_seed(bench.request.seed)
         error: BaseException | None = None
         try:
             with (
-                recorded(session, step.begin, step.finish, explain, watch.refusals) as steps,
+                recorded(session, steps),
                 torch.autograd.set_detect_anomaly(mode=True, check_nan=False),
                 watch,
             ):

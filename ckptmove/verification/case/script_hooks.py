@@ -68,18 +68,8 @@ class ScriptWatch(Watch):
 
 
 @contextlib.contextmanager
-def recorded(
-    session: Session, begin: Observe, finish: Observe, explain: Explain, refusals: Sequence[Refusal]
-) -> Iterator[Steps]:
-    """Replace the functions that load, save and step, while the context is open.
-
-    Args:
-        session: the record.
-        begin: called before an optimizer's step, after the checkpoint was loaded.
-        finish: called after it.
-        explain: called with an exception of torch that ended a step, and that the script caught.
-        refusals: the calls that torch refused so far.
-    """
+def recorded(session: Session, steps: Steps) -> Iterator[None]:
+    """Replace the functions that load, save and step, while the context is open."""
     pickles = sys.modules["pickle"]
     reader, writer = filesystem.FileSystemReader, filesystem.FileSystemWriter
     functions: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -104,10 +94,9 @@ def recorded(
         for owner, name, function in functions:
             stack.enter_context(_wrapped(owner, name, functools.partial(function, session)))
         stack.enter_context(replaced(pickles, Unpickler=_watched_unpickler(session, pickles.Unpickler)))
-        steps = Steps(session, begin, finish, explain, refusals)
         stack.callback(optimizers.register_optimizer_step_pre_hook(steps.before).remove)
         stack.callback(optimizers.register_optimizer_step_post_hook(steps.after).remove)
-        yield steps
+        yield
 
 
 def _wrapped(owner: Any, name: str, make: Any) -> AbstractContextManager[None]:
@@ -299,6 +288,15 @@ class Steps:
     def __init__(
         self, session: Session, begin: Observe, finish: Observe, explain: Explain, refusals: Sequence[Refusal]
     ) -> None:
+        """Begin without a step.
+
+        Args:
+            session: the record.
+            begin: called before an optimizer's step, after the checkpoint was loaded.
+            finish: called after it.
+            explain: called with an exception of torch that ended a step, and that the script caught.
+            refusals: the calls that torch refused so far.
+        """
         self._session = session
         self._begin = begin
         self._finish = finish
