@@ -6,6 +6,7 @@ A crash of the child becomes a failed check; it never ends this process.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -56,16 +57,20 @@ _ABORTED: Final = "terminate called without an active exception"
 # If the child ends between the two messages, torch is broken, whether by an exception or a signal.
 # The child exits without waiting for threads of the user's code or for torch's own cleanup. Exit functions still get
 # two seconds, because otherwise the folders of `tempfile` would remain.
+# The garbage collector would take a tenth of the time of the imports, and later visit each of their objects in vain.
 _START: Final = """\
 import os, sys
 sys.path[:] = sys.argv[1].split(sys.argv[2])
-import atexit, threading, traceback
+import atexit, gc, threading, traceback
 code = 1
 try:
     print('{"torch": "importing"}', flush=True)
+    gc.disable()
     import torch
     print('{"torch": "imported"}', flush=True)
     from WORKER import main
+    gc.freeze()
+    gc.enable()
     main()
     code = 0
 except BaseException:
@@ -164,17 +169,20 @@ def child(command: Sequence[str], request: str, variables: Mapping[str, str] | N
 
 
 @contextmanager
-def forked(work: Callable[[], object]) -> Iterator[Process]:
-    """Fork a child that imports torch and does the work, and kill it when the context exits.
+def forked(load: Callable[[], Callable[[], object]]) -> Iterator[Process]:
+    """Fork a child that imports torch and then works, and kill it when the context exits.
 
     It may run no code of the user, which would find the modules and the exit functions of this process.
+
+    Args:
+        load: imports modules that need torch, and returns the function that works.
 
     Raises:
         OSError: if the system has no room for it.
     """
     process = fork(leads=True)
     if process is None:
-        _run(work)
+        _run(load)
     _MARKS[process.pid] = ""
     with process:
         try:
@@ -184,7 +192,7 @@ def forked(work: Callable[[], object]) -> Iterator[Process]:
             del _MARKS[process.pid]
 
 
-def _run(work: Callable[[], object]) -> NoReturn:
+def _run(load: Callable[[], Callable[[], object]]) -> NoReturn:
     """Do what ``_START`` does, and end this process."""
     code = 1
     try:
@@ -195,10 +203,14 @@ def _run(work: Callable[[], object]) -> NoReturn:
             os.environ.setdefault(name, value)
         sys.stdout.write('{"torch": "importing"}\n')
         sys.stdout.flush()
+        gc.disable()
         import torch  # noqa: F401  # an error of the import is not one of the work
 
         sys.stdout.write('{"torch": "imported"}\n')
         sys.stdout.flush()
+        work = load()
+        gc.freeze()
+        gc.enable()
         work()
         code = 0
     except BaseException:  # noqa: BLE001  # the parent reports the last line

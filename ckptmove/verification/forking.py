@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-#: Threads and descriptors of this process (``man 5 proc``).
+#: Threads of this process (``man 5 proc``).
 _THREADS: Final = Path("/proc/self/task")
-_DESCRIPTORS: Final = Path("/proc/self/fd")
 #: Signals for which a program may have handlers.
 _HANDLED: Final = tuple(getattr(signal, name) for name in ("SIGHUP", "SIGINT", "SIGTERM") if hasattr(signal, name))
 _LONGEST_SLEEP: Final = 0.05
@@ -34,7 +33,8 @@ def can_fork() -> bool:
         sys.platform == "linux"
         and hasattr(os, "fork")
         and len(list(_THREADS.iterdir())) == 1
-        and all((_DESCRIPTORS / str(number)).exists() for number in range(3))
+        # If a stream was closed at the start, another file has its descriptor.
+        and None not in (sys.__stdin__, sys.__stdout__, sys.__stderr__)
     )
 
 
@@ -149,7 +149,6 @@ def _separate(streams: Mapping[int, int], *, leads: bool) -> None:
     # Text that the parent's objects have not written yet is left to the parent.
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
-    gc.enable()
     gc.freeze()  # the collector would copy the pages of each object that it visits
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from ckptmove.checkpoint.open_checkpoint import side_by_side
@@ -51,8 +52,9 @@ if TYPE_CHECKING:
 
 #: Default of ``--timeout`` for a script, which may never make a step.
 _SCRIPT_SECONDS: Final = 300.0
-#: Bytes of a checkpoint for each child process. The import of torch takes as long as the checks of about this many.
-_JOB_BYTES: Final = 2**29
+#: Bytes of a checkpoint for each process. Their checks take far longer than a fork; elsewhere than on Linux, where each
+#: process imports torch, as long as the import.
+_JOB_BYTES: Final = 2**26 if sys.platform == "linux" else 2**29
 #: Part of the timeout after which the child reports the line that the script has reached.
 LATE_SHARE: Final = 0.95
 
@@ -152,15 +154,16 @@ def _start(
 ) -> Process:
     """Start the child process: a fork, which has the open files, or else a new one."""
     is_other = bool(command) or asked.runs_own_code or asked.is_partial or "torch" in sys.modules
-    if not is_other and can_fork():
+    is_changed = asked.remap != Remap()  # the comparison has changed the trees of the original
+    if not (is_other or is_changed) and can_fork():
 
-        def work() -> None:
+        def load() -> Callable[[], None]:
             from ckptmove.verification.worker import Opened, work
 
-            work(asked, Opened(checkpoint, original))
+            return partial(work, asked, Opened(checkpoint, original))
 
         with suppress(OSError):  # the system has no room for a copy of this process
-            return running.enter_context(forked(work))
+            return running.enter_context(forked(load))
     variables = None if asked.runs_own_code else ONE_THREAD
     return running.enter_context(child(command or worker_command(), asked.to_json(), variables))
 

@@ -58,9 +58,9 @@ def begun():
     open("child", "w").write(str(os.getpid()))
     time.sleep(60)
 
-def without_torch(_work):
+def without_torch(_load):
     sys.modules["torch"] = types.ModuleType("torch")
-    return forked(begun)
+    return forked(lambda: begun)
 
 run.forked = without_torch
 """

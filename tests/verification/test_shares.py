@@ -300,7 +300,7 @@ def test_a_small_checkpoint_has_one_child_and_a_large_one_as_many_as_cores(make,
     assert module._jobs(request, 2**20) == 1
     assert module._jobs(request, 2**40) == cores()
     assert module._jobs(request._replace(jobs=3), 2**40) == 3
-    assert module._jobs(request._replace(jobs=3), 2**30) == 2
+    assert module._jobs(request._replace(jobs=3), 2 * module._JOB_BYTES) == 2
     assert module._jobs(request._replace(jobs=3, sample=9), 2**40) == 1
     assert module._jobs(request._replace(jobs=3, case="a.py:f"), 2**40) == 1
     with pytest.raises(UsageError):
