@@ -36,9 +36,10 @@ from trained import (
 import ckptmove
 from ckptmove.api.functions import convert
 from ckptmove.model import Severity
-from ckptmove.verification import child, run, worker
+from ckptmove.verification import run, worker
 from ckptmove.verification.checks import CASE, CHECKS
 from ckptmove.verification.place import find_site
+from ckptmove.verification.processes import child
 from ckptmove.verification.request import VerifyRequest
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from mutations import CHANGES_KEYS, KINDS, Mutant, mutants
 from warm_worker import Servers
 
 import ckptmove
-from ckptmove.verification import child
 from ckptmove.verification.case.patching import Edit
+from ckptmove.verification.processes import child
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -13,13 +13,13 @@ from ckptmove.cli.render import github, verification
 from ckptmove.verification.checks import CHECKS, skipped
 from ckptmove.verification.evidence import Verdict
 from ckptmove.verification.file_checks import fail_on_findings
-from ckptmove.verification.numbers import broken_numbers
-from ckptmove.verification.pieces import batches, select
 from ckptmove.verification.request import VerifyRequest
+from ckptmove.verification.restored.numbers import broken_numbers
 from ckptmove.verification.run import checks_without_torch
 from ckptmove.verification.step.entries import leaves, nested_state
 from ckptmove.verification.step.optimizers import choose_optimizer
 from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
+from ckptmove.verification.tensors.pieces import batches, select
 from fuzz.harness import LIMITS, PAGE, opened, require, require_printable
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ import warm_worker
 from hypothesis import HealthCheck, settings
 
 import ckptmove
-from ckptmove.verification import child, run
+from ckptmove.verification import run
+from ckptmove.verification.processes import child
 
 # Before torch is imported: tests run in a process for each processor, and their tensors are small. Waiting for a second
 # thread can take a hundred times as long as the operation.

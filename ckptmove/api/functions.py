@@ -37,7 +37,7 @@ from ckptmove.moves import checked_globs
 from ckptmove.pickles.collector import collector_paused
 from ckptmove.text import Argument, Phrase, spelled_for_python
 from ckptmove.torch_facts.devices import NO_DEVICE, parse_target
-from ckptmove.verification.measuring import measure_with_torch
+from ckptmove.verification.tensors.measuring import measure_with_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -379,9 +379,9 @@ def verify(
     """
     from ckptmove.conversion.shards import parse_size
     from ckptmove.verification.case.name import name_of
-    from ckptmove.verification.downloading import downloaded
     from ckptmove.verification.request import VerifyRequest
     from ckptmove.verification.run import verify_checkpoint
+    from ckptmove.verification.sample.downloading import downloaded
 
     request = VerifyRequest(
         path=local_path(path, "verify takes"),

@@ -22,8 +22,8 @@ from ckptmove.limits import TREE_MEMORY
 from ckptmove.text import Argument, Phrase, ShellOnly, command_line, quoted, spelled_in_python
 from ckptmove.verification.case.name import ScriptUnusable
 from ckptmove.verification.case.patching import FixNotWritten
-from ckptmove.verification.downloading import VERIFY_IS_LOCAL, CopyExists, WholeNeeded
 from ckptmove.verification.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
+from ckptmove.verification.sample.downloading import VERIFY_IS_LOCAL, CopyExists, WholeNeeded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

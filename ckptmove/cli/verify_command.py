@@ -12,8 +12,8 @@ from ckptmove.cli.ranks import on_ranks, own_rank, require_one
 from ckptmove.cli.render.answers import VerifyAnswer
 from ckptmove.cli.signals import settle
 from ckptmove.errors import UsageError
-from ckptmove.verification.downloading import downloaded
 from ckptmove.verification.run import verify_checkpoint
+from ckptmove.verification.sample.downloading import downloaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -26,14 +26,14 @@ from ckptmove.text import Argument, Phrase, amount
 from ckptmove.torch_facts.devices import parse_target
 from ckptmove.verification.case.name import parse_case, require_script
 from ckptmove.verification.checks import CASE, CHECKS, SCRIPT, skipped
-from ckptmove.verification.child import CHILD_CHECKS, ONE_THREAD, child, collect, forked, worker_command
 from ckptmove.verification.evidence import Verdict
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
-from ckptmove.verification.fit import verify_fit
-from ckptmove.verification.fit_case import verify_fit_of_case
-from ckptmove.verification.forking import can_fork
-from ckptmove.verification.sample_copy import copy_of_sample, filled, of_whole
-from ckptmove.verification.sampling import choose_sample
+from ckptmove.verification.fit.case import verify_fit_of_case
+from ckptmove.verification.fit.sizes import verify_fit
+from ckptmove.verification.processes.child import CHILD_CHECKS, ONE_THREAD, child, collect, forked, worker_command
+from ckptmove.verification.processes.forking import can_fork
+from ckptmove.verification.sample.choice import choose_sample
+from ckptmove.verification.sample.copy import copy_of_sample, filled, of_whole
 from ckptmove.verification.step.optimizers import check_override
 from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
 
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import Progress
     from ckptmove.io.source import DiskPlace
     from ckptmove.model import ArchiveFact, Finding, Inventory
-    from ckptmove.verification.child import Answers, Process
     from ckptmove.verification.evidence import CheckResult, SampleSize
+    from ckptmove.verification.processes.child import Answers, Process
     from ckptmove.verification.request import VerifyRequest
 
     Mode = Literal["real", "simulated", "cpu"]

@@ -24,33 +24,33 @@ from ckptmove.errors import CaseUnusable, OutOfMemory, UsageError
 from ckptmove.moves import Remap
 from ckptmove.text import Argument, spelled, spelled_for_python
 from ckptmove.torch_facts.optimizers import BY_NAME
-from ckptmove.verification.against import OriginalTensors, casts, differences
 from ckptmove.verification.checks import check_to_json, failed, finding_to_json
-from ckptmove.verification.generators import refused_states
-from ckptmove.verification.imports import optimizer_class
-from ckptmove.verification.loaded import LoadedFiles
-from ckptmove.verification.memory import limit_memory, memory_hint, with_hint
-from ckptmove.verification.numbers import NumbersTally, broken_numbers
 from ckptmove.verification.place import find_site
-from ckptmove.verification.processes import Follower, Leader, start_others
+from ckptmove.verification.processes.group import Follower, Leader, start_others
+from ckptmove.verification.processes.memory import limit_memory, memory_hint, with_hint
+from ckptmove.verification.processes.shares import ONE_PROCESS, share
+from ckptmove.verification.processes.uncompiled import leave_out_dynamo
 from ckptmove.verification.request import VerifyRequest
-from ckptmove.verification.restore import survey
-from ckptmove.verification.sampling import Sample, choose_sample
-from ckptmove.verification.shares import ONE_PROCESS, share
-from ckptmove.verification.state import StoredTensors
+from ckptmove.verification.restored.against import OriginalTensors, casts, differences
+from ckptmove.verification.restored.generators import refused_states
+from ckptmove.verification.restored.loaded import LoadedFiles
+from ckptmove.verification.restored.numbers import NumbersTally, broken_numbers
+from ckptmove.verification.restored.survey import survey
+from ckptmove.verification.sample.choice import Sample, choose_sample
 from ckptmove.verification.step.counters import CounterFaults, check_counters
+from ckptmove.verification.step.optimizer_class import optimizer_class
 from ckptmove.verification.step.resume import Bench, resume
-from ckptmove.verification.uncompiled import leave_out_dynamo
-from ckptmove.verification.wrappers import WithWrappers
+from ckptmove.verification.tensors.stored import StoredTensors
+from ckptmove.verification.tensors.wrappers import WithWrappers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.pairing import Pairing
-    from ckptmove.verification.child import Process
     from ckptmove.verification.evidence import CheckResult
-    from ckptmove.verification.shares import ProcessGroup, Share
+    from ckptmove.verification.processes.child import Process
+    from ckptmove.verification.processes.shares import ProcessGroup, Share
 
     Emit = Callable[[dict[str, object]], None]
 
@@ -119,7 +119,7 @@ def _answer(request: VerifyRequest, opened: Opened | None, others: Sequence[Proc
                 group: ProcessGroup = Follower(request, emit) if request.rank else ONE_PROCESS
                 run(request, emit, stack.enter_context(Leader(others, emit)) if others else group, opened)
             else:
-                from ckptmove.verification.fake.worker import measure_case  # slow import
+                from ckptmove.verification.fit.worker import measure_case  # slow import
 
                 measure_case(request, emit)
         except UsageError as error:

@@ -54,8 +54,8 @@ HOMES = {
 #: Rooms that handle paths: files of the user (``api.hints``, ``cli``, ``case``), of this package or of the system (the
 #: others).
 PATH_ROOMS = (
-    "io", "api.hints", "cli", "testing", "verification.case", "verification.forking", "verification.imports",
-    "verification.memory", "verification.pages",
+    "io", "api.hints", "cli", "testing", "verification.case", "verification.processes.forking",
+    "verification.processes.memory", "verification.restored.pages", "verification.step.optimizer_class",
 )  # fmt: skip
 PATH_MODULES = {"pathlib", "glob", "stat", "shutil", "tempfile"}
 #: Names in ``os`` that take no path.

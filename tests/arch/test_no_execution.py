@@ -19,7 +19,7 @@ EXECUTING = {
 #: The one module that imports by name, a case that the user typed, and what looks at the code of such a case. The
 #: unpickler is replaced by one that refuses the checkpoint.
 MAY_NAME = {
-    "verification/imports.py": {"import_module"},
+    "verification/step/optimizer_class.py": {"import_module"},
     "verification/case/user_code.py": {"CodeType", "import_module", "exec_module", "spec_from_file_location"},
     "verification/case/backward.py": {"__code__"},
     "verification/case/check.py": {"__code__"},
@@ -44,11 +44,12 @@ HARMLESS_MODULES = {
 }  # fmt: skip
 #: Modules that can execute something, and the modules that may import them.
 GUARDED_MODULES = {
-    "subprocess": "verification/child.py",  # starts the child, by a command of its own
+    "subprocess": "verification/processes/child.py",  # starts the child, by a command of its own
     # ask the C library for one function of its own each; view the memory of a storage, to read a file into it
-    "ctypes": "verification/pages.py io/cloning.py verification/state.py verification/child.py",
-    "resource": "verification/memory.py",  # lowers the limit of its own process
-    "importlib": "verification/run.py verification/case/user_code.py verification/imports.py",
+    "ctypes": "verification/restored/pages.py io/cloning.py verification/tensors/stored.py "
+    "verification/processes/child.py",
+    "resource": "verification/processes/memory.py",  # lowers the limit of its own process
+    "importlib": "verification/run.py verification/case/user_code.py verification/step/optimizer_class.py",
     # write bytes of tensors, and the output of the user's script; find the folder of generated files
     "tempfile": "io/spool.py io/remote/partial_copy.py verification/case/script.py verification/case/user_code.py",
     "atexit": "verification/case/script.py",  # ends a script that does not end
@@ -75,13 +76,14 @@ HARMLESS_OS = {
 #: Names of ``os`` that can do harm, and where they may be used.
 GUARDED_OS = {
     # end the child and its children
-    "killpg": "verification/child.py verification/worker.py verification/mesh/worker.py",
-    "kill": "verification/case/strays.py verification/forking.py",  # the same
-    "_exit": "verification/case/script.py verification/child.py verification/processes.py",  # ends the child itself
+    "killpg": "verification/processes/child.py verification/worker.py verification/mesh/worker.py",
+    "kill": "verification/case/strays.py verification/processes/forking.py",  # the same
+    # ends the child itself
+    "_exit": "verification/case/script.py verification/processes/child.py verification/processes/group.py",
     # fork the child, and wait for it
     **dict.fromkeys(
         ("CLD_EXITED", "P_PID", "WEXITED", "WNOHANG", "WNOWAIT", "fork", "setpgid", "waitid", "waitpid"),
-        "verification/forking.py",
+        "verification/processes/forking.py",
     ),
 }
 #: Look-ups by a name that is not a constant, with the reason why no file can choose the result.

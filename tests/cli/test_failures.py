@@ -21,9 +21,9 @@ from ckptmove.io.remote import errors as remote_errors
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.verification.case.name import ScriptUnusable
 from ckptmove.verification.case.patching import FixNotWritten
-from ckptmove.verification.downloading import VERIFY_IS_LOCAL, CopyExists, WholeNeeded
 from ckptmove.verification.loading import errors as loading_errors
 from ckptmove.verification.mesh.errors import RankFailed
+from ckptmove.verification.sample.downloading import VERIFY_IS_LOCAL, CopyExists, WholeNeeded
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
 

@@ -10,7 +10,7 @@ import torch
 from ckptmove.comparison import gaps
 from ckptmove.comparison.differences import Gap, LoneNan
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
-from ckptmove.verification.magnitude import measure
+from ckptmove.verification.tensors.magnitude import measure
 
 SINGLE = [
     "float16", "bfloat16", "float32", "float64",

@@ -16,10 +16,10 @@ from ckptmove.api.functions import convert, inspect
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import UnsupportedDtype
 from ckptmove.limits import Limits
-from ckptmove.verification.loaded import named_tensors
 from ckptmove.verification.request import VerifyRequest
+from ckptmove.verification.restored.loaded import named_tensors
 from ckptmove.verification.run import verify_checkpoint
-from ckptmove.verification.state import StoredTensors, bits
+from ckptmove.verification.tensors.stored import StoredTensors, bits
 
 DTYPES = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,

@@ -39,7 +39,7 @@ class Servers:
         self._servers = {}
 
     def start(self, command, **options):
-        """Replace `subprocess.Popen` in `ckptmove.verification.child`.
+        """Replace `subprocess.Popen` in `ckptmove.verification.processes.child`.
 
         A child that imports another torch or ckptmove is started as usual. Each environment that changes these imports
         has a server of its own.
@@ -64,7 +64,7 @@ class Servers:
 
 
 class _Forked:
-    """The part of `subprocess.Popen` that `ckptmove.verification.child` uses, for a process that the server forks."""
+    """The part of `subprocess.Popen` that `verification.processes.child` uses, for a process that the server forks."""
 
     def __init__(self, server, command, errors):
         self.args, self.returncode = command, None

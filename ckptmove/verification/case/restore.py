@@ -13,7 +13,7 @@ from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.checkpoint.state_dicts import strip_wrappers
 from ckptmove.text import amount
 from ckptmove.verification.case.parts import by_key, models_of, optimizers_of
-from ckptmove.verification.loaded import LoadedFiles
+from ckptmove.verification.restored.loaded import LoadedFiles
 from ckptmove.verification.step.stored_state import (
     Mismatch,
     ambiguous,
@@ -24,7 +24,7 @@ from ckptmove.verification.step.stored_state import (
     place_of,
 )
 from ckptmove.verification.step.trial import STEP_ERRORS
-from ckptmove.verification.wrappers import WithWrappers
+from ckptmove.verification.tensors.wrappers import WithWrappers
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.model import OptimizerRecord
     from ckptmove.verification.case.parts import ModelPart, OptimizerPart
-    from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.step.resume import Bench
+    from ckptmove.verification.tensors.pieces import TensorSource
 
 #: Each loads the other's state and options.
 _SAME = frozenset({"Adam", "AdamW"})

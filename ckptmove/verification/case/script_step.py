@@ -23,7 +23,7 @@ from ckptmove.verification.case.step import OwnSteps
 from ckptmove.verification.case.tensor_names import names_of
 from ckptmove.verification.case.watch import is_target
 from ckptmove.verification.checks import SCRIPT, failed, listed, passed
-from ckptmove.verification.loaded import LoadedFiles
+from ckptmove.verification.restored.loaded import LoadedFiles
 from ckptmove.verification.step.stored_state import (
     Ambiguous,
     Mismatch,
@@ -31,7 +31,7 @@ from ckptmove.verification.step.stored_state import (
     model_state,
     optimizer_state_dict,
 )
-from ckptmove.verification.wrappers import WithWrappers
+from ckptmove.verification.tensors.wrappers import WithWrappers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -17,7 +17,7 @@ from ckptmove.pickles.rebuild_arguments import view_of
 from ckptmove.pickles.tree import PlainStorage, tuple_items
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 from ckptmove.verification.loading.errors import MissingDevice
-from ckptmove.verification.state import StoredTensors, dtype_of, memory_of
+from ckptmove.verification.tensors.stored import StoredTensors, dtype_of, memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

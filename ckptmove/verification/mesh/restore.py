@@ -15,7 +15,7 @@ from ckptmove.model import OPAQUE
 from ckptmove.verification.checks import listed
 from ckptmove.verification.mesh.reader import ParsedReader, SafePlanner
 from ckptmove.verification.mesh.stored import Slice, shards_of
-from ckptmove.verification.state import bits
+from ckptmove.verification.tensors.stored import bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,13 +18,13 @@ from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CaseUnusable, TorchBroken, UsageError
 from ckptmove.moves import Remap
 from ckptmove.verification.checks import CHECKS, check_from_json, check_to_json, failed, passed, skipped
-from ckptmove.verification.child import CHILD_CHECKS, child, collect, end, give, worker_command
 from ckptmove.verification.evidence import RankFault, RanksOfRun
 from ckptmove.verification.file_checks import fail_on_findings
 from ckptmove.verification.mesh.errors import RankFailed
 from ckptmove.verification.mesh.faults import MESH_CHECKS, RANK, rank_failure
 from ckptmove.verification.mesh.launch import find_launch
 from ckptmove.verification.mesh.meeting import GRACE_SECONDS, START_SECONDS, Guest, Host
+from ckptmove.verification.processes.child import CHILD_CHECKS, child, collect, end, give, worker_command
 from ckptmove.verification.run import LATE_SHARE, checks_without_torch, refuse_request, settled, verdict
 from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from ckptmove.io.contracts import Progress
     from ckptmove.model import Finding
-    from ckptmove.verification.child import Answers, Process
     from ckptmove.verification.evidence import CheckResult, Verdict
     from ckptmove.verification.mesh.launch import Launch
+    from ckptmove.verification.processes.child import Answers, Process
     from ckptmove.verification.request import VerifyRequest
 
 _WORKER: Final = "ckptmove.verification.mesh.worker"

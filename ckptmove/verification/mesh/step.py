@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor
 
 from ckptmove.torch_facts.optimizers import is_elementwise, magnitudes
 from ckptmove.verification.mesh.stored import local
-from ckptmove.verification.numbers import comparable
-from ckptmove.verification.state import bits
+from ckptmove.verification.restored.numbers import comparable
 from ckptmove.verification.step.moments import contradiction
 from ckptmove.verification.step.trial import TOLERANCES
+from ckptmove.verification.tensors.stored import bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

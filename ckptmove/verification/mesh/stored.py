@@ -18,8 +18,8 @@ from ckptmove.verification.loading.objects import NotAllowed, build
 from ckptmove.verification.loading.storages import Storages
 from ckptmove.verification.mesh.launch import ranks_of
 from ckptmove.verification.mesh.numbered import Named, ends_of, named
-from ckptmove.verification.pieces import Window
-from ckptmove.verification.state import StoredTensors
+from ckptmove.verification.tensors.pieces import Window
+from ckptmove.verification.tensors.stored import StoredTensors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator

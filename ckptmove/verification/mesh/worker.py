@@ -29,9 +29,9 @@ from ckptmove.verification.mesh.group import Ranks, collective_timeout, group_is
 from ckptmove.verification.mesh.launch import find_launch
 from ckptmove.verification.mesh.proof import Proof, Setting
 from ckptmove.verification.place import find_site
+from ckptmove.verification.processes.uncompiled import leave_out_dynamo
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.simulated.errors import CrossDeviceError
-from ckptmove.verification.uncompiled import leave_out_dynamo
 from ckptmove.verification.worker import run as share_checks
 
 if TYPE_CHECKING:

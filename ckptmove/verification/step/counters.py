@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.torch_facts.optimizers import BY_NAME
 from ckptmove.verification.checks import Offenders
-from ckptmove.verification.state import distinct
+from ckptmove.verification.tensors.stored import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.model import Inventory, OptimizerRecord, StateEntry
-    from ckptmove.verification.state import StoredTensors
+    from ckptmove.verification.tensors.stored import StoredTensors
 
 
 #: Lowest and highest value of scalars other than the count, by state key.

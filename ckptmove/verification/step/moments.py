@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ckptmove.verification.state import dtype_of
+from ckptmove.verification.tensors.stored import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckptmove.verification.pieces import ParameterPiece, TensorSource
+    from ckptmove.verification.tensors.pieces import ParameterPiece, TensorSource
 
 #: Factor on the bounds, because schedules change the betas during training and elements are rounded.
 _SLACK: Final = 16.0

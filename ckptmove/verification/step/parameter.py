@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckptmove.torch_facts.optimizers import BY_NAME, keeps_state_on_first
-from ckptmove.verification.numbers import comparable
-from ckptmove.verification.state import dtype_of
+from ckptmove.verification.restored.numbers import comparable
 from ckptmove.verification.step.moments import broken_history, disagreement
 from ckptmove.verification.step.step import stored_state, stored_values
+from ckptmove.verification.tensors.stored import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.verification.pieces import ParameterPiece, TensorSource
     from ckptmove.verification.step.step import Stepped
     from ckptmove.verification.step.tally import Trial, TrialTally
+    from ckptmove.verification.tensors.pieces import ParameterPiece, TensorSource
 
 
 def check_parameter(trial: Trial, piece: ParameterPiece, after: Stepped, tally: TrialTally) -> None:

@@ -14,16 +14,16 @@ import torch
 from ckptmove.errors import CkptMoveError
 from ckptmove.model import OPAQUE
 from ckptmove.torch_facts.optimizers import BY_NAME, keeps_state_on_first
-from ckptmove.verification.imports import optimizer_class
-from ckptmove.verification.pieces import WINDOW_ELEMENTS
 from ckptmove.verification.step.entries import each_tensor, tensor_options, tensors_of
+from ckptmove.verification.step.optimizer_class import optimizer_class
+from ckptmove.verification.tensors.pieces import WINDOW_ELEMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ckptmove.model import Inventory, OptimizerRecord
-    from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.step.entries import TensorOption
+    from ckptmove.verification.tensors.pieces import TensorSource
 
 #: Number of noise values before they repeat.
 NOISE_PERIOD: Final = 65_537

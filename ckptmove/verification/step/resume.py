@@ -21,12 +21,10 @@ from ckptmove.text import Argument, amount, quoted
 from ckptmove.torch_facts.devices import supports_capturable
 from ckptmove.torch_facts.optimizers import BY_NAME, is_elementwise, keeps_state_on_first, steps_together
 from ckptmove.verification.checks import NOTHING_TO_RESUME
-from ckptmove.verification.loaded import LoadedFiles
-from ckptmove.verification.pieces import WINDOW_ELEMENTS, is_dense, select
 from ckptmove.verification.place import TorchDevice
-from ckptmove.verification.restore import LoadedTensors
-from ckptmove.verification.shares import ONE_PROCESS
-from ckptmove.verification.state import StoredTensors
+from ckptmove.verification.processes.shares import ONE_PROCESS
+from ckptmove.verification.restored.loaded import LoadedFiles
+from ckptmove.verification.restored.survey import LoadedTensors
 from ckptmove.verification.step.entries import tensors_of
 from ckptmove.verification.step.optimizers import Choice, choose_optimizer
 from ckptmove.verification.step.recipe import (
@@ -39,7 +37,9 @@ from ckptmove.verification.step.recipe import (
 from ckptmove.verification.step.tally import Trial, TrialTally
 from ckptmove.verification.step.trial import STEP_ERRORS, error_text, try_optimizer
 from ckptmove.verification.step.verdicts import StepReport, conclude, not_proven, without_step
-from ckptmove.verification.wrappers import WithWrappers, copied
+from ckptmove.verification.tensors.pieces import WINDOW_ELEMENTS, is_dense, select
+from ckptmove.verification.tensors.stored import StoredTensors
+from ckptmove.verification.tensors.wrappers import WithWrappers, copied
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.model import Inventory, OptimizerRecord, ParamGroup, TensorRecord
-    from ckptmove.verification.against import OriginalTensors
     from ckptmove.verification.evidence import CheckResult
-    from ckptmove.verification.pieces import ParameterPiece, TensorSource
     from ckptmove.verification.place import Site, StepDevice
+    from ckptmove.verification.processes.shares import ProcessGroup, Share
     from ckptmove.verification.request import VerifyRequest
-    from ckptmove.verification.sampling import Sample
-    from ckptmove.verification.shares import ProcessGroup, Share
+    from ckptmove.verification.restored.against import OriginalTensors
+    from ckptmove.verification.sample.choice import Sample
     from ckptmove.verification.step.recipe import Recipe
+    from ckptmove.verification.tensors.pieces import ParameterPiece, TensorSource
 
 
 #: Elements of padding in a group: fewer than two for each rank, of more ranks than anybody has.

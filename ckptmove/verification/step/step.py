@@ -11,19 +11,19 @@ import torch
 
 from ckptmove.torch_facts.optimizers import magnitudes, wants_sparse
 from ckptmove.verification.case.objective import needs_closure, quadratic
-from ckptmove.verification.state import dtype_of
 from ckptmove.verification.step.entries import each_tensor, leaves, nested_state
 from ckptmove.verification.step.recipe import NOISE_PERIOD
-from ckptmove.verification.wrappers import copied, is_wrapper, opened
+from ckptmove.verification.tensors.stored import dtype_of
+from ckptmove.verification.tensors.wrappers import copied, is_wrapper, opened
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from ckptmove.model import StateEntry
-    from ckptmove.verification.pieces import ParameterPiece, TensorSource
     from ckptmove.verification.place import StepDevice
     from ckptmove.verification.step.entries import TensorOption
     from ckptmove.verification.step.recipe import Recipe
+    from ckptmove.verification.tensors.pieces import ParameterPiece, TensorSource
 
 
 #: Smallest gradient scale for LBFGS; below its tolerances it stops before the first step.

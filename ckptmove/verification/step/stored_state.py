@@ -14,9 +14,9 @@ from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.checkpoint.state_dicts import RootKeys, strip_wrappers
 from ckptmove.model import OPAQUE
 from ckptmove.verification.checks import Offenders
-from ckptmove.verification.pieces import is_dense
 from ckptmove.verification.step.entries import each_tensor, foreign_kind, nested_state, tensor_options
-from ckptmove.verification.wrappers import copied
+from ckptmove.verification.tensors.pieces import is_dense
+from ckptmove.verification.tensors.wrappers import copied
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
-    from ckptmove.verification.pieces import TensorSource
+    from ckptmove.verification.tensors.pieces import TensorSource
 
 #: Prefixes that torch.compile and FSDP add to the keys of inner modules.
 _INNER_WRAPPERS: Final = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module)\.")

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ckptmove.model import OptimizerRecord
-    from ckptmove.verification.pieces import TensorSource
     from ckptmove.verification.place import StepDevice
     from ckptmove.verification.step.recipe import Recipe
+    from ckptmove.verification.tensors.pieces import TensorSource
 
 
 class Trial(NamedTuple):

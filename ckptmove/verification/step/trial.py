@@ -9,22 +9,22 @@ import torch
 
 from ckptmove.errors import UnreadableInput
 from ckptmove.torch_facts.optimizers import keeps_state_on_first, state_keys, steps_together
-from ckptmove.verification.loaded import NoWrapper
-from ckptmove.verification.pieces import batches
 from ckptmove.verification.place import TorchDevice
+from ckptmove.verification.restored.loaded import NoWrapper
 from ckptmove.verification.simulated.device import SimulatedDevice
 from ckptmove.verification.simulated.errors import unsupported_operation
-from ckptmove.verification.state import bits
 from ckptmove.verification.step.optimizers import uses_state
 from ckptmove.verification.step.parameter import check_parameter, stored_count
 from ckptmove.verification.step.recipe import CannotBuild, ForeignError
 from ckptmove.verification.step.step import Draft, Stepped, as_one, scaled, step_without_file, stored_state, take_step
+from ckptmove.verification.tensors.pieces import batches
+from ckptmove.verification.tensors.stored import bits
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
-    from ckptmove.verification.pieces import ParameterPiece
     from ckptmove.verification.step.tally import Trial, TrialTally
+    from ckptmove.verification.tensors.pieces import ParameterPiece
 
 #: Exceptions of torch for a refused step, and of this package for bytes that cannot be read.
 STEP_ERRORS: Final = (

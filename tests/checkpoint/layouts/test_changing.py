@@ -16,7 +16,7 @@ from ckptmove.errors import AccessFailed, SourceChanged
 from ckptmove.io.source import DiskPlace
 from ckptmove.limits import Limits
 from ckptmove.verification import worker
-from ckptmove.verification.state import StoredTensors
+from ckptmove.verification.tensors.stored import StoredTensors
 
 FORMS = ["file", "directory", "zip", "deflated", "tar"]
 EVERY_FORM = pytest.mark.parametrize("form", FORMS)

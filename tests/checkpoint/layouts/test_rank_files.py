@@ -22,10 +22,10 @@ from ckptmove.errors import CrcMismatch, DamagedArchive, MissingShard, UsageErro
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.torch_facts.weights_only import DTENSOR_NAMES
-from ckptmove.verification import loaded
 from ckptmove.verification.file_checks import check_file, fail_on_findings
-from ckptmove.verification.loaded import Loaded
-from ckptmove.verification.restore_shards import ShardsTally
+from ckptmove.verification.restored import loaded
+from ckptmove.verification.restored.loaded import Loaded
+from ckptmove.verification.restored.shards import ShardsTally
 
 fsdp, tensors = map(pytest.importorskip, ("torch.distributed.fsdp", "torch.distributed.tensor"))
 if not hasattr(fsdp, "fully_shard"):

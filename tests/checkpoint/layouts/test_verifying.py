@@ -20,7 +20,7 @@ from ckptmove.errors import UsageError
 from ckptmove.limits import Limits
 from ckptmove.moves import MoveRequest
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
-from ckptmove.verification.state import StoredTensors
+from ckptmove.verification.tensors.stored import StoredTensors
 
 STEPS = ("step", "parity", "fresh")
 

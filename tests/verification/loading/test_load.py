@@ -292,7 +292,7 @@ def test_weights_only(tmp_path) -> None:
 @pytest.mark.parametrize("mmap", [True, False])
 def test_only_reads_only_those_bytes(tmp_path, monkeypatch, mmap) -> None:
     from ckptmove.verification.loading.storages import Storages
-    from ckptmove.verification.state import StoredTensors
+    from ckptmove.verification.tensors.stored import StoredTensors
 
     path = saved(tmp_path / "run.pth", {"model": {"weight": torch.ones(9)}, "other": torch.zeros(100)})
     seen: list[int] = []

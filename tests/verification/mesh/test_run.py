@@ -15,12 +15,12 @@ from torchrun import SUPPORT
 
 from ckptmove.errors import CaseUnusable, CkptMoveError, TorchBroken, UsageError
 from ckptmove.verification.checks import check_to_json, failed, passed
-from ckptmove.verification.child import CHILD_CHECKS
 from ckptmove.verification.mesh import meeting, run
 from ckptmove.verification.mesh.errors import RankFailed
 from ckptmove.verification.mesh.faults import MESH_CHECKS
 from ckptmove.verification.mesh.launch import Launch
 from ckptmove.verification.mesh.run import Rank
+from ckptmove.verification.processes.child import CHILD_CHECKS
 from ckptmove.verification.request import VerifyRequest
 
 ENDED = {"check": check_to_json(passed("rank", "ended"))}

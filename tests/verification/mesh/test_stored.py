@@ -7,7 +7,7 @@ import torch
 
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.verification.mesh.stored import Slice, StoredState
-from ckptmove.verification.state import StoredTensors
+from ckptmove.verification.tensors.stored import StoredTensors
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.conversion.remap.errors import SavedWhole
 from ckptmove.errors import CrcMismatch
-from ckptmove.verification import restore_pieces
-from ckptmove.verification.loaded import Loaded, LoadedFiles
-from ckptmove.verification.numbers import NumbersTally
-from ckptmove.verification.restore import RestoreTally, survey
-from ckptmove.verification.state import StoredTensors
+from ckptmove.verification.restored import pieces as restore_pieces
+from ckptmove.verification.restored.loaded import Loaded, LoadedFiles
+from ckptmove.verification.restored.numbers import NumbersTally
+from ckptmove.verification.restored.survey import RestoreTally, survey
 from ckptmove.verification.step.counters import CounterFaults
+from ckptmove.verification.tensors.stored import StoredTensors
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
 from ckptmove.limits import Limits
-from ckptmove.verification import state
 from ckptmove.verification.file_checks import check_file
-from ckptmove.verification.state import StoredTensors
+from ckptmove.verification.tensors import stored as state
+from ckptmove.verification.tensors.stored import StoredTensors
 
 STEPS = ("restore", "numbers", "step", "parity", "fresh")
 NAMED, NUMBERED = "by name", "by number"

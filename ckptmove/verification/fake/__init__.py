@@ -1,1 +1,0 @@
-"""Memory of a case on one rank of many, from tensors without values."""

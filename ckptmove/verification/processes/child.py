@@ -1,0 +1,406 @@
+"""Run the child process that imports torch, and collect its answers.
+
+A crash of the child becomes a failed check; it never ends this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+import uuid
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeAlias, cast
+
+from ckptmove.errors import CaseUnusable, TorchBroken, UsageError
+from ckptmove.text import Argument
+from ckptmove.verification.case.strays import MARK, end_strays
+from ckptmove.verification.checks import CASE, SCRIPT, check_from_json, failed, finding_from_json, skipped
+from ckptmove.verification.processes.forking import Forked, fork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ckptmove.model import Finding
+    from ckptmove.verification.evidence import CheckResult
+
+    #: A child process.
+    Process: TypeAlias = subprocess.Popen[str] | Forked
+
+#: Checks that the child makes, in the order of its answers.
+CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
+#: The Windows counterpart of `start_new_session`: Ctrl-C in the console does not reach the child.
+_OWN_GROUP: Final[int] = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+_LONGEST_LINE: Final = 300
+#: Settings of glibc for a process that allocates tensors of a few megabytes again and again: the memory of a freed one
+#: is kept for the next one (``man 3 mallopt``). By default, the system has to clear new pages each time.
+_MALLOC: Final = {"MALLOC_MMAP_THRESHOLD_": "67108864", "MALLOC_TRIM_THRESHOLD_": "67108864"}
+#: The same settings as arguments of ``mallopt``: ``M_MMAP_THRESHOLD`` and ``M_TRIM_THRESHOLD``.
+_MALLOPT: Final = {-3: 2**26, -1: 2**26}
+#: Settings for a process that runs no code of the user: the import of torch starts no threads of NumPy.
+ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}
+#: Marks of the running children, by process id; empty for forks.
+_MARKS: Final[dict[int, str]] = {}
+_LONGEST_END: Final = 2**16
+#: The user's code that a check runs.
+_OWN_CODE: Final = {CASE: "your case", SCRIPT: "your script"}
+#: Message of the C++ runtime when a user's hook raises in backward on a simulated device.
+_ABORTED: Final = "terminate called without an active exception"
+# `-m` would put the current folder first on the child's path; the child has to import the same modules as this process.
+# If the child ends between the two messages, torch is broken, whether by an exception or a signal.
+# The child exits without waiting for threads of the user's code or for torch's own cleanup. Exit functions still get
+# two seconds, because otherwise the folders of `tempfile` would remain.
+# The garbage collector would take a tenth of the time of the imports, and later visit each of their objects in vain.
+_START: Final = """\
+import os, sys
+sys.path[:] = sys.argv[1].split(sys.argv[2])
+import atexit, gc, threading, traceback
+code = 1
+try:
+    print('{"torch": "importing"}', flush=True)
+    gc.disable()
+    import torch
+    print('{"torch": "imported"}', flush=True)
+    from WORKER import main
+    gc.freeze()
+    gc.enable()
+    main()
+    code = 0
+except BaseException:
+    trace = traceback.format_exc()
+try:
+    last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+    last.start()
+    last.join(2)
+    if code:
+        sys.stderr.write(trace)
+    sys.stderr.flush()
+finally:
+    os._exit(code)
+"""
+
+
+@dataclass(slots=True)
+class Answers:
+    """Answers of a child process.
+
+    Attributes:
+        torch: progress of the import: ``importing``, ``imported``, or empty before it begins.
+        torch_failure: error that ended the child while it imported torch, or empty.
+        imports: the user's optimizer class while it is being imported, else empty.
+        refusal: why the request cannot be fulfilled, or empty.
+        mode: device mode of the step; None if the child ended before it reported one.
+        unusable: why the user's function returns no usable case, or empty.
+        checks: results by name. Checks that the child did not reach are failed or skipped.
+        findings: findings about the stored values.
+        facts: facts about the run of several ranks, by name; of a name that repeats, the last one.
+    """
+
+    torch: str = ""
+    torch_failure: str = ""
+    imports: str = ""
+    refusal: str = ""
+    mode: str | None = None
+    unusable: str = ""
+    checks: dict[str, CheckResult] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def require_usable(self) -> None:
+        """Check that the child could begin.
+
+        Raises:
+            TorchBroken: if torch cannot be imported.
+            CaseUnusable: if the user's function returns no usable case.
+            UsageError: if the request cannot be fulfilled.
+        """
+        if self.torch_failure:
+            raise TorchBroken(self.torch_failure)
+        if self.unusable:
+            raise CaseUnusable(self.unusable)
+        if self.refusal:
+            raise UsageError(self.refusal)
+
+
+def worker_command(worker: str = "ckptmove.verification.worker") -> list[str]:
+    """Command line of a child that runs the ``main`` of a module, with the same ``sys.path`` as this process."""
+    return [sys.executable, "-c", _START.replace("WORKER", worker), os.pathsep.join(sys.path), os.pathsep]
+
+
+@contextmanager
+def child(command: Sequence[str], request: str, variables: Mapping[str, str] | None = None) -> Iterator[Process]:
+    """Start a child with the request as its last argument, and kill it when the context exits.
+
+    The child leads its own process group, which also contains the workers of a user's data loader. The whole group is
+    killed with it, and Ctrl-C reaches the group only through this process. The child's standard input stays open while
+    this process lives; the child ends when it is closed.
+
+    Args:
+        command: its command line.
+        request: the last argument.
+        variables: variables of its environment, unless this process has them.
+    """
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(  # noqa: S603  # the command is this package's own
+        [*command, request],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        env={**_MALLOC, **(variables or {}), **os.environ, MARK: mark},
+        creationflags=_OWN_GROUP,
+    )
+    _MARKS[process.pid] = mark
+    with process:
+        try:
+            yield process
+        finally:
+            _end_all(process, mark)
+            del _MARKS[process.pid]
+
+
+@contextmanager
+def forked(load: Callable[[], Callable[[], object]]) -> Iterator[Process]:
+    """Fork a child that imports torch and then works, and kill it when the context exits.
+
+    It may run no code of the user, which would find the modules and the exit functions of this process.
+
+    Args:
+        load: imports modules that need torch, and returns the function that works.
+
+    Raises:
+        OSError: if the system has no room for it.
+    """
+    process = fork(leads=True)
+    if process is None:
+        _run(load)
+    _MARKS[process.pid] = ""
+    with process:
+        try:
+            yield process
+        finally:
+            _end_all(process, "")
+            del _MARKS[process.pid]
+
+
+def _run(load: Callable[[], Callable[[], object]]) -> NoReturn:
+    """Do what ``_START`` does, and end this process."""
+    code = 1
+    try:
+        with suppress(OSError, AttributeError):  # a C library without it
+            for option, nbytes in _MALLOPT.items():
+                ctypes.CDLL(None).mallopt(option, nbytes)
+        for name, value in ONE_THREAD.items():
+            os.environ.setdefault(name, value)
+        sys.stdout.write('{"torch": "importing"}\n')
+        sys.stdout.flush()
+        gc.disable()
+        import torch  # noqa: F401  # an error of the import is not one of the work
+
+        sys.stdout.write('{"torch": "imported"}\n')
+        sys.stdout.flush()
+        work = load()
+        gc.freeze()
+        gc.enable()
+        work()
+        code = 0
+    except BaseException:  # noqa: BLE001  # the parent reports the last line
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def give(process: Process, line: str) -> None:
+    """Write a line to a child's standard input, which stays open."""
+    stdin = cast("IO[str]", process.stdin)
+    stdin.write(f"{line}\n")
+    stdin.flush()
+
+
+def end(process: Process) -> None:
+    """Kill a child of :func:`child` and every process that it started, from any thread."""
+    mark = _MARKS.get(process.pid)
+    if mark is not None:
+        _end_all(process, mark)
+
+
+def _end_all(process: Process, mark: str) -> None:
+    """Kill a child and every process that it started, also those that left its group."""
+    _end_group(process)
+    if mark:
+        end_strays(mark)
+
+
+def _end_group(process: Process) -> None:
+    """Kill a child and the processes of its group."""
+    if not hasattr(os, "killpg"):  # Windows has no process groups
+        process.kill()
+        return
+    with suppress(ProcessLookupError, PermissionError):  # the group is gone; on macOS, only ended ones remain
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def collect(
+    process: Process,
+    stage: Callable[[str], None] | None = None,
+    wanted: Sequence[str] = CHILD_CHECKS,
+    timeout: float | None = None,
+) -> Answers:
+    """Wait for a child and collect its answers. A missing answer becomes a failed check.
+
+    A timeout is a failed check and not an input limit (exit code 4), so that the verdict keeps the checks that were
+    answered in time.
+
+    Args:
+        process: the child.
+        stage: called after each message with the name of the child's next stage.
+        wanted: the expected checks, in order.
+        timeout: seconds after which the child is killed; None for no limit.
+    """
+    errors: list[str] = []
+    late: list[bool] = []
+    # Looked up here: if this process is interrupted, the waiting thread outlives the context of `child`.
+    mark = _MARKS[process.pid]
+    # Read in a thread: a child whose standard error pipe is full would block forever.
+    drain = Thread(target=lambda: errors.append(end_of(cast("IO[str]", process.stderr))), daemon=True)
+    guard = Thread(target=lambda: late.append(_outlast(process, mark, timeout)), daemon=True)
+    for thread in (drain, guard):
+        thread.start()
+    answers = Answers()
+    output = ""
+    for line in process.stdout or ():
+        if not _take(line, answers):
+            output = (output + line)[:_LONGEST_LINE]
+        if stage is not None:
+            stage(_next_stage(answers, wanted))
+    for thread in (drain, guard):
+        thread.join()
+    ending = _Ending(process.wait(), output, "".join(errors), timeout if any(late) else None)
+    _fill_missing(answers, ending, wanted)
+    return answers
+
+
+class _Ending(NamedTuple):
+    """How a child ended.
+
+    Attributes:
+        code: exit code; negative for a signal.
+        output: beginning of its standard output that was not a message.
+        errors: end of its standard error.
+        timeout: the timeout in seconds, if it was exceeded; else None.
+    """
+
+    code: int
+    output: str
+    errors: str
+    timeout: float | None
+
+
+def end_of(stream: IO[str]) -> str:
+    """Read a stream to its end, and return the last part of it."""
+    tail = ""
+    while more := stream.read(_LONGEST_END):
+        tail = (tail + more)[-_LONGEST_END:]
+    return tail
+
+
+def _outlast(process: Process, mark: str, timeout: float | None) -> bool:
+    """Wait until a child ends, and kill its group, which may keep its pipes open. Return whether it timed out."""
+    try:
+        process.wait(timeout)
+    except (subprocess.TimeoutExpired, TimeoutError):
+        return True
+    finally:
+        _end_all(process, mark)
+    return False
+
+
+def _fill_missing(answers: Answers, ending: _Ending, wanted: Sequence[str]) -> None:
+    """Add a failed or skipped result for each check that the child did not answer."""
+    last = _last_line(ending.errors) or _reason(ending.code, ending.output, "")
+    if answers.torch == "importing" and ending.timeout is None:
+        answers.torch_failure = last
+    if answers.imports and ending.timeout is None:
+        answers.refusal = f"{Argument('optimizer', answers.imports)} cannot be imported: {last}"
+    missing = [name for name in wanted if name not in answers.checks]
+    if not missing or answers.unusable:
+        return
+    if ending.timeout is not None:
+        before = ", before torch was imported" * (answers.torch == "importing")
+        late = f"took longer than {ending.timeout:g} s ({Argument('timeout')}){before}"
+        answers.checks[missing[0]] = failed(missing[0], late, timeout=ending.timeout)
+    else:
+        reason = _reason(ending.code, ending.output, ending.errors, missing[0])
+        answers.checks[missing[0]] = failed(missing[0], reason, exit_code=ending.code)
+    for name in missing[1:]:
+        answers.checks[name] = skipped(name, "not reached: the process that runs this check has ended")
+
+
+def _take(line: str, answers: Answers) -> bool:
+    """Parse one line of the child's output; return whether it was a message."""
+    try:
+        message: dict[str, Any] = json.loads(line)
+        if "check" in message:
+            check = check_from_json(message["check"])
+            answers.checks[check.name] = check
+        elif "finding" in message:
+            answers.findings.append(finding_from_json(message["finding"]))
+        elif "fact" in message:
+            answers.facts |= message["fact"]
+        elif "unusable" in message:
+            answers.unusable = message["unusable"]
+        elif "imports" in message:
+            answers.imports = message["imports"]
+        elif "refusal" in message:
+            answers.imports, answers.refusal = "", message["refusal"]
+        elif "torch" in message:
+            answers.torch = message["torch"]
+        else:
+            answers.mode = message["mode"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return True
+
+
+def _next_stage(answers: Answers, wanted: Sequence[str]) -> str:
+    if answers.mode is None:
+        return "importing torch"
+    return next((name for name in wanted if name not in answers.checks), "finishing")
+
+
+def _last_line(errors: str) -> str:
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    return lines[-1][:_LONGEST_LINE] if lines else ""
+
+
+def _reason(code: int, output: str, errors: str, check: str = "") -> str:
+    line = _last_line(errors)
+    last = f": {line}" if line else ""
+    if code == -signal.SIGABRT and line == _ABORTED:
+        return (
+            "one of your backward hooks raised an exception, which ends the process on a simulated device: "
+            "call the hook's function directly to see the exception"
+        )
+    process = f"the process that runs {_OWN_CODE.get(check, 'torch')}"
+    if code < 0:
+        return f"{process} was ended by {_signal_name(-code)}{last}"
+    if code > 0:
+        return f"{process} ended with exit code {code}{last}"
+    return f"{process} ended without an answer" + (f"; it printed {output!r}" if output else "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,1 @@
+"""The checks `restore` and `numbers`: what torch restores, compared with the stored tensors."""

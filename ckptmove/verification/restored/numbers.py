@@ -1,0 +1,252 @@
+"""The ``numbers`` check: stored values are finite, second moments and step counts are not negative."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from ckptmove.checkpoint.inventory.shapes import as_dict, members, role_of_keys, string_keys
+from ckptmove.checkpoint.state_dicts import is_buffer
+from ckptmove.findings.catalogue import found
+from ckptmove.pickles.tree import Node, Sequence
+from ckptmove.text import amount
+from ckptmove.torch_facts.optimizers import magnitudes
+from ckptmove.verification.checks import Offenders, failed, passed, skipped
+from ckptmove.verification.tensors.stored import distinct
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from ckptmove.model import Finding, Inventory, TensorRecord
+    from ckptmove.pickles.tree import Dict, Value
+    from ckptmove.verification.evidence import CheckResult
+    from ckptmove.verification.step.counters import CounterFaults, Uneven
+
+#: Roles whose values training continues from. Values of other roles, for example a metric, may be infinite.
+_ROLES: Final = frozenset({"model", "optimizer", "ema", "scaler", "scheduler", "criterion"})
+#: Buffers of the observers of ``torch.ao.quantization``, which are infinite until the first value is observed.
+_EXTREMES: Final = frozenset({"min_val", "max_val", "min_vals", "max_vals"})
+#: Buffer of batch norm; the forward pass takes its square root.
+_VARIANCE: Final = "running_var"
+#: Dtypes with two values in a byte, which have no arithmetic in torch.
+_NOT_COMPARED: Final = frozenset({"float4_e2m1fn_x2"})
+#: Scheduler keys whose values must be finite; others may be infinite, for example the best loss so far.
+_RATES: Final = frozenset({"base_lrs", "_last_lr", "min_lrs", "eta_min"})
+
+
+@dataclass(slots=True)
+class NumbersTally:
+    """Figures and faults of the values checked so far.
+
+    Attributes:
+        state_keys: for each state tensor by name, its key (``exp_avg_sq``) and its optimizer's class.
+        trained: names of the tensors that an optimizer trains; empty if unknown.
+        counters: step counts.
+    """
+
+    state_keys: dict[str, tuple[str, str | None]]
+    trained: frozenset[str]
+    counters: CounterFaults
+    _tensors: int = 0
+    _elements: int = 0
+    _infinite_buffers: int = 0
+    _not_finite: Offenders = field(default_factory=Offenders)
+    _negative: Offenders = field(default_factory=Offenders)
+    _where: dict[str, list[tuple[int, str]]] = field(default_factory=lambda: {"N501": [], "N502": []})
+    _place: int = 0
+
+    @classmethod
+    def of(cls, inventory: Inventory, trained: frozenset[str], counters: CounterFaults) -> NumbersTally:
+        """An empty tally for a checkpoint."""
+        tally = cls(
+            {
+                record.name: (key, optimizer.algorithm)
+                for optimizer in inventory.optimizers
+                for entry in optimizer.state
+                for key, record in entry.tensors
+            },
+            trained,
+            counters,
+        )
+        tally.set_place(-1)  # before the first tensor
+        for path, count in counters.negative:
+            tally.note_negative(path, count)
+        return tally
+
+    def set_place(self, place: int) -> None:
+        """Set the index of the tensor that is being checked."""
+        self._place = self._not_finite.place = self._negative.place = place
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert figures and faults to JSON, for another process."""
+        return {
+            "tensors": self._tensors,
+            "elements": self._elements,
+            "infinite_buffers": self._infinite_buffers,
+            "not_finite": self._not_finite.to_json(),
+            "negative": self._negative.to_json(),
+            "where": self._where,
+        }
+
+    def join(self, other: Mapping[str, Any]) -> None:
+        """Add figures and faults of another process, from the result of :meth:`to_json`."""
+        self._tensors += other["tensors"]
+        self._elements += other["elements"]
+        self._infinite_buffers += other["infinite_buffers"]
+        self._not_finite.join(other["not_finite"])
+        self._negative.join(other["negative"])
+        for code, named in self._where.items():
+            self._where[code] = sorted([*named, *other["where"][code]], key=lambda one: one[0])
+
+    def look(self, record: TensorRecord, values: torch.Tensor) -> None:
+        """Check the values of one dense tensor of the checkpoint."""
+        if record.role not in _ROLES or record.dtype in _NOT_COMPARED:
+            return
+        if not (values.is_floating_point() or values.is_complex()):
+            return
+        self._tensors += 1
+        self._elements += values.numel()
+        if values.numel() == 0:
+            return
+        values = distinct(values)
+        lowest, highest = _range(values)
+        if not (math.isfinite(lowest) and math.isfinite(highest)):
+            self._note_not_finite(record, values)
+        elif lowest < 0 and self._is_magnitude(record):
+            self.note_negative(record.name, lowest)
+
+    def note_negative(self, name: str, value: float) -> None:
+        """Add a second moment, a variance or a step count that is below zero."""
+        self._negative.add(f"{name} holds {value:.6g}")
+        self._where["N502"].append((self._place, name))
+
+    def check(self, ignored: Collection[str]) -> CheckResult:
+        """The result of the check. Faults whose finding code is ignored do not fail it."""
+        figures = {
+            "tensors": self._tensors,
+            "elements": self._elements,
+            "not_finite": self._not_finite.count,
+            "negative": self._negative.count,
+            "infinite_buffers": self._infinite_buffers,
+            "wrong_counts": self.counters.faults.count,
+        }
+        faults: list[str] = []
+        if self._not_finite and "N501" not in ignored:
+            faults += self._not_finite.failures("not finite: ")
+        if self._negative and "N502" not in ignored:
+            faults += self._negative.failures("below zero: ")
+        faults += self.counters.faults.failures()
+        if faults:
+            return failed("numbers", faults, **figures)
+        if not self._tensors:
+            return skipped("numbers", "no readable tensor is known to be a weight or optimizer state", **figures)
+        values = f"{amount(self._elements, 'value')} in {amount(self._tensors, 'tensor')}"
+        parts = [f"{values} are finite, second moments and step counts not negative"]
+        if self._not_finite or self._negative:
+            parts = [f"{values} checked; values that are not finite or below zero are ignored"]
+        if self._infinite_buffers:
+            parts.append(f"{amount(self._infinite_buffers, 'buffer')} with infinities, like those of masks")
+        return passed("numbers", "; ".join([*parts, *(group.advice for group in self.counters.uneven)]), **figures)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Findings O209, N501 and N502."""
+        spoiled, negative = ([name for _, name in self._where[code]] for code in ("N501", "N502"))
+        findings = [_uneven(group) for group in self.counters.uneven]
+        if spoiled:
+            message = f"NaN or Inf in {amount(self._not_finite.count, 'tensor')}: {self._not_finite}"
+            fix = "resume from an earlier checkpoint: training cannot recover from these values"
+            findings.append(found("N501", message, spoiled, fix))
+        if negative:
+            message = f"below zero, which no optimizer writes: {self._negative}"
+            fix = "resume from an earlier checkpoint, or without this optimizer state"
+            findings.append(found("N502", message, negative, fix))
+        return tuple(findings)
+
+    def _is_magnitude(self, record: TensorRecord) -> bool:
+        key, algorithm = self.state_keys.get(record.name, ("", None))
+        is_variance = record.role in {"model", "ema"} and record.name.rpartition(".")[2] == _VARIANCE
+        return is_variance or key in magnitudes(algorithm)
+
+    def _is_mask(self, name: str, values: torch.Tensor) -> bool:
+        """Whether infinities are legitimate.
+
+        They are in a mask that is added before a softmax: an untrained tensor with -inf, or a tensor that contains
+        only 0 and -inf. They also are in observers of quantization that have seen no value, and in a best value so
+        far. They are not in the running statistics of a normalization layer.
+        """
+        if is_buffer(name) or bool(values.isnan().any()):
+            return False
+        is_trained = name in self.trained or not self.trained
+        if bool((values == math.inf).any()):
+            is_unset = values.dim() == 0 or name.rpartition(".")[2] in _EXTREMES
+            return is_unset and (name not in self.trained) and bool((values == values.reshape(-1)[0]).all())
+        return not is_trained or name.rpartition(".")[2] in _EXTREMES or bool((values.isneginf() | (values == 0)).all())
+
+    def _note_not_finite(self, record: TensorRecord, values: torch.Tensor) -> None:
+        wide = comparable(values)
+        nans = int(wide.isnan().sum())
+        infinities = int(wide.isinf().sum())
+        if record.role == "model" and self._is_mask(record.name, wide):
+            self._infinite_buffers += 1
+            return
+        parts = [amount(nans, "NaN")] * bool(nans) + [f"{infinities:,} Inf"] * bool(infinities)
+        self._not_finite.add(f"{record.name} holds {' and '.join(parts)} in {amount(values.numel(), 'value')}")
+        self._where["N501"].append((self._place, record.name))
+
+
+def _uneven(group: Uneven) -> Finding:
+    message = f"{group}: {amount(len(group.behind), 'parameter')} behind the others"
+    fix = "nothing, if these were frozen or unused for a time; if not, their state is stale: take another checkpoint"
+    return found("O209", message, group.behind, fix)
+
+
+def comparable(values: torch.Tensor) -> torch.Tensor:
+    """Convert values to a dtype that torch can compare on the CPU."""
+    real = torch.view_as_real(values) if values.is_complex() else values
+    return real.float() if real.is_floating_point() and real.element_size() == 1 else real
+
+
+def _range(values: torch.Tensor) -> tuple[float, float]:
+    """Lowest and highest value in one pass without a copy; NaN if any value is NaN, as in ``torch.aminmax``."""
+    lowest, highest = torch.aminmax(comparable(values))
+    return lowest.item(), highest.item()
+
+
+def broken_numbers(root: Value) -> Iterator[str]:
+    """Numbers that no scheduler or scaler can continue from, as text with their paths."""
+    stack: list[tuple[str, Value]] = [("", root)]
+    seen: dict[int, Value] = {}
+    while stack:
+        path, value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        pairs = as_dict(value)
+        if pairs is not None:
+            yield from _broken(path, pairs)
+            stack += ((f"{path}.{key}".lstrip("."), item) for key, item, _ in members(pairs) if isinstance(item, Node))
+        elif isinstance(value, Sequence):
+            stack += (
+                (f"{path}.{index}".lstrip("."), item)
+                for index, item in enumerate(value.items)
+                if isinstance(item, Node)
+            )
+
+
+def _broken(path: str, pairs: Dict) -> Iterator[str]:
+    role = role_of_keys(string_keys(pairs))
+    if role not in {"scheduler", "scaler"}:
+        return
+    for key, value, _ in members(pairs):
+        for number in value.items if isinstance(value, Sequence) else (value,):
+            if isinstance(number, (int, float)) and not _can_be(role, key, number):
+                yield f"{path}.{key} is {number}".lstrip(".")
+
+
+def _can_be(role: str, key: str, number: float) -> bool:
+    if role == "scaler":
+        return key != "scale" or (math.isfinite(number) and number > 0)
+    return not math.isnan(number) and (key not in _RATES or math.isfinite(number))

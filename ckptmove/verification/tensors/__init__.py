@@ -1,0 +1,1 @@
+"""Tensors as stored: read from the file, cut into pieces, measured."""
