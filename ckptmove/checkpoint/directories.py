@@ -153,18 +153,21 @@ class DirectoryInventory(Inventory):
     def checkpoints(self) -> tuple[str, ...]:
         """Folders or files that each contain a model with its optimizer; empty if there are fewer than two.
 
-        Sorted by number. These are files if a folder contains several of them, and folders otherwise.
+        Sorted by number. These are files and distributed checkpoints if a folder contains several of them, and folders
+        otherwise.
         """
         if self.sharding:
             return ()  # its folders belong to ranks
-        saved = (file for file in self.files if not _SHARD.fullmatch(file.path))  # a rank saves only a part
-        whole = list(dict.fromkeys(file.prefix for file in saved if {"model", "optimizer"}.issubset(file.roles)))
+        roles: dict[str, set[Role]] = {}
+        folders: dict[str, set[Role]] = {}
+        for file in self.files:
+            # Each rank saves only a part of a distributed checkpoint.
+            roles.setdefault(file.folder if file.is_piece else file.prefix, set()).update(file.roles)
+            folders.setdefault(file.folder, set()).update(file.roles)
+        whole = [path for path, own in roles.items() if path and own.issuperset({"model", "optimizer"})]
         if len({path.rpartition("/")[0] for path in whole}) < len(whole):
             return tuple(sorted(whole, key=_by_number))
-        roles: dict[str, set[Role]] = {}
-        for file in self.files:
-            roles.setdefault(file.folder, set()).update(file.roles)
-        found = [folder for folder, own in roles.items() if folder and own.issuperset({"model", "optimizer"})]
+        found = [folder for folder, own in folders.items() if folder and own.issuperset({"model", "optimizer"})]
         return tuple(sorted(found, key=_by_number)) if len(found) > 1 else ()
 
     def folder_of(self, where: str) -> str:
@@ -194,7 +197,7 @@ class DirectoryInventory(Inventory):
         own = set(self.checkpoints)
         if any(one.subclass == SHARDED_TENSOR for one in self.tensors):
             own = {file.path for file in self.files}
-        folders = ((file.prefix, file.folder) for file in self.files)
+        folders = self._homes().items()
         homes = {path: path if path in own else folder if folder in own else "" for path, folder in folders}
         groups: dict[str, list[TensorRecord]] = {}
         for tensor in tensors:

@@ -262,9 +262,9 @@ def _files(page: Page, inventory: DirectoryInventory, *, verbose: bool) -> Itera
         yield f"+{len(inventory.files) - len(shown):,} more (-v names them)"
     if inventory.checkpoints:
         count = len(inventory.checkpoints)
-        kind = "archive" if inventory.form else "directory"
+        kind, each = ("archive", "") if inventory.form else ("directory", ", or add '/**' to read each")
         yield from page.wrap(
-            f"the {kind} contains {count:,} separate checkpoints, read as one here: give the path of one", 0
+            f"the {kind} contains {count:,} separate checkpoints, read as one here: give the path of one{each}", 0
         )
 
 

@@ -188,5 +188,5 @@ def test_the_shares_of_ranks_are_no_checkpoints_of_their_own(distributed, tmp_pa
     files = [file._replace(roles=("model", "optimizer")) for file in found.files]
     assert [file.path for file in files] == ["__0_0.distcp", "__1_0.distcp"]
     assert replace(found, files=tuple(files)).checkpoints == ()
-    files = [file._replace(path=f"{rank}.pt") for rank, file in enumerate(files)]
+    files = [file._replace(path=f"{rank}.pt", is_piece=False) for rank, file in enumerate(files)]
     assert replace(found, files=tuple(files)).checkpoints == ("0.pt", "1.pt")
