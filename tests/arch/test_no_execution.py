@@ -91,6 +91,7 @@ GUARDED_OS = {
 BY_NAME = {
     "getattr(module, name, None)": "the name of the function that the caller passed as case",
     "getattr(result, one.name)": "the fields of our own dataclass",
+    "getattr(self, name)": "the fields of our own data class",
     "getattr(functions, name)": "the names are those of __init__, from an import statement",
     "getattr(real, name)": "attributes of torch._dynamo for torch, or for an optimizer that the user typed",
     "getattr(found, part, None)": "the class that the user typed after --optimizer",
@@ -121,6 +122,7 @@ BY_NAME = {
     "vars(owner)": "no look-up",
     "getattr(owner, name)": "the load functions for a script; the names are constants in the same module",
     "setattr(owner, name, value)": "functions of torch that are replaced; the names are constants",
+    "setattr(self, name, mine + other[name])": "the fields of our own data class",
     "setattr(owner, name, own[name])": "the same, restored",
     "delattr(owner, name)": "the same, restored",
     "globals()": "no look-up",
