@@ -67,6 +67,41 @@ class Offenders:
         return [f"{prefix}{self.first[0]}", *self.first[1:], *more] if self.first else []
 
 
+class Joined:
+    """Base of a data class of counts and faults, to which those of other processes are added."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def _joined(self) -> dict[str, Any]:
+        """The fields that take part: all but private ones."""
+        return {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}
+
+    def set_place(self, place: int) -> None:
+        """Set the index of the tensor that is being checked."""
+        for value in self._joined().values():
+            if isinstance(value, Joined):
+                value.set_place(place)
+            elif isinstance(value, Offenders):
+                value.place = place
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON, for another process."""
+        return {
+            name: value.to_json() if isinstance(value, Joined | Offenders) else value
+            for name, value in self._joined().items()
+        }
+
+    def join(self, other: Mapping[str, Any]) -> None:
+        """Add counts and faults of another process, from the result of :meth:`to_json`."""
+        for name, mine in self._joined().items():
+            if isinstance(mine, Joined | Offenders):
+                mine.join(other[name])
+            elif isinstance(mine, dict):
+                mine.update(other[name])  # a Counter adds
+            else:
+                setattr(self, name, mine + other[name])
+
+
 def listed(names: Sequence[str], most: int = 3) -> str:
     """The first few names, and the number of the others."""
     more = f" and {len(names) - most:,} more" * (len(names) > most)

@@ -52,7 +52,8 @@ GUARDED_MODULES = {
     "importlib": "verification/run.py verification/case/user_code.py verification/step/optimizer_class.py",
     # write bytes of tensors, and the output of the user's script; find the folder of generated files
     "tempfile": "io/spool.py io/remote/partial_copy.py verification/case/script.py verification/case/user_code.py",
-    "atexit": "verification/case/script.py",  # ends a script that does not end
+    # end a script that does not end; run the exit functions of the child
+    "atexit": "verification/case/script.py verification/processes/child.py",
     "urllib": "cli/render/sarif.py io/remote/address.py",  # quotes a path, splits URLs
     "socket": "io/remote/failures.py verification/mesh/meeting.py",  # names an error; connects the ranks of one run
     "secrets": "verification/mesh/meeting.py",  # makes the token that a rank has to know
@@ -90,6 +91,7 @@ GUARDED_OS = {
 BY_NAME = {
     "getattr(module, name, None)": "the name of the function that the caller passed as case",
     "getattr(result, one.name)": "the fields of our own dataclass",
+    "getattr(self, name)": "the fields of our own data class",
     "getattr(functions, name)": "the names are those of __init__, from an import statement",
     "getattr(real, name)": "attributes of torch._dynamo for torch, or for an optimizer that the user typed",
     "getattr(found, part, None)": "the class that the user typed after --optimizer",
@@ -120,6 +122,7 @@ BY_NAME = {
     "vars(owner)": "no look-up",
     "getattr(owner, name)": "the load functions for a script; the names are constants in the same module",
     "setattr(owner, name, value)": "functions of torch that are replaced; the names are constants",
+    "setattr(self, name, mine + other[name])": "the fields of our own data class",
     "setattr(owner, name, own[name])": "the same, restored",
     "delattr(owner, name)": "the same, restored",
     "globals()": "no look-up",

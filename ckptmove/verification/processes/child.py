@@ -5,6 +5,7 @@ A crash of the child becomes a failed check; it never ends this process.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import json
@@ -53,38 +54,20 @@ _LONGEST_END: Final = 2**16
 _OWN_CODE: Final = {CASE: "your case", SCRIPT: "your script"}
 #: Message of the C++ runtime when a user's hook raises in backward on a simulated device.
 _ABORTED: Final = "terminate called without an active exception"
-# `-m` would put the current folder first on the child's path; the child has to import the same modules as this process.
-# If the child ends between the two messages, torch is broken, whether by an exception or a signal.
-# The child exits without waiting for threads of the user's code or for torch's own cleanup. Exit functions still get
-# two seconds, because otherwise the folders of `tempfile` would remain.
-# The garbage collector would take a tenth of the time of the imports, and later visit each of their objects in vain.
+#: `-m` would put the current folder first on the child's path; the child must import the modules of this process.
 _START: Final = """\
-import os, sys
+import sys
 sys.path[:] = sys.argv[1].split(sys.argv[2])
-import atexit, gc, threading, traceback
-code = 1
-try:
-    print('{"torch": "importing"}', flush=True)
-    gc.disable()
-    import torch
-    print('{"torch": "imported"}', flush=True)
+from ckptmove.verification.processes.child import begin
+
+def load():
     from WORKER import main
-    gc.freeze()
-    gc.enable()
-    main()
-    code = 0
-except BaseException:
-    trace = traceback.format_exc()
-try:
-    last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
-    last.start()
-    last.join(2)
-    if code:
-        sys.stderr.write(trace)
-    sys.stderr.flush()
-finally:
-    os._exit(code)
+    return main
+
+begin(load)
 """
+#: Seconds that the exit functions of a child have.
+_EXIT_SECONDS: Final = 2
 
 
 @dataclass(slots=True)
@@ -159,13 +142,8 @@ def child(command: Sequence[str], request: str, variables: Mapping[str, str] | N
         env={**_MALLOC, **(variables or {}), **os.environ, MARK: mark},
         creationflags=_OWN_GROUP,
     )
-    _MARKS[process.pid] = mark
-    with process:
-        try:
-            yield process
-        finally:
-            _end_all(process, mark)
-            del _MARKS[process.pid]
+    with _killed_at_exit(process, mark):
+        yield process
 
 
 @contextmanager
@@ -182,42 +160,68 @@ def forked(load: Callable[[], Callable[[], object]]) -> Iterator[Process]:
     """
     process = fork(leads=True)
     if process is None:
-        _run(load)
-    _MARKS[process.pid] = ""
+        begin(load, is_fork=True)
+    with _killed_at_exit(process, ""):
+        yield process
+
+
+@contextmanager
+def _killed_at_exit(process: Process, mark: str) -> Iterator[None]:
+    _MARKS[process.pid] = mark
     with process:
         try:
-            yield process
+            yield
         finally:
-            _end_all(process, "")
+            _end_all(process, mark)
             del _MARKS[process.pid]
 
 
-def _run(load: Callable[[], Callable[[], object]]) -> NoReturn:
-    """Do what ``_START`` does, and end this process."""
-    code = 1
+def begin(load: Callable[[], Callable[[], object]], *, is_fork: bool = False) -> NoReturn:
+    """Import torch, work, and end this process.
+
+    If it ends between its two messages, torch is broken, whether by an exception or a signal. It does not wait for
+    threads of the user's code or for torch's own cleanup. Exit functions still get two seconds, because otherwise the
+    folders of `tempfile` would remain.
+
+    Args:
+        load: imports modules that need torch, and returns the function that works.
+        is_fork: whether this process is a fork, whose exit functions are those of its parent.
+    """
+    code, trace = 1, ""
     try:
-        with suppress(OSError, AttributeError):  # a C library without it
-            for option, nbytes in _MALLOPT.items():
-                ctypes.CDLL(None).mallopt(option, nbytes)
-        for name, value in ONE_THREAD.items():
-            os.environ.setdefault(name, value)
-        sys.stdout.write('{"torch": "importing"}\n')
-        sys.stdout.flush()
+        if is_fork:
+            _set_as_started()
+        os.write(1, b'{"torch": "importing"}\n')
+        # The garbage collector would take a tenth of the time of the imports, and later visit their objects in vain.
         gc.disable()
         import torch  # noqa: F401  # an error of the import is not one of the work
 
-        sys.stdout.write('{"torch": "imported"}\n')
-        sys.stdout.flush()
+        os.write(1, b'{"torch": "imported"}\n')
         work = load()
         gc.freeze()
         gc.enable()
         work()
         code = 0
     except BaseException:  # noqa: BLE001  # the parent reports the last line
-        traceback.print_exc()
+        trace = traceback.format_exc()
+    try:
+        if not is_fork:
+            last = Thread(target=atexit._run_exitfuncs, daemon=True)
+            last.start()
+            last.join(_EXIT_SECONDS)
+        sys.stderr.write(trace)
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def _set_as_started() -> None:
+    """Give this fork the settings that :func:`child` gives a new process in its environment."""
+    with suppress(OSError, AttributeError):  # a C library without it
+        for option, nbytes in _MALLOPT.items():
+            ctypes.CDLL(None).mallopt(option, nbytes)
+    for name, value in ONE_THREAD.items():
+        os.environ.setdefault(name, value)
 
 
 def give(process: Process, line: str) -> None:

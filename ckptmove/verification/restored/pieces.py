@@ -6,19 +6,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ckptmove.formats.opening import container_class
 from ckptmove.text import amount
-from ckptmove.verification.checks import Offenders
+from ckptmove.verification.checks import Joined, Offenders
 from ckptmove.verification.restored.byte_source_file import as_file
 from ckptmove.verification.restored.loaded import load
 from ckptmove.verification.tensors.stored import bits, dtype_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator
 
     from ckptmove.checkpoint.layouts.pieced_part import PiecedPart, StoredPiece
     from ckptmove.model import TensorRecord
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class PiecesTally:
+class PiecesTally(Joined):
     """Figures and faults of the pieces compared so far.
 
     Attributes:
@@ -44,27 +44,6 @@ class PiecesTally:
     differing: Offenders = field(default_factory=Offenders)
     errors: Offenders = field(default_factory=Offenders)
     refused: Offenders = field(default_factory=Offenders)
-
-    @property
-    def _faults(self) -> dict[str, Offenders]:
-        return {"differing": self.differing, "errors": self.errors, "refused": self.refused}
-
-    def set_place(self, place: int) -> None:
-        """Set the index of the tensor that is being compared."""
-        self.differing.place = self.errors.place = place
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON, for another process."""
-        faults = {name: one.to_json() for name, one in self._faults.items()}
-        return {"chunks": self.chunks, "shards": self.shards, "objects": self.objects, **faults}
-
-    def join(self, other: Mapping[str, Any]) -> None:
-        """Add the results of another process, from the result of :meth:`to_json`."""
-        self.chunks += other["chunks"]
-        self.shards += other["shards"]
-        self.objects += other["objects"]
-        for name, one in self._faults.items():
-            one.join(other[name])
 
     @property
     def summary(self) -> str:

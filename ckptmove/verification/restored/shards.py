@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from ckptmove.checkpoint.layouts.rank_part import span_of
 from ckptmove.text import amount
-from ckptmove.verification.checks import Offenders
+from ckptmove.verification.checks import Joined, Offenders
 from ckptmove.verification.restored.pages import PageRelease
 from ckptmove.verification.tensors.stored import bits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.model import Span, TensorRecord
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class ShardsTally:
+class ShardsTally(Joined):
     """Figures and faults of the shards compared so far.
 
     Attributes:
@@ -36,26 +34,14 @@ class ShardsTally:
         differing: shards that differ from their part of the tensor, with their files.
         errors: files that could not be loaded, and why.
         refused: files that weights-only mode refuses, and why.
-        pages: pages of the mapped files, which are released after the comparison.
+        _pages: pages of the mapped files, which are released after the comparison.
     """
 
     shards: int = 0
     differing: Offenders = field(default_factory=Offenders)
     errors: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    pages: dict[str, PageRelease] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON, for another process."""
-        differing = self.differing.to_json()
-        return {"shards": self.shards, "differing": differing, "errors": self.errors, "refused": self.refused}
-
-    def join(self, other: Mapping[str, Any]) -> None:
-        """Add the results of another process, from the result of :meth:`to_json`."""
-        self.shards += other["shards"]
-        self.differing.join(other["differing"])
-        self.errors |= other["errors"]
-        self.refused |= other["refused"]
+    _pages: dict[str, PageRelease] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
@@ -97,15 +83,15 @@ def compare_shards(
         else:
             # All of its bytes are in the file, because torch has loaded them.
             start, _ = span = cast("Span", span_of(box))
-            tally.pages[file.name].seen(shards[0].data_ptr(), start, span.nbytes)
+            tally._pages[file.name].seen(shards[0].data_ptr(), start, span.nbytes)
     return tally.shards > before
 
 
 def _of_rank(file: FilePart, loaded: LoadedFiles, tally: ShardsTally) -> Loaded | None:
     """The file as torch loads it; None if it does not."""
     found = loaded.of_rank(file)
-    if file.name not in tally.pages:
-        tally.pages[file.name] = PageRelease(enabled=found.is_mapped and file.byteorder == sys.byteorder)
+    if file.name not in tally._pages:
+        tally._pages[file.name] = PageRelease(enabled=found.is_mapped and file.byteorder == sys.byteorder)
     if found.refusal:
         tally.refused[file.name] = found.refusal
     elif found.error:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from ckptmove.checkpoint.elements import extent_numel
 from ckptmove.text import amount, quoted, some
-from ckptmove.verification.checks import Offenders, failed, passed, skipped
+from ckptmove.verification.checks import Joined, Offenders, failed, passed, skipped
 from ckptmove.verification.processes.shares import ONE_PROCESS
 from ckptmove.verification.restored.pages import PagesOfFiles
 from ckptmove.verification.restored.pieces import PiecesTally, compare_pieces, load_objects
@@ -21,7 +21,7 @@ from ckptmove.verification.restored.shards import ShardsTally, compare_shards
 from ckptmove.verification.tensors.stored import dtype_of, without_padding
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
     from ckptmove.model import Inventory, TensorRecord
@@ -42,7 +42,7 @@ _DAMAGED: Final = "PytorchStreamReader failed"
 
 
 @dataclass(slots=True)
-class RestoreTally:
+class RestoreTally(Joined):
     """Figures and faults of the comparison so far.
 
     Attributes:
@@ -58,43 +58,12 @@ class RestoreTally:
 
     compared: int = 0
     nbytes: int = 0
-    apart: dict[str, int] = field(default_factory=dict)
+    apart: Counter[str] = field(default_factory=Counter)
     differing: Offenders = field(default_factory=Offenders)
     unreadable: Offenders = field(default_factory=Offenders)
     lost: Offenders = field(default_factory=Offenders)
     pieces: PiecesTally = field(default_factory=PiecesTally)
     shards: ShardsTally = field(default_factory=ShardsTally)
-
-    def set_place(self, place: int) -> None:
-        """Set the index of the tensor that is being compared."""
-        self.differing.place = self.unreadable.place = self.lost.place = place
-        self.pieces.set_place(place)
-        self.shards.differing.place = place
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert figures and faults to JSON, for another process."""
-        return {
-            "compared": self.compared,
-            "nbytes": self.nbytes,
-            "apart": self.apart,
-            "differing": self.differing.to_json(),
-            "unreadable": self.unreadable.to_json(),
-            "lost": self.lost.to_json(),
-            "pieces": self.pieces.to_json(),
-            "shards": self.shards.to_json(),
-        }
-
-    def join(self, other: Mapping[str, Any]) -> None:
-        """Add figures and faults of another process, from the result of :meth:`to_json`."""
-        self.compared += other["compared"]
-        self.nbytes += other["nbytes"]
-        for kind, count in other["apart"].items():
-            self.apart[kind] = self.apart.get(kind, 0) + count
-        self.differing.join(other["differing"])
-        self.unreadable.join(other["unreadable"])
-        self.lost.join(other["lost"])
-        self.pieces.join(other["pieces"])
-        self.shards.join(other["shards"])
 
 
 def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
@@ -147,7 +116,7 @@ def survey(
     is_first = share is None or share.is_first
     for record in inventory.tensors:
         if is_first and record.kind in NOT_COMPARED:
-            tally.apart[record.kind] = tally.apart.get(record.kind, 0) + 1
+            tally.apart[record.kind] += 1
     seen: set[tuple[StoredExtent, str]] = set()
     encoded = {fact.storage_key for fact in inventory.facts if fact.kind == "encoded-storage"}
     chosen = sample or share
@@ -157,7 +126,7 @@ def survey(
         place = stored.place(record)
         if place is None:
             if record.storage in encoded:
-                tally.apart["text-encoded"] = tally.apart.get("text-encoded", 0) + 1
+                tally.apart["text-encoded"] += 1
             else:
                 part = stored.part_of(record)
                 (tally.lost if part is not None and part.missing else tally.unreadable).add(record.name)

@@ -192,3 +192,20 @@ def test_no_fork_with_a_thread_or_without_a_standard_stream_or_elsewhere(found, 
     assert not forking.can_fork()
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not forking.can_fork()
+
+
+EXIT_FUNCTION = """
+import atexit, os, sys, types
+from ckptmove.verification.processes.child import forked
+
+sys.modules["torch"] = types.ModuleType("torch")
+atexit.register(lambda: open("ran", "a").close())
+with forked(lambda: lambda: None) as process:
+    assert process.wait() == 0
+os._exit(0)
+"""
+
+
+def test_a_fork_does_not_run_the_exit_functions_of_its_parent(tmp_path):
+    subprocess.run([sys.executable, "-c", EXIT_FUNCTION], cwd=tmp_path, check=True)
+    assert not (tmp_path / "ran").exists()

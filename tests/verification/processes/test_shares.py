@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import zipfile
+from collections import Counter
 
 import pytest
 import torch
@@ -356,6 +357,6 @@ def test_an_accelerator_is_used_by_one_process(make, monkeypatch, mode, is_share
 
 
 def test_tensors_without_bytes_are_added_by_kind():
-    tally = RestoreTally(apart={"meta": 1})
-    tally.join(RestoreTally(apart={"meta": 2, "text-encoded": 1}).to_json())
+    tally = RestoreTally(apart=Counter(meta=1))
+    tally.join(RestoreTally(apart=Counter({"meta": 2, "text-encoded": 1})).to_json())
     assert tally.apart == {"meta": 3, "text-encoded": 1}
