@@ -6,7 +6,7 @@ import simulation
 import torch
 
 from ckptmove.verification.request import VerifyRequest
-from ckptmove.verification.simulated.device import SimulatedDevice
+from ckptmove.verification.simulated.device import SimulatedDevice, unavailable_reason
 from ckptmove.verification.worker import run
 
 skip_what_this_torch_cannot_simulate = simulation.skip_what_this_torch_cannot_simulate
@@ -65,6 +65,16 @@ class Maker:
 
     def __call__(self, optimizer="AdamW", name="c.pt", device="cuda:0", **options):
         return self.save(self.tree(optimizer, **options), name, device)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cuda_first():
+    """Simulate cuda first: where torch runs without modes, as in `nn.DataParallel`, a number is the first device.
+
+    A child of `verify` simulates no other kind.
+    """
+    if unavailable_reason() is None:
+        SimulatedDevice("cuda:0")
 
 
 @pytest.fixture(scope="module")
