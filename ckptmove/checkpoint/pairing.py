@@ -18,7 +18,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
-from ckptmove.checkpoint.inventory.megatron import copies
+from ckptmove.checkpoint.inventory.megatron import copies, is_in_buckets
 from ckptmove.checkpoint.inventory.partitions import is_partitioned, partitions
 from ckptmove.checkpoint.state_dicts import Scope, model_scopes, strip_wrappers
 from ckptmove.torch_facts.optimizers import TABLE
@@ -62,7 +62,7 @@ class Pairing(NamedTuple):
             ``position``: as many parameters as model tensors, but a few shapes differ.
             ``ambiguous``: one of several matches.
             ``permuted``: a single group whose moments have the shapes of the model's tensors in an unusual order.
-            ``flat``: each parameter is a flat partition of ZeRO.
+            ``flat``: each parameter is a flat partition of ZeRO, or a flat bucket of Megatron.
             ``none``: no match.
         reason: why the match is incomplete or not certain, else empty.
     """
@@ -106,15 +106,17 @@ def pair_all(inventory: Inventory, source: Inventory | None = None) -> tuple[Pai
     named = {one.name: one for one in inventory.tensors if one.role == "optimizer"}
     if is_megatron:
         pairs = zip(inventory.optimizers, found, strict=True)
-        return tuple(_with_copies(pairing, copies(optimizer, named)) for optimizer, pairing in pairs)
+        return tuple(_with_copies(optimizer, pairing, copies(optimizer, named)) for optimizer, pairing in pairs)
     return tuple(
         _result(optimizer, own, "flat") if is_partitioned(optimizer) and (own := partitions(optimizer, named)) else one
         for optimizer, one in zip(inventory.optimizers, found, strict=True)
     )
 
 
-def _with_copies(pairing: Pairing, found: Mapping[str, TensorRecord]) -> Pairing:
+def _with_copies(optimizer: OptimizerRecord, pairing: Pairing, found: Mapping[str, TensorRecord]) -> Pairing:
     """Replace parameters by the copies that an optimizer of Megatron steps."""
+    if is_in_buckets(optimizer):
+        return _result(optimizer, [*found.values()], "flat")
     return pairing._replace(matches=tuple((key, found.get(key, record)) for key, record in pairing.matches))
 
 

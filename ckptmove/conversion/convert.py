@@ -76,15 +76,8 @@ def _gathered(request: ConvertRequest, checkpoint: OpenCheckpoint) -> tuple[Open
     found = gather_partitions(checkpoint, request.limits)
     if found is None:
         return checkpoint, []
-    others = [part for part in checkpoint.parts if not is_zero_file(part.name.rpartition("/")[2])]
-    gathered = {one.name for one in found.inventory.tensors}
-    left_out = [
-        part.name
-        for part in others
-        # The partitions have the weights of experts too, unless they are frozen.
-        if not is_expert_file(part.name.rpartition("/")[2])
-        or not all(f"module.{part.own_name(one.name)}" in gathered for one in part.inventory.tensors)
-    ]
+    names = {part.name: part.name.rpartition("/")[2] for part in checkpoint.parts}
+    left_out = [path for path, name in names.items() if not is_zero_file(name) and not is_expert_file(name)]
     notes = [f"left out, because only files of DeepSpeed are gathered: {some(left_out, 3)}"] if left_out else []
     ranks = [key for key in found.inventory.root_keys if key.startswith("mp_rank_")]
     if ranks:

@@ -31,7 +31,7 @@ _HOW: Final = {
     "sorted": "the order of their names",
     "shapes": "shape",
     "position": "position",
-    "flat": "number, as fp32 partitions of ZeRO",
+    "flat": "number, as flat fp32 partitions",
     "ambiguous": "shape, one of several possible matches",
 }
 #: The check that each finding fails: every error, and the warning that makes a proof impossible.

@@ -1,23 +1,28 @@
 """Optimizers of Megatron-Core: state by name in a distributed checkpoint, and options in ``common.pt``.
 
-From megatron/core: ``sharded_state_dict`` in optimizer/optimizer.py, ``state_dict`` and
-``sharded_param_state_fs_model_space`` in optimizer/distrib_optimizer.py.
+From megatron/core: ``sharded_state_dict`` in optimizer/optimizer.py, ``state_dict``,
+``sharded_param_state_fs_model_space`` and, for flat buckets, ``sharded_param_state_dp_reshardable`` and
+``sharded_param_state_dp_zero`` in optimizer/distrib_optimizer.py.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.inventory.optimizers import draft_optimizer
 from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.model import OptimizerRecord, ParamGroup, StateEntry
+from ckptmove.pickles.tree import items_of
 from ckptmove.torch_facts.optimizers import candidates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from ckptmove.formats.chunks import Chunk
     from ckptmove.model import TensorRecord
     from ckptmove.pickles.tree import Dict, Value
 
@@ -25,10 +30,19 @@ if TYPE_CHECKING:
 _STATE: Final = r"((?:chained_\d+\.)?optimizer)\.state\.([^.]+)\.(.+)"
 #: State in flat buckets, or gathered on one rank.
 _FLAT: Final = r"(?:chained_\d+\.)?optimizer\.distributed\..+"
+_FLAT_OPTIMIZER: Final = r"((?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+)"
+#: Name of a tensor in a flat bucket: its optimizer, its bucket, and its key.
+_IN_BUCKET: Final = _FLAT_OPTIMIZER + r"\.(gbuf_idx_\d+\..+|param_state/.+)\.([^.]+)"
+#: A bucket that ranks save in chunks, with the padding between the parameters.
+_IN_CHUNKS: Final = "gbuf_idx_"
+#: Name of the object with the options of an optimizer with flat buckets.
+_FLAT_OPTIONS: Final = _FLAT_OPTIMIZER + r"\.optimizer/.+"
+#: Elements of which each parameter in a bucket begins at a multiple.
+_ALIGNMENT: Final = 64
 #: Key of the options in one file that was made of the checkpoint: the name of ``common.pt`` without its suffix.
 _COMMON: Final = r"(?:(.+)/)?common"
-#: State key of the fp32 copy that the optimizer steps in place of a parameter in bf16 or fp16.
-_COPY: Final = "fp32_param"
+#: State keys of the fp32 copy that the optimizer steps in place of a parameter in bf16 or fp16.
+_COPIES: Final = ("fp32_param", "param")
 #: What a step of Adam needs, and its state. The names of the group are also those of apex and Transformer Engine.
 _OPTIONS: Final = ("lr", "betas", "eps", "weight_decay")
 _ADAM: Final = frozenset({"exp_avg", "exp_avg_sq"})
@@ -59,6 +73,20 @@ class StoredOptions(NamedTuple):
     file: str
     groups: tuple[ParamGroup, ...]
     steps: tuple[str, ...]
+
+
+class FlatBuckets(NamedTuple):
+    """How to read flat buckets of parameters.
+
+    Attributes:
+        content: returns the values of the distributed checkpoint, by name.
+        why_not: returns why the bucket with a tensor of this name is not stepped; empty if it is.
+        spend: as of :func:`ckptmove.checkpoint.inventory.optimizers.draft_optimizer`.
+    """
+
+    content: Callable[[], Dict | None]
+    why_not: Callable[[str], str]
+    spend: Callable[[int], None]
 
 
 def stored_options(root: Value, file: str, spend: Callable[[int], None]) -> StoredOptions:
@@ -136,10 +164,17 @@ def gathered_optimizers(
         inside = names[bisect_left(names, prefix) : bisect_left(names, f"{folder}/") if folder else None]
         own = {name[len(prefix) :]: by_name[name] for name in sorted(inside, key=places.__getitem__)}
         if any(map(is_state, own)):
-            found += megatron_optimizers(prefix, own, (), stored_options(value, key, spend), by_name)
+            flat = FlatBuckets(partial(_below, root, folder), _lost_padding, spend)
+            found += megatron_optimizers(prefix, own, (), stored_options(value, key, spend), by_name, flat)
             holders.add(key)
     # With a common step count, the dict of the options looks like that of an optimizer.
     return (*found, *(one for one in optimizers if _common_of(one.where) not in holders)) if found else optimizers
+
+
+def _below(root: Value, folder: str) -> Dict | None:
+    """The values of a distributed checkpoint in one file."""
+    pairs = as_dict(root)
+    return pairs if pairs is None or not folder else as_dict(pairs.get(folder))
 
 
 def _common_of(where: str) -> str:
@@ -154,6 +189,7 @@ def megatron_optimizers(
     objects: Iterable[str],
     stored: StoredOptions,
     steps: Mapping[str, TensorRecord],
+    flat: FlatBuckets,
 ) -> tuple[OptimizerRecord, ...]:
     """Optimizers of a distributed checkpoint of Megatron.
 
@@ -163,17 +199,84 @@ def megatron_optimizers(
         objects: names in it of other objects.
         stored: contents of ``common.pt``.
         steps: tensors of ``common.pt``, by name.
+        flat: how to read flat buckets.
+
+    Raises:
+        LimitExceeded: as ``flat.spend``.
     """
     state: dict[str, dict[str, list[tuple[str, TensorRecord]]]] = {}
+    buckets: dict[str, dict[str, list[tuple[str, TensorRecord]]]] = {}
     for name, record in tensors.items():
         match = re.fullmatch(_STATE, name)
         if match is not None:
             state.setdefault(match[1], {}).setdefault(match[3], []).append((match[2], record))
-    if not state:
-        flat = next((name for name in (*tensors, *objects) if re.fullmatch(_FLAT, name)), "")
-        reason = f"{flat} is in the order of buckets, without the names of the parameters"
-        return (OptimizerRecord(f"{prefix}optimizer", (), (), obstacle=reason),) if flat else ()
-    return tuple(_optimizer(f"{prefix}{where}", own, stored, steps) for where, own in state.items())
+        match = re.fullmatch(_IN_BUCKET, name)
+        if match is not None:
+            buckets.setdefault(match[1], {}).setdefault(match[2], []).append((match[3], record))
+    if state:
+        return tuple(_optimizer(f"{prefix}{where}", own, stored, steps) for where, own in state.items())
+    if buckets and all(map(_is_steppable, chain.from_iterable(own.values() for own in buckets.values()))):
+        options = _options_of_buckets(flat.content(), prefix, flat.spend)
+        found = []
+        for where, own in buckets.items():
+            reason = next(filter(None, (flat.why_not(f"{where}.{key}.param") for key in own)), "")
+            place = f"{prefix}{where}"
+            found.append(
+                OptimizerRecord(place, (), (), obstacle=reason)
+                if reason
+                else _optimizer(place, own, options.get(where, stored), steps)
+            )
+        return tuple(found)
+    unread = next((name for name in (*tensors, *objects) if re.fullmatch(_FLAT, name)), "")
+    reason = f"{unread} is in the order of buckets, without the names of the parameters"
+    return (OptimizerRecord(f"{prefix}optimizer", (), (), obstacle=reason),) if unread else ()
+
+
+def _is_steppable(bucket: Sequence[tuple[str, TensorRecord]]) -> bool:
+    """Whether a bucket has the fp32 parameters next to state of as many elements."""
+    shapes = {record.shape for _, record in bucket}
+    keys = {key for key, _ in bucket}
+    return "param" in keys and len(keys) > 1 and len(shapes) == 1 and len(next(iter(shapes))) == 1
+
+
+def _options_of_buckets(content: Dict | None, prefix: str, spend: Callable[[int], None]) -> dict[str, StoredOptions]:
+    """Options that are next to the buckets of an optimizer, by the name of the optimizer."""
+    found = {}
+    for key, value, _ in () if content is None else content.pairs():
+        name = key if type(key) is str else ""
+        match = re.fullmatch(_FLAT_OPTIONS, name)
+        listed = items_of(value)  # Megatron saves the object of one rank in a list
+        pairs = as_dict(listed[0] if listed else value)
+        if match is not None and pairs is not None:
+            where = f"{prefix}{name}.0" if listed else f"{prefix}{name}"
+            found[match[1]] = StoredOptions(f"{prefix}{name}", draft_optimizer(pairs, where, spend).groups, ())
+    return found
+
+
+def _lost_padding(name: str) -> str:
+    """Why a bucket of a single file is not stepped: its padding may have any values, and only chunks show it."""
+    return f"{name} has padding that only the distributed checkpoint shows" if _IN_CHUNKS in name else ""
+
+
+def padding_of(name: str, chunks: Iterable[Chunk]) -> str:
+    """Why a bucket of a distributed checkpoint is not stepped; empty if it has no padding between parameters.
+
+    Padding is a chunk of its own, and its values are those of uninitialized memory. It ends where the next parameter
+    begins.
+
+    Args:
+        name: name of a tensor of the bucket.
+        chunks: its chunks.
+    """
+    for (start,), (length,) in chunks if _IN_CHUNKS in name else ():
+        if start % _ALIGNMENT and start % _ALIGNMENT + length <= _ALIGNMENT:
+            return f"{name} has padding between parameters, with values of uninitialized memory"
+    return ""
+
+
+def is_in_buckets(optimizer: OptimizerRecord) -> bool:
+    """Whether the parameters of an optimizer are flat buckets."""
+    return re.search(rf"(?:^|\.){_FLAT_OPTIMIZER}$", optimizer.where) is not None
 
 
 def copies(optimizer: OptimizerRecord, tensors: Mapping[str, TensorRecord]) -> dict[str, TensorRecord]:
@@ -183,9 +286,12 @@ def copies(optimizer: OptimizerRecord, tensors: Mapping[str, TensorRecord]) -> d
         optimizer: the optimizer.
         tensors: tensors of its checkpoint, by name.
     """
-    keys = (key for group in optimizer.groups for key in group.params)
-    found = {key: tensors.get(f"{optimizer.where}.state.{_COPY}.{key}") for key in keys}
-    return {key: record for key, record in found.items() if record is not None}
+    where, is_flat = optimizer.where, is_in_buckets(optimizer)
+    found: dict[str, TensorRecord] = {}
+    for key in (key for group in optimizer.groups for key in group.params):
+        names = [f"{where}.{key}.param"] if is_flat else [f"{where}.state.{copy}.{key}" for copy in _COPIES]
+        found.update((key, tensors[name]) for name in names if name in tensors)
+    return found
 
 
 def _optimizer(
@@ -200,12 +306,12 @@ def _optimizer(
     scalars = (("step", count),) if type(count) is int else ()
     tensors = tuple(("step", record) for record in shared) if not scalars and len(shared) == 1 else ()
     entries = tuple(
-        StateEntry(key, (*(pair for pair in found if pair[0] != _COPY), *tensors), scalars)
+        StateEntry(key, (*(pair for pair in found if pair[0] not in _COPIES), *tensors), scalars)
         for key, found in state.items()
     )
     place = stored.groups[0].where if each else f"{where}.param_groups.0"
     group = ParamGroup(place, tuple(state), (), tuple(own.items()), ())
-    kinds = frozenset(key for found in state.values() for key, _ in found) - {_COPY}
+    kinds = frozenset(key for found in state.values() for key, _ in found) - {*_COPIES}
     names = candidates((group,), entries)
     if not names and kinds == _ADAM and own.keys() >= set(_OPTIONS) and own.get("bias_correction", True) is True:
         names = ("AdamW", "Adam")

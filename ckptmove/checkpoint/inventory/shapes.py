@@ -110,7 +110,8 @@ def key_text(key: Value) -> str:
 
 def _node_text(key: Node) -> str:
     if isinstance(key, Tuple):
-        return f"({', '.join(key_text(item) for item in key.items[:_MOST_ITEMS] if not isinstance(item, Node))})"
+        own = [item for item in key.items[:_MOST_ITEMS] if not isinstance(item, Node) or type(item) is Global]
+        return f"({', '.join(map(key_text, own))})"
     if isinstance(key, Global):
         return key.full_name
     if isinstance(key, Call) and key.name == "_codecs.encode":  # bytes in protocol 2

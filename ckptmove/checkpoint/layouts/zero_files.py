@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 OPTIMIZER_FILE: Final = re.compile(r"((?:bf16_|fp16_)?)zero_pp_rank_(\d{1,9})_mp_rank_(\d{1,9})_optim_states\.pt")
 #: Data-parallel rank, which only stage 3 has, and model-parallel rank.
 MODEL_FILE: Final = re.compile(r"(?:zero_pp_rank_(\d{1,9})_)?mp_rank_(\d{1,9})_model_states\.pt")
-#: An expert of a layer; ``_get_expert_ckpt_name``.
-_EXPERT_FILE: Final = re.compile(r"(?:layer_\d{1,9}_)?expert_\d{1,9}_mp_rank_\d{1,9}_model_states\.pt")
+#: Layer of an expert, which old versions do not name, its number, and model-parallel rank; ``_get_expert_ckpt_name``.
+EXPERT_FILE: Final = re.compile(r"(?:layer_(\d{1,9})_)?expert_(\d{1,9})_mp_rank_(\d{1,9})_model_states\.pt")
 #: Missing files that an error names.
 _NAMED: Final = 3
 
@@ -54,7 +54,7 @@ def is_zero_file(name: str) -> bool:
 
 def is_expert_file(name: str) -> bool:
     """Whether a file has the name of one with the weights of an expert."""
-    return _EXPERT_FILE.fullmatch(name) is not None
+    return EXPERT_FILE.fullmatch(name) is not None
 
 
 def is_later_rank(name: str) -> bool:

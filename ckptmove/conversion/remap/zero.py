@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from ckptmove.checkpoint.inventory.partitions import HOLDER, PARTITIONS, is_partitioned, partitions
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
 from ckptmove.checkpoint.layouts.gathered_part import GatheredPart, Run
-from ckptmove.checkpoint.layouts.zero_files import MODEL_FILE, OPTIMIZER_FILE
+from ckptmove.checkpoint.layouts.zero_files import EXPERT_FILE, MODEL_FILE, OPTIMIZER_FILE
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.combine import rename_storages, set_devices
 from ckptmove.conversion.remap.errors import NotGathered
+from ckptmove.conversion.remap.experts import Experts, shares_of
 from ckptmove.errors import DamagedArchive
 from ckptmove.formats.rebuild_calls import rebuild_call
 from ckptmove.model import TensorRecord
@@ -74,6 +75,18 @@ class _Slice(NamedTuple):
     end: int
 
 
+class _Parameter(NamedTuple):
+    """A whole parameter.
+
+    Attributes:
+        shape: its shape.
+        slices: where its elements are, in order.
+    """
+
+    shape: tuple[int, ...]
+    slices: Sequence[_Slice]
+
+
 class _State(NamedTuple):
     """The state for one partition, which all ranks have.
 
@@ -93,11 +106,13 @@ class _Files(NamedTuple):
         name: its name in the file.
         ranks: files with partitions, by rank.
         models: files of the model states, by rank; of stages 1 and 2 only one.
+        experts: files of the experts of a model, by layer and number.
     """
 
     name: str
     ranks: Sequence[FilePart]
     models: Sequence[FilePart]
+    experts: Sequence[FilePart]
 
 
 def gather_partitions(checkpoint: OpenCheckpoint, limits: Limits) -> OpenCheckpoint | None:
@@ -127,24 +142,27 @@ def gather_partitions(checkpoint: OpenCheckpoint, limits: Limits) -> OpenCheckpo
 
 def _files(checkpoint: OpenCheckpoint) -> list[_Files]:
     """The files of the one ZeRO checkpoint in a directory, by model-parallel rank; empty if there is none."""
-    ranks: dict[str, dict[tuple[int, int], FilePart]] = {}
-    models: dict[str, dict[tuple[int, int], FilePart]] = {}
-    for part in checkpoint.parts:
+    ranks: dict[str, dict[tuple[int, ...], FilePart]] = {}
+    models: dict[str, dict[tuple[int, ...], FilePart]] = {}
+    experts: dict[str, dict[tuple[int, ...], FilePart]] = {}
+    for part in [one for one in checkpoint.parts if isinstance(one, FilePart)]:
         folder, _, name = part.name.rpartition("/")
-        optimizer, model = OPTIMIZER_FILE.fullmatch(name), MODEL_FILE.fullmatch(name)
-        if optimizer is not None and isinstance(part, FilePart):
+        optimizer, model, expert = (one.fullmatch(name) for one in (OPTIMIZER_FILE, MODEL_FILE, EXPERT_FILE))
+        if optimizer is not None:
             ranks.setdefault(folder, {})[int(optimizer[3]), int(optimizer[2])] = part
-        if model is not None and isinstance(part, FilePart):
+        if model is not None:
             models.setdefault(folder, {})[int(model[2]), int(model[1] or 0)] = part
+        if expert is not None:
+            experts.setdefault(folder, {})[int(expert[3]), int(expert[1] or 0), int(expert[2])] = part
     if not ranks:
         return []
     last = max(ranks, key=lambda folder: ([int(number) for number in _DIGITS.findall(folder)], folder))
     if len(ranks) > 1:
         raise NotGathered(checkpoint.path, "it holds several checkpoints", last)
-    own, states = ranks[last], models.get(last, {})
+    of_all = ranks[last], models.get(last, {}), experts.get(last, {})
     found = []
-    for rank in sorted({rank for rank, _ in own}):
-        of_rank = [[files[key] for key in sorted(files) if key[0] == rank] for files in (own, states)]
+    for rank in sorted({key[0] for key in ranks[last]}):
+        of_rank = [[files[key] for key in sorted(files) if key[0] == rank] for files in of_all]
         if not of_rank[1]:
             raise NotGathered(checkpoint.path, "its model states are in no file that is a checkpoint")
         found.append(_Files(f"mp_rank_{rank:02}", *of_rank))
@@ -167,32 +185,32 @@ class _Gathering:
         self._storages = storages
         self._state = self._pairs(self._kept(first.part).get(HOLDER), HOLDER)
         self._model = self._kept(files.models[0])
+        self._config = as_dict(self._model.get("ds_config")) or Dict([], [])
+        self._experts = [self._kept(part) for part in files.experts]
         algorithm = first.optimizer.algorithm
         if algorithm is not None and not is_elementwise(algorithm):
             raise NotGathered(self._path, f"{algorithm} keeps other state for a partition than for its parameters")
-        counted = self._state.get("partition_count")
-        if any(type(one) is int and one != len(self._ranks) for one in (counted, *items_of(counted))):
-            raise NotGathered(self._path, "the experts of its model are partitioned over fewer ranks than the rest")
         if any(len(one.partitions) != len(first.partitions) for one in self._ranks):
             raise NotGathered(self._path, "its ranks have partitions of different groups")
 
     def root(self) -> Value:
         """The new tree."""
-        shapes = self._shapes()
-        slices = [self._slices(index, own) for index, own in enumerate(shapes)]
+        stored = self._shapes()
+        experts = Experts(name for own in stored for name in own)
+        whole = [self._whole(index, own, experts) for index, own in enumerate(stored)]
         weights = {
-            name: self._gathered(shape, [rank.partitions[index] for rank in self._ranks], slices[index][name])
-            for index, own in enumerate(shapes)
-            for name, shape in own.items()
+            name: self._gathered(*parameter, [rank.partitions[index] for rank in self._ranks])
+            for index, own in enumerate(whole)
+            for name, parameter in own.items()
         }
         weights.update(self._frozen())
         module = self._pairs(self._model.get("module"), "module")
         shared = as_dict(self._model.get("shared_params")) or Dict([], [])
         sources = {key_text(name): key_text(source) for name, source, _ in shared.pairs()}
-        kept = {key_text(key): value for key, value, _ in module.pairs()}
+        kept = {key_text(key): value for one in (module, *self._experts) for key, value, _ in one.pairs()}
         found = {name: weights.get(sources.get(name, name), value) for name, value in kept.items()}
         found |= {name: value for name, value in weights.items() if name not in found}
-        values = {"module": _dict(found.items()), "optimizer": self._optimizer(shapes, slices)}
+        values = {"module": _dict(found.items()), "optimizer": self._optimizer(whole)}
         pairs = [(key, values.get(key_text(key), value)) for key, value, _ in self._model.pairs()]
         root = _dict((key, value) for key, value in pairs if key_text(key) not in _OF_PARTITIONS)
         set_devices(root, {})
@@ -241,17 +259,48 @@ class _Gathering:
     def _unfit(self) -> DamagedArchive:
         return DamagedArchive(self._path, "its partitions do not have the sizes in its param_shapes")
 
-    def _slices(self, index: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[_Slice]]:
+    def _whole(self, index: int, shapes: Mapping[str, tuple[int, ...]], experts: Experts) -> dict[str, _Parameter]:
+        """The parameters of a group, in the order of the script.
+
+        Args:
+            index: index of the partitions.
+            shapes: shapes of the parameters on the first rank, in the order of the partitions.
+            experts: the experts of the first rank.
+        """
+        shares = self._shares(index)
+        names = self._in_order(list(shapes), len(shares[0]))
+        try:
+            everywhere = (
+                experts.everywhere(names, len(shares)) if len(shares) > 1 else [(name, 0, name) for name in names]
+            )
+        except ValueError as error:
+            reason = "it partitions parameters over fewer ranks that are not of experts as its MoE layer names them"
+            raise NotGathered(self._path, reason) from error
+        slices = [self._slices(index, shapes, ranks) for ranks in shares]
+        return {name: _Parameter(shapes[own], slices[share][own]) for name, share, own in everywhere}
+
+    def _shares(self, index: int) -> list[range]:
+        """The ranks that share the partitions of the same parameters: all, or of experts those that have the same."""
+        counted, ranks = self._state.get("partition_count"), len(self._ranks)
+        each = items_of(counted)  # stages 1 and 2 count the partitions of each group
+        count = each[index] if index < len(each) else counted
+        if type(count) is not int or count == ranks:
+            return [range(ranks)]
+        if not each or count < 1 or ranks % count:
+            raise NotGathered(self._path, f"its parameters are in {count} partitions, and it has {ranks} ranks")
+        return shares_of(ranks, count, data_first=self._config.get("use_data_before_expert_parallelism") is True)
+
+    def _slices(self, index: int, shapes: Mapping[str, tuple[int, ...]], ranks: range) -> dict[str, list[_Slice]]:
         """Where the elements of each parameter of a partition are, in order."""
-        lengths = [rank.partitions[index].shape[0] for rank in self._ranks]
+        lengths = [self._ranks[rank].partitions[index].shape[0] for rank in ranks]
         found, end, padding = {}, 0, 0
         paddings = self._paddings(index, len(shapes))
         if self._is_stage_3:
             for name, shape in shapes.items():
                 numel = prod(shape)
                 each = ceil(numel / len(lengths))
-                ends = [min(each, max(numel - rank * each, 0)) for rank in range(len(lengths))]
-                found[name] = [_Slice(rank, end, end + own) for rank, own in enumerate(ends) if own]
+                ends = [min(each, max(numel - place * each, 0)) for place in range(len(lengths))]
+                found[name] = [_Slice(rank, end, end + own) for rank, own in zip(ranks, ends, strict=True) if own]
                 end += each
             if any(length != end for length in lengths):
                 raise self._unfit()
@@ -259,9 +308,10 @@ class _Gathering:
         starts = list(accumulate(lengths, initial=0))
         for (name, shape), padding in zip(shapes.items(), paddings, strict=True):
             start, end = end, end + prod(shape)
-            ranks = range(bisect_right(starts, start) - 1, min(bisect_left(starts, end), len(lengths)))
+            places = range(bisect_right(starts, start) - 1, min(bisect_left(starts, end), len(lengths)))
             found[name] = [
-                _Slice(rank, max(start - starts[rank], 0), min(end, starts[rank + 1]) - starts[rank]) for rank in ranks
+                _Slice(ranks[place], max(start - starts[place], 0), min(end, starts[place + 1]) - starts[place])
+                for place in places
             ]
             end += padding
         # The end of the last partition is padded to a multiple of this, or was cut off.
@@ -278,7 +328,7 @@ class _Gathering:
             raise self._unfit()
         return own
 
-    def _gathered(self, shape: tuple[int, ...], records: Sequence[TensorRecord], slices: Sequence[_Slice]) -> Value:
+    def _gathered(self, shape: tuple[int, ...], slices: Sequence[_Slice], records: Sequence[TensorRecord]) -> Value:
         """A new tensor of slices of the tensors of all ranks."""
         if any(record.dtype != records[0].dtype for record in records):
             raise NotGathered(self._path, "its ranks have different dtypes")
@@ -312,9 +362,7 @@ class _Gathering:
 
     # --- the optimizer -----------------------------------------------------------------------------------------------
 
-    def _optimizer(
-        self, shapes: Sequence[Mapping[str, tuple[int, ...]]], slices: Sequence[Mapping[str, list[_Slice]]]
-    ) -> Value:
+    def _optimizer(self, parameters: Sequence[Mapping[str, _Parameter]]) -> Value:
         """The state_dict of the optimizer with whole parameters, numbered in the order of its groups."""
         optimizer = self._ranks[0].optimizer
         name = optimizer.where.rpartition(".")[2]
@@ -327,37 +375,34 @@ class _Gathering:
         count = 0
         listed = [pairs for one in items_of(inner.get("param_groups")) if (pairs := as_dict(one)) is not None]
         for stored, group in zip(listed, optimizer.groups, strict=True):
-            owners = self._in_order([(name, key) for key in group.params for name in shapes[places[key]]])
+            owners = [(name, key) for key in group.params for name in parameters[places[key]]]
             numbers = range(count, count + len(owners))
             count = numbers.stop
             for number, (name, key) in zip(numbers, owners, strict=True):
                 own = states[key]
                 if own is not None:
-                    state.append((number, self._entry(own, shapes[places[key]][name], slices[places[key]][name])))
+                    state.append((number, self._entry(own, parameters[places[key]][name])))
             options = [(key, value) for key, value, _ in stored.pairs() if key != "params"]
             names: list[Value] = [name for name, _ in owners]
             groups.append(_dict([*options, ("params", _list(numbers)), ("param_names", _list(names))]))
         return _dict([("state", _dict(state)), ("param_groups", _list(groups))])
 
-    def _in_order(self, owners: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    def _in_order(self, names: list[str], ranks: int) -> list[str]:
         """The parameters of a group in the order of the script.
 
         ``round_robin_gradients`` puts them into another order (``_round_robin_reorder`` in stage_1_and_2.py).
         """
-        config = as_dict(self._model.get("ds_config"))
-        options = None if config is None else as_dict(config.get("zero_optimization"))
+        options = as_dict(self._config.get("zero_optimization"))
         if self._is_stage_3 or options is None or options.get("round_robin_gradients") is not True:
-            return owners
-        ranks = len(self._ranks)
-        places = [place for first in range(ranks) for place in range(first, len(owners), ranks)]
-        return [owner for _, owner in sorted(zip(places, owners, strict=True))]
+            return names
+        places = [place for first in range(ranks) for place in range(first, len(names), ranks)]
+        return [name for _, name in sorted(zip(places, names, strict=True))]
 
-    def _entry(self, state: _State, shape: tuple[int, ...], slices: Sequence[_Slice]) -> Value:
+    def _entry(self, state: _State, parameter: _Parameter) -> Value:
         """The state of one parameter. Its numbers have storages of their own, because a step changes them in place."""
         found = dict(state.scalars)
         for key, (own, is_whole) in state.tensors.items():
-            number = _Slice(0, 0, 1)
-            found[key] = self._gathered(shape, own, slices) if is_whole else self._gathered(own[0].shape, own, [number])
+            found[key] = self._gathered(*(parameter if is_whole else _Parameter(own[0].shape, [_Slice(0, 0, 1)])), own)
         return _dict(cast("Iterable[tuple[Value, Value]]", found.items()))
 
     def _state_of(self, key: str, index: int) -> _State | None:

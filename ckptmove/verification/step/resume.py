@@ -128,7 +128,7 @@ def resume(bench: Bench, group: ProcessGroup = ONE_PROCESS) -> tuple[CheckResult
     )
     sharding = sharding_of(inventory)
     if any(pairing.how == "flat" for _, pairing in bench.pairings):
-        sharding = ""  # a partition of ZeRO is a parameter with its state
+        sharding = ""  # a flat partition is a parameter with its state
     nothing = sharding or ("" if bench.pairings else NOTHING_TO_RESUME)
     # A case steps its model even if the file has nothing to resume.
     if bench.site.reason and (not nothing or bench.request.runs_training):
@@ -319,9 +319,7 @@ def _choose(bench: Bench, optimizer: OptimizerRecord, pairing: Pairing) -> Choic
     choice = choose_optimizer(optimizer, _override(bench, optimizer))
     if pairing.how != "flat" or not choice.name or is_elementwise(choice.name):
         return choice
-    return Choice(
-        reason=f"a step of {choice.name} is not elementwise, and a partition of ZeRO joins parts of parameters"
-    )
+    return Choice(reason=f"a step of {choice.name} is not elementwise, and a flat partition joins parts of parameters")
 
 
 def _override(bench: Bench, optimizer: OptimizerRecord) -> str | None:

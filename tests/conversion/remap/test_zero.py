@@ -35,7 +35,11 @@ def all_equal(one, other):
     return all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-@pytest.mark.parametrize("name", [name for name in zero_runs.REAL if name != "bf16-optimizer"])
+#: Runs without a reference: DeepSpeed does not gather them, or gathers them in the wrong order.
+WITHOUT_REFERENCE = {"bf16-optimizer", "experts-round-robin"}
+
+
+@pytest.mark.parametrize("name", [name for name in zero_runs.REAL if name not in WITHOUT_REFERENCE])
 def test_a_run_is_what_deepspeed_gathers(name, tmp_path):
     folder, reference = zero_runs.real(name, tmp_path / "run")
     found = gathered(folder, tmp_path / "run.pth")
@@ -50,9 +54,11 @@ def test_a_run_is_what_deepspeed_gathers(name, tmp_path):
     assert not found.keys() & {"param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params"}
 
 
-def test_what_deepspeed_itself_does_not_gather(tmp_path):
-    folder, _ = zero_runs.real("bf16-optimizer", tmp_path / "run")
-    stored = torch.load(folder / "global_step3" / "mp_rank_00_model_states.pt", weights_only=True)["module"]
+@pytest.mark.parametrize("name", sorted(WITHOUT_REFERENCE))
+def test_what_deepspeed_itself_does_not_gather(name, tmp_path):
+    folder, _ = zero_runs.real(name, tmp_path / "run")
+    files = [torch.load(path, weights_only=True) for path in folder.glob("*/*model_states.pt")]
+    stored = {key: value for file in files for key, value in file.get("module", file).items()}
     found = gathered(folder, tmp_path / "run.pth")["module"]
     assert {value.dtype for name, value in found.items() if name not in {"seen", "count"}} == {torch.float32}
     assert all_equal({name: value.to(stored[name].dtype) for name, value in found.items()}, dict(stored))
@@ -91,11 +97,10 @@ def test_other_options_apply_to_whole_parameters(tmp_path):
 
 def test_files_that_are_left_out_are_named(tmp_path):
     zero_runs.made(tmp_path / "run" / "global_step2")
-    expert = "layer_0_expert_1_mp_rank_00_model_states.pt"
-    for name, notes in (("a", 0), ("frozen", 1)):
-        torch.save({name: torch.ones(2)}, tmp_path / "run" / "global_step2" / expert)
-        assert len(ckptmove.convert(tmp_path / "run", output=tmp_path / "one.pth", force=True).notes) == notes
-    (tmp_path / "run" / "global_step2" / expert).unlink()
+    # A frozen parameter of an expert is in its own file only.
+    torch.save({"frozen": torch.ones(2)}, tmp_path / "run/global_step2/layer_0_expert_1_mp_rank_00_model_states.pt")
+    assert not ckptmove.convert(tmp_path / "run", output=tmp_path / "one.pth").notes
+    assert torch.load(tmp_path / "one.pth", weights_only=True)["module"]["frozen"].tolist() == [1, 1]
     torch.save({"cpu": torch.get_rng_state()}, tmp_path / "run" / "rng_state_0.pth")
     (note,) = ckptmove.convert(tmp_path / "run", output=tmp_path / "run.pth").notes
     assert note.endswith(": rng_state_0.pth")
@@ -105,6 +110,44 @@ def test_the_files_of_a_directory_are_kept_without_a_suffix(tmp_path):
     folder = zero_runs.made(tmp_path / "run")
     ckptmove.convert(folder, output=tmp_path / "out", to="cuda:0")
     assert len(list((tmp_path / "out").iterdir())) == 3
+
+
+EXPERT = "moe.deepspeed_moe.experts.deepspeed_experts"
+
+
+@pytest.mark.parametrize("is_data_first", [False, True])
+def test_experts_of_both_topologies(tmp_path, is_data_first):
+    """Four ranks, of which two have the same experts: two of four each, in two layers."""
+    mine = [{f"{layer}.{EXPERT}.{number}.w": (3, 2) for layer in "xy" for number in range(2)}]
+    values = [zero_runs.whole(seed, mine) for seed in (1, 2)]
+
+    def change(name, tree):
+        state = tree.get("optimizer_state_dict")
+        if state is not None:
+            rank = int(name.split("_")[3])
+            share, place = (rank // 2, rank % 2) if is_data_first else (rank % 2, rank // 2)
+            own = zero_runs.partitions(values[share], mine[0], 2, 2)[place]
+            inner = state["base_optimizer_state"]
+            inner["state"][1] = {"step": torch.tensor(2.0), "exp_avg": own * 2, "exp_avg_sq": own * 3}
+            inner["param_groups"].append({**inner["param_groups"][0], "params": [1], "moe": True, "name": "ep_size_2"})
+            state["single_partition_of_fp32_groups"].append(own)
+            state["group_paddings"].append(0)
+            state["partition_count"] = [4, 2]
+        else:
+            tree["param_shapes"].append({key: torch.Size(shape) for key, shape in mine[0].items()})
+            tree["ds_config"] = {"use_data_before_expert_parallelism": is_data_first}
+
+    folder = zero_runs.made(tmp_path / "run", ranks=4, shapes=zero_runs.SHAPES[:1], change=change)
+    found = gathered(folder, tmp_path / "run.pth")
+    names = [f"{layer}.{EXPERT}.{number}.w" for layer in "xy" for number in range(4)]
+    assert found["optimizer"]["param_groups"][1]["param_names"] == names
+    first = by_name(found["optimizer"], "exp_avg")
+    for name in names:
+        layer, number = name[0], int(name.split(".")[5])
+        expected = values[number // 2][f"{layer}.{EXPERT}.{number % 2}.w"]
+        assert torch.equal(found["module"][name], expected)
+        assert torch.equal(first[name], expected * 2)
+    assert ckptmove.diff(tmp_path / "run.pth", folder).same
 
 
 # --- made runs --------------------------------------------------------------------------------------------------------
@@ -228,7 +271,9 @@ def set_state(key, value):
 
 REFUSED = {
     "not elementwise": adafactor,
-    "experts": in_optimizers(partition_count=[2, 1]),
+    "fewer ranks, without experts": in_optimizers(partition_count=[2, 1]),
+    "fewer ranks, of all groups": in_optimizers(partition_count=1),
+    "no ranks": in_optimizers(partition_count=[0, 2]),
     "an object": in_optimizers(base_optimizer_state=argparse.Namespace(state={}, param_groups=[])),
     "no shapes": in_models(param_shapes=None),
     "no module": in_models(module=None),

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import AccessFailed, DamagedArchive, SourceChanged
 from ckptmove.formats.bare_pickle import BarePickle
@@ -358,3 +359,11 @@ def test_a_file_that_has_gone_is_said(make, tmp_path):
         (tmp_path / "c.pt").unlink()
         with pytest.raises(AccessFailed):
             stored.tensor(checkpoint.inventory.tensors[0])
+
+
+def test_keys_that_are_tuples_of_dtypes(tmp_path):
+    torch.save({(torch.bfloat16, torch.float32): torch.ones(2)}, tmp_path / "a.pt")
+    (record,) = ckptmove.inspect(tmp_path / "a.pt").inventory.tensors
+    assert record.name == "(torch.bfloat16, torch.float32)"
+    checks = {check.name: check.status for check in ckptmove.verify(tmp_path / "a.pt").checks}
+    assert checks["restore"] == "passed"

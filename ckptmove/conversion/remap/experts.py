@@ -1,0 +1,88 @@
+"""The experts of DeepSpeed's MoE layer, of which each rank of expert parallelism has a share.
+
+A rank numbers its own experts from 0. From deepspeed: ``_save_moe_checkpoint`` in runtime/engine.py,
+``_create_expert_and_data_parallel`` in utils/groups.py.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+#: The experts of a layer, the number of one, and the rest of the name.
+_NAME: Final = re.compile(r"(.*\.deepspeed_moe\.experts\.deepspeed_experts\.)(\d{1,9})(\..+)")
+
+
+class _Name(NamedTuple):
+    """The name of a parameter.
+
+    Attributes:
+        layer: prefix of all experts of its layer; empty if it is not of an expert.
+        number: number of the expert on its rank.
+        rest: the rest of the name.
+    """
+
+    layer: str
+    number: int
+    rest: str
+
+
+class Experts:
+    """The numbers of experts in a checkpoint."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """Count the experts of a rank.
+
+        Args:
+            names: names of parameters, with the numbers of one rank.
+        """
+        self._counts: dict[str, int] = {}
+        for layer, number, _ in map(_parsed, names):
+            if layer:
+                self._counts[layer] = max(self._counts.get(layer, 0), number + 1)
+
+    def everywhere(self, names: Sequence[str], shares: int) -> list[tuple[str, int, str]]:
+        """Name the parameters of all ranks in the order of a model that has all experts.
+
+        Args:
+            names: names of parameters of experts, with the numbers of one rank, in the order of the model.
+            shares: number of ranks of expert parallelism.
+
+        Returns:
+            For each parameter its name, its share, and its name there.
+
+        Raises:
+            ValueError: if a name is not of an expert.
+        """
+        found = []
+        for layer, own in groupby(map(_parsed, names), lambda name: name.layer):
+            if not layer:
+                raise ValueError
+            local = list(own)
+            for share in range(shares):
+                first = share * self._counts[layer]
+                found += [(f"{layer}{first + one}{rest}", share, f"{layer}{one}{rest}") for _, one, rest in local]
+        return found
+
+
+def shares_of(ranks: int, count: int, *, data_first: bool) -> list[range]:
+    """The data-parallel ranks with the same experts, for each rank of expert parallelism.
+
+    Args:
+        ranks: number of data-parallel ranks.
+        count: how many of them have the same experts; a divisor.
+        data_first: option ``use_data_before_expert_parallelism`` of DeepSpeed.
+    """
+    shares = ranks // count
+    if data_first:
+        return [range(share * count, (share + 1) * count) for share in range(shares)]
+    return [range(share, ranks, shares) for share in range(shares)]
+
+
+def _parsed(name: str) -> _Name:
+    match = _NAME.fullmatch(name)
+    return _Name("", 0, name) if match is None else _Name(match[1], int(match[2]), match[3])
