@@ -11,7 +11,6 @@ from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.checkpoint.elements import blocks, fills_extent, overlaps, raw_blocks
-from ckptmove.checkpoint.inventory.partitions import is_partitioned
 from ckptmove.checkpoint.open_checkpoint import side_by_side
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.state_dicts import WRAPPERS
@@ -19,17 +18,18 @@ from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.comparison.differences import Change, Criteria, Differences, Uncompared
 from ckptmove.comparison.gaps import gap_between
 from ckptmove.comparison.other_content import OtherContent
-from ckptmove.conversion.remap.errors import NotGathered
-from ckptmove.conversion.remap.zero import gather_partitions
-from ckptmove.errors import DamagedArchive, LimitExceeded
+from ckptmove.conversion.remap.expected import expected
+from ckptmove.errors import DamagedArchive, LimitExceeded, Refused, UsageError
+from ckptmove.formats.opening import container_class
 from ckptmove.io.cast import cast_blocks
 from ckptmove.io.contracts import CastSegment
+from ckptmove.moves import Remap
 from ckptmove.text import amount, some
 from ckptmove.torch_facts.devices import NO_DEVICE
 from ckptmove.torch_facts.dtypes import CAST_DOWN, PACKED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.comparison.counterparts import Counterparts, Stored
@@ -78,15 +78,37 @@ def compare(first: str, second: str, limits: Limits, measure: Measure, progress:
 
 
 def _gathered(one: OpenCheckpoint, other: OpenCheckpoint, limits: Limits) -> tuple[OpenCheckpoint, OpenCheckpoint]:
-    """Both sides; if one of them is a file, the partitions of ZeRO of the other are gathered as in that file."""
+    """Both sides; if only one of them is a file, the other as the file that ``convert`` writes for it, if it can."""
     files = [side for side in (one, other) if side.listing is None]
-    if len(files) != 1 or any(map(is_partitioned, files[0].inventory.optimizers)):
+    if len(files) != 1:
         return one, other
     try:
-        found = [gather_partitions(side, limits) or side if side.listing else side for side in (one, other)]
-    except (NotGathered, DamagedArchive):
+        found = [_as_file(side, files[0], limits) if side.listing else side for side in (one, other)]
+    except (UsageError, Refused, DamagedArchive):
         return one, other  # compared file by file
     return found[0], found[1]
+
+
+def _as_file(side: OpenCheckpoint, file: OpenCheckpoint, limits: Limits) -> OpenCheckpoint:
+    """What ``convert`` writes for a directory. Tensors of formats without devices still have none."""
+    found = expected(side, file, Remap(), limits)
+    if found is side or side.listing is None:
+        return found
+    known = {part.name: container_class(part.inventory.container).has_devices for part in side.parts}
+    (part,) = found.parts
+    tensors = tuple(
+        one if _has_device(one.storage or "", known) else one._replace(device=NO_DEVICE)
+        for one in part.inventory.tensors
+    )
+    part.inventory = replace(part.inventory, tensors=tensors)
+    return replace(found, inventory=part.inventory, others=side.others)
+
+
+def _has_device(key: str, known: Mapping[str, bool]) -> bool:
+    """Whether the file of a storage, whose path begins its key, stores devices."""
+    while key and key not in known:
+        key = key.rpartition("/")[0]
+    return known.get(key, True)
 
 
 class TensorComparison:

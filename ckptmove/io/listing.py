@@ -169,6 +169,10 @@ class Listing:
         """
         return open_source(self.full(path))
 
+    def read_ahead(self, paths: Iterable[str]) -> Iterator[str]:
+        """The paths, in order; those at URLs are requested before they are returned, several at once."""
+        return iter(paths)
+
     def disk(self, file: ListedFile) -> DiskPlace | None:
         """Place of the bytes of a file; None if they are compressed, which a directory never does."""
         return DiskPlace(self.full(file.path), 0, file.stamp)

@@ -97,6 +97,7 @@ def verify_checkpoint(
     cases = tuple(name for name, asked_for in own if asked_for is not None)
     with ExitStack() as until_compared, ExitStack() as stack:
         original: OpenCheckpoint | None = None
+        is_changed = False
         source: Inventory | None = None
         if request.against is not None:
             # An original that cannot be read is an error of the input, not an outcome.
@@ -106,7 +107,9 @@ def verify_checkpoint(
         copy = stack.enter_context(copy_of_sample(request.path))
         checkpoint = stack.enter_context(open_checkpoint(request.path, limits, keep_trees=True, copy=copy))
         if original is not None:
-            _refuse_stranger(checkpoint, original, expected(original, checkpoint, request.remap, limits))
+            converted = expected(original, checkpoint, request.remap, limits)
+            _refuse_stranger(checkpoint, original, converted)
+            is_changed = converted is not original
         limit_tensor_sizes(checkpoint, limits)
         nbytes += checkpoint.nbytes
         timeout = _SCRIPT_SECONDS if request.timeout is None and request.script is not None else request.timeout
@@ -120,7 +123,7 @@ def verify_checkpoint(
         asked = filled(checkpoint, copy, asked, progress)
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with ExitStack() as running:
-            process = _start(running, command, asked, checkpoint, original)
+            process = _start(running, command, asked, checkpoint, original, is_changed=is_changed)
             del original  # the child has it, or reads it again
             until_compared.close()
             facts = None if asked.sample else checkpoint.check(progress, asked.jobs or 1)
@@ -151,10 +154,14 @@ def _start(
     asked: VerifyRequest,
     checkpoint: OpenCheckpoint,
     original: OpenCheckpoint | None,
+    *,
+    is_changed: bool,
 ) -> Process:
-    """Start the child process: a fork, which has the open files, or else a new one."""
+    """Start the child process: a fork, which has the open files, or else a new one.
+
+    It is a new one if the trees of the original were changed by a comparison.
+    """
     is_other = bool(command) or asked.runs_own_code or asked.is_partial or "torch" in sys.modules
-    is_changed = asked.remap != Remap()  # the comparison has changed the trees of the original
     if not (is_other or is_changed) and can_fork():
 
         def load() -> Callable[[], None]:

@@ -8,11 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
 
 import pytest
+from http_server import serving
 
 from ckptmove.cli import main as door
 from ckptmove.cli import signals
@@ -396,3 +398,29 @@ def test_only_a_process_that_ends_is_left_deaf(ends):
         signal.signal(signal.SIGHUP, before)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.mark.no_cover
+@each
+def test_a_request_that_is_not_answered(tmp_path, number) -> None:
+    """asyncio would write a line for the request when Python exits."""
+    asked, ended = threading.Event(), threading.Event()
+
+    def stall(handler):
+        handler.send_response(206)
+        handler.send_header("Content-Range", "bytes 0-99999/1000000")
+        handler.send_header("Content-Length", "100000")
+        handler.end_headers()
+        handler.wfile.write(b"begun")
+        asked.set()
+        ended.wait(60)
+        handler.close_connection = True
+        return True
+
+    with serving(tmp_path) as server:
+        server.faults.append(stall)
+        patch = "import os\nos.environ['NO_PROXY'] = '127.0.0.1'\n"
+        words = ["inspect", f"{server.url}/a.pth"]
+        code, out, err = interrupted(patch + "import sys\n", words, number, until=lambda: asked.wait(30))
+        ended.set()
+    assert (code, out, err) == (CODES[number], "", f"error: {WORDS[number]}\n")

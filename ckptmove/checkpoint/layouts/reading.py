@@ -194,9 +194,10 @@ class Reader:
         return set()
 
     def _read_files(self, files: Iterable[ListedFile]) -> None:
-        for file in files:
+        by_path = {file.path: file for file in files}
+        for path in self._listing.read_ahead(by_path):
             with self._tolerating():
-                self._read_file(file)
+                self._read_file(by_path[path])
 
     def _read_file(self, file: ListedFile) -> None:
         self._looked_at += 1

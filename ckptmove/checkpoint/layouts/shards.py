@@ -107,7 +107,9 @@ class ShardsPart(PiecedPart):
         self._spans: dict[tuple[str, str], Span] = {}
         pieces: dict[str, list[ShardPiece]] = {}
         counts: dict[str, int] = {}
-        for file in folder.files:
+        by_path = {file.path: file for file in folder.files}
+        for path in listing.read_ahead(by_path):
+            file = by_path[path]
             with naming(listing.full(file.path)), closing(files.source(file.path)) as source:
                 container, _, inventory, *_ = read_file(source, limits, tree="inventory")
                 if not isinstance(container, SafetensorsFile):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ckptmove.errors import LimitExceeded, MissingFile, SourceChanged
+from ckptmove.io.at_once import at_once, started
 from ckptmove.io.contracts import Traffic
 from ckptmove.io.leftovers import is_unfinished
 from ckptmove.io.listing import DEEPEST, ListedFile, ListedFolder, Listing
@@ -20,7 +24,8 @@ from ckptmove.io.remote.source import RemoteSource
 from ckptmove.io.walk import WalkedFile, fingerprint, is_left_out
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
     from ckptmove.io.remote.partial_copy import PartialCopy
     from ckptmove.io.remote.source import RemoteFile
@@ -40,6 +45,10 @@ _ATTEMPTS: Final = {"retries": {"mode": "standard", "total_max_attempts": 2}}
 _READABLE: Final = 0o644
 #: Files of a directory that are kept after they were read.
 _MOST_OPENED: Final = 64
+#: Files of a directory that are requested at once.
+_AHEAD: Final = 16
+#: Beginning of a zip archive, whose directory is at its end.
+_ZIP: Final = b"PK"
 _SEARCHABLE: Final = 0o755
 #: Endings of files next to checkpoints that are text: to see that, each would take a request.
 _TEXTS: Final = (".json", ".jsonl", ".md", ".txt", ".log", ".py", ".yaml", ".yml", ".toml", ".csv", ".jinja")
@@ -66,7 +75,23 @@ def find_place(address: Address) -> RemotePath:
         if address.scheme not in known:
             raise UnknownScheme(str(address), address.scheme, *get_close_matches(address.scheme, known, n=1) or [""])
         options = {} if address.scheme in conf else _options(address)
-        return RemotePath(*url_to_fs(address.scheme + address.url[len(address.scheme) :], **options))
+        found = RemotePath(*url_to_fs(address.scheme + address.url[len(address.scheme) :], **options))
+        _end_silently()
+        return found
+
+
+@cache
+def _end_silently() -> None:
+    """Keep asyncio from writing a line at exit for each request that an interrupted program did not wait for."""
+    from fsspec.asyn import loop
+
+    atexit.register(_silence, loop)
+
+
+def _silence(loops: Sequence[Any]) -> None:
+    """Silence the event loop of fsspec: the first of a list, None until it is needed and after a fork."""
+    for loop in filter(None, loops):
+        loop.set_exception_handler(lambda _loop, _context: None)
 
 
 def _options(address: Address) -> dict[str, Any]:
@@ -214,6 +239,7 @@ class RemoteListing(Listing):
         opened: the files that were opened last. Inventory, objects and step counts are read in turn, and most files are
             answered from one window.
         versions: the version of each file when it was first opened.
+        begun: files that are read ahead, and not yet opened.
     """
 
     is_remote: ClassVar[bool] = True
@@ -223,6 +249,7 @@ class RemoteListing(Listing):
     copy: PartialCopy | None = None
     opened: dict[str, RemoteSource] = field(default_factory=dict)
     versions: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    begun: dict[str, Future[RemoteSource]] = field(default_factory=dict)
 
     def full(self, path: str) -> str:
         """URL of something in the directory, without credentials."""
@@ -237,14 +264,36 @@ class RemoteListing(Listing):
         """
         source = self.opened.pop(path, None)
         if source is None:
-            file = self._file(path)
-            if self.versions.setdefault(path, file.version) != file.version:
-                raise SourceChanged(file.path)
-            file = file if self.copy is None else self.copy.keep(file, path)
-            source = RemoteSource(file, self.traffic, is_shared=True)
+            begun = self.begun.pop(path, None)
+            source = self._source(path) if begun is None else begun.result()
         while len(self.opened) >= _MOST_OPENED:
             self.opened.pop(next(iter(self.opened)))
         self.opened[path] = source
+        return source
+
+    def _source(self, path: str) -> RemoteSource:
+        file = self._file(path)
+        if self.versions.setdefault(path, file.version) != file.version:
+            raise SourceChanged(file.path)
+        file = file if self.copy is None else self.copy.keep(file, path)
+        return RemoteSource(file, self.traffic, is_shared=True)
+
+    def read_ahead(self, paths: Iterable[str]) -> Iterator[str]:
+        """The paths, in order, after the first bytes of each file were requested, and the last ones of an archive.
+
+        Every reader requests these first, one after the other. An error is raised when its file is opened.
+        """
+        left = iter(paths)
+        while batch := [*islice(left, _AHEAD)]:
+            for path, found in zip(batch, [started(self._begun, path) for path in batch], strict=True):
+                self.begun[path] = found
+            yield from batch
+
+    def _begun(self, path: str) -> RemoteSource:
+        """A file whose windows are read."""
+        source = self._source(path)
+        if source.read(0, min(len(_ZIP), source.size)) == _ZIP:
+            source.read(source.size - 1, source.size)
         return source
 
     def is_text(self, path: str) -> bool:
@@ -326,13 +375,14 @@ def _listing(
     fs = place.fs
     files: list[ListedFile] = []
     addresses: dict[str, Address] = {}
-    heads: dict[str, HttpFile] = {}
-    for path, (name, listed) in found.items():
+    for path, (name, _) in found.items():
         addresses[path] = Address(fs.unstrip_protocol(name), RemotePath(fs, name))
-        nbytes = listed
-        if nbytes is None:  # the index of a web server has no sizes
-            heads[path] = HttpFile(addresses[path], fs, traffic)
-            nbytes = heads[path].size
+    # The index of a web server has no sizes.
+    unknown = [path for path, (_, listed) in found.items() if listed is None]
+    new = at_once(lambda path: HttpFile(addresses[path], fs, traffic), unknown, _AHEAD)
+    heads: dict[str, HttpFile] = dict(zip(unknown, new, strict=True))
+    for path, (_, listed) in found.items():
+        nbytes = heads[path].size if listed is None else listed
         is_hidden = any(folder.startswith(".") for folder in path.split("/")[:-1])
         files.append(ListedFile(path, int(nbytes), _READABLE, (0, 0, int(nbytes), 0), is_hidden))
     named = {""}

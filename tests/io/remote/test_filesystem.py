@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
 import shutil
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Thread
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove.errors import EmptyDirectory, LimitExceeded, MissingFile, SourceChanged
+from ckptmove.io.remote import filesystem
 from ckptmove.io.remote.address import Address
 from ckptmove.io.remote.errors import ArtifactAddress, RemoteFailed, RemoteMissing, UnknownScheme
 from ckptmove.io.remote.filesystem import RemoteListing, expand, find_place, open_remote
@@ -522,3 +524,53 @@ def test_a_file_of_the_hub(hub) -> None:
 def test_the_source_of_a_file_is_remote(memory) -> None:
     memory.pipe("/a.pth", DATA)
     assert isinstance(opened("memory://a.pth"), RemoteSource)
+
+
+def test_requests_that_are_not_awaited_are_silent_at_exit(caplog) -> None:
+    loop = asyncio.new_event_loop()
+    filesystem._silence([None])  # no request was made
+    filesystem._silence([loop])
+    loop.call_exception_handler({"message": "Task was destroyed but it is pending!"})
+    loop.close()
+    assert not caplog.records
+
+
+def test_files_of_a_folder_are_requested_at_once(server) -> None:
+    folder = server.root / "ahead"
+    folder.mkdir(exist_ok=True)
+    for at in range(4):
+        torch.save({f"{at}.w": torch.zeros(200_000)}, folder / f"pytorch_model-0000{at + 1}-of-00004.bin")
+    server.clear()
+    ckptmove.inspect(f"{server.url}/ahead/")
+    alone = len(server.log)
+    assert alone == 1 + 2 * 4
+    heads, tails = Barrier(4), Barrier(4)
+
+    def wait(handler):
+        if "Range" in handler.headers:
+            is_head = handler.headers["Range"].startswith("bytes=0-")
+            (heads if is_head else tails).wait(10)  # raises if the files are requested one after the other
+
+    server.clear()
+    server.faults.append(wait)
+    found = ckptmove.inspect(f"{server.url}/ahead/")
+    assert len(found.inventory.tensors) == 4
+    assert len(server.log) == alone
+
+
+def test_the_error_of_a_file_that_is_read_ahead_names_it(server) -> None:
+    folder = server.root / "lost"
+    folder.mkdir(exist_ok=True)
+    for at in range(3):
+        torch.save({f"{at}.w": torch.zeros(200_000)}, folder / f"pytorch_model-0000{at + 1}-of-00003.bin")
+
+    def deny(handler):
+        if "00002-of" not in handler.path or handler.headers["Range"].startswith("bytes=0-"):
+            return False
+        server.send(handler, 403, b"")
+        return True
+
+    server.faults.append(deny)
+    with pytest.raises(RemoteFailed, match="403 Forbidden") as caught:
+        ckptmove.inspect(f"{server.url}/lost/")
+    assert caught.value.path.endswith("lost/pytorch_model-00002-of-00003.bin")

@@ -158,3 +158,11 @@ def test_below_a_folder(save):
     path = save({"param_groups": [{**NATIVE, "step": 3}]}, folder="run/iter_0000007")
     (record,) = ckptmove.inspect(path.parent).inventory.optimizers
     assert (record.where, record.algorithm) == ("iter_0000007.optimizer", "AdamW")
+
+
+def test_one_file_is_the_same(save, tmp_path):
+    """The contents of ``common.pt`` are below the key ``common`` in one file."""
+    path = save({"param_groups": [{**NATIVE, "step": 3}]})
+    ckptmove.convert(path, output=tmp_path / "one.pth")
+    assert ckptmove.diff(path, tmp_path / "one.pth").same
+    assert ckptmove.diff(tmp_path / "one.pth", path).same
