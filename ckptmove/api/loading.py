@@ -74,8 +74,13 @@ def load(
     to, mapping = targets(None, None if is_meta else map_location)
     to = None if to is None else on_current_device(to)
     pairs = [(source, on_current_device(device)) for source, device in mapping.items()]
-    move = _changes(to, pairs, only, plain=plain) if to or pairs or only is not None or plain else None
-    request = LoadRequest(location(path), move, is_meta=is_meta, is_mapped=bool(mmap), limits=limits or Limits())
+    has_parts = only is not None or plain
+    is_to_cpu = to == "cpu" and not has_parts
+    has_changes = (to is not None and not is_to_cpu) or bool(pairs) or has_parts
+    move = _changes(to, pairs, only, plain=plain) if has_changes else None
+    request = LoadRequest(
+        location(path), move, is_to_cpu, is_meta=is_meta, is_mapped=bool(mmap), limits=limits or Limits()
+    )
     return load_checkpoint(request)
 
 

@@ -12,6 +12,7 @@ from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError
 from ckptmove.formats.opening import container_class
 from ckptmove.limits import Limits
+from ckptmove.pickles.tree import Dict, nodes
 from ckptmove.verification.loading.errors import NotLoadable, NotRebuilt, NotWeightsOnly
 from ckptmove.verification.loading.objects import NotAllowed, build
 from ckptmove.verification.loading.storages import Storages
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 
 #: Characters of torch's message, which can list every backend.
 _LONGEST: Final = 200
+#: Names in a pickle whose objects have no device of their own, next to storages.
+_WITHOUT_DEVICE: Final = frozenset({
+    "collections.OrderedDict", "torch.Size", "torch._utils._rebuild_parameter", "torch._utils._rebuild_tensor_v2",
+})  # fmt: skip
+#: Options of an optimizer that a move can change, as keys or as ends of keys.
+_FLAGS: Final = ("capturable", "fused")
 #: Errors of torch's rebuild functions. A device that torch was not compiled for is an AssertionError.
 _REJECTED: Final = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
@@ -46,6 +53,7 @@ class LoadRequest(NamedTuple):
     Attributes:
         path: a file, a directory or an archive.
         move: its moves and changes; None without any.
+        is_to_cpu: whether it moves to the CPU, without other changes; ``move`` is None then.
         is_meta: whether every tensor is on the meta device, without bytes.
         is_mapped: whether tensors that stay on the CPU are mapped from the files, instead of read into memory.
         limits: resource limits for reading it.
@@ -53,6 +61,7 @@ class LoadRequest(NamedTuple):
 
     path: str
     move: MoveRequest | None = None
+    is_to_cpu: bool = False
     is_meta: bool = False
     is_mapped: bool = False
     limits: Limits = Limits()
@@ -63,8 +72,21 @@ class LoadRequest(NamedTuple):
 _Prepared: TypeAlias = "tuple[Value, Mapping[str, tuple[OpenPart, StorageRef]], Mapping[str, str]]"
 
 
+class _NotAlone(Exception):
+    """More than storages changes with a move to the CPU, which only a plan finds."""
+
+
 def load_checkpoint(request: LoadRequest) -> Any:
     """Run a request of :func:`ckptmove.load`; errors as there."""
+    try:
+        return _loaded(request)
+    except _NotAlone:
+        from ckptmove.moves import MoveRequest
+
+        return _loaded(request._replace(move=MoveRequest("cpu"), is_to_cpu=False))
+
+
+def _loaded(request: LoadRequest) -> Any:
     path = request.path
     with naming(path), ExitStack() as stack:
         checkpoint = stack.enter_context(
@@ -97,7 +119,23 @@ def _prepared(checkpoint: OpenCheckpoint, request: LoadRequest) -> _Prepared:
         return _remapped(checkpoint, request)
     part = checkpoint.file
     homes = {storage.key: (part, storage) for storage in inventory.storages}
-    return (part.tree(), homes, {}) if request.move is None else _moved(part, homes, request.move)
+    if request.move is not None:
+        return _moved(part, homes, request.move)
+    if request.is_to_cpu and not _moves_alone(part.tree(), inventory.globals):
+        raise _NotAlone
+    devices = [storage for storage in inventory.storages if storage.device != "meta"] if request.is_to_cpu else ()
+    return part.tree(), homes, {storage.key: "cpu" for storage in devices}
+
+
+def _moves_alone(root: Value, uses: Iterable[GlobalUse]) -> bool:
+    """Whether storages move to the CPU alone: no option of an optimizer changes, and no device is named elsewhere.
+
+    It may be False for others too: a plan finds the same. Most loads need neither the plan nor the whole inventory.
+    """
+    if not all(use.name in _WITHOUT_DEVICE or use.name.endswith("Storage") for use in uses):
+        return False
+    pairs = (pair for node in nodes(root) if type(node) is Dict for pair in node.pairs())
+    return not any(value is True and str(key).endswith(_FLAGS) for key, value, _ in pairs)
 
 
 def _moved(part: FilePart, homes: Mapping[str, tuple[OpenPart, StorageRef]], move: MoveRequest) -> _Prepared:
@@ -125,7 +163,7 @@ def _remapped(checkpoint: OpenCheckpoint, request: LoadRequest) -> _Prepared:
     from ckptmove.conversion.remap.remapping import remap
     from ckptmove.moves import MovePlan, MoveRequest
 
-    move = request.move or MoveRequest(None)
+    move = request.move or MoveRequest("cpu" if request.is_to_cpu else None)
     plan = plan_before_remap(checkpoint.inventory, move) if move.to or move.mapping else MovePlan(move)
     remapped = remap(checkpoint, plan, request.limits, as_file=True)
     if plan.edits:

@@ -61,6 +61,7 @@ def test_every_sample_that_torch_loads(name) -> None:
     if theirs is not None:
         assert loaded_differences(theirs, ours) == REMAPPED.get(name, [])
         assert loaded_differences(ours, ckptmove.load(SAMPLES / name, "cpu", mmap=True)) == []
+        assert loaded_differences(ours, ckptmove.load(SAMPLES / name, {"*": "cpu"})) == []
     theirs, ours = both(SAMPLES / name, map_location=None)
     if theirs is not None:
         assert loaded_differences(theirs, ours) == []
@@ -286,8 +287,9 @@ def test_the_file_may_be_saved_again_while_its_tensors_are_in_use(tmp_path) -> N
     assert loaded_differences(before, torch.load(path)) == []
 
 
-def test_without_changes_no_module_for_them_is_imported() -> None:
-    loaded = f"ckptmove.load({str(SAMPLES / 'tutorial-sgd-cpu.pth')!r}, mmap=True)"
+@pytest.mark.parametrize("map_location", [None, "cpu"])
+def test_without_other_changes_no_module_for_them_is_imported(map_location) -> None:
+    loaded = f"ckptmove.load({str(SAMPLES / 'tutorial-sgd-cpu.pth')!r}, {map_location!r}, mmap=True)"
     code = f"import sys, ckptmove; {loaded}; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     rooms = ("ckptmove.checkpoint.inventory", "ckptmove.conversion", "ckptmove.moves", "ckptmove.verification")
