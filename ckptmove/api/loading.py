@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckptmove.api.arguments import FilePath, MapLocation
+    from ckptmove.moves import MoveRequest
 
 
 @hinted()
@@ -73,11 +74,23 @@ def load(
     to, mapping = targets(None, None if is_meta else map_location)
     to = None if to is None else on_current_device(to)
     pairs = [(source, on_current_device(device)) for source, device in mapping.items()]
+    has_parts = only is not None or plain
+    is_to_cpu = to == "cpu" and not has_parts
+    has_changes = (to is not None and not is_to_cpu) or bool(pairs) or has_parts
+    move = _changes(to, pairs, only, plain=plain) if has_changes else None
+    request = LoadRequest(
+        location(path), move, is_to_cpu, is_meta=is_meta, is_mapped=bool(mmap), limits=limits or Limits()
+    )
+    return load_checkpoint(request)
+
+
+def _changes(
+    to: str | None, pairs: Sequence[tuple[str, str]], only: str | Sequence[str] | None, *, plain: bool
+) -> MoveRequest:
+    """What changes between the file and memory. A load without changes needs none of the modules for them."""
     # A tensor on the meta device has no bytes: load can move it there, and convert cannot.
     parsed = [(parse_pair(source, "cpu" if device == "meta" else device), device) for source, device in pairs]
     remap = remap_of({"only": only, "plain": plain})
-    move = move_request(to, {}, (), cast=False, rewrite_strings=False, remap=remap)._replace(
+    return move_request(to, {}, (), cast=False, rewrite_strings=False, remap=remap)._replace(
         mapping=tuple((glob, device if device == "meta" else target) for (glob, target), device in parsed)
     )
-    request = LoadRequest(location(path), move, is_meta=is_meta, is_mapped=bool(mmap), limits=limits or Limits())
-    return load_checkpoint(request)

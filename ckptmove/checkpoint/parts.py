@@ -10,9 +10,6 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, cast
 
-from ckptmove.checkpoint.elements import StoredBytes, blocks, extent_span
-from ckptmove.checkpoint.inventory.budget import Budget
-from ckptmove.checkpoint.inventory.build import build_inventory
 from ckptmove.checkpoint.naming import naming
 from ckptmove.errors import DamagedArchive, DamagedPickle, DistributedFile, LimitExceeded, UnreadableInput
 from ckptmove.formats.opening import container_of
@@ -24,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from ckptmove.checkpoint.directories import FileRecord
+    from ckptmove.checkpoint.elements import StoredBytes
+    from ckptmove.checkpoint.inventory.budget import Budget
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.layouts.open_files import OpenFiles
     from ckptmove.formats.contract import Container
@@ -34,8 +33,9 @@ if TYPE_CHECKING:
     from ckptmove.pickles.state import Machine
     from ckptmove.pickles.tree import Value
 
-#: What a tree is for: an edit; building its objects; or nothing after the inventory.
-TreeUse: TypeAlias = Literal["edit", "build", "inventory"]
+#: What a tree is for: an edit; building its objects; the same, next to an inventory of the storages alone; or nothing
+#: after the inventory.
+TreeUse: TypeAlias = Literal["edit", "build", "objects", "inventory"]
 #: Codes of ``struct`` for the dtypes of step counts and learning rates.
 _FORMATS: Final = {"float16": "e", "float32": "f", "float64": "d", "int32": "i", "int64": "q"}
 #: Kinds of tensors whose value is their element.
@@ -166,6 +166,8 @@ class OpenPart(ABC):
 
     def bytes_of(self, record: TensorRecord) -> tuple[StoredBytes, Span] | None:
         """Storage of a dense tensor, and the tensor's span in it; None if bytes are missing or encoded."""
+        from ckptmove.checkpoint.elements import extent_span
+
         key = self.own_key(record)
         stored = None if key is None else self.storage(key)
         span = None if stored is None else extent_span(stored.span, record)
@@ -178,6 +180,8 @@ class OpenPart(ABC):
             return None
         if self.disk is None and not (self.is_assembled or self.is_remote):
             return None  # a compressed member of an archive would be inflated again
+        from ckptmove.checkpoint.elements import blocks
+
         try:
             found = self.bytes_of(record)
             data = b"" if found is None else next(blocks(found[0], record, found[1]), b"")
@@ -258,13 +262,20 @@ def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> 
         if tree != "edit":
             # Damage is reported as by the reading of every operation.
             with suppress(DamagedPickle, NeedsEveryOperation):
-                content = _content(container, container.read_compact(), limits, keep_tree=tree == "build")
-                return content if tree == "build" else content._replace(machine=None)
-        return _content(container, container.read(), limits)
+                content = _content(container, container.read_compact(), limits, tree)
+                return content if tree != "inventory" else content._replace(machine=None)
+        return _content(container, container.read(), limits, "edit")
 
 
-def _content(container: Container, machine: Machine, limits: Limits, *, keep_tree: bool = True) -> FileContent:
-    inventory = build_inventory(container, machine, limits, keep_tree=keep_tree)
+def _content(container: Container, machine: Machine, limits: Limits, tree: TreeUse) -> FileContent:
+    if tree == "objects" and container.has_devices:
+        from ckptmove.checkpoint.inventory.storages import storage_inventory
+
+        inventory = storage_inventory(container, machine)
+    else:
+        from ckptmove.checkpoint.inventory.build import build_inventory
+
+        inventory = build_inventory(container, machine, limits, keep_tree=tree != "inventory")
     return FileContent(container, machine, inventory, machine.data_bytes, machine.end - machine.begin)
 
 
@@ -365,6 +376,8 @@ class FilePart(OpenPart):
         return self._few_spans[key]
 
     def storage(self, key: str) -> StoredBytes | None:
+        from ckptmove.checkpoint.elements import StoredBytes
+
         span = self.span(key)
         return None if span is None else StoredBytes(self.source, span, self.byteorder)
 
@@ -401,6 +414,8 @@ class FilePart(OpenPart):
         return () if self._files is None else self._files.listing.flaws(self.name)
 
     def budget(self) -> Budget:
+        from ckptmove.checkpoint.inventory.budget import Budget
+
         return Budget(*self._budget)
 
     def extras(self) -> Mapping[str, bytes]:

@@ -52,8 +52,8 @@ GUARDED_MODULES = {
     "importlib": "verification/run.py verification/case/user_code.py verification/step/optimizer_class.py",
     # write bytes of tensors, and the output of the user's script; find the folder of generated files
     "tempfile": "io/spool.py io/remote/partial_copy.py verification/case/script.py verification/case/user_code.py",
-    # end a script that does not end; run the exit functions of the child
-    "atexit": "verification/case/script.py verification/processes/child.py",
+    # end a script that does not end; run the exit functions of the child; silence the event loop of fsspec
+    "atexit": "io/remote/filesystem.py verification/case/script.py verification/processes/child.py",
     "urllib": "cli/render/sarif.py io/remote/address.py",  # quotes a path, splits URLs
     "socket": "io/remote/failures.py verification/mesh/meeting.py",  # names an error; connects the ranks of one run
     "secrets": "verification/mesh/meeting.py",  # makes the token that a rank has to know

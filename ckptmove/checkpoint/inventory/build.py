@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -12,11 +11,12 @@ from ckptmove.checkpoint.inventory.megatron import gathered_optimizers, is_state
 from ckptmove.checkpoint.inventory.mentions import code_mentions
 from ckptmove.checkpoint.inventory.partitions import of_partitions
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, string_keys
+from ckptmove.checkpoint.inventory.storages import judged
 from ckptmove.checkpoint.inventory.walk import Walk
 from ckptmove.checkpoint.roles import role_of_key
 from ckptmove.checkpoint.trainers import read_counters, trainer_by_classes, trainer_by_keys
 from ckptmove.errors import DamagedPickle, LimitExceeded
-from ckptmove.model import ArchiveFact, GlobalUse, Inventory, Mention
+from ckptmove.model import ArchiveFact, Inventory, Mention
 from ckptmove.pickles.tree import Call, Global, Persistent, nodes
 from ckptmove.torch_facts.weights_only import classify, dangerous, modern_name
 
@@ -81,7 +81,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
         tensors=tuple(walk.tensors),
         storages=storages,
         mentions=tuple(mentions),
-        globals=tuple(map(partial(_judged, opened=container.opened), names)),
+        globals=judged(names, container),
         foreign_opcodes=tuple(_opcode_name(code) for code in machine.foreign),
         filled_classes=tuple(sorted(map(modern_name, machine.filled - {""}))),
         optimizers=optimizers,
@@ -139,11 +139,6 @@ def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickl
 def _root_keys(root: Value) -> tuple[str, ...]:
     pairs = as_dict(root)
     return tuple(key_text(key) for key in pairs.keys()) if pairs is not None else ()
-
-
-def _judged(name: str, opened: frozenset[str]) -> GlobalUse:
-    """Classify a global; names whose calls the container has read itself are not dangerous."""
-    return classify(name)._replace(verdict="unknown") if name in opened else classify(name)
 
 
 def _trailing_bytes(machine: Machine) -> tuple[ArchiveFact, ...]:

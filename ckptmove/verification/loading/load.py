@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch
 
@@ -12,8 +12,7 @@ from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError
 from ckptmove.formats.opening import container_class
 from ckptmove.limits import Limits
-from ckptmove.moves import MovePlan, MoveRequest, Remap
-from ckptmove.torch_facts.devices import unsupported_dtypes
+from ckptmove.pickles.tree import Dict, nodes
 from ckptmove.verification.loading.errors import NotLoadable, NotRebuilt, NotWeightsOnly
 from ckptmove.verification.loading.objects import NotAllowed, build
 from ckptmove.verification.loading.storages import Storages
@@ -22,13 +21,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
-    from ckptmove.checkpoint.parts import OpenPart, TreeUse
+    from ckptmove.checkpoint.parts import FilePart, OpenPart, TreeUse
     from ckptmove.model import GlobalUse, StorageRef
+    from ckptmove.moves import MoveRequest
     from ckptmove.pickles.tree import Value
 
 
 #: Characters of torch's message, which can list every backend.
 _LONGEST: Final = 200
+#: Names in a pickle whose objects have no device of their own, next to storages.
+_WITHOUT_DEVICE: Final = frozenset({
+    "collections.OrderedDict", "torch.Size", "torch._utils._rebuild_parameter", "torch._utils._rebuild_tensor_v2",
+})  # fmt: skip
+#: Options of an optimizer that a move can change, as keys or as ends of keys.
+_FLAGS: Final = ("capturable", "fused")
 #: Errors of torch's rebuild functions. A device that torch was not compiled for is an AssertionError.
 _REJECTED: Final = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
@@ -46,52 +52,57 @@ class LoadRequest(NamedTuple):
 
     Attributes:
         path: a file, a directory or an archive.
-        move: its moves and changes.
+        move: its moves and changes; None without any.
+        is_to_cpu: whether it moves to the CPU, without other changes; ``move`` is None then.
         is_meta: whether every tensor is on the meta device, without bytes.
         is_mapped: whether tensors that stay on the CPU are mapped from the files, instead of read into memory.
         limits: resource limits for reading it.
     """
 
     path: str
-    move: MoveRequest
+    move: MoveRequest | None = None
+    is_to_cpu: bool = False
     is_meta: bool = False
     is_mapped: bool = False
     limits: Limits = Limits()
 
 
-class _Prepared(NamedTuple):
-    """A tree to build objects from.
+#: A tree to build objects from; part and description of each storage by key; and new devices of storages by key, if
+#: their persistent ids have the old ones.
+_Prepared: TypeAlias = "tuple[Value, Mapping[str, tuple[OpenPart, StorageRef]], Mapping[str, str]]"
 
-    Attributes:
-        root: the tree, with the new devices of its storages in the persistent ids.
-        homes: part and description of each storage, by key.
-        devices: new devices of storages whose persistent ids have the old ones, by key.
-    """
 
-    root: Value
-    homes: Mapping[str, tuple[OpenPart, StorageRef]]
-    devices: Mapping[str, str]
+class _NotAlone(Exception):
+    """More than storages changes with a move to the CPU, which only a plan finds."""
 
 
 def load_checkpoint(request: LoadRequest) -> Any:
     """Run a request of :func:`ckptmove.load`; errors as there."""
+    try:
+        return _loaded(request)
+    except _NotAlone:
+        from ckptmove.moves import MoveRequest
+
+        return _loaded(request._replace(move=MoveRequest("cpu"), is_to_cpu=False))
+
+
+def _loaded(request: LoadRequest) -> Any:
     path = request.path
-    tree: TreeUse = "edit" if _is_remapping(request.move) else "build"
     with naming(path), ExitStack() as stack:
-        checkpoint = stack.enter_context(open_checkpoint(path, request.limits, keep_trees=True, tree=tree))
+        checkpoint = stack.enter_context(
+            open_checkpoint(path, request.limits, keep_trees=True, tree=_use(request.move))
+        )
         for part in checkpoint.parts:
             if container_class(part.inventory.container).has_code:
                 raise NotLoadable(part.path, part.inventory.container)
-        prepared, uses = _prepared(checkpoint, request), checkpoint.inventory.globals
+        (root, homes, devices), uses = _prepared(checkpoint, request), checkpoint.inventory.globals
         # The inventory takes as much memory as the tree, and is not needed to build the objects.
         for part in checkpoint.parts:
             part.forget_tensors()
         del checkpoint
-        with Storages(
-            prepared.homes, prepared.devices, is_meta=request.is_meta, is_mapped=request.is_mapped
-        ) as storages:
+        with Storages(homes, devices, is_meta=request.is_meta, is_mapped=request.is_mapped) as storages:
             try:
-                return build(prepared.root, storages.storage)
+                return build(root, storages.storage, request.limits.depth)
             except NotAllowed as error:
                 raise _refusal(path, uses, str(error)) from None
             except CkptMoveError:
@@ -101,45 +112,76 @@ def load_checkpoint(request: LoadRequest) -> Any:
 
 
 def _prepared(checkpoint: OpenCheckpoint, request: LoadRequest) -> _Prepared:
-    """The tree with its changes. What many calls do without is imported here, which takes a tenth of a second."""
-    inventory, move = checkpoint.inventory, request.move
-    is_move = move.to is not None or bool(move.mapping)
-    plan = MovePlan(move)
+    """The tree with its changes."""
+    inventory = checkpoint.inventory
     has_devices = checkpoint.listing is None and container_class(inventory.container).has_devices
-    if has_devices and not _is_remapping(move):
-        part, root = checkpoint.file, checkpoint.file.tree()
-        homes = {storage.key: (part, storage) for storage in inventory.storages}
-        if is_move:
-            from ckptmove.conversion.plan import plan_move
+    if not has_devices or _use(request.move) == "edit":
+        return _remapped(checkpoint, request)
+    part = checkpoint.file
+    homes = {storage.key: (part, storage) for storage in inventory.storages}
+    if request.move is not None:
+        return _moved(part, homes, request.move)
+    if request.is_to_cpu and not _moves_alone(part.tree(), inventory.globals):
+        raise _NotAlone
+    devices = [storage for storage in inventory.storages if storage.device != "meta"] if request.is_to_cpu else ()
+    return part.tree(), homes, {storage.key: "cpu" for storage in devices}
 
-            plan = plan_move(inventory, move)
-        # The devices of storages are looked up, which is faster than to change them in the tree.
-        rest = plan._replace(edits=tuple(edit for edit in plan.edits if edit.storage not in homes))
-        if not rest.is_empty:
-            from ckptmove.conversion.remap.combine import move_tree
 
-            move_tree(root, rest)
-        if move.remap.only:
-            from ckptmove.conversion.remap.select import select
+def _moves_alone(root: Value, uses: Iterable[GlobalUse]) -> bool:
+    """Whether storages move to the CPU alone: no option of an optimizer changes, and no device is named elsewhere.
 
-            root, _ = select(root, inventory, move.remap)
-        return _Prepared(root, homes, {edit.storage: edit.target for edit in plan.edits})
+    It may be False for others too: a plan finds the same. Most loads need neither the plan nor the whole inventory.
+    """
+    if not all(use.name in _WITHOUT_DEVICE or use.name.endswith("Storage") for use in uses):
+        return False
+    pairs = (pair for node in nodes(root) if type(node) is Dict for pair in node.pairs())
+    return not any(value is True and str(key).endswith(_FLAGS) for key, value, _ in pairs)
+
+
+def _moved(part: FilePart, homes: Mapping[str, tuple[OpenPart, StorageRef]], move: MoveRequest) -> _Prepared:
+    """A tree with other devices, or some of its parts. The devices of storages are looked up: edits are slower."""
+    from ckptmove.conversion.plan import plan_move
+    from ckptmove.moves import MovePlan
+
+    inventory, root = part.inventory, part.tree()
+    plan = plan_move(inventory, move) if move.to or move.mapping else MovePlan(move)
+    rest = plan._replace(edits=tuple(edit for edit in plan.edits if edit.storage not in homes))
+    if not rest.is_empty:
+        from ckptmove.conversion.remap.combine import move_tree
+
+        move_tree(root, rest)
+    if move.remap.only:
+        from ckptmove.conversion.remap.select import select
+
+        root, _ = select(root, inventory, move.remap)
+    return root, homes, {edit.storage: edit.target for edit in plan.edits}
+
+
+def _remapped(checkpoint: OpenCheckpoint, request: LoadRequest) -> _Prepared:
+    """The tree of a directory, an archive or a format without devices; or with other changes than devices and parts."""
     from ckptmove.conversion.plan import plan_before_remap, require_dtypes
     from ckptmove.conversion.remap.remapping import remap
+    from ckptmove.moves import MovePlan, MoveRequest
 
-    if is_move:
-        plan = plan_before_remap(inventory, move)
+    move = request.move or MoveRequest("cpu" if request.is_to_cpu else None)
+    plan = plan_before_remap(checkpoint.inventory, move) if move.to or move.mapping else MovePlan(move)
     remapped = remap(checkpoint, plan, request.limits, as_file=True)
     if plan.edits:
         require_dtypes(remapped.inventory, move)
-    return _Prepared(remapped.root, remapped.homes, {})
+    return remapped.root, remapped.homes, {}
 
 
-def _is_remapping(move: MoveRequest) -> bool:
-    """Whether a request changes more of a tree than its devices and its parts."""
+def _use(move: MoveRequest | None) -> TreeUse:
+    """What a tree is for: an edit only if more of it changes than its devices and its parts."""
+    if move is None:
+        return "objects"
+    from ckptmove.moves import Remap
+    from ckptmove.torch_facts.devices import unsupported_dtypes
+
     only, targets = move.remap.only, [target for target in (move.to, *(to for _, to in move.mapping)) if target]
     # Tensors that are left out may have a dtype that the device lacks.
-    return move.remap != Remap(only=only) or (bool(only) and any(map(unsupported_dtypes, targets)))
+    is_edit = move.remap != Remap(only=only) or (bool(only) and any(map(unsupported_dtypes, targets)))
+    return "edit" if is_edit else "build"
 
 
 def _refusal(path: str, uses: Iterable[GlobalUse], name: str) -> NotWeightsOnly:

@@ -6,12 +6,14 @@ tree. Nothing is imported, and nothing that ``torch.serialization.add_safe_globa
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
+from ckptmove.errors import LimitExceeded
 from ckptmove.pickles.tree import (
     NEWOBJ,
     ByteArray,
@@ -60,21 +62,23 @@ class NotAllowed(Exception):
     """A name that weights-only mode does not allow, or a call that it does not make."""
 
 
-def build(root: Value, storage: Callable[[Persistent], Any]) -> Any:
+def build(root: Value, storage: Callable[[Persistent], Any], deepest: int = sys.maxsize) -> Any:
     """Build the object of a tree. A node that occurs several times becomes one object.
 
     Args:
         root: the tree.
         storage: returns the typed storage of a persistent id, one object for each storage.
+        deepest: nesting depth that is allowed; any in a tree whose depth was checked.
 
     Raises:
+        LimitExceeded: if it is nested more deeply.
         NotAllowed: if a name or a call is not one that weights-only mode makes.
         Exception: as of torch's rebuild functions, if their arguments are not what torch writes.
     """
     # The rebuild functions put sparse tensors on this list, and torch.load does not check them by default.
     unchecked = torch._utils._sparse_tensors_to_validate
     try:
-        made = _Builder(storage).build(root)
+        made = _Builder(storage, deepest).build(root)
         unchecked[:] = [tensor for tensor in unchecked if not tensor.is_meta]
         with torch.sparse.check_sparse_tensor_invariants():
             torch._utils._validate_loaded_sparse_tensors()
@@ -89,8 +93,8 @@ class _Builder:
     A container is empty when its members are visited, since they may contain it, and filled after them.
     """
 
-    def __init__(self, storage: Callable[[Persistent], Any]) -> None:
-        self._storage = storage
+    def __init__(self, storage: Callable[[Persistent], Any], deepest: int) -> None:
+        self._storage, self._deepest = storage, deepest
         self._allowed: dict[str, Any] = _get_allowed_globals()
         self._made: dict[int, Any] = {}
 
@@ -100,19 +104,25 @@ class _Builder:
         opened: set[int] = set()
         late: list[Node] = []
         todo: list[tuple[Node, Callable[[Any], None] | None]] = self._unmade((root,))
+        depth = 0
         while todo:
             node, finish = todo.pop()
             key = id(node)
             if finish is not None:
+                depth -= 1
                 if finish == self._fill and self._lacks(node):
                     late.append(node)  # a member is a tuple that contains this container
                     continue
                 finish(node)
                 if type(node) is Call and finish == self._make and _filling(node):
+                    depth += 1
                     todo.append((node, self._fill))
                     todo += self._unmade(_filling(node))
             elif key not in made and key not in opened:
                 opened.add(key)
+                depth += 1
+                if depth > self._deepest:
+                    raise LimitExceeded("the depth of a pickle", limit=self._deepest, actual=depth)
                 empty = _EMPTY.get(type(node))
                 if empty is not None:
                     made[key] = empty()

@@ -10,14 +10,12 @@ from torch.serialization import default_restore_location
 
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.errors import DamagedArchive, OutOfMemory
-from ckptmove.io.contracts import InflateSegment
-from ckptmove.io.cut import checked_blocks
 from ckptmove.model import Span
 from ckptmove.pickles.rebuild_arguments import view_of
 from ckptmove.pickles.tree import PlainStorage, tuple_items
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 from ckptmove.verification.loading.errors import MissingDevice
-from ckptmove.verification.tensors.stored import StoredTensors, dtype_of, memory_of
+from ckptmove.verification.tensors.dtypes import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from ckptmove.io.source import DiskPlace
     from ckptmove.model import StorageRef
     from ckptmove.pickles.tree import Persistent
+    from ckptmove.verification.tensors.stored import StoredTensors
 
 #: Fields of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
 _KEY, _LOCATION = 2, 3
@@ -54,7 +53,7 @@ class Storages:
             is_mapped: whether storages that stay on the CPU are mapped from the files, instead of read into memory.
         """
         self._homes, self._devices, self._is_meta, self._is_mapped = homes, devices, is_meta, is_mapped
-        self._stored = StoredTensors(dict.fromkeys(part for part, _ in homes.values()))
+        self._stored: StoredTensors | None = None
         self._files: dict[str, Any] = {}
         self._made: dict[str, Any] = {}
         self._views: dict[tuple[str, int, int], Any] = {}
@@ -65,7 +64,8 @@ class Storages:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stored.__exit__(kind, error, trace)
+        if self._stored is not None:
+            self._stored.__exit__(kind, error, trace)
 
     def storage(self, node: Persistent) -> Any:
         """The typed storage of a persistent id, or the view of it that torch before 0.4 saved.
@@ -127,7 +127,7 @@ class Storages:
                 start = disk.start + span.start
                 return self._file(disk)[start : start + stored.nbytes]
             values = _empty(stored.nbytes, "cpu")
-            self._stored.read_into(part, key, Span(span.start, span.start + stored.nbytes), memory_of(values))
+            self._read(part, key, Span(span.start, span.start + stored.nbytes), values)
         else:
             values = _inflated(part, key)
         if values.nbytes() < stored.nbytes:
@@ -136,6 +136,14 @@ class Storages:
         if swaps:
             values.byteswap(dtype_of(stored.dtype))
         return values
+
+    def _read(self, part: OpenPart, key: str, span: Span, values: Any) -> None:
+        """Read bytes of a storage. Mapped storages need neither this nor its modules."""
+        from ckptmove.verification.tensors.stored import StoredTensors, memory_of
+
+        if self._stored is None:
+            self._stored = StoredTensors(dict.fromkeys(part for part, _ in self._homes.values()))
+        self._stored.read_into(part, key, span, memory_of(values))
 
     def _file(self, disk: DiskPlace) -> Any:
         """A file as one storage, mapped privately: writing to it never changes the file."""
@@ -163,6 +171,10 @@ def _empty(nbytes: int, device: str) -> Any:
 
 def _inflated(part: OpenPart, key: str) -> Any:
     """The bytes of a deflated storage; empty for all others."""
+    from ckptmove.io.contracts import InflateSegment
+    from ckptmove.io.cut import checked_blocks
+    from ckptmove.verification.tensors.stored import memory_of
+
     if isinstance(part, FilePart):
         with part.content() as (container, _):
             segment = container.storage_segment(key)

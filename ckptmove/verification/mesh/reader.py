@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ckptmove.formats.dcp.metadata import StoredTensor
-from ckptmove.verification.tensors.stored import dtype_of
+from ckptmove.verification.tensors.dtypes import dtype_of
 
 if TYPE_CHECKING:
     import io

@@ -10,7 +10,8 @@ from ckptmove.comparison.differences import Criteria
 from ckptmove.text import amount
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.restored.survey import NOT_COMPARED
-from ckptmove.verification.tensors.stored import dtype_of, without_padding
+from ckptmove.verification.tensors.dtypes import dtype_of
+from ckptmove.verification.tensors.stored import without_padding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

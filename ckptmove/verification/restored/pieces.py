@@ -15,7 +15,8 @@ from ckptmove.text import amount
 from ckptmove.verification.checks import Joined, Offenders
 from ckptmove.verification.restored.byte_source_file import as_file
 from ckptmove.verification.restored.loaded import load
-from ckptmove.verification.tensors.stored import bits, dtype_of
+from ckptmove.verification.tensors.dtypes import dtype_of
+from ckptmove.verification.tensors.stored import bits
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

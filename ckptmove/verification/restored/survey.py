@@ -18,7 +18,8 @@ from ckptmove.verification.processes.shares import ONE_PROCESS
 from ckptmove.verification.restored.pages import PagesOfFiles
 from ckptmove.verification.restored.pieces import PiecesTally, compare_pieces, load_objects
 from ckptmove.verification.restored.shards import ShardsTally, compare_shards
-from ckptmove.verification.tensors.stored import dtype_of, without_padding
+from ckptmove.verification.tensors.dtypes import dtype_of
+from ckptmove.verification.tensors.stored import without_padding
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ckptmove.verification.tensors.stored import dtype_of
+from ckptmove.verification.tensors.dtypes import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from ckptmove.torch_facts.optimizers import BY_NAME, keeps_state_on_first
 from ckptmove.verification.restored.numbers import comparable
 from ckptmove.verification.step.moments import broken_history, disagreement
 from ckptmove.verification.step.step import stored_state, stored_values
-from ckptmove.verification.tensors.stored import dtype_of
+from ckptmove.verification.tensors.dtypes import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

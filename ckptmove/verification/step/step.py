@@ -13,7 +13,7 @@ from ckptmove.torch_facts.optimizers import magnitudes, wants_sparse
 from ckptmove.verification.case.objective import needs_closure, quadratic
 from ckptmove.verification.step.entries import each_tensor, leaves, nested_state
 from ckptmove.verification.step.recipe import NOISE_PERIOD
-from ckptmove.verification.tensors.stored import dtype_of
+from ckptmove.verification.tensors.dtypes import dtype_of
 from ckptmove.verification.tensors.wrappers import copied, is_wrapper, opened
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from ckptmove.text import Argument, amount
 from ckptmove.verification.checks import failed, passed, skipped
 from ckptmove.verification.step.recipe import is_foreign
 from ckptmove.verification.step.trial import IDLE, IGNORED, LOST, READS_NOTHING, UNREAD
+from ckptmove.verification.tensors.dtypes import dtype_of
 from ckptmove.verification.tensors.pieces import NOT_SAMPLED
-from ckptmove.verification.tensors.stored import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from ckptmove.comparison.differences import Gap
-from ckptmove.verification.tensors.stored import dtype_of
+from ckptmove.verification.tensors.dtypes import dtype_of
 
 #: Prefixes of dtypes without arithmetic; torch aborts the process on some operations with them.
 _NO_NUMBERS: Final = ("quint", "qint", "bits", "float4")

@@ -23,6 +23,7 @@ from ckptmove.errors import DamagedArchive, MissingShard, SourceChanged
 from ckptmove.io.part import read_into
 from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
+from ckptmove.verification.tensors.dtypes import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -286,16 +287,6 @@ def distinct(values: torch.Tensor) -> torch.Tensor:
         if not step and values.shape[dimension] > 1:
             values = values.narrow(dimension, 0, 1)
     return values if values.numel() <= numel else values.as_strided((numel,), (1,))
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """The torch dtype of a name without ``torch.``.
-
-    Raises:
-        AttributeError: if this torch has no dtype of this name.
-    """
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
 
 
 def without_padding(tensor: torch.Tensor, record: TensorRecord) -> torch.Tensor:

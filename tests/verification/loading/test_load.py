@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from storage_views import viewed
 
 import ckptmove
-from ckptmove.errors import CkptMoveError, DamagedArchive, OutOfMemory, UnsupportedDtype, UsageError
+from ckptmove.errors import CkptMoveError, DamagedArchive, LimitExceeded, OutOfMemory, UnsupportedDtype, UsageError
+from ckptmove.limits import Limits
 from ckptmove.verification.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,6 +31,7 @@ FILES = [
     for entry in json.loads((SAMPLES / "MANIFEST.json").read_text())["samples"]
     if (SAMPLES / entry["file"]).is_file()
 ]
+LOADING = ("errors", "load", "objects", "storages")
 #: Where the state remapping differs from ``map_location="cpu"``.
 REMAPPED = {
     "capturable-adam-cuda0.pt": [".optimizer.param_groups.0.capturable: True is False"],
@@ -59,6 +61,10 @@ def test_every_sample_that_torch_loads(name) -> None:
     if theirs is not None:
         assert loaded_differences(theirs, ours) == REMAPPED.get(name, [])
         assert loaded_differences(ours, ckptmove.load(SAMPLES / name, "cpu", mmap=True)) == []
+        assert loaded_differences(ours, ckptmove.load(SAMPLES / name, {"*": "cpu"})) == []
+    theirs, ours = both(SAMPLES / name, map_location=None)
+    if theirs is not None:
+        assert loaded_differences(theirs, ours) == []
 
 
 @pytest.mark.no_cover
@@ -68,11 +74,12 @@ def test_every_file_of_the_corpus_that_torch_loads() -> None:
     compared = 0
     for path in sorted(CORPUS.rglob("*")):
         if path.is_file() and path.suffix not in {".md", ".tsv", ".json", ".txt"}:
-            theirs, ours = both(path)
-            if theirs is not None:
-                assert loaded_differences(theirs, ours) == [], path
-                compared += 1
-    assert compared > 150
+            for map_location in ("cpu", None):
+                theirs, ours = both(path, map_location=map_location)
+                if theirs is not None:
+                    assert loaded_differences(theirs, ours) == [], path
+                    compared += 1
+    assert compared > 250
 
 
 def saved(path: Path, value: object, **options) -> Path:
@@ -175,6 +182,18 @@ def test_deep_values(tmp_path) -> None:
     assert levels == depth - 1
 
 
+@pytest.mark.parametrize("options", [{}, {"map_location": "cpu"}], ids=["alone", "moved"])
+def test_values_deeper_than_the_limit(tmp_path, options) -> None:
+    path = tmp_path / "deep.pt"
+    value: object = OrderedDict()
+    for _ in range(100):
+        value = [OrderedDict(a={"b": value})]
+    torch.save(value, path)
+    assert loaded_differences(value, ckptmove.load(path, limits=Limits(depth=301), **options)) == []
+    with pytest.raises(LimitExceeded, match="depth"):
+        ckptmove.load(path, limits=Limits(depth=300), **options)
+
+
 def test_later_protocols(tmp_path) -> None:
     value = {"set": frozenset({1}), "text": "é", "bytes": b"a", "weight": torch.ones(2), "mutable": {2}}
     path = saved(tmp_path / "four.pth", value, pickle_protocol=4)
@@ -266,6 +285,20 @@ def test_the_file_may_be_saved_again_while_its_tensors_are_in_use(tmp_path) -> N
     child = subprocess.run([sys.executable, "-c", OVERWRITE, path], check=False)
     assert child.returncode == 0
     assert loaded_differences(before, torch.load(path)) == []
+
+
+@pytest.mark.parametrize("map_location", [None, "cpu"])
+def test_without_other_changes_no_module_for_them_is_imported(map_location) -> None:
+    loaded = f"ckptmove.load({str(SAMPLES / 'tutorial-sgd-cpu.pth')!r}, {map_location!r}, mmap=True)"
+    code = f"import sys, ckptmove; {loaded}; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    rooms = ("ckptmove.checkpoint.inventory", "ckptmove.conversion", "ckptmove.moves", "ckptmove.verification")
+    needed = {
+        "ckptmove.checkpoint.inventory", "ckptmove.checkpoint.inventory.storages", "ckptmove.verification",
+        "ckptmove.verification.loading", *(f"ckptmove.verification.loading.{name}" for name in LOADING),
+        "ckptmove.verification.tensors", "ckptmove.verification.tensors.dtypes",
+    }  # fmt: skip
+    assert {name for name in found if name.startswith(rooms)} == needed
 
 
 def test_too_little_memory(tmp_path, monkeypatch) -> None:
