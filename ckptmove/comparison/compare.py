@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.checkpoint.elements import blocks, fills_extent, overlaps, raw_blocks
+from ckptmove.checkpoint.file_names import SHARD_FILE
 from ckptmove.checkpoint.open_checkpoint import side_by_side
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.state_dicts import WRAPPERS
@@ -96,6 +97,8 @@ def _as_file(side: OpenCheckpoint, file: OpenCheckpoint, limits: Limits) -> Open
         return found
     known = {part.name: container_class(part.inventory.container).has_devices for part in side.parts}
     (part,) = found.parts
+    # The class of a state_dict is in none of its shards.
+    part.is_distributed = part.is_distributed or all(SHARD_FILE.fullmatch(one.name) for one in side.parts)
     tensors = tuple(
         one if _has_device(one.storage or "", known) else one._replace(device=NO_DEVICE)
         for one in part.inventory.tensors

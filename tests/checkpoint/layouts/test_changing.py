@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.checkpoint import parts as reading
+from ckptmove.checkpoint.inventory import build
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import AccessFailed, SourceChanged
 from ckptmove.io.source import DiskPlace
@@ -140,7 +140,7 @@ def test_what_is_no_checkpoint_may_change(packer):
 
 def test_a_file_that_changes_while_it_is_read(packer, monkeypatch):
     changing = Changing(packer, "file")
-    before(monkeypatch, reading, "build_inventory", changing.write)
+    before(monkeypatch, build, "build_inventory", changing.write)
     with pytest.raises(SourceChanged), open_checkpoint(str(changing.path), Limits()):
         pass
 

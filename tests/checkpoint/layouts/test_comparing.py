@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import collections
 import json
 import os
 import shutil
@@ -255,7 +256,9 @@ def test_a_file_against_the_shards_of_it(build, tmp_path):
     result = diff(tmp_path / "whole.pt", folder)
     assert result.same
     assert result.tensors == 4
-    assert result.notes[1].startswith(f"config.json, pytorch_model.bin.index.json of {folder}: ")
+    assert result.notes[0].startswith(f"config.json, pytorch_model.bin.index.json of {folder}: ")
+    torch.save(collections.OrderedDict(whole), tmp_path / "ordered.pt")
+    assert diff(folder, tmp_path / "ordered.pt").same  # the class of a state_dict is in no shard
     plain = diff(folder, tmp_path / "whole.safetensors")
     assert plain.same
     assert " 4 tensors" in plain.notes[-1]
@@ -264,13 +267,11 @@ def test_a_file_against_the_shards_of_it(build, tmp_path):
     assert diff(folder, tmp_path / "more.pt").added == ("more",)
 
 
-def test_what_gathered_files_hold_besides_tensors_is_said_not_to_be_compared(build, tmp_path):
+def test_what_gathered_files_hold_besides_tensors_is_compared(build, tmp_path):
     folder = build.sharded(device="cpu")
     whole = {name.partition(".bin.")[2]: tensor for name, tensor in loaded(folder).items()}
     torch.save(whole | {"epoch": 3}, tmp_path / "whole.pt")
-    result = diff(tmp_path / "whole.pt", folder)
-    assert result.same
-    assert str(tmp_path / "whole.pt") in result.notes[1]
+    assert [one.name for one in diff(tmp_path / "whole.pt", folder).changed] == ["epoch"]
     torch.save(torch.nn.Linear(1, 1), tmp_path / "whole.pt")
     assert not diff(tmp_path / "whole.pt", folder).same
 
