@@ -222,7 +222,7 @@ def _trained(pairings: tuple[Pairing, ...]) -> frozenset[str]:
 
 
 def _emit_training(bench: Bench, emit: Emit) -> None:
-    from ckptmove.verification.case.user_code import edited_sources  # for --case and --script only
+    from ckptmove.verification.case.code.entrance import edited_sources  # for --case and --script only
 
     def answer(check: CheckResult) -> None:
         emit({"check": check_to_json(check)})
@@ -235,7 +235,7 @@ def _emit_training(bench: Bench, emit: Emit) -> None:
 
                 answer(check_case(bench, request.case))
             if request.script is not None:
-                from ckptmove.verification.case.script import check_script
+                from ckptmove.verification.case.script.check import check_script
 
                 answer(check_script(bench, request.script, request.script_args, answer))
     except CaseUnusable as error:

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from ckptmove.verification.case.case_call import device_parameter, is_assignable, is_expression, variables
-from ckptmove.verification.case.containers import Move, assignment, moved, ways
-from ckptmove.verification.case.edits import MOVES, NO_FIX, Fix, before, is_written, reads, with_expression, with_move
-from ckptmove.verification.case.fixes import device_expression, device_in, is_fixed, is_set_before
-from ckptmove.verification.case.source import (
+from ckptmove.verification.case.code.calls import device_parameter, is_assignable, is_expression, variables
+from ckptmove.verification.case.code.containers import Move, assignment, moved, ways
+from ckptmove.verification.case.code.source import (
     SCOPES,
     block_of,
     callee,
@@ -26,14 +24,25 @@ from ckptmove.verification.case.source import (
     stored_by,
     tree_of,
 )
-from ckptmove.verification.case.tensor_names import OF_MODULES
-from ckptmove.verification.case.watch import are_rows, is_target, targets_in
+from ckptmove.verification.case.code.tensor_names import OF_MODULES
+from ckptmove.verification.case.code.watch import are_rows, is_target, targets_in
+from ckptmove.verification.case.fixes.edits import (
+    MOVES,
+    NO_FIX,
+    Fix,
+    before,
+    is_written,
+    reads,
+    with_expression,
+    with_move,
+)
+from ckptmove.verification.case.fixes.scene import device_expression, device_in, is_fixed, is_set_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ckptmove.verification.case.fixes import Scene
-    from ckptmove.verification.case.source import Running
+    from ckptmove.verification.case.code.source import Running
+    from ckptmove.verification.case.fixes.scene import Scene
 
 #: Attributes of a tensor that are the same wherever it is, or that move it.
 _ANYWHERE: Final = MOVES | {"cpu", "dim", "dtype", "item", "ndim", "numel", "numpy", "shape", "size", "tolist"}

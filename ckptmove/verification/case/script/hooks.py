@@ -23,7 +23,7 @@ from torch.optim import optimizer as optimizers
 
 from ckptmove.io.file_object import OpenFile
 from ckptmove.text import Argument, amount
-from ckptmove.verification.case.watch import Watch
+from ckptmove.verification.case.code.watch import Watch
 from ckptmove.verification.checks import SCRIPT, failed
 from ckptmove.verification.loading import load as loading
 from ckptmove.verification.replaced import replaced
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from ckptmove.verification.case.script_session import Session
-    from ckptmove.verification.case.source import Line
-    from ckptmove.verification.case.user_code import Entrance
-    from ckptmove.verification.case.watch import Refusal
+    from ckptmove.verification.case.code.entrance import Entrance
+    from ckptmove.verification.case.code.source import Line
+    from ckptmove.verification.case.code.watch import Refusal
+    from ckptmove.verification.case.script.session import Session
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.loading.load import LoadRequest
 

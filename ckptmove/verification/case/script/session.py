@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from ckptmove.text import quoted
-from ckptmove.verification.case.source import line_of
+from ckptmove.verification.case.code.source import line_of
 from ckptmove.verification.checks import SCRIPT, listed, skipped
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from ckptmove.verification.case.source import Line
-    from ckptmove.verification.case.user_code import Entrance
+    from ckptmove.verification.case.code.entrance import Entrance
+    from ckptmove.verification.case.code.source import Line
     from ckptmove.verification.evidence import CheckResult
 
 #: Seconds in which a script has to end when its check is decided, and seconds that it goes on after a step that passed;

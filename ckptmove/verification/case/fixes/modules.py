@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from ckptmove.verification.case.case_call import devices_of, is_expression, required_device
-from ckptmove.verification.case.edits import Fix, after, before
-from ckptmove.verification.case.fixes import device_expression, device_in, is_fixed
-from ckptmove.verification.case.fixes_moves import device_before
-from ckptmove.verification.case.source import (
+from ckptmove.verification.case.code.calls import devices_of, is_expression, required_device
+from ckptmove.verification.case.code.source import (
     FUNCTIONS,
     assigned,
     attribute_assignments,
@@ -25,7 +22,10 @@ from ckptmove.verification.case.source import (
     read,
     stored,
 )
-from ckptmove.verification.case.watch import is_target
+from ckptmove.verification.case.code.watch import is_target
+from ckptmove.verification.case.fixes.edits import Fix, after, before
+from ckptmove.verification.case.fixes.moves import device_before
+from ckptmove.verification.case.fixes.scene import device_expression, device_in, is_fixed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ckptmove.verification.case.fixes import Scene
-    from ckptmove.verification.case.source import Running
+    from ckptmove.verification.case.code.source import Running
+    from ckptmove.verification.case.fixes.scene import Scene
 
 
 class ReachableModule(NamedTuple):

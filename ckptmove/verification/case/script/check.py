@@ -20,12 +20,13 @@ import torch
 from ckptmove.text import Argument
 from ckptmove.verification.case.blame import blame
 from ckptmove.verification.case.check import on_target
-from ckptmove.verification.case.check_fixes import with_prefix
-from ckptmove.verification.case.fixes import Scene
+from ckptmove.verification.case.code.entrance import Entrance, code_of
+from ckptmove.verification.case.code.source import line_of
+from ckptmove.verification.case.fixes.no_step import with_prefix
+from ckptmove.verification.case.fixes.scene import Scene
 from ckptmove.verification.case.name import CaseName
 from ckptmove.verification.case.peak import memory_recorded
-from ckptmove.verification.case.protection import protected
-from ckptmove.verification.case.script_hooks import (
+from ckptmove.verification.case.script.hooks import (
     ScriptWatch,
     Steps,
     how_to_resume,
@@ -33,16 +34,15 @@ from ckptmove.verification.case.script_hooks import (
     recorded,
     skipped_by_scaler,
 )
-from ckptmove.verification.case.script_session import Session, Stopped
-from ckptmove.verification.case.script_step import ScriptStep, label_live, scene_of
-from ckptmove.verification.case.source import line_of
-from ckptmove.verification.case.user_code import Entrance, code_of
+from ckptmove.verification.case.script.protection import protected
+from ckptmove.verification.case.script.session import Session, Stopped
+from ckptmove.verification.case.script.step import ScriptStep, label_live, scene_of
 from ckptmove.verification.checks import SCRIPT, failed, listed, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ckptmove.verification.case.source import Line
+    from ckptmove.verification.case.code.source import Line
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.step.resume import Bench
 

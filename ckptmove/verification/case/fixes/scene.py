@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from ckptmove.verification.case.case_call import device_parameter
-from ckptmove.verification.case.edits import (
+from ckptmove.verification.case.code.calls import device_parameter
+from ckptmove.verification.case.code.source import (
+    SCOPES,
+    callee,
+    full_name,
+    function_of,
+    nodes_of,
+    parents,
+    read,
+    stored,
+)
+from ckptmove.verification.case.code.watch import is_target, target_in
+from ckptmove.verification.case.fixes.edits import (
     LOADS,
     MOVES,
     NO_FIX,
@@ -22,26 +33,15 @@ from ckptmove.verification.case.edits import (
     with_device,
     with_to,
 )
-from ckptmove.verification.case.source import (
-    SCOPES,
-    callee,
-    full_name,
-    function_of,
-    nodes_of,
-    parents,
-    read,
-    stored,
-)
-from ckptmove.verification.case.watch import is_target, target_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ckptmove.verification.case.case_call import Given, UserFrame
-    from ckptmove.verification.case.source import Line, Running, Spot
-    from ckptmove.verification.case.tensor_names import NamedTensor
-    from ckptmove.verification.case.user_code import Entrance
-    from ckptmove.verification.case.watch import Origin, Watch
+    from ckptmove.verification.case.code.calls import Given, UserFrame
+    from ckptmove.verification.case.code.entrance import Entrance
+    from ckptmove.verification.case.code.source import Line, Running, Spot
+    from ckptmove.verification.case.code.tensor_names import NamedTensor
+    from ckptmove.verification.case.code.watch import Origin, Watch
     from ckptmove.verification.place import StepDevice
 
 #: Functions that make a tensor without a call that ``__torch_function__`` sees, or only with calls of their own.
