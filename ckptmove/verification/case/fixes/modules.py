@@ -14,7 +14,7 @@ from ckptmove.verification.case.code.source import (
     FUNCTIONS,
     assigned,
     attribute_assignments,
-    block_of,
+    before_in_block,
     earlier,
     function_of,
     nodes_of_class,
@@ -143,7 +143,8 @@ def _assignments(found: ReachableModule, scene: Scene) -> Iterator[tuple[str, as
     scopes = (one for one in parents(spot.statement) if isinstance(one, FUNCTIONS))
     before = [one for near in (spot.statement, *scopes) for one in earlier(near)]
     if spot.code.co_name == "<module>":
-        before += _before_in_module(spot.statement)
+        outermost = [one for one in (spot.statement, *parents(spot.statement)) if isinstance(one, ast.stmt)][-1]
+        before += before_in_block(outermost)
     before = [one for one in before if name in stored(one)]
     frames = (frame for built in scene.watch.built.values() for frame in built if frame.spot.code is spot.code)
     first = min((frame.spot.line.number for frame in frames), default=0)
@@ -156,10 +157,3 @@ def _is_rebound(statement: ast.stmt, name: str) -> bool:
     every = [assigned(one) for one in ast.walk(statement)]
     values = [value for target, value in every if isinstance(target, ast.Name) and target.id == name]
     return all(value is not None and name in read(value) for value in values)
-
-
-def _before_in_module(statement: ast.stmt) -> list[ast.stmt]:
-    """The statements of the module before the one that contains a statement, the last first."""
-    outermost = [one for one in (statement, *parents(statement)) if isinstance(one, ast.stmt)][-1]
-    body = block_of(outermost)
-    return body[: body.index(outermost)][::-1]

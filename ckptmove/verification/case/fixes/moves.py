@@ -13,7 +13,7 @@ from ckptmove.verification.case.code.calls import device_parameter, is_assignabl
 from ckptmove.verification.case.code.containers import Move, assignment, moved, ways
 from ckptmove.verification.case.code.source import (
     SCOPES,
-    block_of,
+    before_in_block,
     callee,
     earlier,
     function_of,
@@ -197,17 +197,11 @@ def _since_set(statement: ast.stmt, name: str) -> tuple[list[ast.stmt], ast.AST 
     for near in (statement, *inside):
         if near is not statement and _sets(head_of(near), name):
             return between, near
-        for one in _before_in_block(near):
+        for one in before_in_block(near):
             if _sets(ast.walk(one), name):
                 return between, one
             between.append(one)
     return between, None
-
-
-def _before_in_block(node: ast.AST) -> Iterator[ast.stmt]:
-    """The statements before one in its block, the last first; none for a node that is no statement."""
-    body = block_of(node) if isinstance(node, ast.stmt) else []
-    return reversed([*takewhile(lambda one: one is not node, body)])
 
 
 def _sets(nodes: Iterable[ast.AST], name: str) -> bool:
