@@ -16,6 +16,7 @@ import warnings
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest.mock import patch
 
@@ -186,18 +187,15 @@ def verdict(path: str, **options: Any) -> Verdict:
     """The result of ``verify``, with its steps in this process."""
 
     @contextmanager
-    def started(_command: object, request: str, _variables: object = None) -> Iterator[list[dict[str, object]]]:
+    def started(_command: object, request: str, _variables: object = None) -> Iterator[SimpleNamespace]:
         messages: list[dict[str, object]] = []
         worker.run(VerifyRequest.from_json(request), messages.append)
-        yield messages
-
-    def collected(messages: list[dict[str, object]], _stage: object, *_wanted: object) -> child.Answers:
         answers = child.Answers()
         for message in messages:
             child._take(json.dumps(message), answers)  # noqa: SLF001  # messages of a child process are read like this
-        return answers
+        yield SimpleNamespace(collect=lambda *_: answers)
 
-    with patch.object(run, "child", started), patch.object(run, "collect", collected), warnings.catch_warnings():
+    with patch.object(run, "child", started), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about the restored state
         return run.verify_checkpoint(VerifyRequest(path=path, **options))
 

@@ -33,7 +33,7 @@ from mutations import CHANGES_KEYS, KINDS, Mutant, mutants
 from warm_worker import Servers
 
 import ckptmove
-from ckptmove.verification.case.patching import Edit
+from ckptmove.verification.case.code.patching import Edit
 from ckptmove.verification.processes import child
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from ckptmove.io.remote import errors as remote_errors
 from ckptmove.io.remote.address import is_url
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.text import Argument, Phrase, ShellOnly, command_line, quoted, spelled_in_python
+from ckptmove.verification.case.code.patching import FixNotWritten
 from ckptmove.verification.case.name import ScriptUnusable
-from ckptmove.verification.case.patching import FixNotWritten
 from ckptmove.verification.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
 from ckptmove.verification.sample.downloading import VERIFY_IS_LOCAL, CopyExists, WholeNeeded
 

@@ -98,7 +98,7 @@ def _fixed(
     dry_run: bool,
 ) -> Verdict:
     """The verdict on the user's files, after the edits if they were written."""
-    from ckptmove.verification.case.fixing import find_fixes, fixed_files, write  # used for --fix only
+    from ckptmove.verification.case.fixes.apply import find_fixes, fixed_files, write  # used for --fix only
 
     fixes = find_fixes(request, verified)
     edited = fixed_files(fixes.files)

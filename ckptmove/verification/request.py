@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ckptmove.limits import Limits
 from ckptmove.moves import Remap
 from ckptmove.torch_facts.optimizers import BY_NAME
-from ckptmove.verification.case.patching import Edit
+from ckptmove.verification.case.code.patching import Edit
 
 
 class VerifyRequest(NamedTuple):

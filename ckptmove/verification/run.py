@@ -30,7 +30,7 @@ from ckptmove.verification.evidence import Verdict
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
 from ckptmove.verification.fit.case import verify_fit_of_case
 from ckptmove.verification.fit.sizes import verify_fit
-from ckptmove.verification.processes.child import CHILD_CHECKS, ONE_THREAD, child, collect, forked, worker_command
+from ckptmove.verification.processes.child import CHILD_CHECKS, ONE_THREAD, child, forked, worker_command
 from ckptmove.verification.processes.forking import can_fork
 from ckptmove.verification.sample.choice import choose_sample
 from ckptmove.verification.sample.copy import copy_of_sample, filled, of_whole
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ckptmove.io.source import DiskPlace
     from ckptmove.model import ArchiveFact, Finding, Inventory
     from ckptmove.verification.evidence import CheckResult, SampleSize
-    from ckptmove.verification.processes.child import Answers, Process
+    from ckptmove.verification.processes.child import Answers, Child
     from ckptmove.verification.request import VerifyRequest
 
     Mode = Literal["real", "simulated", "cpu"]
@@ -123,12 +123,12 @@ def verify_checkpoint(
         asked = filled(checkpoint, copy, asked, progress)
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with ExitStack() as running:
-            process = _start(running, command, asked, checkpoint, original, is_changed=is_changed)
+            started = _start(running, command, asked, checkpoint, original, is_changed=is_changed)
             del original  # the child has it, or reads it again
             until_compared.close()
             facts = None if asked.sample else checkpoint.check(progress, asked.jobs or 1)
             findings, here, sample = checks_without_torch(checkpoint, facts, request, source)
-            answers = collect(process, stage, (*CHILD_CHECKS, *cases), timeout)
+            answers = started.collect(stage, (*CHILD_CHECKS, *cases), timeout)
         # The child's answers are worthless if files changed: it may have read parts of both versions.
         for place in read_from:
             place.require_unchanged()
@@ -156,7 +156,7 @@ def _start(
     original: OpenCheckpoint | None,
     *,
     is_changed: bool,
-) -> Process:
+) -> Child:
     """Start the child process: a fork, which has the open files, or else a new one.
 
     It is a new one if the trees of the original were changed by a comparison.

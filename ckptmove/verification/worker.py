@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.verification.evidence import CheckResult
-    from ckptmove.verification.processes.child import Process
+    from ckptmove.verification.processes.child import Child
     from ckptmove.verification.processes.shares import ProcessGroup, Share
 
     Emit = Callable[[dict[str, object]], None]
@@ -94,7 +94,7 @@ def work(request: VerifyRequest, opened: Opened | None = None) -> None:
             if opened is None and request.fit is None:
                 opened = stack.enter_context(_open(request))
             is_alone = request.fit is not None or request.rank > 0 or find_site(request.to or "cpu").mode == "real"
-            others: list[Process] = []
+            others: list[Child] = []
             if not is_alone:  # an accelerator is used by one process
                 request, others = start_others(request, stack.enter_context(ExitStack()))
             _answer(request, opened, others, is_limited=is_limited)
@@ -103,7 +103,7 @@ def work(request: VerifyRequest, opened: Opened | None = None) -> None:
             raise MemoryError(memory_hint() if is_limited else error) from error
 
 
-def _answer(request: VerifyRequest, opened: Opened | None, others: Sequence[Process], *, is_limited: bool) -> None:
+def _answer(request: VerifyRequest, opened: Opened | None, others: Sequence[Child], *, is_limited: bool) -> None:
     _follow_parent()
     # Output of libraries goes to standard error: standard output is for answers.
     answers = os.fdopen(os.dup(1), "wb")
@@ -222,7 +222,7 @@ def _trained(pairings: tuple[Pairing, ...]) -> frozenset[str]:
 
 
 def _emit_training(bench: Bench, emit: Emit) -> None:
-    from ckptmove.verification.case.user_code import edited_sources  # for --case and --script only
+    from ckptmove.verification.case.code.entrance import edited_sources  # for --case and --script only
 
     def answer(check: CheckResult) -> None:
         emit({"check": check_to_json(check)})
@@ -235,7 +235,7 @@ def _emit_training(bench: Bench, emit: Emit) -> None:
 
                 answer(check_case(bench, request.case))
             if request.script is not None:
-                from ckptmove.verification.case.script import check_script
+                from ckptmove.verification.case.script.check import check_script
 
                 answer(check_script(bench, request.script, request.script_args, answer))
     except CaseUnusable as error:

@@ -20,13 +20,13 @@ EXECUTING = {
 #: unpickler is replaced by one that refuses the checkpoint.
 MAY_NAME = {
     "verification/step/optimizer_class.py": {"import_module"},
-    "verification/case/user_code.py": {"CodeType", "import_module", "exec_module", "spec_from_file_location"},
+    "verification/case/code/entrance.py": {"CodeType", "import_module", "exec_module", "spec_from_file_location"},
     "verification/case/backward.py": {"__code__"},
     "verification/case/check.py": {"__code__"},
-    "verification/case/source.py": {"CodeType"},
-    "verification/case/script.py": {"exec"},
-    "verification/case/script_hooks.py": {"Unpickler", "__subclasses__"},
-    "verification/case/watch.py": {"CodeType", "__code__"},
+    "verification/case/code/source.py": {"CodeType"},
+    "verification/case/script/check.py": {"exec"},
+    "verification/case/script/hooks.py": {"Unpickler", "__subclasses__"},
+    "verification/case/code/watch.py": {"CodeType", "__code__"},
 }
 #: Whole names, with their owner.
 EXECUTING_DOTTED = {
@@ -49,11 +49,12 @@ GUARDED_MODULES = {
     "ctypes": "verification/restored/pages.py io/cloning.py verification/tensors/stored.py "
     "verification/processes/child.py",
     "resource": "verification/processes/memory.py",  # lowers the limit of its own process
-    "importlib": "verification/run.py verification/case/user_code.py verification/step/optimizer_class.py",
+    "importlib": "verification/run.py verification/case/code/entrance.py verification/step/optimizer_class.py",
     # write bytes of tensors, and the output of the user's script; find the folder of generated files
-    "tempfile": "io/spool.py io/remote/partial_copy.py verification/case/script.py verification/case/user_code.py",
+    "tempfile": "io/spool.py io/remote/partial_copy.py verification/case/script/check.py "
+    "verification/case/code/entrance.py",
     # end a script that does not end; run the exit functions of the child; silence the event loop of fsspec
-    "atexit": "io/remote/filesystem.py verification/case/script.py verification/processes/child.py",
+    "atexit": "io/remote/filesystem.py verification/case/script/check.py verification/processes/child.py",
     "urllib": "cli/render/sarif.py io/remote/address.py",  # quotes a path, splits URLs
     "socket": "io/remote/failures.py verification/mesh/meeting.py",  # names an error; connects the ranks of one run
     "secrets": "verification/mesh/meeting.py",  # makes the token that a rank has to know
@@ -80,7 +81,7 @@ GUARDED_OS = {
     "killpg": "verification/processes/child.py verification/worker.py verification/mesh/worker.py",
     "kill": "verification/case/strays.py verification/processes/forking.py",  # the same
     # ends the child itself
-    "_exit": "verification/case/script.py verification/processes/child.py verification/processes/group.py",
+    "_exit": "verification/case/script/check.py verification/processes/child.py verification/processes/group.py",
     # fork the child, and wait for it
     **dict.fromkeys(
         ("CLD_EXITED", "P_PID", "WEXITED", "WNOHANG", "WNOWAIT", "fork", "setpgid", "waitid", "waitpid"),

@@ -19,8 +19,8 @@ from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.io import journal
 from ckptmove.io.remote import errors as remote_errors
 from ckptmove.limits import TREE_MEMORY
+from ckptmove.verification.case.code.patching import FixNotWritten
 from ckptmove.verification.case.name import ScriptUnusable
-from ckptmove.verification.case.patching import FixNotWritten
 from ckptmove.verification.loading import errors as loading_errors
 from ckptmove.verification.mesh.errors import RankFailed
 from ckptmove.verification.sample.downloading import VERIFY_IS_LOCAL, CopyExists, WholeNeeded

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 import torch
 
-from ckptmove.verification.case.patching import Edit
+from ckptmove.verification.case.code.patching import Edit
 
 
 def fix_of(detail):

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from ckptmove.verification.case.edits import NO_FIX, Fix
-from ckptmove.verification.case.fixes import knows_target, made_by, where_called, where_made
-from ckptmove.verification.case.fixes_lines import of_message, on_mps, returned
-from ckptmove.verification.case.fixes_modules import reachable_module, where_assigned
-from ckptmove.verification.case.fixes_moves import where_used
-from ckptmove.verification.case.fixes_tensors import of_tensor
+from ckptmove.verification.case.code.source import assigned, line_of, locals_of, read
+from ckptmove.verification.case.code.watch import LOADED
+from ckptmove.verification.case.fixes.edits import NO_FIX, Fix
+from ckptmove.verification.case.fixes.lines import of_message, on_mps, returned
+from ckptmove.verification.case.fixes.modules import reachable_module, where_assigned
+from ckptmove.verification.case.fixes.moves import where_used
+from ckptmove.verification.case.fixes.scene import knows_target, made_by, where_called, where_made
+from ckptmove.verification.case.fixes.tensors import of_tensor
 from ckptmove.verification.case.peak import line_at, peak_evidence, shortage
-from ckptmove.verification.case.source import assigned, line_of, locals_of, read
-from ckptmove.verification.case.watch import LOADED
 from ckptmove.verification.simulated.accounting import Usage
 from ckptmove.verification.simulated.device import SimulatedDevice
 from ckptmove.verification.simulated.errors import CrossDeviceError, RefusedOnMps, WrongGradient, unsupported_operation
@@ -29,10 +29,10 @@ from ckptmove.verification.simulated.errors import CrossDeviceError, RefusedOnMp
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.verification.case.fixes import Scene
-    from ckptmove.verification.case.fixes_modules import ReachableModule
-    from ckptmove.verification.case.source import Line, Running
-    from ckptmove.verification.case.watch import Origin
+    from ckptmove.verification.case.code.source import Line, Running
+    from ckptmove.verification.case.code.watch import Origin
+    from ckptmove.verification.case.fixes.modules import ReachableModule
+    from ckptmove.verification.case.fixes.scene import Scene
 
 #: Matches torch's errors for operands on two devices, in all its versions.
 _TWO_DEVICES: Final = re.compile(

@@ -17,19 +17,19 @@ from ckptmove.case import Case
 from ckptmove.errors import CaseUnusable, CkptMoveError, UnreadableInput
 from ckptmove.text import amount, command_line
 from ckptmove.verification.case.blame import Blame, blame
-from ckptmove.verification.case.case_call import noted_calls
-from ckptmove.verification.case.check_fixes import as_batch, built_again, unmoved, unsaved
-from ckptmove.verification.case.edits import NO_FIX, Fix
-from ckptmove.verification.case.fixes import Scene, model_first
+from ckptmove.verification.case.code.calls import noted_calls
+from ckptmove.verification.case.code.entrance import Entrance
+from ckptmove.verification.case.code.source import line_of
+from ckptmove.verification.case.code.tensor_names import names_of, tensors_in
+from ckptmove.verification.case.code.watch import Watch
+from ckptmove.verification.case.fixes.edits import NO_FIX, Fix
+from ckptmove.verification.case.fixes.no_step import as_batch, built_again, unmoved, unsaved
+from ckptmove.verification.case.fixes.scene import Scene, model_first
 from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.case.parts import by_key, models_of, optimizers_of, require_usable_case
 from ckptmove.verification.case.peak import label_case, memory_recorded, peak_evidence, peak_of, peak_text
 from ckptmove.verification.case.restore import restore_case
-from ckptmove.verification.case.source import line_of
 from ckptmove.verification.case.step import UnusableCase, WholeDataset, one_batch, train_step
-from ckptmove.verification.case.tensor_names import names_of, tensors_in
-from ckptmove.verification.case.user_code import Entrance
-from ckptmove.verification.case.watch import Watch
 from ckptmove.verification.checks import CASE, failed, listed, passed, skipped
 from ckptmove.verification.mesh.launch import ranks_of
 from ckptmove.verification.simulated import targets
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from ckptmove.verification.case.case_call import Given
+    from ckptmove.verification.case.code.calls import Given
+    from ckptmove.verification.case.code.source import Line
+    from ckptmove.verification.case.code.tensor_names import NamedTensor
     from ckptmove.verification.case.parts import OptimizerPart
     from ckptmove.verification.case.restore import Restored
-    from ckptmove.verification.case.source import Line
     from ckptmove.verification.case.step import Taken
-    from ckptmove.verification.case.tensor_names import NamedTensor
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.place import Site, StepDevice
     from ckptmove.verification.simulated.accounting import MemoryRecord

@@ -11,8 +11,8 @@ import torch
 
 from ckptmove.text import size
 from ckptmove.verification.case.backward import ENGINE, frames_of
+from ckptmove.verification.case.code.source import Line, line_of
 from ckptmove.verification.case.parts import models_of, optimizers_of
-from ckptmove.verification.case.source import Line, line_of
 from ckptmove.verification.simulated.accounting import MemoryRecord, Usage, recorded
 from ckptmove.verification.simulated.targets import tag_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ckptmove.case import Case
-    from ckptmove.verification.case.user_code import Entrance
+    from ckptmove.verification.case.code.entrance import Entrance
     from ckptmove.verification.place import Site
     from ckptmove.verification.simulated.accounting import Kind
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from ckptmove.verification.case.code.tensor_names import parts
 from ckptmove.verification.case.parts import optimizers_of
-from ckptmove.verification.case.tensor_names import parts
 
 if TYPE_CHECKING:
     from ckptmove.case import Case

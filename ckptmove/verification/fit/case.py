@@ -20,7 +20,7 @@ from ckptmove.verification.fit.sizes import (
     verdict_of_fit,
     where,
 )
-from ckptmove.verification.processes.child import child, collect, worker_command
+from ckptmove.verification.processes.child import child, worker_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,8 +59,8 @@ def verify_fit_of_case(
             f"{Argument('fit')} with {Argument('case')} takes at most {_MOST_RANKS:,} devices, not {wanted.ranks:,}"
         )
     stored = _stored_elements(request)
-    with child(command or worker_command(), request.to_json()) as process:
-        answers = collect(process, stage, (FIT,), request.timeout)
+    with child(command or worker_command(), request.to_json()) as started:
+        answers = started.collect(stage, (FIT,), request.timeout)
     answers.require_usable()
     check, fit = answers.checks[FIT], None
     if check.status == "passed":

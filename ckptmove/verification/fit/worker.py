@@ -10,8 +10,8 @@ from torch._subclasses import fake_tensor
 from ckptmove.errors import CaseUnusable, UsageError
 from ckptmove.text import Argument, spelled
 from ckptmove.verification.case.check import Attempt, called
+from ckptmove.verification.case.code.entrance import Entrance
 from ckptmove.verification.case.name import parse_case
-from ckptmove.verification.case.user_code import Entrance
 from ckptmove.verification.checks import check_to_json, passed
 from ckptmove.verification.fit.fake_group import on_fake_rank
 from ckptmove.verification.fit.sizes import FIT, parse_fit

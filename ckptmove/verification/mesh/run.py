@@ -24,7 +24,7 @@ from ckptmove.verification.mesh.errors import RankFailed
 from ckptmove.verification.mesh.faults import MESH_CHECKS, RANK, rank_failure
 from ckptmove.verification.mesh.launch import find_launch
 from ckptmove.verification.mesh.meeting import GRACE_SECONDS, START_SECONDS, Guest, Host
-from ckptmove.verification.processes.child import CHILD_CHECKS, child, collect, end, give, worker_command
+from ckptmove.verification.processes.child import CHILD_CHECKS, child, worker_command
 from ckptmove.verification.run import LATE_SHARE, checks_without_torch, refuse_request, settled, verdict
 from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding
     from ckptmove.verification.evidence import CheckResult, Verdict
     from ckptmove.verification.mesh.launch import Launch
-    from ckptmove.verification.processes.child import Answers, Process
+    from ckptmove.verification.processes.child import Answers, Child
     from ckptmove.verification.request import VerifyRequest
 
 _WORKER: Final = "ckptmove.verification.mesh.worker"
@@ -68,7 +68,7 @@ class Rank:
         self._launch = launch
         self._command = command or worker_command(_WORKER)
         self._stack = ExitStack()
-        self._process: Process | None = None
+        self._child: Child | None = None
         self._host = Host(launch) if launch.is_first else None
         self._guest: Guest | None = None
         #: Error that ended the command on this rank, for the report of rank 0.
@@ -98,13 +98,13 @@ class Rank:
             checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
             limit_tensor_sizes(checkpoint, request.limits)
             asked = settled(request, checkpoint.inventory)
-            process = self._join({})
+            started = self._join({})
             self._agree(host, request)
             host.tell(start=True)
-            self._send(process, asked)
-            host.end_after_failure(lambda: end(process))
+            self._send(started, asked)
+            host.end_after_failure(started.end)
             findings, here, _ = checks_without_torch(checkpoint, checkpoint.check(progress), request)
-            answers = collect(process, stage, (RANK,), request.timeout)
+            answers = started.collect(stage, (RANK,), request.timeout)
             for place in checkpoint.read_from:
                 place.require_unchanged()
         host.wait_for_end()
@@ -120,12 +120,12 @@ class Rank:
         with open_checkpoint(request.path, request.limits, keep_trees=True) as checkpoint:
             limit_tensor_sizes(checkpoint, request.limits)
             asked = settled(request, checkpoint.inventory)
-        process = self._join({"request": request.to_json()})
+        started = self._join({"request": request.to_json()})
         guest = cast("Guest", self._guest)
-        if not guest.wait_for_start(lambda: end(process)):
+        if not guest.wait_for_start(started.end):
             return
-        self._send(process, asked)
-        answers = collect(process, None, (RANK,), request.timeout)
+        self._send(started, asked)
+        answers = started.collect(None, (RANK,), request.timeout)
         check = _ending_of(answers)
         guest.send(
             {
@@ -171,24 +171,24 @@ class Rank:
         host.dismiss(code)
         return code
 
-    def _join(self, hello: dict[str, object]) -> Process:
+    def _join(self, hello: dict[str, object]) -> Child:
         """Start the child, and connect to rank 0. Does nothing if that is done.
 
         Raises:
             RankFailed: if the process of rank 0 cannot be reached.
             TorchBroken: if the child ends before it has the address.
         """
-        if self._process is not None:
-            return self._process
-        process = self._process = self._stack.enter_context(child(self._command, ""))
+        if self._child is not None:
+            return self._child
+        started = self._child = self._stack.enter_context(child(self._command, ""))
         if self._host is not None:
             with suppress(OSError):  # it has died, which its missing answers show
-                give(process, self._host.address)  # with a token, which its command line would show to all users
-            return process
-        for message in _messages(process):
+                started.give(self._host.address)  # with a token, which its command line would show to all users
+            return started
+        for message in _messages(started):
             if "address" in message:
                 self._guest = self._connect(message["address"], hello)
-                return process
+                return started
         raise TorchBroken(f"rank {self._launch.rank} cannot reach the store of torchrun")
 
     def _connect(self, address: str, hello: dict[str, object]) -> Guest:
@@ -198,13 +198,13 @@ class Rank:
             reason = f"its process cannot be reached from rank {self._launch.rank}: {error}"
             raise RankFailed(0, reason, path=None, hint=_PORTS, exit_code=_UNREACHED) from error
 
-    def _send(self, process: Process, request: VerifyRequest) -> None:
+    def _send(self, started: Child, request: VerifyRequest) -> None:
         """Give the child its request. The accelerator of a rank is the one with its index on its machine."""
         kind = _kind_of_each(request)
         target = f"{kind}:{self._launch.local_rank}" if kind else request.to
         deadline = None if request.timeout is None else time.time() + request.timeout * LATE_SHARE
         with suppress(OSError):  # it has died, which its missing answers show
-            give(process, request._replace(to=target, deadline=deadline).to_json())
+            started.give(request._replace(to=target, deadline=deadline).to_json())
 
     def _agree(self, host: Host, request: VerifyRequest) -> None:
         """Wait for the other ranks, and compare their options."""
@@ -334,9 +334,9 @@ def _ending_of(answers: Answers) -> CheckResult:
     return answers.checks.get(RANK) or passed(RANK, "ended")
 
 
-def _messages(process: Process) -> Iterator[dict[str, Any]]:
+def _messages(started: Child) -> Iterator[dict[str, Any]]:
     """Messages of a child, until it ends."""
-    for line in iter(cast("Any", process.stdout).readline, ""):
+    for line in iter(cast("Any", started.process.stdout).readline, ""):
         with suppress(ValueError):
             message = json.loads(line)
             if isinstance(message, dict):

@@ -19,10 +19,10 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CaseUnusable, UsageError
 from ckptmove.verification.case.check import called, on_target
+from ckptmove.verification.case.code.entrance import Entrance
+from ckptmove.verification.case.code.source import line_of
+from ckptmove.verification.case.code.tensor_names import names_of
 from ckptmove.verification.case.name import parse_case
-from ckptmove.verification.case.source import line_of
-from ckptmove.verification.case.tensor_names import names_of
-from ckptmove.verification.case.user_code import Entrance
 from ckptmove.verification.checks import check_to_json, failed, passed, skipped
 from ckptmove.verification.mesh.faults import MESH_CHECKS, RANK
 from ckptmove.verification.mesh.group import Ranks, collective_timeout, group_is_there, is_lost

@@ -18,7 +18,7 @@ import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, cast
 
 from ckptmove.errors import CaseUnusable, TorchBroken, UsageError
 from ckptmove.text import Argument
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding
     from ckptmove.verification.evidence import CheckResult
 
-    #: A child process.
-    Process: TypeAlias = subprocess.Popen[str] | Forked
-
 #: Checks that the child makes, in the order of its answers.
 CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
 #: The Windows counterpart of `start_new_session`: Ctrl-C in the console does not reach the child.
@@ -47,8 +44,6 @@ _MALLOC: Final = {"MALLOC_MMAP_THRESHOLD_": "67108864", "MALLOC_TRIM_THRESHOLD_"
 _MALLOPT: Final = {-3: 2**26, -1: 2**26}
 #: Settings for a process that runs no code of the user: the import of torch starts no threads of NumPy.
 ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}
-#: Marks of the running children, by process id; empty for forks.
-_MARKS: Final[dict[int, str]] = {}
 _LONGEST_END: Final = 2**16
 #: The user's code that a check runs.
 _OWN_CODE: Final = {CASE: "your case", SCRIPT: "your script"}
@@ -117,8 +112,97 @@ def worker_command(worker: str = "ckptmove.verification.worker") -> list[str]:
     return [sys.executable, "-c", _START.replace("WORKER", worker), os.pathsep.join(sys.path), os.pathsep]
 
 
+@dataclass(slots=True)
+class Child:
+    """A child process, while the context of :func:`child` or :func:`forked` lasts.
+
+    Attributes:
+        process: the process itself.
+        _mark: mark of the processes that it starts; empty for a fork, which starts none.
+        _is_over: whether the context has exited: another process may have its id then.
+    """
+
+    process: subprocess.Popen[str] | Forked
+    _mark: str = ""
+    _is_over: bool = False
+
+    def give(self, line: str) -> None:
+        """Write a line to its standard input, which stays open."""
+        stdin = cast("IO[str]", self.process.stdin)
+        stdin.write(f"{line}\n")
+        stdin.flush()
+
+    def end(self) -> None:
+        """Kill it and every process that it started, also those that left its group. Any thread may call this."""
+        if self._is_over:
+            return
+        if not hasattr(os, "killpg"):  # Windows has no process groups
+            self.process.kill()
+        else:
+            with suppress(ProcessLookupError, PermissionError):  # the group is gone; on macOS, only ended ones remain
+                os.killpg(self.process.pid, signal.SIGKILL)
+        if self._mark:
+            end_strays(self._mark)
+
+    def collect(
+        self,
+        stage: Callable[[str], None] | None = None,
+        wanted: Sequence[str] = CHILD_CHECKS,
+        timeout: float | None = None,
+    ) -> Answers:
+        """Wait for the child and collect its answers. A missing answer becomes a failed check.
+
+        A timeout is a failed check and not an input limit (exit code 4), so that the verdict keeps the checks that were
+        answered in time.
+
+        Args:
+            stage: called after each message with the name of the child's next stage.
+            wanted: the expected checks, in order.
+            timeout: seconds after which the child is killed; None for no limit.
+        """
+        errors: list[str] = []
+        late: list[bool] = []
+        # Read in a thread: a child whose standard error pipe is full would block forever.
+        drain = Thread(target=lambda: errors.append(end_of(cast("IO[str]", self.process.stderr))), daemon=True)
+        guard = Thread(target=lambda: late.append(self._outlast(timeout)), daemon=True)
+        for thread in (drain, guard):
+            thread.start()
+        answers = Answers()
+        output = ""
+        for line in self.process.stdout or ():
+            if not _take(line, answers):
+                output = (output + line)[:_LONGEST_LINE]
+            if stage is not None:
+                stage(_next_stage(answers, wanted))
+        for thread in (drain, guard):
+            thread.join()
+        ending = _Ending(self.process.wait(), output, "".join(errors), timeout if any(late) else None)
+        _fill_missing(answers, ending, wanted)
+        return answers
+
+    def _outlast(self, timeout: float | None) -> bool:
+        """Wait until the child ends, and kill its group, which may keep its pipes open. Return whether it timed out."""
+        try:
+            self.process.wait(timeout)
+        except (subprocess.TimeoutExpired, TimeoutError):
+            return True
+        finally:
+            self.end()
+        return False
+
+
 @contextmanager
-def child(command: Sequence[str], request: str, variables: Mapping[str, str] | None = None) -> Iterator[Process]:
+def _killed_at_exit(started: Child) -> Iterator[Child]:
+    with started.process:
+        try:
+            yield started
+        finally:
+            started.end()
+            started._is_over = True
+
+
+@contextmanager
+def child(command: Sequence[str], request: str, variables: Mapping[str, str] | None = None) -> Iterator[Child]:
     """Start a child with the request as its last argument, and kill it when the context exits.
 
     The child leads its own process group, which also contains the workers of a user's data loader. The whole group is
@@ -142,12 +226,12 @@ def child(command: Sequence[str], request: str, variables: Mapping[str, str] | N
         env={**_MALLOC, **(variables or {}), **os.environ, MARK: mark},
         creationflags=_OWN_GROUP,
     )
-    with _killed_at_exit(process, mark):
-        yield process
+    with _killed_at_exit(Child(process, mark)) as started:
+        yield started
 
 
 @contextmanager
-def forked(load: Callable[[], Callable[[], object]]) -> Iterator[Process]:
+def forked(load: Callable[[], Callable[[], object]]) -> Iterator[Child]:
     """Fork a child that imports torch and then works, and kill it when the context exits.
 
     It may run no code of the user, which would find the modules and the exit functions of this process.
@@ -161,19 +245,8 @@ def forked(load: Callable[[], Callable[[], object]]) -> Iterator[Process]:
     process = fork(leads=True)
     if process is None:
         begin(load, is_fork=True)
-    with _killed_at_exit(process, ""):
-        yield process
-
-
-@contextmanager
-def _killed_at_exit(process: Process, mark: str) -> Iterator[None]:
-    _MARKS[process.pid] = mark
-    with process:
-        try:
-            yield
-        finally:
-            _end_all(process, mark)
-            del _MARKS[process.pid]
+    with _killed_at_exit(Child(process)) as started:
+        yield started
 
 
 def begin(load: Callable[[], Callable[[], object]], *, is_fork: bool = False) -> NoReturn:
@@ -224,76 +297,6 @@ def _set_as_started() -> None:
         os.environ.setdefault(name, value)
 
 
-def give(process: Process, line: str) -> None:
-    """Write a line to a child's standard input, which stays open."""
-    stdin = cast("IO[str]", process.stdin)
-    stdin.write(f"{line}\n")
-    stdin.flush()
-
-
-def end(process: Process) -> None:
-    """Kill a child of :func:`child` and every process that it started, from any thread."""
-    mark = _MARKS.get(process.pid)
-    if mark is not None:
-        _end_all(process, mark)
-
-
-def _end_all(process: Process, mark: str) -> None:
-    """Kill a child and every process that it started, also those that left its group."""
-    _end_group(process)
-    if mark:
-        end_strays(mark)
-
-
-def _end_group(process: Process) -> None:
-    """Kill a child and the processes of its group."""
-    if not hasattr(os, "killpg"):  # Windows has no process groups
-        process.kill()
-        return
-    with suppress(ProcessLookupError, PermissionError):  # the group is gone; on macOS, only ended ones remain
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def collect(
-    process: Process,
-    stage: Callable[[str], None] | None = None,
-    wanted: Sequence[str] = CHILD_CHECKS,
-    timeout: float | None = None,
-) -> Answers:
-    """Wait for a child and collect its answers. A missing answer becomes a failed check.
-
-    A timeout is a failed check and not an input limit (exit code 4), so that the verdict keeps the checks that were
-    answered in time.
-
-    Args:
-        process: the child.
-        stage: called after each message with the name of the child's next stage.
-        wanted: the expected checks, in order.
-        timeout: seconds after which the child is killed; None for no limit.
-    """
-    errors: list[str] = []
-    late: list[bool] = []
-    # Looked up here: if this process is interrupted, the waiting thread outlives the context of `child`.
-    mark = _MARKS[process.pid]
-    # Read in a thread: a child whose standard error pipe is full would block forever.
-    drain = Thread(target=lambda: errors.append(end_of(cast("IO[str]", process.stderr))), daemon=True)
-    guard = Thread(target=lambda: late.append(_outlast(process, mark, timeout)), daemon=True)
-    for thread in (drain, guard):
-        thread.start()
-    answers = Answers()
-    output = ""
-    for line in process.stdout or ():
-        if not _take(line, answers):
-            output = (output + line)[:_LONGEST_LINE]
-        if stage is not None:
-            stage(_next_stage(answers, wanted))
-    for thread in (drain, guard):
-        thread.join()
-    ending = _Ending(process.wait(), output, "".join(errors), timeout if any(late) else None)
-    _fill_missing(answers, ending, wanted)
-    return answers
-
-
 class _Ending(NamedTuple):
     """How a child ended.
 
@@ -316,17 +319,6 @@ def end_of(stream: IO[str]) -> str:
     while more := stream.read(_LONGEST_END):
         tail = (tail + more)[-_LONGEST_END:]
     return tail
-
-
-def _outlast(process: Process, mark: str, timeout: float | None) -> bool:
-    """Wait until a child ends, and kill its group, which may keep its pipes open. Return whether it timed out."""
-    try:
-        process.wait(timeout)
-    except (subprocess.TimeoutExpired, TimeoutError):
-        return True
-    finally:
-        _end_all(process, mark)
-    return False
 
 
 def _fill_missing(answers: Answers, ending: _Ending, wanted: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
-from ckptmove.verification.processes.child import ONE_THREAD, child, end, end_of, worker_command
+from ckptmove.verification.processes.child import ONE_THREAD, Child, child, end_of, worker_command
 from ckptmove.verification.processes.forking import can_fork, fork
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ckptmove.verification.processes.child import Process
     from ckptmove.verification.request import VerifyRequest
 
     Emit = Callable[[dict[str, object]], None]
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 _EXIT_SECONDS: Final = 3
 
 
-def start_others(request: VerifyRequest, stack: ExitStack) -> tuple[VerifyRequest, list[Process]]:
+def start_others(request: VerifyRequest, stack: ExitStack) -> tuple[VerifyRequest, list[Child]]:
     """Start the processes of other ranks. Each begins as a fork where this function returns, or else as a new worker.
 
     Args:
@@ -40,7 +39,7 @@ def start_others(request: VerifyRequest, stack: ExitStack) -> tuple[VerifyReques
         The request to this process, and, in the first one, the others. These are none if the system has no room for
         all of them.
     """
-    others: list[Process] = []
+    others: list[Child] = []
     can = can_fork()
     try:
         for rank in range(1, request.jobs or 1):
@@ -50,7 +49,7 @@ def start_others(request: VerifyRequest, stack: ExitStack) -> tuple[VerifyReques
                 if process is None:
                     stack.pop_all()  # it is the first process that ends the others
                     return asked, []
-                others.append(stack.enter_context(process))
+                others.append(Child(stack.enter_context(process)))
             else:
                 variables = None if request.runs_own_code else ONE_THREAD
                 others.append(stack.enter_context(child(worker_command(), asked.to_json(), variables)))
@@ -78,9 +77,9 @@ class Leader:
 
     rank = 0
 
-    def __init__(self, others: Sequence[Process], emit: Emit) -> None:
+    def __init__(self, others: Sequence[Child], emit: Emit) -> None:
         self.size = 1 + len(others)
-        self._others = [_Other(process, emit) for process in others]
+        self._others = [_Other(started, emit) for started in others]
 
     def __enter__(self) -> Self:
         for other in self._others:
@@ -113,10 +112,10 @@ class _Other(Thread):
         results: its results, in order; None after the last ones.
     """
 
-    def __init__(self, process: Process, emit: Emit) -> None:
+    def __init__(self, started: Child, emit: Emit) -> None:
         super().__init__(daemon=True)
         self.results: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
-        self._process, self._emit = process, emit
+        self._child, self._process, self._emit = started, started.process, emit
         self._is_left = False
 
     def run(self) -> None:
@@ -146,7 +145,7 @@ class _Other(Thread):
         self._is_left = True
         self.join(seconds)
         self._process.kill()
-        end(self._process)
+        self._child.end()
         self.join()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -14,11 +14,11 @@ from ckptmove.findings.catalogue import found
 from ckptmove.pickles.tree import Node, Sequence
 from ckptmove.text import amount
 from ckptmove.torch_facts.optimizers import magnitudes
-from ckptmove.verification.checks import Offenders, failed, passed, skipped
+from ckptmove.verification.checks import Joined, Offenders, failed, passed, skipped
 from ckptmove.verification.tensors.stored import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator
 
     from ckptmove.model import Finding, Inventory, TensorRecord
     from ckptmove.pickles.tree import Dict, Value
@@ -38,25 +38,32 @@ _RATES: Final = frozenset({"base_lrs", "_last_lr", "min_lrs", "eta_min"})
 
 
 @dataclass(slots=True)
-class NumbersTally:
+class NumbersTally(Joined):
     """Figures and faults of the values checked so far.
 
     Attributes:
-        state_keys: for each state tensor by name, its key (``exp_avg_sq``) and its optimizer's class.
-        trained: names of the tensors that an optimizer trains; empty if unknown.
-        counters: step counts.
+        _state_keys: for each state tensor by name, its key (``exp_avg_sq``) and its optimizer's class.
+        _trained: names of the tensors that an optimizer trains; empty if unknown.
+        _counters: step counts.
+        tensors: tensors checked.
+        elements: number of their values.
+        infinite_buffers: buffers with legitimate infinities.
+        not_finite: tensors that are not finite.
+        negative: tensors and step counts that are below zero and must not be.
+        where_not_finite: names of the tensors in ``not_finite``, with the index of each.
+        where_negative: names of the tensors and step counts in ``negative``, with the index of each.
     """
 
-    state_keys: dict[str, tuple[str, str | None]]
-    trained: frozenset[str]
-    counters: CounterFaults
-    _tensors: int = 0
-    _elements: int = 0
-    _infinite_buffers: int = 0
-    _not_finite: Offenders = field(default_factory=Offenders)
-    _negative: Offenders = field(default_factory=Offenders)
-    _where: dict[str, list[tuple[int, str]]] = field(default_factory=lambda: {"N501": [], "N502": []})
-    _place: int = 0
+    _state_keys: dict[str, tuple[str, str | None]]
+    _trained: frozenset[str]
+    _counters: CounterFaults
+    tensors: int = 0
+    elements: int = 0
+    infinite_buffers: int = 0
+    not_finite: Offenders = field(default_factory=Offenders)
+    negative: Offenders = field(default_factory=Offenders)
+    where_not_finite: list[tuple[int, str]] = field(default_factory=list)
+    where_negative: list[tuple[int, str]] = field(default_factory=list)
 
     @classmethod
     def of(cls, inventory: Inventory, trained: frozenset[str], counters: CounterFaults) -> NumbersTally:
@@ -76,39 +83,14 @@ class NumbersTally:
             tally.note_negative(path, count)
         return tally
 
-    def set_place(self, place: int) -> None:
-        """Set the index of the tensor that is being checked."""
-        self._place = self._not_finite.place = self._negative.place = place
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert figures and faults to JSON, for another process."""
-        return {
-            "tensors": self._tensors,
-            "elements": self._elements,
-            "infinite_buffers": self._infinite_buffers,
-            "not_finite": self._not_finite.to_json(),
-            "negative": self._negative.to_json(),
-            "where": self._where,
-        }
-
-    def join(self, other: Mapping[str, Any]) -> None:
-        """Add figures and faults of another process, from the result of :meth:`to_json`."""
-        self._tensors += other["tensors"]
-        self._elements += other["elements"]
-        self._infinite_buffers += other["infinite_buffers"]
-        self._not_finite.join(other["not_finite"])
-        self._negative.join(other["negative"])
-        for code, named in self._where.items():
-            self._where[code] = sorted([*named, *other["where"][code]], key=lambda one: one[0])
-
     def look(self, record: TensorRecord, values: torch.Tensor) -> None:
         """Check the values of one dense tensor of the checkpoint."""
         if record.role not in _ROLES or record.dtype in _NOT_COMPARED:
             return
         if not (values.is_floating_point() or values.is_complex()):
             return
-        self._tensors += 1
-        self._elements += values.numel()
+        self.tensors += 1
+        self.elements += values.numel()
         if values.numel() == 0:
             return
         values = distinct(values)
@@ -120,53 +102,56 @@ class NumbersTally:
 
     def note_negative(self, name: str, value: float) -> None:
         """Add a second moment, a variance or a step count that is below zero."""
-        self._negative.add(f"{name} holds {value:.6g}")
-        self._where["N502"].append((self._place, name))
+        self.negative.add(f"{name} holds {value:.6g}")
+        self.where_negative.append((self.negative.place, name))
 
     def check(self, ignored: Collection[str]) -> CheckResult:
         """The result of the check. Faults whose finding code is ignored do not fail it."""
         figures = {
-            "tensors": self._tensors,
-            "elements": self._elements,
-            "not_finite": self._not_finite.count,
-            "negative": self._negative.count,
-            "infinite_buffers": self._infinite_buffers,
-            "wrong_counts": self.counters.faults.count,
+            "tensors": self.tensors,
+            "elements": self.elements,
+            "not_finite": self.not_finite.count,
+            "negative": self.negative.count,
+            "infinite_buffers": self.infinite_buffers,
+            "wrong_counts": self._counters.faults.count,
         }
         faults: list[str] = []
-        if self._not_finite and "N501" not in ignored:
-            faults += self._not_finite.failures("not finite: ")
-        if self._negative and "N502" not in ignored:
-            faults += self._negative.failures("below zero: ")
-        faults += self.counters.faults.failures()
+        if self.not_finite and "N501" not in ignored:
+            faults += self.not_finite.failures("not finite: ")
+        if self.negative and "N502" not in ignored:
+            faults += self.negative.failures("below zero: ")
+        faults += self._counters.faults.failures()
         if faults:
             return failed("numbers", faults, **figures)
-        if not self._tensors:
+        if not self.tensors:
             return skipped("numbers", "no readable tensor is known to be a weight or optimizer state", **figures)
-        values = f"{amount(self._elements, 'value')} in {amount(self._tensors, 'tensor')}"
+        values = f"{amount(self.elements, 'value')} in {amount(self.tensors, 'tensor')}"
         parts = [f"{values} are finite, second moments and step counts not negative"]
-        if self._not_finite or self._negative:
+        if self.not_finite or self.negative:
             parts = [f"{values} checked; values that are not finite or below zero are ignored"]
-        if self._infinite_buffers:
-            parts.append(f"{amount(self._infinite_buffers, 'buffer')} with infinities, like those of masks")
-        return passed("numbers", "; ".join([*parts, *(group.advice for group in self.counters.uneven)]), **figures)
+        if self.infinite_buffers:
+            parts.append(f"{amount(self.infinite_buffers, 'buffer')} with infinities, like those of masks")
+        return passed("numbers", "; ".join([*parts, *(group.advice for group in self._counters.uneven)]), **figures)
 
     def findings(self) -> tuple[Finding, ...]:
         """Findings O209, N501 and N502."""
-        spoiled, negative = ([name for _, name in self._where[code]] for code in ("N501", "N502"))
-        findings = [_uneven(group) for group in self.counters.uneven]
+        spoiled, negative = (
+            [name for _, name in sorted(where, key=lambda one: one[0])]
+            for where in (self.where_not_finite, self.where_negative)
+        )
+        findings = [_uneven(group) for group in self._counters.uneven]
         if spoiled:
-            message = f"NaN or Inf in {amount(self._not_finite.count, 'tensor')}: {self._not_finite}"
+            message = f"NaN or Inf in {amount(self.not_finite.count, 'tensor')}: {self.not_finite}"
             fix = "resume from an earlier checkpoint: training cannot recover from these values"
             findings.append(found("N501", message, spoiled, fix))
         if negative:
-            message = f"below zero, which no optimizer writes: {self._negative}"
+            message = f"below zero, which no optimizer writes: {self.negative}"
             fix = "resume from an earlier checkpoint, or without this optimizer state"
             findings.append(found("N502", message, negative, fix))
         return tuple(findings)
 
     def _is_magnitude(self, record: TensorRecord) -> bool:
-        key, algorithm = self.state_keys.get(record.name, ("", None))
+        key, algorithm = self._state_keys.get(record.name, ("", None))
         is_variance = record.role in {"model", "ema"} and record.name.rpartition(".")[2] == _VARIANCE
         return is_variance or key in magnitudes(algorithm)
 
@@ -179,10 +164,10 @@ class NumbersTally:
         """
         if is_buffer(name) or bool(values.isnan().any()):
             return False
-        is_trained = name in self.trained or not self.trained
+        is_trained = name in self._trained or not self._trained
         if bool((values == math.inf).any()):
             is_unset = values.dim() == 0 or name.rpartition(".")[2] in _EXTREMES
-            return is_unset and (name not in self.trained) and bool((values == values.reshape(-1)[0]).all())
+            return is_unset and (name not in self._trained) and bool((values == values.reshape(-1)[0]).all())
         return not is_trained or name.rpartition(".")[2] in _EXTREMES or bool((values.isneginf() | (values == 0)).all())
 
     def _note_not_finite(self, record: TensorRecord, values: torch.Tensor) -> None:
@@ -190,11 +175,11 @@ class NumbersTally:
         nans = int(wide.isnan().sum())
         infinities = int(wide.isinf().sum())
         if record.role == "model" and self._is_mask(record.name, wide):
-            self._infinite_buffers += 1
+            self.infinite_buffers += 1
             return
         parts = [amount(nans, "NaN")] * bool(nans) + [f"{infinities:,} Inf"] * bool(infinities)
-        self._not_finite.add(f"{record.name} holds {' and '.join(parts)} in {amount(values.numel(), 'value')}")
-        self._where["N501"].append((self._place, record.name))
+        self.not_finite.add(f"{record.name} holds {' and '.join(parts)} in {amount(values.numel(), 'value')}")
+        self.where_not_finite.append((self.not_finite.place, record.name))
 
 
 def _uneven(group: Uneven) -> Finding:

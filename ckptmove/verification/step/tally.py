@@ -116,17 +116,7 @@ class TrialTally:
 
     @property
     def _sets(self) -> dict[str, set[Member]]:
-        return {
-            "parameters": self.parameters,
-            "standins": self.standins,
-            "moved": self.moved,
-            "state_moved": self.state_moved,
-            "untouched": self.untouched,
-            "idle": self.idle,
-            "not_finite_before": self.not_finite_before,
-            "with_state": self.with_state,
-            "changed": self.changed,
-        }
+        return {name: value for name in self.__slots__ if isinstance(value := getattr(self, name), set)}
 
     @property
     def is_clean(self) -> bool:

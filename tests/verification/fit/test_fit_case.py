@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import fit_cases
 import pytest
@@ -113,8 +115,8 @@ def answered(monkeypatch, saved):
     """Verify with the answers of this process in place of those of a child."""
 
     def verify(name, fit):
-        monkeypatch.setattr("ckptmove.verification.fit.case.child", lambda *_: __import__("contextlib").nullcontext())
-        monkeypatch.setattr("ckptmove.verification.fit.case.collect", lambda *_: collected(name, fit))
+        answers = SimpleNamespace(collect=lambda *_: collected(name, fit))
+        monkeypatch.setattr("ckptmove.verification.fit.case.child", lambda *_: nullcontext(answers))
         return ckptmove.verify(saved, fit=fit, case=f"{FILE}:{name}")
 
     return verify

@@ -15,12 +15,12 @@ from torchrun import SUPPORT
 
 from ckptmove.errors import CaseUnusable, CkptMoveError, TorchBroken, UsageError
 from ckptmove.verification.checks import check_to_json, failed, passed
-from ckptmove.verification.mesh import meeting, run
+from ckptmove.verification.mesh import meeting
 from ckptmove.verification.mesh.errors import RankFailed
 from ckptmove.verification.mesh.faults import MESH_CHECKS
 from ckptmove.verification.mesh.launch import Launch
 from ckptmove.verification.mesh.run import Rank
-from ckptmove.verification.processes.child import CHILD_CHECKS
+from ckptmove.verification.processes.child import CHILD_CHECKS, Child
 from ckptmove.verification.request import VerifyRequest
 
 ENDED = {"check": check_to_json(passed("rank", "ended"))}
@@ -224,15 +224,15 @@ def test_no_rank_can_read_the_checkpoint(ranks):
 
 def test_a_rank_that_fails_after_the_start(ranks, monkeypatch):
     """As one that torchrun ends by a signal."""
-    collect = run.collect
+    collect = Child.collect
 
-    def interrupted(process, stage, wanted, timeout):
-        answers = collect(process, stage, wanted, timeout)
-        if process.args[-2] == "1":
+    def interrupted(started, stage, wanted, timeout):
+        answers = collect(started, stage, wanted, timeout)
+        if started.process.args[-2] == "1":
             raise UsageError("ended by a signal")
         return answers
 
-    monkeypatch.setattr(run, "collect", interrupted)
+    monkeypatch.setattr(Child, "collect", interrupted)
     result = ranks.start([MODE, *PASSED, ENDED], [MODE, ENDED])
     assert [tuple(one) for one in result.run.faults] == [(1, "case", "ended by a signal")]
 
@@ -282,10 +282,10 @@ def test_a_rank_to_which_the_port_is_closed(ranks):
 def test_a_child_that_died_before_it_had_the_address(ranks, monkeypatch):
     monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.3)
 
-    def give(process, line):
+    def give(started, line):
         raise BrokenPipeError
 
-    monkeypatch.setattr(run, "give", give)
+    monkeypatch.setattr(Child, "give", give)
     assert ranks.rank(0, [ENDED], 2).finish(1) == 1
 
 
@@ -293,8 +293,8 @@ def test_a_rank_without_the_first_has_no_exit_code(ranks):
     first, second = ranks.rank(0, [ENDED], 2), ranks.rank(1, [ENDED], 2)
     with ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(second.attend, ranks.request())
-        process = first._join({})
-        assert first._host._token not in " ".join(process.args)
+        started = first._join({})
+        assert first._host._token not in " ".join(started.process.args)
         first._host.wait_for_start()
         first._host._connections[1].shutdown(socket.SHUT_RDWR)
         waiting.result()

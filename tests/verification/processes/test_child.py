@@ -13,13 +13,13 @@ import pytest
 from ckptmove.verification import worker
 from ckptmove.verification.checks import check_to_json, failed, passed, skipped
 from ckptmove.verification.processes import child as module
-from ckptmove.verification.processes.child import CHILD_CHECKS, child, collect, worker_command
+from ckptmove.verification.processes.child import CHILD_CHECKS, child, worker_command
 from ckptmove.verification.request import VerifyRequest
 
 
 def answers_of(code):
-    with child([sys.executable, "-c", code], "{}") as process:
-        return collect(process)
+    with child([sys.executable, "-c", code], "{}") as started:
+        return started.collect()
 
 
 def statuses(answers):
@@ -54,15 +54,15 @@ def test_what_was_answered_before_a_crash_counts():
 
 
 def test_a_case_is_answered_for_last():
-    with child([sys.executable, "-c", ONE], "{}") as process:
-        answers = collect(process, wanted=("restore", "case"))
+    with child([sys.executable, "-c", ONE], "{}") as started:
+        answers = started.collect(wanted=("restore", "case"))
     assert answers.checks["case"].status == "failed"
     assert answers.checks["case"].evidence == (("exit_code", 0),)
 
 
 def test_a_case_that_is_none_is_a_mistake_of_the_request_and_no_failure():
-    with child([sys.executable, "-c", 'print(\'{"unusable": "it returns 3"}\')'], "{}") as process:
-        answers = collect(process, wanted=("restore", "case"))
+    with child([sys.executable, "-c", 'print(\'{"unusable": "it returns 3"}\')'], "{}") as started:
+        answers = started.collect(wanted=("restore", "case"))
     assert answers.unusable == "it returns 3"
     assert not answers.checks
 
@@ -108,8 +108,8 @@ def test_a_child_may_say_more_than_a_pipe_holds():
 def test_every_stage_is_told(make):
     stages = []
     request = VerifyRequest(path=make("SGD"), to="cpu").to_json()
-    with child(worker_command(), request) as process:
-        collect(process, stages.append)
+    with child(worker_command(), request) as started:
+        started.collect(stages.append)
     told = list(dict.fromkeys(stages))
     assert told == ["importing torch", "restore", "numbers", "step", "parity", "fresh", "finishing"]
 
@@ -121,9 +121,9 @@ def ended(make, tmp_path):
     def ended(body):
         (tmp_path / "waits.py").write_text(body)
         request = VerifyRequest(path=make("SGD"), to="cpu", case=f"{tmp_path / 'waits.py'}:case").to_json()
-        with child(worker_command(), request) as process:
-            answers = collect(process, timeout=120)
-            return answers, process.returncode
+        with child(worker_command(), request) as started:
+            answers = started.collect(timeout=120)
+            return answers, started.process.returncode
 
     return ended
 
@@ -146,8 +146,8 @@ def test_nobody_waits_for_a_thread_where_what_ends_the_case_is_no_error(ended, r
 
 @pytest.mark.usefixtures("started_children")
 def test_the_last_line_of_what_ended_the_worker_is_told():
-    with child([*worker_command()], "no request") as process:
-        answers = collect(process)
+    with child([*worker_command()], "no request") as started:
+        answers = started.collect()
     assert " code 1: json." in answers.checks["restore"].detail
 
 
@@ -219,18 +219,18 @@ class Interrupted(BaseException):
 def test_an_interrupted_parent_may_be_done_before_the_thread_that_waits_for_its_child(monkeypatch):
     raised = []
     waiting = []
-    outlast = module._outlast
+    outlast = module.Child._outlast
 
-    def hear_late(process, *rest):
+    def hear_late(started, timeout):
         waiting.append(threading.current_thread())
-        process.wait()
+        started.process.wait()
         time.sleep(0.5)
-        return outlast(process, *rest)
+        return outlast(started, timeout)
 
     def interrupt(*_):
         raise Interrupted
 
-    monkeypatch.setattr(module, "_outlast", hear_late)
+    monkeypatch.setattr(module.Child, "_outlast", hear_late)
     monkeypatch.setattr(threading, "excepthook", raised.append)
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
@@ -247,13 +247,13 @@ def test_an_interrupted_parent_may_be_done_before_the_thread_that_waits_for_its_
 def test_a_child_that_takes_too_long_is_a_failed_check(with_a_worker):
     program, pids = with_a_worker
     code = f'print(\'{{"mode": "cpu"}}\')\n{ONE}\n{program}\ntime.sleep(600)'
-    with child([sys.executable, "-c", code], "{}") as process:
-        started = pids()
-        answers = collect(process, timeout=0.25)
+    with child([sys.executable, "-c", code], "{}") as started:
+        left = pids()
+        answers = started.collect(timeout=0.25)
     assert statuses(answers) == ["passed", "failed", *["skipped"] * 3]
     assert answers.checks["numbers"] == failed("numbers", "took longer than 0.25 s (--timeout)", timeout=0.25)
     assert answers.checks["fresh"].status == "skipped"
-    wait_until(lambda: not any(map(is_running, started)))
+    wait_until(lambda: not any(map(is_running, left)))
 
 
 @pytest.mark.parametrize(
@@ -265,23 +265,23 @@ def test_a_child_that_takes_too_long_is_a_failed_check(with_a_worker):
 )
 def test_what_is_imported_too_long_is_not_broken(said, detail):
     code = f"import time; print({said!r}, flush=True); time.sleep(600)"
-    with child([sys.executable, "-c", code], "{}") as process:
-        wait_until(process.stdout.buffer.peek)
-        answers = collect(process, timeout=0.5)
+    with child([sys.executable, "-c", code], "{}") as started:
+        wait_until(started.process.stdout.buffer.peek)
+        answers = started.collect(timeout=0.5)
     assert (answers.torch_failure, answers.refusal) == ("", "")
     assert answers.checks["restore"].detail == detail
 
 
 def test_a_child_that_has_answered_in_time_may_be_slow_to_end():
-    with child([sys.executable, "-c", f"{ONE}\nimport time; time.sleep(600)"], "{}") as process:
-        wait_until(process.stdout.buffer.peek)
-        answers = collect(process, wanted=("restore",), timeout=0.1)
+    with child([sys.executable, "-c", f"{ONE}\nimport time; time.sleep(600)"], "{}") as started:
+        wait_until(started.process.stdout.buffer.peek)
+        answers = started.collect(wanted=("restore",), timeout=0.1)
     assert answers.checks == {"restore": passed("restore", "fine", tensors=1)}
 
 
 def test_a_child_that_ends_in_time_is_not_late():
-    with child([sys.executable, "-c", ONE], "{}") as process:
-        assert collect(process, wanted=("restore",), timeout=600).checks["restore"].status == "passed"
+    with child([sys.executable, "-c", ONE], "{}") as started:
+        assert started.collect(wanted=("restore",), timeout=600).checks["restore"].status == "passed"
 
 
 def test_what_a_child_leaves_behind_does_not_keep_its_parent_waiting(with_a_worker):
@@ -293,9 +293,9 @@ def test_what_a_child_leaves_behind_does_not_keep_its_parent_waiting(with_a_work
 
 def test_a_system_without_process_groups(monkeypatch):
     monkeypatch.delattr(os, "killpg")
-    with child([sys.executable, "-c", "import time; time.sleep(600)"], "{}") as process:
+    with child([sys.executable, "-c", "import time; time.sleep(600)"], "{}") as started:
         pass
-    assert process.returncode == -signal.SIGKILL
+    assert started.process.returncode == -signal.SIGKILL
 
 
 def test_the_worker_ends_with_its_parent_and_with_all_that_it_started(make, with_a_worker, tmp_path):
@@ -303,8 +303,8 @@ def test_the_worker_ends_with_its_parent_and_with_all_that_it_started(make, with
     (tmp_path / "slow.py").write_text(f"{program}\ndef case():\n    time.sleep(600)")
     request = VerifyRequest(path=make("SGD"), to="cpu", case=f"{tmp_path / 'slow.py'}:case").to_json()
     parent = (
-        "from ckptmove.verification.processes.child import child, collect, worker_command\n"
-        f"with child(worker_command(), {request!r}) as process: collect(process)"
+        "from ckptmove.verification.processes.child import child, worker_command\n"
+        f"with child(worker_command(), {request!r}) as started: started.collect()"
     )
     with subprocess.Popen([sys.executable, "-c", parent]) as process:
         started = pids()
@@ -337,8 +337,8 @@ def test_the_worker_answers_on_standard_output_alone(make):
     request = VerifyRequest(path=make("SGD"), to="cpu").to_json()
     told = subprocess.run([*worker_command(), request], capture_output=True, text=True, check=True)
     assert len(told.stdout.splitlines()) == 8
-    with child(worker_command(), request) as process:
-        assert statuses(collect(process)) == ["passed", "passed", "passed", "passed", "skipped"]
+    with child(worker_command(), request) as started:
+        assert statuses(started.collect()) == ["passed", "passed", "passed", "passed", "skipped"]
 
 
 def test_the_worker_does_not_import_from_the_folder_at_hand(make, tmp_path):

@@ -12,7 +12,6 @@ import pytest
 import simulation
 
 import ckptmove
-from ckptmove.verification import run
 from ckptmove.verification.processes import child
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are started here as by users")
@@ -44,11 +43,13 @@ def test_a_forked_child_answers_as_one_that_is_started(make, tmp_path, monkeypat
     path = make("AdamW", device=to)
     processes = []
 
-    def collected(process, *rest):
-        processes.append(process)
-        return child.collect(process, *rest)
+    collect = child.Child.collect
 
-    monkeypatch.setattr(run, "collect", collected)
+    def collected(started, *rest):
+        processes.append(started.process)
+        return collect(started, *rest)
+
+    monkeypatch.setattr(child.Child, "collect", collected)
     forked = ckptmove.verify(path, to=to, case=case)
     monkeypatch.setattr(child, "subprocess", subprocess)
     started = ckptmove.verify(path, to=to, case=case)

@@ -22,7 +22,7 @@ import gc, json, os, signal, sys, threading, time, types
 from contextlib import ExitStack
 from ckptmove.verification.processes import child as module
 from ckptmove.verification.processes import forking
-from ckptmove.verification.processes.child import collect, forked
+from ckptmove.verification.processes.child import forked
 from ckptmove.verification.processes.forking import can_fork, fork
 from ckptmove.verification.processes.group import Leader, Follower, start_others
 from ckptmove.verification.request import VerifyRequest
@@ -46,11 +46,11 @@ def descriptors():
 
 
 def ask(name, work, **options):
-    with forked(lambda: work) as process:
-        answers = collect(process, wanted=("restore",), **options)
+    with forked(lambda: work) as started:
+        answers = started.collect(wanted=("restore",), **options)
     check = answers.checks["restore"]
     found[name] = [check.status, check.detail, dict(check.evidence), answers.torch_failure]
-    return process
+    return started.process
 
 
 def state():
@@ -200,8 +200,8 @@ from ckptmove.verification.processes.child import forked
 
 sys.modules["torch"] = types.ModuleType("torch")
 atexit.register(lambda: open("ran", "a").close())
-with forked(lambda: lambda: None) as process:
-    assert process.wait() == 0
+with forked(lambda: lambda: None) as started:
+    assert started.process.wait() == 0
 os._exit(0)
 """
 

@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from ckptmove.verification.case.edits import Fix, after, before, replaced, text_of, with_to
-from ckptmove.verification.case.fixes import device_at, is_brought_back, model_first, seen_at, where_made
-from ckptmove.verification.case.fixes_moves import where_used
-from ckptmove.verification.case.source import (
+from ckptmove.verification.case.code.source import (
     assigned,
     assignment_before,
     attribute_assignments,
@@ -25,15 +22,18 @@ from ckptmove.verification.case.source import (
     nodes_of_class,
     parents,
 )
-from ckptmove.verification.case.tensor_names import tensors_in
+from ckptmove.verification.case.code.tensor_names import tensors_in
+from ckptmove.verification.case.fixes.edits import Fix, after, before, replaced, text_of, with_to
+from ckptmove.verification.case.fixes.moves import where_used
+from ckptmove.verification.case.fixes.scene import device_at, is_brought_back, model_first, seen_at, where_made
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ckptmove.verification.case.fixes import Scene
-    from ckptmove.verification.case.source import Running
-    from ckptmove.verification.case.tensor_names import NamedTensor
-    from ckptmove.verification.case.watch import Origin
+    from ckptmove.verification.case.code.source import Running
+    from ckptmove.verification.case.code.tensor_names import NamedTensor
+    from ckptmove.verification.case.code.watch import Origin
+    from ckptmove.verification.case.fixes.scene import Scene
 
 _LOSSES: Final = "criterion"
 #: Comment after a line that registers a part of the model that the checkpoint lacks.

@@ -20,12 +20,13 @@ import torch
 from ckptmove.text import Argument
 from ckptmove.verification.case.blame import blame
 from ckptmove.verification.case.check import on_target
-from ckptmove.verification.case.check_fixes import with_prefix
-from ckptmove.verification.case.fixes import Scene
+from ckptmove.verification.case.code.entrance import Entrance, code_of
+from ckptmove.verification.case.code.source import line_of
+from ckptmove.verification.case.fixes.no_step import with_prefix
+from ckptmove.verification.case.fixes.scene import Scene
 from ckptmove.verification.case.name import CaseName
 from ckptmove.verification.case.peak import memory_recorded
-from ckptmove.verification.case.protection import protected
-from ckptmove.verification.case.script_hooks import (
+from ckptmove.verification.case.script.hooks import (
     ScriptWatch,
     Steps,
     how_to_resume,
@@ -33,16 +34,14 @@ from ckptmove.verification.case.script_hooks import (
     recorded,
     skipped_by_scaler,
 )
-from ckptmove.verification.case.script_session import Session, Stopped
-from ckptmove.verification.case.script_step import ScriptStep, label_live, scene_of
-from ckptmove.verification.case.source import line_of
-from ckptmove.verification.case.user_code import Entrance, code_of
+from ckptmove.verification.case.script.protection import protected
+from ckptmove.verification.case.script.session import Session, Stopped
+from ckptmove.verification.case.script.step import ScriptStep, label_live, scene_of
 from ckptmove.verification.checks import SCRIPT, failed, listed, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ckptmove.verification.case.source import Line
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.step.resume import Bench
 
@@ -96,9 +95,7 @@ def check_script(
     with ExitStack() as stack:
         output = stack.enter_context(_output())
         stack.enter_context(protected((place.path for place in bench.checkpoint.read_from), session.refuse_program))
-        stack.enter_context(
-            _watched(bench.request.deadline, entrance, home, lambda check: end(session.passed or check))
-        )
+        stack.enter_context(_watched(bench.request.deadline, session, end))
         place = stack.enter_context(on_target(site, bench.request.devices))
         memory = stack.enter_context(memory_recorded(site, bench.request.device_memory, entrance))
         watch = ScriptWatch(place.device, entrance, session)
@@ -199,12 +196,7 @@ def _last_line(output: IO[str]) -> str:
 
 
 @contextlib.contextmanager
-def _watched(
-    deadline: float | None,
-    entrance: Entrance,
-    home: Line,
-    end: Callable[[CheckResult], None],
-) -> Iterator[None]:
+def _watched(deadline: float | None, session: Session, end: Callable[[CheckResult], None]) -> Iterator[None]:
     """End the process at a time in seconds since the epoch, and name the line that the script has reached."""
     if deadline is None:
         yield
@@ -212,10 +204,9 @@ def _watched(
     runner, limit = threading.get_ident(), str(Argument("timeout"))
 
     def expire() -> None:
-        frame = entrance.caller(sys._current_frames().get(runner))  # the only way to see another thread
-        line = home if frame is None else line_of(frame.f_code.co_filename, frame.f_lineno)
+        line = session.line_in(sys._current_frames().get(runner))  # the only way to see another thread
         fault = f"no optimizer step after the load within the time limit ({limit}); it was at {line.quoted}"
-        end(failed(SCRIPT, fault, **line.evidence, proven=False))
+        end(session.passed or failed(SCRIPT, fault, **line.evidence, proven=False))
 
     timer = threading.Timer(max(deadline - time.time(), 0), expire)
     timer.daemon = True

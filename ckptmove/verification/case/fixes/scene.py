@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from ckptmove.verification.case.case_call import device_parameter
-from ckptmove.verification.case.edits import (
+from ckptmove.verification.case.code.calls import device_parameter
+from ckptmove.verification.case.code.source import (
+    SCOPES,
+    callee,
+    full_name,
+    function_of,
+    nodes_of,
+    parents,
+    read,
+    stored,
+)
+from ckptmove.verification.case.code.watch import is_target, target_in
+from ckptmove.verification.case.fixes.edits import (
     LOADS,
     MOVES,
     NO_FIX,
@@ -22,26 +33,15 @@ from ckptmove.verification.case.edits import (
     with_device,
     with_to,
 )
-from ckptmove.verification.case.source import (
-    SCOPES,
-    callee,
-    full_name,
-    function_of,
-    nodes_of,
-    parents,
-    read,
-    stored,
-)
-from ckptmove.verification.case.watch import is_target, target_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ckptmove.verification.case.case_call import Given, UserFrame
-    from ckptmove.verification.case.source import Line, Running, Spot
-    from ckptmove.verification.case.tensor_names import NamedTensor
-    from ckptmove.verification.case.user_code import Entrance
-    from ckptmove.verification.case.watch import Origin, Watch
+    from ckptmove.verification.case.code.calls import Given, UserFrame
+    from ckptmove.verification.case.code.entrance import Entrance
+    from ckptmove.verification.case.code.source import Line, Running, Spot
+    from ckptmove.verification.case.code.tensor_names import NamedTensor
+    from ckptmove.verification.case.code.watch import Origin, Watch
     from ckptmove.verification.place import StepDevice
 
 #: Functions that make a tensor without a call that ``__torch_function__`` sees, or only with calls of their own.
@@ -209,7 +209,8 @@ def model_first(scene: Scene, known: NamedTensor) -> Fix:
     if given is None or given.model is None:
         name = known.model or "model"
         return Fix(f"{name} = {name}.to(device), before the optimizer is built{scene.in_case}")
-    fixes = [_model_moved(one, scene, known) for one in (given, *_outer(given, scene.built.get(known.optimizer, [])))]
+    built = scene.built.get(known.optimizer, [])
+    fixes = [_model_moved(one, built, scene) for one in (given, *_outer(given, built))]
     sure = (fix for fix, device in fixes if not is_fixed(device, scene))
     return next(sure, fixes[0][0])
 
@@ -224,13 +225,14 @@ def _outer(given: Given, built: list[UserFrame]) -> Iterator[Given]:
             yield given._replace(frame=frame, statement=frame.spot.statement, model=name)
 
 
-def _model_moved(given: Given, scene: Scene, known: NamedTensor) -> tuple[Fix, str]:
+def _model_moved(given: Given, built: list[UserFrame], scene: Scene) -> tuple[Fix, str]:
     """Move of a model before its optimizer is built, and the device."""
-    name = text_of(given.path, given.model or ast.Name(""))
-    every = list(_before_which(given, name, scene.built.get(known.optimizer, [])))
+    model = given.model or ast.Name("")
+    name = text_of(given.path, model)
+    every = list(_before_which(given, name, built))
     device = device_at(every[0], given, scene)
-    if not isinstance(given.model, (ast.Name, ast.Attribute)):
-        return replaced(given.path, (given.model, with_to(given.path, given.model or ast.Name(""), device))), device
+    if not isinstance(model, (ast.Name, ast.Attribute)):
+        return replaced(given.path, (model, with_to(given.path, model, device))), device
     text = f"self.to({device})" if name == "self" else f"{name} = {name}.to({device})"
     fixes = (before(given.path, one, text) for one in every)
     words = Fix(f"{text}, before the optimizer is built, in the case at {given.line}")

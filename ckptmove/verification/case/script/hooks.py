@@ -23,7 +23,7 @@ from torch.optim import optimizer as optimizers
 
 from ckptmove.io.file_object import OpenFile
 from ckptmove.text import Argument, amount
-from ckptmove.verification.case.watch import Watch
+from ckptmove.verification.case.code.watch import Watch
 from ckptmove.verification.checks import SCRIPT, failed
 from ckptmove.verification.loading import load as loading
 from ckptmove.verification.replaced import replaced
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from ckptmove.verification.case.script_session import Session
-    from ckptmove.verification.case.source import Line
-    from ckptmove.verification.case.user_code import Entrance
-    from ckptmove.verification.case.watch import Refusal
+    from ckptmove.verification.case.code.entrance import Entrance
+    from ckptmove.verification.case.code.source import Line
+    from ckptmove.verification.case.code.watch import Refusal
+    from ckptmove.verification.case.script.session import Session
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.loading.load import LoadRequest
 
@@ -92,20 +92,21 @@ def recorded(session: Session, steps: Steps) -> Iterator[None]:
     ]
     with contextlib.ExitStack() as stack:
         for owner, name, function in functions:
-            stack.enter_context(_wrapped(owner, name, functools.partial(function, session)))
+            stack.enter_context(_wrapped(session, owner, name, function))
         stack.enter_context(replaced(pickles, Unpickler=_watched_unpickler(session, pickles.Unpickler)))
         stack.callback(optimizers.register_optimizer_step_pre_hook(steps.before).remove)
         stack.callback(optimizers.register_optimizer_step_post_hook(steps.after).remove)
         yield
 
 
-def _wrapped(owner: Any, name: str, make: Any) -> AbstractContextManager[None]:
-    """Replace a function by one that is given the original as its first argument."""
+def _wrapped(session: Session, owner: Any, name: str, make: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Replace a function by one that is given the session and the original as its first arguments."""
     original = getattr(owner, name)
 
     @functools.wraps(original, updated=())
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        return make(original, *args, **kwargs)
+        session.raise_if_stopped()
+        return make(session, original, *args, **kwargs)
 
     made = _as_class(original, replacement) if isinstance(original, type) else replacement
     return replaced(owner, **{name: made})
@@ -131,7 +132,6 @@ def _of_host(_session: Session, original: Any, tensor: torch.Tensor) -> Any:
 
 def _torch_load(session: Session, original: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
     """Load a file. The checkpoint is never unpickled, also if the script asks for it."""
-    session.raise_if_stopped()
     if not session.note_load(f) and not session.may_hold_piece(f):
         return original(f, *args, **kwargs)
     safe = {key: value for key, value in kwargs.items() if key != "pickle_module"}
@@ -154,7 +154,6 @@ def _unpickles(pickle_module: Any = None, *, weights_only: Any = None, **_option
 
 def _unpickle(session: Session, original: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function that unpickles a file or bytes, but not with the checkpoint."""
-    session.raise_if_stopped()
     if not session.is_harmless and session.note_load(file):
         session.stop_unpickling("pickle runs the code that a file names")
     return original(file, *args, **kwargs)
@@ -169,13 +168,13 @@ def _watched_unpickler(session: Session, original: Any) -> Any:
 
     class Watched(original):  # type: ignore[misc]  # the class of this process
         def __init__(self, *args: Any, **kwargs: Any) -> None:
+            session.raise_if_stopped()
             _unpickle(session, super().__init__, *args, **kwargs)
 
     return Watched
 
 
 def _noted(session: Session, original: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-    session.raise_if_stopped()
     session.note_load(filename)
     return original(filename, *args, **kwargs)
 
@@ -188,11 +187,9 @@ def _load_checkpoint(session: Session, original: Any, request: LoadRequest) -> A
 
 def _save(session: Session, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
     """Save a file, but not over one that was there before. What a script opens itself, it may write."""
-    is_path = isinstance(f, (str, os.PathLike))
-    if not is_path:
-        session.raise_if_stopped()
-        session.stop_if_passed()
-    return original(obj, f, *args, **kwargs) if not is_path or session.may_save(os.fspath(f)) else None
+    session.stop_if_passed()
+    may_save = not isinstance(f, (str, os.PathLike)) or session.may_save(os.fspath(f))
+    return original(obj, f, *args, **kwargs) if may_save else None
 
 
 def _save_file(session: Session, original: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
@@ -202,14 +199,12 @@ def _save_file(session: Session, original: Any, tensors: Any, filename: Any, *ar
 
 def _start(session: Session, _original: Any, fn: Any, args: Any = (), nprocs: int = 1, **_options: Any) -> Any:
     """Call a function that would run in a process for each device, if there is one device."""
-    session.raise_if_stopped()
     if nprocs == 1:
         return fn(0, *args)
     return session.stop_unproven(f"it starts {nprocs} processes, which are not followed")
 
 
 def _read_metadata(session: Session, original: Any, reader: Any, *args: Any, **kwargs: Any) -> Any:
-    session.raise_if_stopped()
     session.is_harmless = session.note_load(reader.path)
     if session.is_harmless:
         session.refuse_foreign()
@@ -220,6 +215,7 @@ def _read_metadata(session: Session, original: Any, reader: Any, *args: Any, **k
 
 
 def _prepare_plan(session: Session, original: Any, writer: Any, *args: Any, **kwargs: Any) -> Any:
+    session.stop_if_passed()
     # Before a file is opened, and so truncated.
     if (Path(writer.path) / ".metadata").exists() and not session.may_save(os.fspath(writer.path)):
         session.stop_unproven(f"it would overwrite {writer.path} before its step")
@@ -229,7 +225,6 @@ def _prepare_plan(session: Session, original: Any, writer: Any, *args: Any, **kw
 
 def _load_module(session: Session, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Load a module, and record it unless another one is being loaded, which it may be a part of."""
-    session.raise_if_stopped()
     is_outer, session.is_loading = not session.is_loading, True
     try:
         result = original(module, *args, **kwargs)
@@ -245,7 +240,6 @@ def _load_module(session: Session, original: Any, module: nn.Module, *args: Any,
 def _load_optimizer(
     session: Session, original: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
 ) -> Any:
-    session.raise_if_stopped()
     result = original(optimizer, *args, **kwargs)
     if session.loads:
         session.optimizers.append(optimizer)
@@ -254,7 +248,6 @@ def _load_optimizer(
 
 def _update_scaler(session: Session, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
     """Count the updates of a gradient scaler, one for each step that it made or skipped."""
-    session.raise_if_stopped()
     session.skipped_steps += bool(session.loads)
     if session.skipped_steps >= _SKIPPED_STEPS:
         line = session.here()

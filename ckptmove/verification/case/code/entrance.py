@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ckptmove.errors import CaseUnusable
-from ckptmove.verification.case.patching import lines_of
-from ckptmove.verification.case.source import Running, spot_of
+from ckptmove.verification.case.code.patching import lines_of
+from ckptmove.verification.case.code.source import Running, spot_of
 from ckptmove.verification.replaced import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import CodeType, FrameType, TracebackType
 
+    from ckptmove.verification.case.code.patching import Edit
     from ckptmove.verification.case.name import CaseName
-    from ckptmove.verification.case.patching import Edit
 
 _LIBRARIES: Final = tuple(
     {os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")}

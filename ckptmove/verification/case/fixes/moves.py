@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from ckptmove.verification.case.case_call import device_parameter, is_assignable, is_expression, variables
-from ckptmove.verification.case.containers import Move, assignment, moved, ways
-from ckptmove.verification.case.edits import MOVES, NO_FIX, Fix, before, is_written, reads, with_expression, with_move
-from ckptmove.verification.case.fixes import device_expression, device_in, is_fixed, is_set_before
-from ckptmove.verification.case.source import (
+from ckptmove.verification.case.code.calls import device_parameter, is_assignable, is_expression, variables
+from ckptmove.verification.case.code.containers import Move, assignment, moved, ways
+from ckptmove.verification.case.code.source import (
     SCOPES,
-    block_of,
+    before_in_block,
     callee,
     earlier,
     function_of,
@@ -26,14 +24,25 @@ from ckptmove.verification.case.source import (
     stored_by,
     tree_of,
 )
-from ckptmove.verification.case.tensor_names import OF_MODULES
-from ckptmove.verification.case.watch import are_rows, is_target, targets_in
+from ckptmove.verification.case.code.tensor_names import OF_MODULES
+from ckptmove.verification.case.code.watch import are_rows, is_target, targets_in
+from ckptmove.verification.case.fixes.edits import (
+    MOVES,
+    NO_FIX,
+    Fix,
+    before,
+    is_written,
+    reads,
+    with_expression,
+    with_move,
+)
+from ckptmove.verification.case.fixes.scene import device_expression, device_in, is_fixed, is_set_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ckptmove.verification.case.fixes import Scene
-    from ckptmove.verification.case.source import Running
+    from ckptmove.verification.case.code.source import Running
+    from ckptmove.verification.case.fixes.scene import Scene
 
 #: Attributes of a tensor that are the same wherever it is, or that move it.
 _ANYWHERE: Final = MOVES | {"cpu", "dim", "dtype", "item", "ndim", "numel", "numpy", "shape", "size", "tolist"}
@@ -188,17 +197,11 @@ def _since_set(statement: ast.stmt, name: str) -> tuple[list[ast.stmt], ast.AST 
     for near in (statement, *inside):
         if near is not statement and _sets(head_of(near), name):
             return between, near
-        for one in _before_in_block(near):
+        for one in before_in_block(near):
             if _sets(ast.walk(one), name):
                 return between, one
             between.append(one)
     return between, None
-
-
-def _before_in_block(node: ast.AST) -> Iterator[ast.stmt]:
-    """The statements before one in its block, the last first; none for a node that is no statement."""
-    body = block_of(node) if isinstance(node, ast.stmt) else []
-    return reversed([*takewhile(lambda one: one is not node, body)])
 
 
 def _sets(nodes: Iterable[ast.AST], name: str) -> bool:

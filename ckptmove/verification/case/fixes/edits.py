@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ckptmove.verification.case.patching import Edit, digest
-from ckptmove.verification.case.source import (
+from ckptmove.verification.case.code.patching import Edit, digest
+from ckptmove.verification.case.code.source import (
     assigned,
     block_of,
     callee,
@@ -22,7 +22,7 @@ from ckptmove.verification.case.source import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptmove.verification.case.source import Spot
+    from ckptmove.verification.case.code.source import Spot
 
 #: Expressions that need no parentheses before ``.to(device)``.
 _ATOMS: Final = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from ckptmove.verification.case.case_call import devices_of, is_expression, required_device
-from ckptmove.verification.case.edits import Fix, after, before
-from ckptmove.verification.case.fixes import device_expression, device_in, is_fixed
-from ckptmove.verification.case.fixes_moves import device_before
-from ckptmove.verification.case.source import (
+from ckptmove.verification.case.code.calls import devices_of, is_expression, required_device
+from ckptmove.verification.case.code.source import (
     FUNCTIONS,
     assigned,
     attribute_assignments,
-    block_of,
+    before_in_block,
     earlier,
     function_of,
     nodes_of_class,
@@ -25,7 +22,10 @@ from ckptmove.verification.case.source import (
     read,
     stored,
 )
-from ckptmove.verification.case.watch import is_target
+from ckptmove.verification.case.code.watch import is_target
+from ckptmove.verification.case.fixes.edits import Fix, after, before
+from ckptmove.verification.case.fixes.moves import device_before
+from ckptmove.verification.case.fixes.scene import device_expression, device_in, is_fixed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ckptmove.verification.case.fixes import Scene
-    from ckptmove.verification.case.source import Running
+    from ckptmove.verification.case.code.source import Running
+    from ckptmove.verification.case.fixes.scene import Scene
 
 
 class ReachableModule(NamedTuple):
@@ -143,7 +143,8 @@ def _assignments(found: ReachableModule, scene: Scene) -> Iterator[tuple[str, as
     scopes = (one for one in parents(spot.statement) if isinstance(one, FUNCTIONS))
     before = [one for near in (spot.statement, *scopes) for one in earlier(near)]
     if spot.code.co_name == "<module>":
-        before += _before_in_module(spot.statement)
+        outermost = [one for one in (spot.statement, *parents(spot.statement)) if isinstance(one, ast.stmt)][-1]
+        before += before_in_block(outermost)
     before = [one for one in before if name in stored(one)]
     frames = (frame for built in scene.watch.built.values() for frame in built if frame.spot.code is spot.code)
     first = min((frame.spot.line.number for frame in frames), default=0)
@@ -156,10 +157,3 @@ def _is_rebound(statement: ast.stmt, name: str) -> bool:
     every = [assigned(one) for one in ast.walk(statement)]
     values = [value for target, value in every if isinstance(target, ast.Name) and target.id == name]
     return all(value is not None and name in read(value) for value in values)
-
-
-def _before_in_module(statement: ast.stmt) -> list[ast.stmt]:
-    """The statements of the module before the one that contains a statement, the last first."""
-    outermost = [one for one in (statement, *parents(statement)) if isinstance(one, ast.stmt)][-1]
-    body = block_of(outermost)
-    return body[: body.index(outermost)][::-1]

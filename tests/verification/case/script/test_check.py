@@ -16,7 +16,10 @@ from distributed_checkpoints import Distributed
 
 import ckptmove
 from ckptmove.errors import UnreadableInput
-from ckptmove.verification.case import protection, script, script_session, script_step
+from ckptmove.verification.case.script import check as room
+from ckptmove.verification.case.script import protection
+from ckptmove.verification.case.script import session as recorded
+from ckptmove.verification.case.script import step as compared
 from ckptmove.verification.checks import failed
 from ckptmove.verification.simulated.targets import is_any_active
 
@@ -138,7 +141,7 @@ def test_the_rest_of_the_iteration_runs_after_a_step_that_passed(ran, line, expe
 
 
 def test_a_script_that_goes_on_too_long_after_its_step_has_passed(ran, exits, monkeypatch):
-    monkeypatch.setattr(script_session, "GRACE", 0.1)
+    monkeypatch.setattr(recorded, "GRACE", 0.1)
     check = ran(HEAD, BUILT, LOADED, LOOP + "    import time\n    time.sleep(1)\n")
     assert outcome(check) == ("passed", True)
     assert exits == ["exit functions", 0]
@@ -464,14 +467,14 @@ def test_a_script_may_end_before_the_second_optimizer_makes_a_step(ran, pair, en
 def test_of_several_optimizers_that_fit_one_may_not_be_comparable(ran, make, monkeypatch):
     tree = make.tree()
     tree["optimizer_b"] = make.tree()["optimizer"]
-    whole = script_step.optimizer_state_dict
+    whole = compared.optimizer_state_dict
 
     def partial(record, *args):
         if record.where == "optimizer_b":
-            raise script_step.NeedsUnpickling("only unpickling could rebuild it")
+            raise compared.NeedsUnpickling("only unpickling could rebuild it")
         return whole(record, *args)
 
-    monkeypatch.setattr(script_step, "optimizer_state_dict", partial)
+    monkeypatch.setattr(compared, "optimizer_state_dict", partial)
     check = ran(HEAD, BUILT, LOADED, LOOP, path=make.save(tree))
     assert check["evidence"]["optimizer_state"] == ["optimizer"], check["detail"]
 
@@ -980,8 +983,8 @@ def exits(monkeypatch):
         codes.append(code)
         Path("ended").touch()
 
-    monkeypatch.setattr(script.os, "_exit", leave)
-    monkeypatch.setattr(script.atexit, "_run_exitfuncs", lambda: codes.append("exit functions"))
+    monkeypatch.setattr(room.os, "_exit", leave)
+    monkeypatch.setattr(room.atexit, "_run_exitfuncs", lambda: codes.append("exit functions"))
     return codes
 
 
@@ -989,7 +992,7 @@ WAIT = "import os, time\nwhile not os.path.exists('ended'): time.sleep(0.01)\n"
 
 
 def test_a_script_that_does_not_end_is_ended(ran, exits, monkeypatch):
-    monkeypatch.setattr(script_session, "GRACE", 0.1)
+    monkeypatch.setattr(recorded, "GRACE", 0.1)
     body = BUILT + LOADED + LOOP
     train = "try:\n" + textwrap.indent(body, "    ") + "except:\n" + textwrap.indent(WAIT, "    ")
     check = ran(HEAD, train)
@@ -1006,7 +1009,7 @@ def test_bytes_that_cannot_be_read_are_a_fault(ran, monkeypatch):
     def unreadable(*_):
         raise UnreadableInput("no", path="c.pt")
 
-    monkeypatch.setattr(script_step, "model_state", unreadable)
+    monkeypatch.setattr(compared, "model_state", unreadable)
     assert outcome(ran(HEAD, BUILT, LOADED, LOOP)) == ("failed", False)
 
 
@@ -1015,9 +1018,9 @@ def test_a_script_that_takes_too_long_says_where_it_was(answers, make, tmp_path,
     Path("slow.py").write_text("def prepare():\n" + textwrap.indent(WAIT, "    ") + "prepare()\n")
     messages = []
     monkeypatch.setattr(
-        script, "failed", lambda *args, **evidence: messages.append(evidence) or failed(*args, **evidence)
+        room, "failed", lambda *args, **evidence: messages.append(evidence) or failed(*args, **evidence)
     )
-    monkeypatch.setattr(script.time, "time", lambda: 0.0)
+    monkeypatch.setattr(room.time, "time", lambda: 0.0)
     answers(make(), "cuda:0", script="slow.py", deadline=2.0)
     assert exits == ["exit functions", 0]
     assert messages[0]["file"] == "slow.py"
@@ -1152,12 +1155,10 @@ def test_the_words_of_a_program_are_observed(tmp_path, event, args, expected):
 
 def test_a_session_refuses_a_program_once(tmp_path):
     path = str(tmp_path / "run.pth")
-    home = script.line_of(str(tmp_path / "train.py"), 0)
-    session = script_session.Session(
-        path, script.Entrance(script.CaseName("train.py", "", is_file=True)), home, print, ()
-    )
+    home = room.line_of(str(tmp_path / "train.py"), 0)
+    session = recorded.Session(path, room.Entrance(room.CaseName("train.py", "", is_file=True)), home, print, ())
     session.refuse_program(["cat", "other.pth"])
-    with pytest.raises(script_session.Stopped):
+    with pytest.raises(recorded.Stopped):
         session.refuse_program(["cat", path])
     session.close()
     assert session.check.status == "skipped"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from ckptmove.case import Case
-from ckptmove.verification.case.source import (
+from ckptmove.verification.case.code.source import (
     FUNCTIONS,
     Running,
     assigned,
@@ -27,15 +27,15 @@ from ckptmove.verification.case.source import (
     stored,
     stored_by,
 )
-from ckptmove.verification.case.tensor_names import tensors_in
+from ckptmove.verification.case.code.tensor_names import tensors_in
 from ckptmove.verification.replaced import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
 
-    from ckptmove.verification.case.source import Line, Spot
-    from ckptmove.verification.case.user_code import Entrance
+    from ckptmove.verification.case.code.entrance import Entrance
+    from ckptmove.verification.case.code.source import Line, Spot
 
 _FIELDS: Final = ("model", "optimizer", "criterion", "batch")
 

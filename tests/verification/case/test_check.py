@@ -525,8 +525,8 @@ def test_a_module_is_imported_from_the_working_directory(answers, make, script, 
 
 
 def test_a_module_that_is_not_there_and_one_that_wants_what_is_not_there(answers, make, script):
+    from ckptmove.verification.case.code.entrance import Entrance
     from ckptmove.verification.case.name import parse_case
-    from ckptmove.verification.case.user_code import Entrance
 
     with pytest.raises(CaseUnusable, match=r"there is no module 'no_such_project.jobs' here"):
         Entrance(parse_case("no_such_project.jobs:case")).load()
@@ -570,8 +570,8 @@ def test_names_that_are_bound_otherwise_are_left_to_python(script, body):
 
 
 def test_a_file_without_its_ending_is_no_python_file(script, tmp_path):
+    from ckptmove.verification.case.code.entrance import Entrance
     from ckptmove.verification.case.name import parse_case
-    from ckptmove.verification.case.user_code import Entrance
 
     (tmp_path / "train").write_text("def case(): ...")
     with pytest.raises(CaseUnusable, match=r"its name does not end in .py"):
@@ -612,7 +612,7 @@ def test_on_a_real_device_the_operands_of_the_refused_call_are_named(case_check,
 
 
 def test_a_tensor_that_no_line_of_the_user_asked_for_has_no_origin():
-    from ckptmove.verification.case.watch import Watch
+    from ckptmove.verification.case.code.watch import Watch
 
     with Watch(torch.device("meta"), SimpleNamespace(caller=lambda frame: None)) as watch:
         made = torch.ones(2)

@@ -10,8 +10,8 @@ from importlib.machinery import SourceFileLoader
 
 import pytest
 
-from ckptmove.verification.case.patching import Edit
-from ckptmove.verification.case.user_code import edited_sources, is_generated
+from ckptmove.verification.case.code.entrance import edited_sources, is_generated
+from ckptmove.verification.case.code.patching import Edit
 
 SOURCE = b"# coding: latin-1\ndef value():\n    return '\xe9'\n"
 

@@ -164,13 +164,18 @@ def block_of(statement: ast.stmt) -> list[ast.stmt]:
     return next(body for body in bodies if statement in body)
 
 
+def before_in_block(node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements before one in its block, the last first; none for a node that is no statement."""
+    body = block_of(node) if isinstance(node, ast.stmt) else []
+    return reversed([*takewhile(lambda one: one is not node, body)])
+
+
 def earlier(statement: ast.stmt) -> Iterator[ast.stmt]:
     """The statements before another one in its function, in the blocks that contain it, the last first."""
     near: ast.AST = statement
     for parent in parents(statement):
-        if isinstance(near, ast.stmt) and not isinstance(parent, ast.Module):
-            body = block_of(near)
-            yield from reversed(body[: body.index(near)])
+        if not isinstance(parent, ast.Module):
+            yield from before_in_block(near)
         if isinstance(parent, SCOPES):
             return
         near = parent

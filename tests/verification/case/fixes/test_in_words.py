@@ -8,8 +8,8 @@ import sys
 import pytest
 from pasting import case, mine
 
-from ckptmove.verification.case.edits import replaced
-from ckptmove.verification.case.source import tree_of
+from ckptmove.verification.case.code.source import tree_of
+from ckptmove.verification.case.fixes.edits import replaced
 
 BCE = "nn.BCEWithLogitsLoss(pos_weight=torch.ones(3))"
 AT = ", in the case at train.py:"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from ckptmove.verification.case.source import nodes_of_class, read
+from ckptmove.verification.case.code.source import nodes_of_class, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,15 +19,15 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
-from ckptmove.verification.case.case_call import devices_of, late_names, user_frames
-from ckptmove.verification.case.source import Line, Spot, assigned, callee, line_of, locals_of, spot_of, tree_of
+from ckptmove.verification.case.code.calls import devices_of, late_names, user_frames
+from ckptmove.verification.case.code.source import Line, Spot, assigned, callee, line_of, locals_of, spot_of, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType
 
-    from ckptmove.verification.case.case_call import UserFrame
-    from ckptmove.verification.case.user_code import Entrance
+    from ckptmove.verification.case.code.calls import UserFrame
+    from ckptmove.verification.case.code.entrance import Entrance
 
 _OPTIMIZER: Final = torch.optim.Optimizer.__init__.__code__.co_filename
 _MODULE: Final = torch.nn.Module.to.__code__.co_filename

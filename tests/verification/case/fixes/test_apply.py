@@ -15,9 +15,9 @@ import pytest
 
 from ckptmove.errors import CaseUnusable, NotDurable, SourceChanged, WriteFailed
 from ckptmove.io.sink import FileSink
-from ckptmove.verification.case import user_code
-from ckptmove.verification.case.fixing import find_fixes, fixed_files, write
-from ckptmove.verification.case.patching import Edit, FixNotWritten, digest, lines_of
+from ckptmove.verification.case.code import entrance
+from ckptmove.verification.case.code.patching import Edit, FixNotWritten, digest, lines_of
+from ckptmove.verification.case.fixes.apply import find_fixes, fixed_files, write
 from ckptmove.verification.checks import failed, passed, skipped
 from ckptmove.verification.evidence import Verdict
 from ckptmove.verification.request import VerifyRequest
@@ -218,7 +218,7 @@ def test_a_file_in_a_temporary_folder_is_edited_only_next_to_the_script(refused,
     assert not refused(written(elsewhere / "train.py"), case=f"{elsewhere}/train.py:case")
     assert not refused(written(elsewhere / "model.py"), case=f"{elsewhere}/train.py:case")
     monkeypatch.setattr(tempfile, "tempdir", "/")
-    monkeypatch.setattr(user_code, "_TEMPORARY", ())
+    monkeypatch.setattr(entrance, "_TEMPORARY", ())
     assert not refused(written(elsewhere / "model.py"))
 
 

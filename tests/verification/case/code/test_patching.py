@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptmove.verification.case.patching import Edit, diff_of, digest, lines_of
+from ckptmove.verification.case.code.patching import Edit, diff_of, digest, lines_of
 
 HOWS = ["before", "after", "in place of"]
 #: By kind of file: the content, the edit, and the content with it.

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptmove.verification.case.containers import Move, assignment, has_to, moved, ways
+from ckptmove.verification.case.code.containers import Move, assignment, has_to, moved, ways
 
 MOVE = Move("double()", "torch")
 

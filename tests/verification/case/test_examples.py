@@ -6,7 +6,7 @@ import pytest
 import torch
 from trained import EXAMPLES, case_of, parts_of
 
-from ckptmove.verification.case.fixing import find_fixes
+from ckptmove.verification.case.fixes.apply import find_fixes
 from ckptmove.verification.case.step import one_batch
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.run import verify_checkpoint

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from ckptmove.verification.case.containers import ways
+from ckptmove.verification.case.code.containers import ways
 from ckptmove.verification.case.parts import models_of, optimizers_of
 
 if TYPE_CHECKING:

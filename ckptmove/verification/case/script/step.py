@@ -15,13 +15,13 @@ from ckptmove.case import Case
 from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.errors import UnreadableInput
 from ckptmove.text import amount
-from ckptmove.verification.case.case_call import Given, variables
+from ckptmove.verification.case.code.calls import Given, variables
+from ckptmove.verification.case.code.tensor_names import names_of
+from ckptmove.verification.case.code.watch import is_target
 from ckptmove.verification.case.parts import OptimizerPart
 from ckptmove.verification.case.peak import label, peak_evidence, peak_of, peak_text
 from ckptmove.verification.case.restore import matching_optimizer, own_state
 from ckptmove.verification.case.step import OwnSteps
-from ckptmove.verification.case.tensor_names import names_of
-from ckptmove.verification.case.watch import is_target
 from ckptmove.verification.checks import SCRIPT, failed, listed, passed
 from ckptmove.verification.restored.loaded import LoadedFiles
 from ckptmove.verification.step.stored_state import (
@@ -36,10 +36,10 @@ from ckptmove.verification.tensors.wrappers import WithWrappers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ckptmove.verification.case.fixes import Scene
-    from ckptmove.verification.case.script_session import Session
-    from ckptmove.verification.case.source import Running
-    from ckptmove.verification.case.tensor_names import NamedTensor
+    from ckptmove.verification.case.code.source import Running
+    from ckptmove.verification.case.code.tensor_names import NamedTensor
+    from ckptmove.verification.case.fixes.scene import Scene
+    from ckptmove.verification.case.script.session import Session
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.place import StepDevice
     from ckptmove.verification.simulated.accounting import MemoryRecord

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ckptmove.errors import NotDurable, SourceChanged, UsageError, WriteFailed, reason_of
 from ckptmove.io.sink import FileSink
 from ckptmove.text import quoted
-from ckptmove.verification.case.patching import Edit, FixNotWritten, diff_of, digest, lines_of
-from ckptmove.verification.case.user_code import is_generated, is_installed
+from ckptmove.verification.case.code.entrance import is_generated, is_installed
+from ckptmove.verification.case.code.patching import Edit, FixNotWritten, diff_of, digest, lines_of
 from ckptmove.verification.evidence import FixedFile
 
 if TYPE_CHECKING:

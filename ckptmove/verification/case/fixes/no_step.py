@@ -7,9 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.text import quoted
-from ckptmove.verification.case.edits import MOVES, NO_FIX, Fix, before, replaced, text_of
-from ckptmove.verification.case.fixes_tensors import is_updated
-from ckptmove.verification.case.source import (
+from ckptmove.verification.case.code.source import (
     assigned,
     assignment_before,
     callee,
@@ -19,15 +17,17 @@ from ckptmove.verification.case.source import (
     read,
     stored,
 )
+from ckptmove.verification.case.fixes.edits import MOVES, NO_FIX, Fix, before, replaced, text_of
+from ckptmove.verification.case.fixes.tensors import is_updated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
 
-    from ckptmove.verification.case.case_call import Given, UserFrame
-    from ckptmove.verification.case.source import Line, Spot
-    from ckptmove.verification.case.user_code import Entrance
+    from ckptmove.verification.case.code.calls import Given, UserFrame
+    from ckptmove.verification.case.code.entrance import Entrance
+    from ckptmove.verification.case.code.source import Line, Spot
 
 _MISSING: Final = re.compile(r"missing ([^\s;]+)")
 #: The lists of missing and unexpected keys in torch's error, and a key there.

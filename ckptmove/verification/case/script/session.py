@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from ckptmove.text import quoted
-from ckptmove.verification.case.source import line_of
+from ckptmove.verification.case.code.source import line_of
 from ckptmove.verification.checks import SCRIPT, listed, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import FrameType
 
     import torch
     from torch import nn
 
-    from ckptmove.verification.case.source import Line
-    from ckptmove.verification.case.user_code import Entrance
+    from ckptmove.verification.case.code.entrance import Entrance
+    from ckptmove.verification.case.code.source import Line
     from ckptmove.verification.evidence import CheckResult
 
 #: Seconds in which a script has to end when its check is decided, and seconds that it goes on after a step that passed;
@@ -137,8 +138,12 @@ class Session:
 
     def here(self) -> Line:
         """The user's line that runs in this thread."""
-        frame = self.entrance.caller(sys._getframe(1))  # the frame, without a traceback
-        return self._home if frame is None else line_of(frame.f_code.co_filename, frame.f_lineno)
+        return self.line_in(sys._getframe(1))  # the frame, without a traceback
+
+    def line_in(self, frame: FrameType | None) -> Line:
+        """The user's line that runs in a frame or its callers."""
+        own = self.entrance.caller(frame)
+        return self._home if own is None else line_of(own.f_code.co_filename, own.f_lineno)
 
     def is_checkpoint(self, file: object) -> bool:
         """Whether a path, an open file or bytes are the checkpoint, a file inside it, or a copy of it."""
@@ -158,13 +163,7 @@ class Session:
         return real == self._path or real.startswith(self._path + os.sep)
 
     def may_save(self, path: str) -> bool:
-        """Whether a file or a directory may be written: only one that the script itself has made.
-
-        Raises:
-            Stopped: after a step that passed.
-        """
-        self.raise_if_stopped()
-        self.stop_if_passed()
+        """Whether a file or a directory may be written: only one that the script itself has made."""
         real = os.path.realpath(path)
         if real not in self._written and os.path.lexists(path):
             self.kept.append(path)

@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ckptmove.text import Argument
-from ckptmove.verification.case.case_call import device_parameter, required_device
-from ckptmove.verification.case.containers import Move, moved
-from ckptmove.verification.case.edits import NO_FIX, Fix, before, called, on_device, replaced, text_of, with_to
-from ckptmove.verification.case.fixes import device_in, target_name
-from ckptmove.verification.case.fixes_moves import device_before
-from ckptmove.verification.case.source import (
+from ckptmove.verification.case.code.calls import device_parameter, required_device
+from ckptmove.verification.case.code.containers import Move, moved
+from ckptmove.verification.case.code.source import (
     FUNCTIONS,
     SCOPES,
     Line,
@@ -28,13 +25,16 @@ from ckptmove.verification.case.source import (
     parents,
     tree_of,
 )
-from ckptmove.verification.case.watch import is_target
+from ckptmove.verification.case.code.watch import is_target
+from ckptmove.verification.case.fixes.edits import NO_FIX, Fix, before, called, on_device, replaced, text_of, with_to
+from ckptmove.verification.case.fixes.moves import device_before
+from ckptmove.verification.case.fixes.scene import device_in, target_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ckptmove.verification.case.fixes import Scene
-    from ckptmove.verification.case.source import Running, Spot
+    from ckptmove.verification.case.code.source import Running, Spot
+    from ckptmove.verification.case.fixes.scene import Scene
     from ckptmove.verification.simulated.errors import WrongGradient
 
 #: torch's errors for a CUDA device that is not there: of a build without CUDA, without a driver, with fewer devices.

@@ -1,0 +1,1 @@
+"""Fixes of the user's lines: suggested as edits, tried, and written."""

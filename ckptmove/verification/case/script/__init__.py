@@ -1,0 +1,1 @@
+"""A training script: run up to its first step after the load, and compared with the checkpoint."""
