@@ -76,7 +76,8 @@ def load(
     pairs = [(source, on_current_device(device)) for source, device in mapping.items()]
     has_parts = only is not None or plain
     is_to_cpu = to == "cpu" and not has_parts
-    has_changes = (to is not None and not is_to_cpu) or bool(pairs) or has_parts
+    # On the meta device torch does not compare tensors with their storages: the whole inventory does.
+    has_changes = (to is not None and not is_to_cpu) or bool(pairs) or has_parts or is_meta
     move = _changes(to, pairs, only, plain=plain) if has_changes else None
     request = LoadRequest(
         location(path), move, is_to_cpu, is_meta=is_meta, is_mapped=bool(mmap), limits=limits or Limits()

@@ -239,6 +239,7 @@ class RemoteListing(Listing):
         opened: the files that were opened last. Inventory, objects and step counts are read in turn, and most files are
             answered from one window.
         versions: the version of each file when it was first opened.
+        answers_at_once: whether several threads can read its files. Those of FTP and of ``tar://`` share a position.
         begun: files that are read ahead, and not yet opened.
     """
 
@@ -249,6 +250,7 @@ class RemoteListing(Listing):
     copy: PartialCopy | None = None
     opened: dict[str, RemoteSource] = field(default_factory=dict)
     versions: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    answers_at_once: bool = False
     begun: dict[str, Future[RemoteSource]] = field(default_factory=dict)
 
     def full(self, path: str) -> str:
@@ -283,6 +285,9 @@ class RemoteListing(Listing):
 
         Every reader requests these first, one after the other. An error is raised when its file is opened.
         """
+        if not self.answers_at_once:
+            yield from paths
+            return
         left = iter(paths)
         while batch := [*islice(left, _AHEAD)]:
             for path, found in zip(batch, [started(self._begun, path) for path in batch], strict=True):
@@ -398,6 +403,7 @@ def _listing(
         traffic,
         heads,
         copy,
+        answers_at_once=bool(fs.async_impl),
     )
 
 

@@ -72,18 +72,21 @@ class LoadRequest(NamedTuple):
 _Prepared: TypeAlias = "tuple[Value, Mapping[str, tuple[OpenPart, StorageRef]], Mapping[str, str]]"
 
 
-class _NotAlone(Exception):
-    """More than storages changes with a move to the CPU, which only a plan finds."""
+class _NeedsPlan(Exception):
+    """A move to the CPU that changes more than the devices of storages."""
 
 
 def load_checkpoint(request: LoadRequest) -> Any:
     """Run a request of :func:`ckptmove.load`; errors as there."""
     try:
         return _loaded(request)
-    except _NotAlone:
-        from ckptmove.moves import MoveRequest
+    except (_NeedsPlan, NotRebuilt):
+        if request.move is not None:
+            raise
+    from ckptmove.moves import MoveRequest
 
-        return _loaded(request._replace(move=MoveRequest("cpu"), is_to_cpu=False))
+    # The whole inventory names what is damaged, and a plan finds what else moves.
+    return _loaded(request._replace(move=MoveRequest("cpu" if request.is_to_cpu else None), is_to_cpu=False))
 
 
 def _loaded(request: LoadRequest) -> Any:
@@ -122,20 +125,20 @@ def _prepared(checkpoint: OpenCheckpoint, request: LoadRequest) -> _Prepared:
     if request.move is not None:
         return _moved(part, homes, request.move)
     if request.is_to_cpu and not _moves_alone(part.tree(), inventory.globals):
-        raise _NotAlone
+        raise _NeedsPlan
     devices = [storage for storage in inventory.storages if storage.device != "meta"] if request.is_to_cpu else ()
     return part.tree(), homes, {storage.key: "cpu" for storage in devices}
 
 
 def _moves_alone(root: Value, uses: Iterable[GlobalUse]) -> bool:
-    """Whether storages move to the CPU alone: no option of an optimizer changes, and no device is named elsewhere.
+    """Whether a move to the CPU changes only the devices of storages, so that it needs no plan.
 
-    It may be False for others too: a plan finds the same. Most loads need neither the plan nor the whole inventory.
+    False if an option of an optimizer may change, or a value other than a storage may name a device.
     """
     if not all(use.name in _WITHOUT_DEVICE or use.name.endswith("Storage") for use in uses):
         return False
     pairs = (pair for node in nodes(root) if type(node) is Dict for pair in node.pairs())
-    return not any(value is True and str(key).endswith(_FLAGS) for key, value, _ in pairs)
+    return not any(value is True and type(key) is str and key.endswith(_FLAGS) for key, value, _ in pairs)
 
 
 def _moved(part: FilePart, homes: Mapping[str, tuple[OpenPart, StorageRef]], move: MoveRequest) -> _Prepared:

@@ -6,7 +6,6 @@ tree. Nothing is imported, and nothing that ``torch.serialization.add_safe_globa
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,13 +61,13 @@ class NotAllowed(Exception):
     """A name that weights-only mode does not allow, or a call that it does not make."""
 
 
-def build(root: Value, storage: Callable[[Persistent], Any], deepest: int = sys.maxsize) -> Any:
+def build(root: Value, storage: Callable[[Persistent], Any], deepest: int) -> Any:
     """Build the object of a tree. A node that occurs several times becomes one object.
 
     Args:
         root: the tree.
         storage: returns the typed storage of a persistent id, one object for each storage.
-        deepest: nesting depth that is allowed; any in a tree whose depth was checked.
+        deepest: nesting depth that is allowed.
 
     Raises:
         LimitExceeded: if it is nested more deeply.

@@ -106,11 +106,12 @@ class Storages:
         if self._is_meta or device == "meta":
             return _empty(stored.nbytes, "meta")
         if not stored.nbytes:
-            values = _empty(0, "cpu")[:]  # a slice cannot be resized: a tensor that exceeds it is an error
+            values = _empty(0, "cpu")
         else:
             # A mapping of bytes that are copied to another device ends with the load.
             is_mapped = self._is_mapped or device != "cpu"
             values = self._on_cpu(part, part.own_name(stored.key), stored, is_mapped=is_mapped)
+        values = values[:]  # a slice cannot be resized: a tensor that exceeds it is an error
         if device == "cpu":
             return values
         try:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import tarfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Barrier, Thread
@@ -556,6 +557,17 @@ def test_files_of_a_folder_are_requested_at_once(server) -> None:
     found = ckptmove.inspect(f"{server.url}/ahead/")
     assert len(found.inventory.tensors) == 4
     assert len(server.log) == alone
+
+
+def test_files_that_share_a_position_are_read_in_turn(tmp_path) -> None:
+    with tarfile.open(tmp_path / "run.tar", "w") as archive:
+        for at in range(8):
+            path = tmp_path / f"pytorch_model-0000{at + 1}-of-00008.bin"
+            torch.save({f"{at}.w": torch.full((100_000,), at)}, path)
+            archive.add(path, f"run/{path.name}")
+    for _ in range(5):
+        found = ckptmove.inspect(f"tar://run::file://{tmp_path}/run.tar")
+        assert [one.name.rpartition(".bin.")[2] for one in found.inventory.tensors] == [f"{at}.w" for at in range(8)]
 
 
 def test_the_error_of_a_file_that_is_read_ahead_names_it(server) -> None:

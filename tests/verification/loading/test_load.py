@@ -20,7 +20,15 @@ from safetensors.torch import load_file, save_file
 from storage_views import viewed
 
 import ckptmove
-from ckptmove.errors import CkptMoveError, DamagedArchive, LimitExceeded, OutOfMemory, UnsupportedDtype, UsageError
+from ckptmove.errors import (
+    CkptMoveError,
+    DamagedArchive,
+    DamagedPickle,
+    LimitExceeded,
+    OutOfMemory,
+    UnsupportedDtype,
+    UsageError,
+)
 from ckptmove.limits import Limits
 from ckptmove.verification.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
 
@@ -254,7 +262,7 @@ def test_tensors_in_memory_are_those_of_torch(tmp_path) -> None:
     path = saved(tmp_path / "run.pth", {"weight": torch.zeros(1000)})
     ours = ckptmove.load(path)["weight"]
     assert str(path) not in Path("/proc/self/maps").read_text() if Path("/proc/self/maps").exists() else True
-    assert ours.untyped_storage().resizable()
+    assert ours.untyped_storage().resizable() == torch.load(path)["weight"].untyped_storage().resizable()
     ours += 1
     assert ours.sum() == 1000
 
@@ -467,12 +475,15 @@ def test_errors(tmp_path) -> None:
         ckptmove.load(SAMPLES / "float64-cpu.pt", "mps", only="model")
 
 
-def rewritten(path: Path, change) -> Path:
-    """A copy of an archive with another pickle."""
+def rewritten(path: Path, change, method: int = zipfile.ZIP_STORED) -> Path:
+    """A copy of an archive with another pickle, and with storages of another compression method."""
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(path.with_name("new.pth"), "w") as new:
         for record in old.infolist():
             data = old.read(record)
-            new.writestr(record, change(data) if record.filename.endswith("data.pkl") else data)
+            if record.filename.endswith("data.pkl"):
+                new.writestr(record, change(data))
+            else:
+                new.writestr(record, data, method if "/data/" in record.filename else None)
     return path.with_name("new.pth")
 
 
@@ -512,12 +523,35 @@ def test_indices_outside_of_a_sparse_tensor(tmp_path, layout) -> None:
     assert not torch.sparse.check_sparse_tensor_invariants.is_enabled()
 
 
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("deflated", [False, True])
+@pytest.mark.parametrize("numel", [0, 6])
 @pytest.mark.parametrize("device", ["cpu", None])
-def test_a_tensor_larger_than_its_empty_storage(tmp_path, device) -> None:
-    whole = torch.empty(0).storage()
+def test_a_tensor_larger_than_its_storage(tmp_path, device, numel, deflated, mmap) -> None:
+    whole = torch.empty(numel).storage()
     path = saved(tmp_path / "run.pth", [Rebuilt("_rebuild_tensor_v2", whole, 0, (9,), (1,), False, OrderedDict())])
+    if deflated:
+        path = rewritten(path, lambda data: data, zipfile.ZIP_DEFLATED)
     with pytest.raises(NotRebuilt):
+        ckptmove.load(path, device, mmap=mmap)
+
+
+@pytest.mark.parametrize("device", ["cpu", None, "meta"])
+@pytest.mark.parametrize(
+    "change", [(b"FloatStorage", b"FloatStorag_"), (b"storage", b"storagf"), (b"K\x01\x85", b"J\xff\xff\xff\xff\x85")]
+)
+def test_a_damaged_pickle_is_named_as_inspect_names_it(tmp_path, change, device) -> None:
+    path = rewritten(saved(tmp_path / "run.pth", {"weight": torch.ones(4)}), lambda data: data.replace(*change))
+    with pytest.raises(DamagedPickle) as seen:
+        ckptmove.inspect(path)
+    with pytest.raises(DamagedPickle) as caught:
         ckptmove.load(path, device)
+    assert str(caught.value) == str(seen.value)
+
+
+def test_a_key_with_more_digits_than_python_prints(tmp_path) -> None:
+    key = 10**5000
+    assert ckptmove.load(saved(tmp_path / "run.pth", {key: True}), "cpu") == {key: True}
 
 
 def test_a_device_that_torch_is_not_compiled_for(tmp_path) -> None:

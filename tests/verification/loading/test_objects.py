@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 
 import pytest
 import torch
@@ -22,10 +23,12 @@ from ckptmove.pickles.tree import (
     Set,
     Tuple,
 )
-from ckptmove.verification.loading.objects import NotAllowed, build
+from ckptmove.verification.loading import objects
+from ckptmove.verification.loading.objects import NotAllowed
 from ckptmove.verification.loading.storages import _inflated
 
 STORAGE = Persistent("storage", -1)
+build = partial(objects.build, deepest=1_000_000)
 
 
 def a_storage(_node):
