@@ -22,7 +22,6 @@ from ckptmove.torch_facts.optimizers import candidates
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ckptmove.formats.chunks import Chunk
     from ckptmove.model import TensorRecord
     from ckptmove.pickles.tree import Dict, Value
 
@@ -33,12 +32,11 @@ _FLAT: Final = r"(?:chained_\d+\.)?optimizer\.distributed\..+"
 _FLAT_OPTIMIZER: Final = r"((?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+)"
 #: Name of a tensor in a flat bucket: its optimizer, its bucket, and its key.
 _IN_BUCKET: Final = _FLAT_OPTIMIZER + r"\.(gbuf_idx_\d+\..+|param_state/.+)\.([^.]+)"
-#: A bucket that ranks save in chunks, with the padding between the parameters.
-_IN_CHUNKS: Final = "gbuf_idx_"
+#: Beginning of the names of buckets that ranks save with their padding, which is uninitialized memory: between
+#: parameters and at the end (``sharded_param_state_dp_reshardable``). No file tells where all of it is.
+_PADDED: Final = "gbuf_idx_"
 #: Name of the object with the options of an optimizer with flat buckets.
 _FLAT_OPTIONS: Final = _FLAT_OPTIMIZER + r"\.optimizer/.+"
-#: Elements of which each parameter in a bucket begins at a multiple.
-_ALIGNMENT: Final = 64
 #: Key of the options in one file that was made of the checkpoint: the name of ``common.pt`` without its suffix.
 _COMMON: Final = r"(?:(.+)/)?common"
 #: State keys of the fp32 copy that the optimizer steps in place of a parameter in bf16 or fp16.
@@ -80,12 +78,10 @@ class FlatBuckets(NamedTuple):
 
     Attributes:
         content: returns the values of the distributed checkpoint, by name.
-        why_not: returns why the bucket with a tensor of this name is not stepped; empty if it is.
         spend: as of :func:`ckptmove.checkpoint.inventory.optimizers.draft_optimizer`.
     """
 
     content: Callable[[], Dict | None]
-    why_not: Callable[[str], str]
     spend: Callable[[int], None]
 
 
@@ -164,7 +160,7 @@ def gathered_optimizers(
         inside = names[bisect_left(names, prefix) : bisect_left(names, f"{folder}/") if folder else None]
         own = {name[len(prefix) :]: by_name[name] for name in sorted(inside, key=places.__getitem__)}
         if any(map(is_state, own)):
-            flat = FlatBuckets(partial(_below, root, folder), _lost_padding, spend)
+            flat = FlatBuckets(partial(_below, root, folder), spend)
             found += megatron_optimizers(prefix, own, (), stored_options(value, key, spend), by_name, flat)
             holders.add(key)
     # With a common step count, the dict of the options looks like that of an optimizer.
@@ -219,13 +215,12 @@ def megatron_optimizers(
         options = _options_of_buckets(flat.content(), prefix, flat.spend)
         found = []
         for where, own in buckets.items():
-            reason = next(filter(None, (flat.why_not(f"{where}.{key}.param") for key in own)), "")
             place = f"{prefix}{where}"
-            found.append(
-                OptimizerRecord(place, (), (), obstacle=reason)
-                if reason
-                else _optimizer(place, own, options.get(where, stored), steps)
-            )
+            if any(key.startswith(_PADDED) for key in own):
+                reason = f"the buckets of {place} have padding with values of uninitialized memory"
+                found.append(OptimizerRecord(place, (), (), obstacle=reason))
+            else:
+                found.append(_optimizer(place, own, options.get(where, stored), steps))
         return tuple(found)
     unread = next((name for name in (*tensors, *objects) if re.fullmatch(_FLAT, name)), "")
     reason = f"{unread} is in the order of buckets, without the names of the parameters"
@@ -251,27 +246,6 @@ def _options_of_buckets(content: Dict | None, prefix: str, spend: Callable[[int]
             where = f"{prefix}{name}.0" if listed else f"{prefix}{name}"
             found[match[1]] = StoredOptions(f"{prefix}{name}", draft_optimizer(pairs, where, spend).groups, ())
     return found
-
-
-def _lost_padding(name: str) -> str:
-    """Why a bucket of a single file is not stepped: its padding may have any values, and only chunks show it."""
-    return f"{name} has padding that only the distributed checkpoint shows" if _IN_CHUNKS in name else ""
-
-
-def padding_of(name: str, chunks: Iterable[Chunk]) -> str:
-    """Why a bucket of a distributed checkpoint is not stepped; empty if it has no padding between parameters.
-
-    Padding is a chunk of its own, and its values are those of uninitialized memory. It ends where the next parameter
-    begins.
-
-    Args:
-        name: name of a tensor of the bucket.
-        chunks: its chunks.
-    """
-    for (start,), (length,) in chunks if _IN_CHUNKS in name else ():
-        if start % _ALIGNMENT and start % _ALIGNMENT + length <= _ALIGNMENT:
-            return f"{name} has padding between parameters, with values of uninitialized memory"
-    return ""
 
 
 def is_in_buckets(optimizer: OptimizerRecord) -> bool:

@@ -6,17 +6,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckptmove.checkpoint.inventory.megatron import FlatBuckets, megatron_optimizers, padding_of, stored_options
+from ckptmove.checkpoint.inventory.megatron import FlatBuckets, megatron_optimizers, stored_options
 from ckptmove.checkpoint.inventory.shapes import as_dict
-from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.trainers import MEGATRON_COMMON
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ckptmove.checkpoint.parts import OpenPart
-    from ckptmove.formats.chunks import Chunk
     from ckptmove.pickles.tree import Dict
 
 
@@ -30,14 +28,13 @@ def join_optimizers(parts: Sequence[OpenPart]) -> None:
     for part in parts:
         prefix = f"{part.name}/" if part.name else ""
         common = by_name.get(prefix + MEGATRON_COMMON)
-        if common is None or not isinstance(part, DistributedPart) or part.inventory.optimizers:
+        if common is None or part.inventory.container != "dcp" or part.inventory.optimizers:
             continue
         with naming(common.path):
             stored = stored_options(common.tree(), common.name, common.budget().spend)
         tensors = {part.own_name(one.name): one for one in part.inventory.tensors}
         steps = {one.name: one for one in common.inventory.tensors}
-        chunks = {one.name: one.chunks for one in part.metadata.tensors}
-        flat = FlatBuckets(partial(_content, part), partial(_padding, chunks), part.budget().spend)
+        flat = FlatBuckets(partial(_content, part), part.budget().spend)
         found = megatron_optimizers(part.full_name(""), tensors, part.inventory.root_keys, stored, steps, flat)
         part.inventory = replace(part.inventory, optimizers=found)
         if found:
@@ -45,9 +42,5 @@ def join_optimizers(parts: Sequence[OpenPart]) -> None:
             common.inventory = replace(common.inventory, optimizers=())
 
 
-def _content(part: DistributedPart) -> Dict | None:
+def _content(part: OpenPart) -> Dict | None:
     return as_dict(part.tree())
-
-
-def _padding(chunks: Mapping[str, Sequence[Chunk]], name: str) -> str:
-    return padding_of(name, chunks.get(name, ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -220,7 +221,7 @@ def _values(part: OpenPart) -> dict[str, Any]:
     homes = {part.own_name(one.key): (part, one) for one in part.inventory.storages}
     with Storages(homes, {}, is_meta=True) as storages:
         try:
-            root = build(part.tree(), storages.storage)
+            root = build(part.tree(), storages.storage, sys.maxsize)  # the inventory has checked its depth
         except NotAllowed as error:
             raise UsageError(f"{part.path} has {error}, which weights_only=True refuses") from None
     return flatten_state_dict(root)[0] if isinstance(root, dict) else {}
