@@ -85,6 +85,55 @@ def test_diff_takes_urls_on_either_side(ask, server) -> None:
     assert not ask("diff", f"{server.url}/adamw-cuda3.pth", f"{server.url}/map-location-dragged-all.pth")["same"]
 
 
+def faulty(server, first, fault):
+    """Enable a fault of all requests from the one with a number on, beginning with 0; None changes the ETag."""
+
+    def answer(handler):
+        if len(server.log) <= first:
+            return False
+        if fault is None:
+            server.etag = lambda _: '"another"'
+            return False
+        if fault == "closed":
+            handler.close_connection = True
+            handler.connection.close()
+        else:
+            server.send(handler, fault, b"")
+        return True
+
+    server.faults.append(answer)
+
+
+FAULTS = {
+    403: ("remote-failed", "403"),
+    404: ("missing-file", "no such file"),
+    500: ("remote-failed", "500"),
+    "closed": ("remote-failed", "the server closed the connection"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("side", [0, 1])
+def test_diff_names_the_fault_of_a_server(ask, server, fault, first, side) -> None:
+    torch.save({"w": torch.arange(400_000.0)}, server.root / "large.pth")  # more than a window
+    url, path = f"{server.url}/large.pth", server.root / "large.pth"
+    faulty(server, first, fault)
+    document = ask("diff", *((url, path), (path, url))[side])
+    kind, words = FAULTS[fault]
+    assert (document["exit_code"], document["error"]["kind"]) == (3, kind)
+    assert document["error"]["path"] == url
+    assert words in document["error"]["message"]
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_diff_refuses_a_file_whose_etag_changes(ask, server, first) -> None:
+    torch.save({"w": torch.arange(400_000.0)}, server.root / "large.pth")
+    faulty(server, first, None)
+    document = ask("diff", f"{server.url}/large.pth", server.root / "large.pth")
+    assert (document["exit_code"], document["error"]["kind"]) == (3, "source-changed")
+
+
 @pytest.mark.parametrize("name", ["adamw-cuda3.pth", "legacy.pth"])
 def test_convert_writes_the_same_file_as_from_a_local_one(ask, server, bench, name) -> None:
     there = ask("convert", f"{server.url}/{name}?token={SECRET}", "--to", "cpu")

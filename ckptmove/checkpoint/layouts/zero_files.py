@@ -1,4 +1,4 @@
-"""The files of a DeepSpeed ZeRO checkpoint: which ranks have written one, and which are missing.
+"""The files of a DeepSpeed checkpoint: which ranks and experts have one, and which are missing.
 
 Names from deepspeed/runtime/engine.py, ``_get_zero_ckpt_name`` and ``_get_ckpt_name``.
 """
@@ -27,24 +27,30 @@ OPTIMIZER_FILE: Final = re.compile(r"((?:bf16_|fp16_)?)zero_pp_rank_(\d{1,9})_mp
 MODEL_FILE: Final = re.compile(r"(?:zero_pp_rank_(\d{1,9})_)?mp_rank_(\d{1,9})_model_states\.pt")
 #: Layer of an expert, which old versions do not name, its number, and model-parallel rank; ``_get_expert_ckpt_name``.
 EXPERT_FILE: Final = re.compile(r"(?:layer_(\d{1,9})_)?expert_(\d{1,9})_mp_rank_(\d{1,9})_model_states\.pt")
+#: Number of experts of each layer, in the model states.
+_EXPERTS: Final = "num_experts"
+#: Layers that DeepSpeed itself replaced by layers of experts. It may write their experts into other files.
+_REPLACED: Final = "ds_autoep_layers"
 #: Missing files that an error names.
 _NAMED: Final = 3
 
 
 class ZeroFile(NamedTuple):
-    """What one file states about the ranks of its run.
+    """What one file states about the ranks and the experts of its run.
 
     Attributes:
         folder: its folder in the directory.
         name: its name.
         ranks: number of data-parallel ranks; 0 if the file does not state it.
         model_ranks: number of model-parallel ranks; 0 if the file does not state it.
+        experts: number of experts of each layer that has any; empty if the file does not state it.
     """
 
     folder: str
     name: str
     ranks: int
     model_ranks: int
+    experts: tuple[int, ...] = ()
 
 
 def is_zero_file(name: str) -> bool:
@@ -81,11 +87,13 @@ def zero_file(path: str, root: Value) -> ZeroFile | None:
     counts = [one for one in (counted, *items_of(counted)) if type(one) is int]
     world, model_ranks = pairs.get("dp_world_size"), pairs.get("mp_world_size")
     ranks = max(counts, default=world if type(world) is int else 0)
-    return ZeroFile(folder, name, ranks, model_ranks if type(model_ranks) is int else 0)
+    layers = items_of(pairs.get(_EXPERTS)) if pairs.get(_REPLACED) is None else ()
+    experts = tuple(one if type(one) is int else 0 for one in layers)
+    return ZeroFile(folder, name, ranks, model_ranks if type(model_ranks) is int else 0, experts)
 
 
 def require_ranks(listing: Listing, files: Iterable[ZeroFile]) -> None:
-    """Check that no file of a rank is missing in a folder with ZeRO partitions.
+    """Check that no file of a rank is missing in a folder with ZeRO partitions, and none of an expert.
 
     Args:
         listing: the directory.
@@ -102,7 +110,7 @@ def require_ranks(listing: Listing, files: Iterable[ZeroFile]) -> None:
         if folder in folders:  # a file that could not be read is not missing
             folders[folder].append(ZeroFile(folder, name, 0, 0))
     for folder, own in folders.items():
-        absent = list(_absent(own))
+        absent = [*_absent(own), *_absent_experts(own)]
         missing = sum(number for number, _ in absent)
         if missing:
             named = [name for _, names in absent for name in names][:_NAMED]
@@ -134,7 +142,22 @@ def _absent(files: Sequence[ZeroFile]) -> Iterator[tuple[int, list[str]]]:
         yield missing, [f"{start}{end}_model_states.pt" for start in starts]
 
 
+def _absent_experts(files: Sequence[ZeroFile]) -> Iterator[tuple[int, list[str]]]:
+    """The number of missing files of the experts of each layer in one folder, and the first of their names.
+
+    Without tensor parallelism of experts, each is in the file of only one model-parallel rank.
+    """
+    found = [match for file in files if (match := EXPERT_FILE.fullmatch(file.name))]
+    if not found and not any(OPTIMIZER_FILE.fullmatch(file.name) for file in files):
+        return  # the model states alone were kept
+    rank = min((match[3] for match in found), default="00")
+    for layer, experts in enumerate(max(file.experts for file in files)):
+        own = {number for match in found if int(match[1] or 0) == layer and (number := int(match[2])) < experts}
+        missing, absent = _absent_ranks(own, max(experts, 0))
+        yield missing, [f"layer_{layer}_expert_{number}_mp_rank_{rank}_model_states.pt" for number in absent]
+
+
 def _absent_ranks(there: set[int], ranks: int) -> tuple[int, list[int]]:
-    """How many ranks have no file, and the first of them."""
+    """How many ranks, or experts, have no file, and the first of them."""
     missing = ranks - len(there)
     return missing, list(islice((rank for rank in count() if rank not in there), min(missing, _NAMED)))

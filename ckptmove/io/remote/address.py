@@ -20,9 +20,10 @@ _USERINFO: Final = r"^(?:[^/?#]*|[^/?#:]*:(?!\d+(?:[/?#]|$))[^?#]*)@"
 _WHOLE_URL: Final = r"(?s)([A-Za-z][A-Za-z0-9+.-]+)://(.*)"
 _VALUE: Final = r"(?<==)[^&;]+|(?<![^&;])[^&;=]+(?![^&;])"
 _NAMED_QUERY: Final = r"\?(?=[\w.~%-]+=)"
-#: Credentials outside of a URL: keys of AWS, tokens of Hugging Face, and parameters that hold a secret.
+#: Credentials outside of a URL: keys of AWS, tokens of Hugging Face, and parameters that hold a secret. A token has
+#: exactly 34 letters and digits: ``hf_safetensors.pth`` is the name of a file.
 _SECRETS: Final = (
-    r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}|\bhf_[A-Za-z0-9]{8,}|(?<=Bearer )\S+|(?<=Basic )[A-Za-z0-9+/=]{6,}"
+    r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}|\bhf_[A-Za-z0-9]{34}(?!\w)|(?<=Bearer )\S+|(?<=Basic )[A-Za-z0-9+/=]{6,}"
     r"|(?i:(?<=signature=)|(?<=credential=)|(?<=token=)|(?<=password=)|(?<=secret=)|(?<=sig=))[^\s&'\"<>]+"
 )
 _HIDDEN: Final = "***"

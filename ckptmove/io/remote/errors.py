@@ -93,11 +93,15 @@ class CopyFailed(WriteFailed):
 
 
 class NoRanges(UnreadableInput):
-    """The server sends only whole files. ``nbytes`` is the size of this one; None if the server does not tell it."""
+    """The server does not send the requested range of a file.
+
+    Attributes:
+        nbytes: size of the file; None if the server does not tell it.
+    """
 
     kind = "no-ranges"
 
-    def __init__(self, path: str, nbytes: int | None) -> None:
+    def __init__(self, path: str, nbytes: int | None, flaw: str = "") -> None:
         whole = "the whole file" if nbytes is None else f"all {size(nbytes)} of it"
-        super().__init__(f"the server ignores Range requests and would send {whole}", path=path)
+        super().__init__(flaw or f"the server ignores Range requests and would send {whole}", path=path)
         self.nbytes = nbytes

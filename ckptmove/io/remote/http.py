@@ -42,6 +42,7 @@ class _Answer(NamedTuple):
         total: size of the file; None if the server does not tell it.
         version: ETag or time of the last change; empty if the server tells neither.
         body: the bytes; None if they are more than asked for.
+        flaw: why these are not the bytes of the range; empty if they are, or if the server ignores ranges.
     """
 
     status: int
@@ -51,6 +52,7 @@ class _Answer(NamedTuple):
     total: int | None
     version: str
     body: bytes | None
+    flaw: str
 
 
 class HttpFile:
@@ -69,7 +71,7 @@ class HttpFile:
         Raises:
             MissingFile: if the server has no such file.
             RemoteFailed: if the server or the network fails.
-            NoRanges: if the server sends only whole files, and this one is large.
+            NoRanges: if the server sends another range, or only whole files, and this one is large.
         """
         self.path = str(address)
         self._address, self._fs, self._traffic = address, fs, traffic
@@ -79,8 +81,8 @@ class HttpFile:
         self.head = b""
         if answer.status == _UNSATISFIABLE and answer.total == 0:  # an empty file has no range
             return
-        if answer.body is None or answer.total is None or answer.begin != 0:
-            raise NoRanges(self.path, answer.total)
+        if answer.body is None or answer.total is None or (answer.flaw and len(answer.body) != answer.end):
+            raise NoRanges(self.path, answer.total, answer.flaw)
         if len(answer.body) != answer.end:
             reason = f"the server sent {len(answer.body):,} of {answer.end:,} bytes"
             raise RemoteFailed(self.path, reason, address.scheme)
@@ -92,13 +94,14 @@ class HttpFile:
         Raises:
             MissingFile, RemoteFailed: if the server or the network fails.
             SourceChanged: if the file was written since it was opened.
-            NoRanges: if the server ignores the range of this request.
+            NoRanges: if the server sends another range, or ignores the range of this request.
         """
         answer = self._answer(start, end)
-        if (answer.version, answer.total) != self.version:
+        is_asked_for = answer.body is not None and answer.begin == start and len(answer.body) == end - start
+        if (answer.version, answer.total) != self.version and (is_asked_for or not answer.flaw):
             raise SourceChanged(self.path)
-        if answer.body is None or answer.begin != start or len(answer.body) != end - start:
-            raise NoRanges(self.path, self.size)
+        if answer.body is None or not is_asked_for:
+            raise NoRanges(self.path, self.size, answer.flaw)
         return answer.body
 
     def require_unchanged(self) -> None:
@@ -161,7 +164,20 @@ class HttpFile:
             if body is not None and response.status == _OK:
                 total = until = len(body)
             version = headers.get("ETag") or headers.get("Last-Modified") or ""
-            return _Answer(response.status, response.reason or "", begin, until, total, version, body)
+            flaw = _flaw(response, range(start, end), range(begin, until))
+            return _Answer(response.status, response.reason or "", begin, until, total, version, body, flaw)
+
+
+def _flaw(response: Any, asked: range, sent: range) -> str:
+    """Why the body of an answer is not the range that was asked for, or cannot be."""
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        return f"the server compresses the file ({encoding:.40}), so that it cannot be read by ranges"
+    if response.status != _PARTIAL or (sent and sent[0] == asked[0] and sent[-1] <= asked[-1]):
+        return ""
+    stated = f"Content-Range {response.headers.get('Content-Range', ''):.80}".strip()
+    named = stated if " " in stated else f"no {stated}"
+    return f"the server sent another range: asked for bytes {asked[0]}-{asked[-1]}, it answered with {named}"
 
 
 async def _at_most(stream: Any, most: int) -> bytes | None:

@@ -21,6 +21,7 @@ from ckptmove.cli.app import app
 from ckptmove.errors import CrcMismatch, DamagedArchive, MissingShard, UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
+from ckptmove.pickles.tree import Persistent, nodes
 from ckptmove.torch_facts.weights_only import DTENSOR_NAMES
 from ckptmove.verification.file_checks import check_file, fail_on_findings
 from ckptmove.verification.restored import loaded
@@ -599,3 +600,25 @@ def test_a_directory_of_safetensors_replaces_the_files(saved, tmp_path) -> None:
     found = ckptmove.inspect(tmp_path / "new").inventory
     shapes = {one.name.partition(".safetensors.")[2]: one.shape for one in found.tensors}
     assert shapes == {name: tuple(one.shape) for name, one in full(saved, "verl")["model"].items()}
+
+
+@pytest.mark.parametrize("kind", ["verl", "strided", "hsdp"])
+def test_the_new_file_does_not_differ_from_the_folder(saved, tmp_path, kind) -> None:
+    folder, path = str(saved / kind), str(tmp_path / "run.pth")
+    runner = CliRunner()
+    assert runner.invoke(app, ["convert", folder, "-o", path]).exit_code == 0
+    for words in (["diff", folder, path], ["diff", path, folder], ["verify", path, "--against", folder]):
+        found = runner.invoke(app, words)
+        assert found.exit_code == 0, (words, found.output)
+
+
+@pytest.mark.parametrize("where", ["local", "remote"])
+def test_each_tree_of_the_part_has_the_same_keys(saved, where) -> None:
+    folder = str(saved / "strided")
+    if where == "remote":
+        pytest.importorskip("fsspec").filesystem("memory").put(folder, "/trees", recursive=True)
+        folder = "memory://trees"
+    with open_checkpoint(folder, keep_trees=True) as found:
+        (part,) = found.parts
+        keys = [{str(node.pid.items[2]) for node in nodes(part.tree()) if type(node) is Persistent} for _ in range(2)]
+    assert keys[0] == keys[1] == {storage.key for storage in found.inventory.storages}

@@ -7,8 +7,10 @@ import shutil
 import pytest
 import torch
 import zero_runs
+from typer.testing import CliRunner
 
 from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.cli.app import app
 from ckptmove.errors import DamagedArchive, MissingShard
 
 
@@ -18,7 +20,7 @@ def missing(folder):
     return caught.value
 
 
-@pytest.fixture(params=["stage2-frozen", "stage3-frozen", "bf16-optimizer"])
+@pytest.fixture(params=["stage2-frozen", "stage3-frozen", "bf16-optimizer", "experts-stage1", "experts-stage2"])
 def run(request, tmp_path):
     return zero_runs.real(request.param, tmp_path / "run")[0]
 
@@ -66,6 +68,72 @@ def test_a_missing_rank_of_model_parallelism(tmp_path):
         name = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
         shutil.copy(folder / name, folder / name.replace("mp_rank_00", "mp_rank_01"))
     assert missing(folder).name == "mp_rank_01_model_states.pt"
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert", "verify"])
+def test_a_missing_expert_is_an_error_of_every_command(tmp_path, command):
+    folder, _ = zero_runs.real("experts-stage2", tmp_path / "run")
+    lost = folder / "global_step3" / "layer_0_expert_2_mp_rank_00_model_states.pt"
+    lost.unlink()
+    output = ["-o", str(tmp_path / "run.pth")] if command == "convert" else []
+    found = CliRunner().invoke(app, [command, str(folder), *output])
+    assert found.exit_code == 3
+    assert f"files of other ranks are missing: '{lost.name}'" in found.stderr
+    assert not (tmp_path / "run.pth").exists()
+
+
+def test_all_experts_may_be_missing(tmp_path):
+    folder, _ = zero_runs.real("experts-stage2", tmp_path / "run")
+    for path in folder.glob("*/layer_*"):
+        path.unlink()
+    said = str(missing(folder))
+    assert "'layer_0_expert_0_mp_rank_00_model_states.pt', 'layer_0_expert_1_mp_rank_00_model_states.pt'" in said
+    assert said.endswith("and 3 more")
+
+
+@pytest.mark.parametrize("is_any_left", [False, True])
+def test_model_states_without_the_optimizer_need_all_experts_or_none(tmp_path, is_any_left):
+    folder, _ = zero_runs.real("experts-stage2", tmp_path / "run")
+    left = "layer_1_expert_1" if is_any_left else "mp_rank_00"
+    for path in folder.glob("*/*.pt"):
+        if not path.name.startswith(("mp_rank_00", left)):
+            path.unlink()
+    if is_any_left:
+        assert missing(folder).name.startswith("layer_0_expert_0_mp_rank_00_model_states.pt")
+    else:
+        with open_checkpoint(str(folder)) as found:
+            assert len(found.parts) == 1
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"num_experts": [1, None, -2]},
+        {"num_experts": 5},
+        {"num_experts": "many"},
+        {"num_experts": [9], "ds_autoep_layers": {"a": 1}},
+        {},
+    ],
+)
+def test_an_unknown_number_of_experts_lacks_none(tmp_path, stated):
+    folder = zero_runs.made(tmp_path / "run", change=lambda _, tree: tree.update(stated))
+    for number in (0, 1):  # one more than stated
+        torch.save({"w": torch.ones(1)}, folder / f"layer_0_expert_{number}_mp_rank_00_model_states.pt")
+    with open_checkpoint(str(folder)) as found:
+        assert len(found.parts) == 5
+
+
+def test_an_expert_may_be_in_the_file_of_any_model_parallel_rank(tmp_path):
+    folder = zero_runs.made(tmp_path / "run", change=lambda _, tree: tree.update(num_experts=[2]))
+    for number in (0, 1):
+        torch.save({"w": torch.ones(1)}, folder / f"layer_0_expert_{number}_mp_rank_0{number}_model_states.pt")
+    with open_checkpoint(str(folder)) as found:
+        assert len(found.parts) == 5
+
+
+def test_an_absurd_number_of_experts_is_missing(tmp_path):
+    folder = zero_runs.made(tmp_path / "run", change=lambda _, tree: tree.update(num_experts=[10**18]))
+    assert missing(folder).name.startswith("layer_0_expert_0_mp_rank_00_model_states.pt")
 
 
 def test_a_model_without_its_optimizer_is_whole(tmp_path):

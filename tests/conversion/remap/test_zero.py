@@ -10,8 +10,10 @@ import pytest
 import torch
 import zero_runs
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import ckptmove
+from ckptmove.cli.app import app
 from ckptmove.conversion.remap.errors import NotGathered
 from ckptmove.errors import CrcMismatch, DamagedArchive
 
@@ -82,6 +84,16 @@ def test_an_optimizer_loads_it(name, tmp_path):
         value.grad = torch.ones_like(value)
     optimizer.step()
     assert {float(own["step"]) for own in optimizer.state.values()} == {4.0}
+
+
+@pytest.mark.parametrize("name", zero_runs.REAL)
+def test_the_new_file_does_not_differ_from_the_run(name, tmp_path):
+    folder, path = str(zero_runs.real(name, tmp_path / "run")[0]), str(tmp_path / "run.pth")
+    runner = CliRunner()
+    assert runner.invoke(app, ["convert", folder, "-o", path]).exit_code == 0
+    for words in (["diff", folder, path], ["diff", path, folder], ["verify", path, "--against", folder]):
+        found = runner.invoke(app, words)
+        assert found.exit_code == 0, (words, found.output)
 
 
 def test_other_options_apply_to_whole_parameters(tmp_path):

@@ -13,6 +13,8 @@ from ckptmove.io.locations import default_output, inside, without_suffix
 from ckptmove.io.remote.address import Address, as_location, is_url, redacted
 
 SECRETS = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+_.-", min_size=9, max_size=30)
+#: Of the length of a real one.
+HUB_TOKEN = "hf_" + "aB3" * 11 + "z"
 
 
 @pytest.mark.parametrize(
@@ -102,12 +104,48 @@ def test_secrets_are_hidden_wherever_they_are(user, value, scheme) -> None:
 
 
 def test_keys_and_tokens_are_hidden_in_any_text() -> None:
-    keys = "AKIAIOSFODNN7EXAMPLE hf_abcdefghijkl Bearer eyJhbGci.x Authorization: Basic dXNlcjpwYXNz"
+    keys = f"AKIAIOSFODNN7EXAMPLE {HUB_TOKEN} Bearer eyJhbGci.x Authorization: Basic dXNlcjpwYXNz"
     found = redacted(f"{keys} token=tttt Signature=ss%2B")
-    for secret in ("AKIAIOSF", "hf_abc", "eyJ", "dXNl", "tttt", "ss%2B"):
+    for secret in ("AKIAIOSF", HUB_TOKEN, "eyJ", "dXNl", "tttt", "ss%2B"):
         assert secret not in found
     assert redacted("") == ""
     assert redacted("a token of 12") == "a token of 12"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Invalid user token: {}",
+        "401 Client Error for https://huggingface.co/api/models?t={}",
+        "{{'Authorization': 'Bearer {}'}}",
+        "HF_TOKEN={}.",
+        "https://user:{}@huggingface.co/org/repo",
+        "https://{}@huggingface.co/org/repo",
+        "({})",
+        "/root/.cache/huggingface/{}/a.pth",
+    ],
+)
+def test_tokens_of_the_hub_are_hidden(text) -> None:
+    assert HUB_TOKEN not in redacted(text.format(HUB_TOKEN))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "hf_safetensors.pth",
+        "runs/hf_transformers/a.pth",
+        "/data/hf_llama2finetuned8bit/model.safetensors",
+        f"{HUB_TOKEN}more.pth",
+        f"{HUB_TOKEN}_1.pth",
+        f"my{HUB_TOKEN}.pth",
+        "hf://org/hf_safetensors/hf_quantized.pth",
+        "s3://bucket/hf_checkpoint/a.pth",
+    ],
+)
+def test_names_that_begin_like_a_token_stay_whole(path) -> None:
+    assert redacted(path) == path
+    assert redacted(f"{path}: no such file") == f"{path}: no such file"
+    assert Address(path) == path
 
 
 def test_an_address_survives_copies() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import socket
 import threading
@@ -172,23 +173,41 @@ def test_a_server_without_ranges_that_does_not_tell_the_size(server, url, size) 
         assert raised.value.nbytes is None
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{}, {"Content-Range": "bytes 5-9/1310720"}, {"Content-Range": "bytes */9"}],
-    ids=["none", "another range", "no range"],
-)
-def test_a_range_that_was_not_asked_for(server, url, headers) -> None:
-    source = opened(url)
-    etag = server.etag(server.root / "a.pth")
-    server.faults.append(always(206, b"12345", {"ETag": etag, **headers}))
-    with pytest.raises((NoRanges, SourceChanged)):
-        source.read(3 * WINDOW, 3 * WINDOW + 10)
+WRONG_RANGES = {
+    "none": (None, "no Content-Range"),
+    "another": ("bytes 5-9/1310720", "Content-Range bytes 5-9/1310720"),
+    "another size": ("bytes 5-9/9", "Content-Range bytes 5-9/9"),
+    "no range": ("bytes */9", "Content-Range bytes */9"),
+    "no size": ("bytes 0-4/*", "Content-Range bytes 0-4/*"),
+    "other units": ("items 0-4/9", "Content-Range items 0-4/9"),
+}
 
 
-def test_a_first_range_that_was_not_asked_for(server, url) -> None:
-    server.faults.append(always(206, b"12345", {"Content-Range": f"bytes 5-9/{len(DATA)}"}))
-    with pytest.raises(NoRanges):
-        opened(url)
+@pytest.mark.parametrize(("stated", "named"), WRONG_RANGES.values(), ids=WRONG_RANGES)
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "later"])
+def test_a_range_that_was_not_asked_for_is_named(server, url, stated, named, is_first) -> None:
+    source = None if is_first else opened(url)
+    headers = {"ETag": server.etag(server.root / "a.pth"), **({"Content-Range": stated} if stated else {})}
+    server.faults.append(always(206, b"12345", headers))
+    with pytest.raises(NoRanges) as raised:
+        opened(url) if source is None else source.read(3 * WINDOW, 4 * WINDOW)
+    message = str(raised.value)
+    assert "the server sent another range: asked for bytes " in message
+    assert message.endswith(f", it answered with {named}")
+
+
+@pytest.mark.parametrize("status", [200, 206])
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "later"])
+def test_a_compressed_file_is_named(server, url, status, is_first) -> None:
+    source = None if is_first else opened(url)
+    server.faults.append(always(status, gzip.compress(DATA), {"Content-Encoding": "gzip", "ETag": "another"}))
+    with pytest.raises(NoRanges, match=r"the server compresses the file \(gzip\), so that it cannot be read by ranges"):
+        opened(url) if source is None else source.read(3 * WINDOW, 4 * WINDOW)
+
+
+def test_a_small_compressed_file_is_read_whole(server, url) -> None:
+    server.faults.append(always(200, gzip.compress(DATA[:WINDOW]), {"Content-Encoding": "gzip"}))
+    assert opened(url).read(0, WINDOW) == DATA[:WINDOW]
 
 
 def test_fewer_bytes_than_announced(server, url) -> None:
@@ -209,15 +228,17 @@ def test_a_file_that_changes(server, url, change) -> None:
         server.etag = lambda _: None
     if change == "time":
         server.etag = lambda _: None
-        span = f"bytes 0-{WINDOW - 1}/{len(DATA)}"
-        server.faults.append(
-            lambda handler: (
-                server.send(
-                    handler, 206, DATA[:WINDOW], {"Content-Range": span, "Last-Modified": f"{len(server.log)} Jan 2024"}
-                )
-                is None
-            )
-        )
+
+        def timed(handler):
+            start, end = map(int, handler.headers["Range"].removeprefix("bytes=").split("-"))
+            headers = {
+                "Content-Range": f"bytes {start}-{end}/{len(DATA)}",
+                "Last-Modified": f"{len(server.log)} Jan 2024",
+            }
+            server.send(handler, 206, DATA[start : end + 1], headers)
+            return True
+
+        server.faults.append(timed)
     source = opened(url)
     if change == "etag":
         server.etag = lambda _: '"other"'

@@ -2,7 +2,12 @@
 
 const drawn = new Map();
 
-/** Draw the table and the map of a section, once; its table. */
+/** Run after the page is painted. */
+function afterPaint(work) {
+  requestAnimationFrame(() => setTimeout(work));
+}
+
+/** Draw the table of a section, once, and its map after the page is painted: the map takes longer; its table. */
 function drawSection(section) {
   if (drawn.has(section)) return drawn.get(section);
   const place = section.querySelector(".table");
@@ -11,7 +16,7 @@ function drawSection(section) {
   const table = new Table(place, data);
   drawn.set(section, table);
   const map = section.querySelector(".treemap");
-  if (map) new Treemap(map, data, (row) => table.reveal(row));
+  if (map) afterPaint(() => new Treemap(map, data, (row) => table.reveal(row)));
   return table;
 }
 
@@ -47,4 +52,4 @@ const observer = new IntersectionObserver((entries) => {
 }, { rootMargin: "400px" });
 sections.forEach((section) => observer.observe(section));
 if (sections.length) drawSection(sections[0]);
-requestAnimationFrame(() => setTimeout(() => { document.documentElement.dataset.drawn = Math.round(performance.now()); }));
+afterPaint(() => { document.documentElement.dataset.drawn = Math.round(performance.now()); });

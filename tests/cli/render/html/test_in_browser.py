@@ -210,12 +210,26 @@ def test_a_section_is_drawn_when_it_comes_into_view(browser, entry, page_of) -> 
     shown = browser(page_of(*(entry([*tensors(40)], path=f"{n}.pth") for n in range(5))))
     drawn = "document.querySelectorAll('.frame canvas').length"
     assert 0 < shown.run(drawn) < 5
+    painted = "new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
     shown.run("document.querySelector('section:last-of-type .count').click()")
+    shown.run(painted)
     assert shown.run("document.querySelectorAll('section:last-of-type .frame canvas').length") == 1
     for number in range(1, 6):
         shown.run(f"document.querySelector('#section-{number}').scrollIntoView({{ behavior: 'instant' }})")
-        shown.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        shown.run(painted)
+    shown.run(painted)
     assert shown.run(drawn) == 5
+
+
+def test_the_map_is_drawn_after_the_table(browser, entry, page_of) -> None:
+    shown = browser(page_of(entry([*tensors(40)])))
+    count = "[sections[0].querySelectorAll('.table table').length, sections[0].querySelectorAll('canvas').length]"
+    again = (
+        "(() => { drawn.clear(); sections[0].querySelector('.frame').remove(); drawSection(sections[0]); return %s })()"
+    )
+    assert shown.run(again % count) == [2, 0]
+    shown.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+    assert shown.run(count) == [2, 1]
 
 
 @pytest.mark.parametrize("dark", [False, True])
