@@ -32,13 +32,13 @@ class _Name(NamedTuple):
 
 
 class Experts:
-    """The numbers of experts in a checkpoint."""
+    """The number of experts of each layer."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Count the experts of a rank.
+        """Count the experts, also those whose parameters are frozen and in no partition.
 
         Args:
-            names: names of parameters, with the numbers of one rank.
+            names: names of parameters in the files of all experts.
         """
         self._counts: dict[str, int] = {}
         for layer, number, _ in map(_parsed, names):
@@ -56,15 +56,16 @@ class Experts:
             For each parameter its name, its share, and its name there.
 
         Raises:
-            ValueError: if a name is not of an expert.
+            ValueError: if a name is not of an expert, or the ranks have unequal numbers of experts.
         """
         found = []
         for layer, own in groupby(map(_parsed, names), lambda name: name.layer):
-            if not layer:
+            count, rest = divmod(self._counts.get(layer, 0), shares)
+            if not count or rest:
                 raise ValueError
             local = list(own)
             for share in range(shares):
-                first = share * self._counts[layer]
+                first = share * count
                 found += [(f"{layer}{first + one}{rest}", share, f"{layer}{one}{rest}") for _, one, rest in local]
         return found
 

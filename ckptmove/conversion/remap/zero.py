@@ -196,7 +196,7 @@ class _Gathering:
     def root(self) -> Value:
         """The new tree."""
         stored = self._shapes()
-        experts = Experts(name for own in stored for name in own)
+        experts = Experts(key_text(key) for one in self._experts for key in one.keys())
         whole = [self._whole(index, own, experts) for index, own in enumerate(stored)]
         weights = {
             name: self._gathered(*parameter, [rank.partitions[index] for rank in self._ranks])
@@ -265,7 +265,7 @@ class _Gathering:
         Args:
             index: index of the partitions.
             shapes: shapes of the parameters on the first rank, in the order of the partitions.
-            experts: the experts of the first rank.
+            experts: the number of experts.
         """
         shares = self._shares(index)
         names = self._in_order(list(shapes), len(shares[0]))
@@ -274,7 +274,7 @@ class _Gathering:
                 experts.everywhere(names, len(shares)) if len(shares) > 1 else [(name, 0, name) for name in names]
             )
         except ValueError as error:
-            reason = "it partitions parameters over fewer ranks that are not of experts as its MoE layer names them"
+            reason = "it partitions parameters over fewer ranks that are not those of experts in its files"
             raise NotGathered(self._path, reason) from error
         slices = [self._slices(index, shapes, ranks) for ranks in shares]
         return {name: _Parameter(shapes[own], slices[share][own]) for name, share, own in everywhere}

@@ -127,10 +127,12 @@ def test_the_files_of_a_directory_are_kept_without_a_suffix(tmp_path):
 EXPERT = "moe.deepspeed_moe.experts.deepspeed_experts"
 
 
+@pytest.mark.parametrize("frozen", [None, 0, 1])
 @pytest.mark.parametrize("is_data_first", [False, True])
-def test_experts_of_both_topologies(tmp_path, is_data_first):
-    """Four ranks, of which two have the same experts: two of four each, in two layers."""
-    mine = [{f"{layer}.{EXPERT}.{number}.w": (3, 2) for layer in "xy" for number in range(2)}]
+def test_experts_of_both_topologies(tmp_path, is_data_first, frozen):
+    """Four ranks, of which two have the same experts: two of four each, in two layers. One of layer x may be frozen."""
+    own_names = [f"{layer}.{EXPERT}.{number}.w" for layer in "xy" for number in range(2)]
+    mine = [{name: (3, 2) for name in own_names if name != f"x.{EXPERT}.{frozen}.w"}]
     values = [zero_runs.whole(seed, mine) for seed in (1, 2)]
 
     def change(name, tree):
@@ -150,11 +152,19 @@ def test_experts_of_both_topologies(tmp_path, is_data_first):
             tree["ds_config"] = {"use_data_before_expert_parallelism": is_data_first}
 
     folder = zero_runs.made(tmp_path / "run", ranks=4, shapes=zero_runs.SHAPES[:1], change=change)
-    found = gathered(folder, tmp_path / "run.pth")
     names = [f"{layer}.{EXPERT}.{number}.w" for layer in "xy" for number in range(4)]
-    assert found["optimizer"]["param_groups"][1]["param_names"] == names
+    home = next(folder.rglob("mp_rank_00_model_states.pt")).parent
+    for at, name in enumerate(names):
+        own = {name: torch.full((3, 2), at).bfloat16()}
+        torch.save(own, home / f"layer_{at // 4}_expert_{at % 4}_mp_rank_00_model_states.pt")
+    found = gathered(folder, tmp_path / "run.pth")
+    trained = [name for name in names if not (name[0] == "x" and int(name.split(".")[5]) % 2 == frozen)]
+    assert found["optimizer"]["param_groups"][1]["param_names"] == trained
     first = by_name(found["optimizer"], "exp_avg")
-    for name in names:
+    for at, name in enumerate(names):
+        if name not in trained:
+            assert torch.equal(found["module"][name], torch.full((3, 2), at).bfloat16())
+            continue
         layer, number = name[0], int(name.split(".")[5])
         expected = values[number // 2][f"{layer}.{EXPERT}.{number % 2}.w"]
         assert torch.equal(found["module"][name], expected)
