@@ -305,13 +305,18 @@ def verdict(
 
 
 def _placed_by_script(placement: CheckResult, script: CheckResult) -> CheckResult:
-    """The ``placement`` check; it fails no file that a script was seen to restore on the target."""
+    """The ``placement`` check; it fails no file that a script was seen to restore on the target.
+
+    If the script fails, a conversion of the file would not mend the script.
+    """
     figures = dict(placement.evidence)
     is_proven = dict(script.evidence).get("proven") is True
-    if placement.status != "failed" or not is_proven or "flags" not in figures:  # without flags, a dtype is missing
+    is_judged = not is_proven and script.status != "failed"
+    if placement.status != "failed" or is_judged or "flags" not in figures:  # without flags, a dtype is missing
         return placement
     apart = amount(int(str(figures["misplaced"])), "tensor")
-    return skipped("placement", f"{apart} of the file on other devices: the script moves what it needs", **figures)
+    why = "the script moves what it needs" if is_proven else "not judged, as the script fails"
+    return skipped("placement", f"{apart} of the file on other devices: {why}", **figures)
 
 
 def _is_proven(checks: Sequence[CheckResult]) -> bool:

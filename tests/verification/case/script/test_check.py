@@ -894,6 +894,10 @@ def test_placement_is_left_to_a_script_that_moves_the_file(answers, make, tmp_pa
     assert result.passed
     assert result.proven
     assert not ckptmove.verify(path, to="cuda:0").passed
+    # A conversion would not mend a script that fails.
+    Path("train.py").write_text(HEAD + BUILT + LOADED + LOOP.replace("x.to(device)", "x"))
+    result = ckptmove.verify(path, to="cuda:0", script="train.py", script_args=("--resume", path))
+    assert [one.name for one in result.checks if one.status == "failed"] == ["script"]
 
 
 def test_bytes_in_memory_of_the_same_length_are_not_the_checkpoint(ran):
