@@ -316,8 +316,9 @@ class _Ending(NamedTuple):
 def end_of(stream: IO[str]) -> str:
     """Read a stream to its end, and return the last part of it."""
     tail = ""
-    while more := stream.read(_LONGEST_END):
-        tail = (tail + more)[-_LONGEST_END:]
+    with suppress(ValueError):  # closed: this process was interrupted
+        while more := stream.read(_LONGEST_END):
+            tail = (tail + more)[-_LONGEST_END:]
     return tail
 
 

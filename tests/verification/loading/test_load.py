@@ -523,10 +523,11 @@ def test_indices_outside_of_a_sparse_tensor(tmp_path, layout) -> None:
     assert not torch.sparse.check_sparse_tensor_invariants.is_enabled()
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 @pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("deflated", [False, True])
 @pytest.mark.parametrize("numel", [0, 6])
-@pytest.mark.parametrize("device", ["cpu", None])
+@pytest.mark.parametrize("device", ["cpu", None, {"*": "cpu"}])
 def test_a_tensor_larger_than_its_storage(tmp_path, device, numel, deflated, mmap) -> None:
     whole = torch.empty(numel).storage()
     path = saved(tmp_path / "run.pth", [Rebuilt("_rebuild_tensor_v2", whole, 0, (9,), (1,), False, OrderedDict())])
