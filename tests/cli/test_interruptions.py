@@ -202,6 +202,14 @@ def test_a_second_signal_does_not_wait_for_the_line() -> None:
         hold_a_line_that_never_ends()
 
 
+def test_the_handlers_are_those_of_before_when_the_line_has_ended() -> None:
+    with signals.signals_raised():
+        before = signal.getsignal(signal.SIGTERM)
+        with signals.signals_held():
+            assert signal.getsignal(signal.SIGTERM) is not before
+        assert signal.getsignal(signal.SIGTERM) is before
+
+
 @pytest.mark.no_cover
 @each
 def test_people_keep_what_they_have_read(number) -> None:
