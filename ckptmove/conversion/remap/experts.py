@@ -1,4 +1,4 @@
-"""The experts of DeepSpeed's MoE layer, of which each rank of expert parallelism has a share.
+"""Number the experts of DeepSpeed's MoE layer. Each rank of expert parallelism holds some of them.
 
 A rank numbers its own experts from 0. From deepspeed: ``_save_moe_checkpoint`` in runtime/engine.py,
 ``_create_expert_and_data_parallel`` in utils/groups.py.
