@@ -32,7 +32,7 @@ _LIBRARIES: Final = tuple(
 )
 #: Folders of libraries outside of this environment: of the user, of the system, of Debian.
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
-_OURS: Final = str(Path(__file__).resolve().parents[2]) + os.sep
+_OURS: Final = os.path.realpath(sys.modules[__name__.partition(".")[0]].__path__[0]) + os.sep
 #: Folders of temporary files; that of `tempfile` is another one.
 _TEMPORARY: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  # compared with, not written to
 #: ``train`` and ``random`` may be modules that the script imports; this name is not.
