@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.findings.candidates import Lacking
     from ckptmove.formats.contract import Container
-    from ckptmove.model import Inventory, TensorRecord
+    from ckptmove.model import Finding, Inventory, TensorRecord
 
 
 class Context(NamedTuple):
@@ -133,6 +133,27 @@ def remap_command(inventory: Inventory, *options: str) -> str:
     if container.has_code or not container.is_editable:
         return ""
     return Command(command_line(["ckptmove", "convert", inventory.path, *options]))
+
+
+def addressed(finding: Finding, inventory: Inventory) -> Finding:
+    """Name a checkpoint in the fix, if a directory has several: ``convert DIRECTORY`` would rewrite the others too."""
+    checkpoints = inventory.checkpoints if isinstance(inventory, DirectoryInventory) and inventory.form is None else ()
+    whole = command_line(["ckptmove", "convert", inventory.path])
+    if not checkpoints or not finding.fix.startswith(whole):
+        return finding
+    own = {next((one for one in checkpoints if _is_in(one, where)), None) for where in finding.where}
+    only = own.pop() if len(own) == 1 else None
+    if only is None:
+        return finding._replace(
+            fix=Command(command_line(["ckptmove", "inspect", posixpath.join(inventory.path, "**")]))
+        )
+    named = command_line(["ckptmove", "convert", posixpath.join(inventory.path, only)])
+    return finding._replace(fix=Command(named + finding.fix[len(whole) :]))
+
+
+def _is_in(checkpoint: str, where: str) -> bool:
+    """Whether a path is that of a file or folder, or of something in it."""
+    return where == checkpoint or where.startswith((f"{checkpoint}.", f"{checkpoint}/"))
 
 
 def load_expression(inventory: Inventory, where: str = "") -> str:
