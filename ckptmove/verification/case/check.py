@@ -24,6 +24,7 @@ from ckptmove.verification.case.code.tensor_names import names_of, tensors_in
 from ckptmove.verification.case.code.watch import Watch
 from ckptmove.verification.case.fixes.edits import NO_FIX, Fix
 from ckptmove.verification.case.fixes.no_step import as_batch, built_again, unmoved, unsaved
+from ckptmove.verification.case.fixes.prefixes import of_keys
 from ckptmove.verification.case.fixes.scene import Scene, model_first
 from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.case.parts import by_key, models_of, optimizers_of, require_usable_case
@@ -204,8 +205,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
             label_case(run.memory, case)
             return blame(error, run.scene)
         figures: dict[str, object] = {"candidates": list(error.candidates)} if error.candidates else {}
-        fix = Fix(error.fix) if error.module is None or error.fix else unsaved(error, error.module, run.entrance)
-        return Blame(str(error), fix, figures)
+        return Blame(str(error), _fix_of(error, run), figures)
     run.figures |= restored.figures
     return _step(run, case, run.home, restored)
 
@@ -249,6 +249,14 @@ def _with_torchrun(bench: Bench, typed: str) -> str:
     to = [] if request.to in {None, "cpu"} else ["--to", str(request.to).partition(":")[0]]
     words = ["torchrun", "--nproc-per-node", str(ranks), "-m", "ckptmove", "verify", request.path]
     return command_line([*words, *to, "--case", typed])
+
+
+def _fix_of(error: Mismatch, run: _Run) -> Fix:
+    """Fix for a model or an optimizer that the stored state does not fit."""
+    if error.module is None or error.fix:
+        return Fix(error.fix)
+    command = of_keys(error.module.state_dict(), run.bench.checkpoint.inventory)
+    return Fix(command) if command else unsaved(error, error.module, run.entrance)
 
 
 def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:

@@ -1,4 +1,4 @@
-"""Fixes for a case or script that made no step: a stale optimizer, a whole dataset, a checkpoint with other keys."""
+"""Fixes for a case that made no step: a stale optimizer, a whole dataset, tensors that the checkpoint lacks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.text import quoted
 from ckptmove.verification.case.code.source import (
     assigned,
     assignment_before,
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
     from ckptmove.verification.case.code.source import Line, Spot
 
 _MISSING: Final = re.compile(r"missing ([^\s;]+)")
-#: The lists of missing and unexpected keys in torch's error, and a key there.
-_KEYS: Final = re.compile(r"(?:Missing|Unexpected) key\(s\) in state_dict: (.*)")
-_KEY: Final = re.compile(r'"(.*?)"')
 _UNSAVED: Final = (
     "values that were not registered when saved are not in the checkpoint: load the rest with strict=False, "
     "start with a new optimizer, train and save again"
@@ -105,19 +101,6 @@ def unsaved(error: Exception, model: nn.Module, entrance: Entrance) -> Fix:
             if entrance.is_own(path) and isinstance(node, ast.Call) and _registers(node, name) and not is_kept:
                 return replaced(path, (node, f"{text_of(path, node)[:-1].rstrip(', ')}, persistent=False)"))
     return Fix(_UNSAVED)
-
-
-def with_prefix(message: str, checkpoint: str) -> str:
-    """Command for a strict ``load_state_dict`` that fails only because all keys have a prefix, or lack one."""
-    found = [_KEY.findall(part) for part in _KEYS.findall(message)]
-    if len(found) != len(("missing", "unexpected")):
-        return ""
-    wanted, given = found
-    for option, shorter, longer in (("--strip-prefix", wanted, given), ("--add-prefix", given, wanted)):
-        prefix = longer[0].removesuffix(shorter[0])
-        if prefix.endswith(".") and {f"{prefix}{key}" for key in shorter} == {*longer}:
-            return f"ckptmove convert {quoted(checkpoint)} {option} {quoted(prefix)}"
-    return ""
 
 
 def _registers(call: ast.Call, name: str) -> bool:
