@@ -407,7 +407,7 @@ class CaseUnusable(UsageError):
     """``--case`` does not name a function that returns a case.
 
     Attributes:
-        known: functions that its file defines.
+        known: functions that its file defines, first one with a similar name, or else the last.
     """
 
     kind = "case-unusable"

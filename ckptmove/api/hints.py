@@ -171,7 +171,7 @@ def _(error: errors.CaseUnusable) -> str:
         return ""
     if error.known:
         return Phrase(
-            f"its functions are {', '.join(error.known)}: ", Argument("case", f"{error.path}:{error.known[-1]}")
+            f"its functions are {', '.join(error.known)}: ", Argument("case", f"{error.path}:{error.known[0]}")
         )
     return Phrase(
         "point it at a function that returns ckptmove.Case(model, optimizer, criterion, batch): ",

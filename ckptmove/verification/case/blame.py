@@ -22,6 +22,7 @@ from ckptmove.verification.case.fixes.moves import where_used
 from ckptmove.verification.case.fixes.scene import knows_target, made_by, where_called, where_made
 from ckptmove.verification.case.fixes.tensors import of_tensor
 from ckptmove.verification.case.peak import line_at, peak_evidence, shortage
+from ckptmove.verification.refusal import reason_of
 from ckptmove.verification.simulated.accounting import Usage
 from ckptmove.verification.simulated.device import SimulatedDevice
 from ckptmove.verification.simulated.errors import CrossDeviceError, RefusedOnMps, WrongGradient, unsupported_operation
@@ -288,5 +289,7 @@ def _variable_of(root: Origin) -> str:
 
 
 def _text_of(error: BaseException) -> str:
-    """Class and message of an exception, on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    """Class and message of an exception, on one line, without torch's paragraph of advice on weights_only."""
+    reason = reason_of(error)
+    message = f"Weights only load failed: {reason}" if reason else str(error)
+    return " ".join(f"{type(error).__name__}: {message}".split())

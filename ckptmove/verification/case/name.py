@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -86,7 +87,8 @@ def _look_for(path: Path, function: str) -> None:
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     if function in defined or any(_may_bind(node, function) for node in ast.walk(tree)):
         return
-    raise CaseUnusable(f"it has no function '{function}'", path=str(path), known=tuple(defined))
+    near = get_close_matches(function, defined, n=1) or defined[-1:]  # functions that the last one calls are above it
+    raise CaseUnusable(f"it has no function '{function}'", path=str(path), known=(*dict.fromkeys([*near, *defined]),))
 
 
 def _may_bind(node: ast.AST, name: str) -> bool:

@@ -22,6 +22,7 @@ from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
 from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
 from ckptmove.formats.opening import container_class
 from ckptmove.torch_facts.weights_only import DTENSOR_NAMES
+from ckptmove.verification.refusal import reason_of
 from ckptmove.verification.restored.byte_source_file import as_file
 from ckptmove.verification.restored.digests import StorageDigests
 from ckptmove.verification.restored.pages import is_mapping
@@ -327,7 +328,7 @@ def load(
         where: Any = "cpu" if digests is None else digests.take
         root = torch.load(place, map_location=where, weights_only=True, mmap=is_mapped)
     except UnpicklingError as error:
-        return Loaded(refusal=_reason(error))
+        return Loaded(refusal=reason_of(error) or "torch gives no reason")
     except _LOAD_ERRORS as error:
         return Loaded(error=_first_line(error))
     tensors: dict[str, list[torch.Tensor]] = {}
@@ -347,7 +348,7 @@ def _load_program(part: OpenPart) -> Loaded:
                 inside = path + "." * (not isinstance(root, torch.Tensor))
                 found += ((f"{inside}{name}", tensor) for name, tensor in named_tensors(root))
     except UnpicklingError as error:
-        return Loaded(refusal=_reason(error))
+        return Loaded(refusal=reason_of(error) or "torch gives no reason")
     except _LOAD_ERRORS as error:
         return Loaded(error=_first_line(error))
     for name, tensor in found:
@@ -438,14 +439,6 @@ def _dense(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
 
 def _flat(storage: Any) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage.untyped())
-
-
-def _reason(error: UnpicklingError) -> str:
-    """First line of the weights-only unpickler's message, without the advice that ``torch.load`` adds."""
-    cause = error.__context__
-    if not isinstance(cause, (UnpicklingError, RuntimeError)):  # torch 2.4 raises the latter
-        return "torch gives no reason"
-    return str(cause).strip().partition("\n")[0].partition(". Please use")[0].rstrip(".")
 
 
 def _first_line(error: BaseException) -> str:

@@ -22,7 +22,7 @@ from ckptmove.verification.case.blame import blame
 from ckptmove.verification.case.check import on_target
 from ckptmove.verification.case.code.entrance import Entrance, code_of
 from ckptmove.verification.case.code.source import line_of
-from ckptmove.verification.case.fixes.no_step import with_prefix
+from ckptmove.verification.case.fixes import prefixes
 from ckptmove.verification.case.fixes.scene import Scene
 from ckptmove.verification.case.name import CaseName
 from ckptmove.verification.case.peak import memory_recorded
@@ -38,6 +38,7 @@ from ckptmove.verification.case.script.protection import protected
 from ckptmove.verification.case.script.session import Session, Stopped
 from ckptmove.verification.case.script.step import ScriptStep, label_live, scene_of
 from ckptmove.verification.checks import SCRIPT, failed, listed, skipped
+from ckptmove.verification.refusal import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -206,6 +207,7 @@ def _watched(deadline: float | None, session: Session, end: Callable[[CheckResul
     def expire() -> None:
         line = session.line_in(sys._current_frames().get(runner))  # the only way to see another thread
         fault = f"no optimizer step after the load within the time limit ({limit}); it was at {line.quoted}"
+        fault += session.but_loaded()
         end(session.passed or failed(SCRIPT, fault, **line.evidence, proven=False))
 
     timer = threading.Timer(max(deadline - time.time(), 0), expire)
@@ -243,8 +245,8 @@ def _of_exception(error: BaseException, scene: Scene, session: Session, name: st
     found = blame(error, scene_of(scene, scene.entrance.frames(error.__traceback__)))
     is_inside = any(isinstance(one, OSError) and session.is_checkpoint(one.filename) for one in _chain(error))
     kinds = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
-    fault, fix, reason = found.failures, str(found.fix), ""
-    figures = {**found.evidence, "proven": False}
+    fault, fix, reason = [found.fault + session.but_loaded(), *found.failures[1:]], str(found.fix), ""
+    figures = {**found.evidence, "loaded": session.loaded_instead, "proven": False}
     if found.is_limit:
         reason = found.fault
     elif _NO_NCCL in str(error):
@@ -255,7 +257,9 @@ def _of_exception(error: BaseException, scene: Scene, session: Session, name: st
         fault, fix = [f"{name} opens {wrong}, which does not exist: {found.fault}"], how_to_resume()
     elif not kinds.isdisjoint(_MISSING) and not is_inside:
         reason = f"{name} needs something that this machine does not have: {found.fault}"
-    elif command := with_prefix(str(error), session.path):
+    elif session.loads and reason_of(error):
+        fix = session.plain_copy()
+    elif command := prefixes.of_message(str(error), session.path):
         fix = command
     elif _NO_INPUT in str(error):
         fault = [f"{name} reads standard input, which is empty: {found.fault}"]

@@ -26,6 +26,7 @@ from ckptmove.text import Argument, amount
 from ckptmove.verification.case.code.watch import Watch
 from ckptmove.verification.checks import SCRIPT, failed
 from ckptmove.verification.loading import load as loading
+from ckptmove.verification.refusal import reason_of
 from ckptmove.verification.replaced import replaced
 
 if TYPE_CHECKING:
@@ -140,8 +141,7 @@ def _torch_load(session: Session, original: Any, f: Any, *args: Any, **kwargs: A
     except UnpicklingError as error:
         if not _unpickles(*args[1:2], **kwargs):
             raise
-        reason, _, _ = str(error.__context__ or error).strip().partition("\n")
-        session.stop_unpickling(reason.partition(". Please use")[0])
+        session.stop_unpickling(reason_of(error))
 
 
 def _unpickles(pickle_module: Any = None, *, weights_only: Any = None, **_options: Any) -> bool:
@@ -373,12 +373,11 @@ def _is_raised_in(frame: FrameType, error: BaseException) -> bool:
 
 def never_loaded(session: Session, fault: str) -> CheckResult:
     """Result for a script that did not load the checkpoint."""
-    others = ", ".join(dict.fromkeys(session.others))
-    fault += f"; it loaded {others}" if others else ""
+    fault += session.but_loaded()
     is_named = any(session.is_inside(one.rpartition("=")[2]) for one in session.arguments)
     fault += "; its arguments name the checkpoint, but it never opens it" if is_named else ""
     fix = "" if is_named else how_to_resume()
-    return failed(SCRIPT, fault, fix, loaded=list(dict.fromkeys(session.others)), proven=False)
+    return failed(SCRIPT, fault, fix, loaded=session.loaded_instead, proven=False)
 
 
 def skipped_by_scaler(session: Session) -> str:

@@ -175,6 +175,15 @@ class Session:
         """Whether a file in memory may have bytes of the checkpoint, as of an object in a distributed one."""
         return isinstance(file, io.BytesIO) and bool(self.loads) and Path(self._path).is_dir()
 
+    @property
+    def loaded_instead(self) -> list[str]:
+        """The other files that were loaded, if the checkpoint was not."""
+        return [] if self.loads else list(dict.fromkeys(self.others))
+
+    def but_loaded(self) -> str:
+        """Clause for a fault that names the files of ``loaded_instead``; empty without one."""
+        return f"; it loaded {', '.join(self.loaded_instead)}, not the checkpoint" if self.loaded_instead else ""
+
     def refuse_foreign(self) -> None:
         """Stop a script that would unpickle a ``.metadata`` with names that are not torch's."""
         if self._foreign:
@@ -186,8 +195,11 @@ class Session:
         Raises:
             Stopped: always.
         """
-        fix = f"verify a copy without objects: ckptmove convert {quoted(self.path)} --plain"
-        self.stop_unproven(f"it would unpickle the checkpoint ({reason})", fix)
+        self.stop_unproven(f"it would unpickle the checkpoint ({reason})", self.plain_copy())
+
+    def plain_copy(self) -> str:
+        """Fix for a script that needs the checkpoint without objects."""
+        return f"use a copy without objects: ckptmove convert {quoted(self.path)} --plain"
 
     def refuse_program(self, words: Sequence[str]) -> None:
         """Stop a script that would start a program with the checkpoint among its arguments."""

@@ -272,6 +272,26 @@ def test_a_script_that_never_loads_the_checkpoint(ran, code, loaded):
     assert not ran("import torch\n", code)["fix"], "the arguments name the checkpoint"
 
 
+def test_an_exception_after_another_file_was_loaded_names_that_file(ran):
+    torch.save({}, "other.pt")
+    check = ran("import torch\n", "torch.load('other.pt')['model']")
+    assert outcome(check) == ("failed", False)
+    assert check["evidence"]["loaded"] == ["other.pt"]
+    assert "other.pt, not the checkpoint" in check["detail"]
+    assert ran(HEAD, BUILT, LOADED, "stored['nothing']")["evidence"]["loaded"] == []
+
+
+def test_a_checkpoint_that_the_script_cannot_load_needs_a_plain_copy(ran, make):
+    path = make.save({**make.tree(), "path": Path("somewhere")})
+    check = ran(HEAD, BUILT, LOADED, LOOP, path=path)
+    assert outcome(check) == ("failed", False)
+    assert check["fix"].endswith(f"ckptmove convert {path} --plain")
+    error = check["evidence"]["error"]
+    assert "Path" in error
+    assert "\x1b" not in error
+    assert "weights_only=False" not in error, "torch's advice"
+
+
 def test_a_script_that_trains_without_the_checkpoint_is_ended(ran):
     check = ran(HEAD, BUILT, LOOP, "open('to the end', 'w')")
     assert outcome(check) == ("failed", False)

@@ -11,7 +11,7 @@ import untraced
 
 from ckptmove.api import functions as api
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.unmeasured
 
 LIGHTNING = """
 import argparse, torch
