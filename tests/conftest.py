@@ -24,6 +24,10 @@ from ckptmove.verification.processes import child
 # Before torch is imported: tests run in a process for each processor, and their tensors are small. Waiting for a second
 # thread can take a hundred times as long as the operation.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+HERE = Path(__file__).parent
+#: Folders of tests that cross all rooms. The tests of a room reach each line of it without them, and coverage would
+#: double their time.
+UNMEASURED = {"crash", "e2e", "hostile"}
 # How long an example takes depends on what else the machine does.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
@@ -56,14 +60,30 @@ def built_commands():
         yield
 
 
+def pytest_collection_modifyitems(items):
+    """Mark the tests of `UNMEASURED` folders."""
+    for item in items:
+        if item.path.relative_to(HERE).parts[0] in UNMEASURED:
+            item.add_marker(pytest.mark.unmeasured)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Coverage measures no process that a test marked with `no_cover` starts, like the test itself."""
+    """Trace no line of a test that is marked with `unmeasured`, nor of a process that it starts.
+
+    Other threads stay measured, in contrast to the `no_cover` of pytest-cov: coverage.py does not return to a thread
+    that it has stopped to measure.
+    """
+    trace = sys.gettrace()
     with pytest.MonkeyPatch.context() as patch:
-        if item.get_closest_marker("no_cover"):
+        if item.get_closest_marker("unmeasured"):
             for name in os.environ.keys() - untraced.environment().keys():
                 patch.delenv(name)
-        return (yield)
+            sys.settrace(None)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(trace)
 
 
 @pytest.fixture

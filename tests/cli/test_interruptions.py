@@ -113,7 +113,7 @@ def interrupted(patch, words, number, *, until=None):
     return process.returncode, out, err
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @each
 def test_the_answer_so_far_is_one_document(validator, number) -> None:
     code, out, err = interrupted(SLOW, ["inspect", "run.pth", "dragged.pth", "run.pth", "--json"], number)
@@ -126,7 +126,7 @@ def test_the_answer_so_far_is_one_document(validator, number) -> None:
     assert err == f"error: {WORDS[number]}\n"
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @each
 def test_the_lines_so_far_are_whole(number) -> None:
     words = ["inspect", "run.pth", "dragged.pth", "--format", "jsonl", "--jobs", "2", "-q"]
@@ -158,7 +158,7 @@ api.inspect_checkpoint, json_lines.JsonLinesRenderer.inspect = slow, told
     assert err == f"error: {WORDS[number]}\n"
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @each
 def test_a_line_that_is_being_written_is_finished(number) -> None:
     patch = """
@@ -210,7 +210,7 @@ def test_the_handlers_are_those_of_before_when_the_line_has_ended() -> None:
         assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @each
 def test_people_keep_what_they_have_read(number) -> None:
     words = ["inspect", "run.pth", "dragged.pth", "--quiet", "--select", "N"]
@@ -218,7 +218,7 @@ def test_people_keep_what_they_have_read(number) -> None:
     assert (code, out[:9], out.count("\n"), err) == (CODES[number], "run.pth: ", 1, f"error: {WORDS[number]}\n")
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @each
 def test_the_conversion_of_a_directory_leaves_nothing(bench, number) -> None:
     (bench / "run").mkdir()
@@ -230,7 +230,7 @@ def test_the_conversion_of_a_directory_leaves_nothing(bench, number) -> None:
     assert sorted(bench.rglob("*")) == before
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @each
 def test_a_conversion_leaves_nothing(bench, number) -> None:
     code, out, err = interrupted(COPY, ["convert", "run.pth", "--to", "cpu"], number)
@@ -265,7 +265,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @each
 @pytest.mark.parametrize("case", CHANGES)
 def test_what_is_done_is_told_although_a_signal_has_come(bench, number, case) -> None:
@@ -330,7 +330,7 @@ def test_an_answer_stands_and_one_that_is_not_there_is_an_interruption(bench, nu
     assert (code, out, err) == (CODES[number], "", f"error: {WORDS[number]}\n")
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("child", [CHILD, FORK], ids=["started", "forked"])
 @each
 def test_verify_ends_its_child(bench, number, child) -> None:
@@ -408,7 +408,7 @@ def test_only_a_process_that_ends_is_left_deaf(ends):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @each
 def test_a_request_that_is_not_answered(tmp_path, number) -> None:
     """asyncio would write a line for the request when Python exits."""

@@ -166,7 +166,7 @@ def test_what_torch_load_does_not_read_is_not_loaded_with_it(say, tmp_path):
     assert said.only_next == ["verify", str(tmp_path / "out.pkl"), "--to", "cuda:0"]
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(
     ("words", "code"),

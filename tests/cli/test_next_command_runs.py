@@ -26,7 +26,7 @@ def follow(say):
     return follow
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("words", "named"),
     [

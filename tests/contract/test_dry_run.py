@@ -62,7 +62,7 @@ def in_a_tar(path, data):
     return path
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("place", [alone, in_a_directory, in_a_zip, in_a_tar])
 def test_a_file_that_is_cut_off_is_refused_by_both(opened, tmp_path, place):
     data = opened.path.read_bytes()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.unmeasured
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 ENTRIES = [

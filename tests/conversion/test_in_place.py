@@ -53,7 +53,7 @@ def records(path):
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @EVERY_SAMPLE
 @pytest.mark.parametrize("options", [{}, {"mmap": True}], ids=["read", "mapped"])
 def test_torch_reads_it_as_it_reads_a_new_file(entry, options, tmp_path) -> None:

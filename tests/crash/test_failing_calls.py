@@ -60,7 +60,7 @@ MODES = {
 }
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from-then-on"])
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.get)
 @pytest.mark.parametrize("mode", MODES)
@@ -180,7 +180,7 @@ def test_a_source_that_changes_meanwhile(change, sample, options):
     assert not list(Path().glob(".ckptmove-*"))
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("source", ["run.pth", "run"])
 def test_two_processes_with_one_output(source, force):

@@ -65,7 +65,7 @@ def test_whatever_a_crash_leaves_becomes_whole(crashes, change):
         assert bool(said) == (len(state) > 1)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_a_crash_while_it_is_rolled_back_changes_nothing_about_that(crashes, change):
     recorder = crashes.record(change)
     old, new = recorder.initial, crashes.held()
@@ -78,7 +78,7 @@ def test_a_crash_while_it_is_rolled_back_changes_nothing_about_that(crashes, cha
             assert crashes.held() in (old, new)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_short_writes_make_no_difference(crashes, change):
     recorder = crashes.record(change, most_bytes=1500)
     old, new = recorder.initial, crashes.held()
@@ -88,7 +88,7 @@ def test_short_writes_make_no_difference(crashes, change):
         assert crashes.held() in (old, new)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("lasting", [False, True])
 def test_a_failing_call_is_told_and_the_file_is_whole(crashes, change, failure, lasting):
     initial = crashes.held()

@@ -23,7 +23,7 @@ from ckptmove.api import functions as api
 from ckptmove.io.changes import RolledBack
 from ckptmove.io.outputs import LeftoversRemoved
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.unmeasured
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_ckpts"

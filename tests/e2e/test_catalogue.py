@@ -12,7 +12,7 @@ from faults import FAULTS  # it imports torch
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.verification.checks import CASE, CHECKS
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.unmeasured
 
 SEEN = [fault for fault in FAULTS if not fault.unseen]
 UNSEEN = [pytest.param(fault, marks=pytest.mark.xfail(reason=fault.unseen)) for fault in FAULTS if fault.unseen]

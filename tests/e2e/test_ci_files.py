@@ -25,7 +25,7 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="runs the steps as on Linux and macOS"),
-    pytest.mark.no_cover,
+    pytest.mark.unmeasured,
 ]
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 from agreement import NotComparableError, differences, round_trip
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.unmeasured
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_ckpts"

@@ -14,7 +14,7 @@ import device_bugs
 from mutations import KINDS, mutants
 from simulation import on_a_simulated_device
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.unmeasured
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "benchmarks" / "scripts").glob("*.py"))

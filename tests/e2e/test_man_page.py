@@ -12,7 +12,7 @@ import pytest
 
 from ckptmove.cli.app import app
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.unmeasured
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "ckptmove.1"

@@ -17,7 +17,7 @@ from trained import Training, as_plain, device_by_path, tensors_of  # it imports
 
 from ckptmove import convert
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.unmeasured
 
 #: Optimizers without a threshold that a rounding error could push a number over, as the signs of Rprop are.
 NAMES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam")

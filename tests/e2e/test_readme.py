@@ -12,7 +12,7 @@ import pytest
 
 import ckptmove.cli.app
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.unmeasured
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"

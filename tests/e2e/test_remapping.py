@@ -13,7 +13,7 @@ from wrapped import data_parallel_on_cpu  # noqa: F401  # a fixture for every te
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.unmeasured
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 

@@ -12,7 +12,7 @@ from ckptmove import convert
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # torch.optim.SparseAdam's own constructor
-    pytest.mark.no_cover,
+    pytest.mark.unmeasured,
 ]
 
 

@@ -28,7 +28,7 @@ torch = pytest.importorskip("torch")
 from older_torch import safetensors_table
 from weights_only_lists import numbers
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.unmeasured
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 MANIFEST = json.loads((SAMPLES / "MANIFEST.json").read_text(encoding="utf-8"))

@@ -107,7 +107,7 @@ def test_its_tensors_are_those_of_torch(write, protocol):
     assert [(mention.where, mention.value) for mention in inventory.mentions] == [("args.device", "cpu")]
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @BINARY
 def test_a_storage_lies_where_it_is_said_to(write, protocol):
     data = dumped(tree(), protocol)
@@ -438,7 +438,7 @@ def test_cut_off_anywhere(write):
             inspect(write(data[:length]))
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_every_kind_of_flipped_byte(write, tmp_path):
     data = dumped({"w": torch.ones(2), "a": np.zeros(40), "b": Stream(zipped([torch.ones(1)]))})
     for place in range(2, len(data), 7):

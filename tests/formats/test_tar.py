@@ -127,7 +127,7 @@ def test_devices_are_those_that_torch_meets(tmp_path):
     assert [tensor.device for tensor in inspect(str(path)).inventory.tensors] == ["cuda:0", "cpu", "cuda:1"]
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
 def test_there_and_back(value, form, protocol, tmp_path):

@@ -229,7 +229,7 @@ def test_a_tensor_that_is_named_without_end_is_refused(archive, compression):
 NODES = b"\x80\x02(" + b"]" * 80_000 + b"t."
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("packed", [{"data.pkl"}, {"constants.pkl"}, {"data.pkl", "constants.pkl"}])
 def test_pickles_that_are_compressed_share_one_bound(tmp_path, monkeypatch, packed):
     assert limits._OPERATIONS == 2**21

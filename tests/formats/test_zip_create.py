@@ -16,7 +16,7 @@ from ckptmove.io.contracts import BytesSegment, StreamSegment
 from ckptmove.io.part import MemorySource
 from ckptmove.io.segments import blocks_of, length
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.unmeasured
 
 GIB = 1 << 30
 NAMES = st.text(st.characters(codec="utf-8", categories=("Ll", "Nd")), min_size=1, max_size=40)

@@ -135,7 +135,7 @@ def test_fields_that_were_full_without_need_stay_full():
     assert emit_directory(directory, directory.start, offsets, {}, "m.pt") == data[directory.start :]
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_more_entries_than_16_bits_can_count():
     data = archive(names=[f"a/data/{number}" for number in range(65_600)])
     assert len(parse(data).records) == 65_600

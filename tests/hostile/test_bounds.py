@@ -39,7 +39,7 @@ def run(*words):
     return error
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", BOMBS)
 def test_every_bomb_ends(name, tmp_path) -> None:
     path, output = tmp_path / "bomb", tmp_path / "out"
@@ -86,7 +86,7 @@ SHARED = {
 }  # fmt: skip
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", [name for name in SHARED if name != "an object of a large state"])
 def test_what_is_shared_counts_once_for_each_path(name, read_pickle) -> None:
     with pytest.raises(LimitExceeded) as caught:

@@ -22,7 +22,7 @@ from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.worker import run
 from fuzz.seeds import STORAGE, archive_of
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.unmeasured
 
 SOME = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 #: Any text, and more often than not one that wants something.

@@ -178,7 +178,7 @@ def test_arguments_that_no_code_makes_stay_damage(judged) -> None:
     assert caught.value.runs == ("os.system",)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_odd_arguments_are_looked_at_within_bounds(judged) -> None:
     shared = b"](" + b"]" * 5000 + b"eq\x05"
     odd = DENSE.replace(b"K\x04\x85", b"h\x05")
@@ -252,7 +252,7 @@ FAMILIES = [
 ]  # fmt: skip
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("unit", FAMILIES, ids=repr)
 def test_cheap_operations_are_refused(unit) -> None:
     limits = Limits(tree_bytes=1 << 22)
@@ -262,7 +262,7 @@ def test_cheap_operations_are_refused(unit) -> None:
     assert caught.value.actual < 2 * limits.tree_bytes
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("make", "count"),
     [
@@ -279,7 +279,7 @@ def test_large_lists_of_plain_values_are_within_the_limit(make, count) -> None:
     assert interpret(data, Limits()).excess * 100 < Limits().tree_bytes
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 @pytest.mark.parametrize("kind", ["dict", "list", "parameters", "views"])
 def test_tensors_account_for_themselves(protocol, kind) -> None:

@@ -107,7 +107,7 @@ def test_more_values_than_bytes_are_refused_before_torch_is_started(name, saved_
         ckptmove.verify(plain, against=saved_to(EXCESS[name]))
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_a_storage_that_would_be_inflated_to_much_more_is_refused(tmp_path, monkeypatch) -> None:
     torch.save({"w": torch.zeros(2**28, dtype=torch.uint8).expand(2**28)[:1], "v": ONE}, tmp_path / "plain.pt")
     with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "packed.pt", "w", 8) as packed:
@@ -119,7 +119,7 @@ def test_a_storage_that_would_be_inflated_to_much_more_is_refused(tmp_path, monk
         ckptmove.verify(str(tmp_path / "packed.pt"), to="cpu")
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_one_tensor_under_many_names_counts_once(saved_to) -> None:
     tensor = torch.ones(2**20)
     path = saved_to({"model": {f"w{index}": tensor for index in range(400)}})

@@ -101,7 +101,7 @@ def test_a_pickle_that_is_cut_anywhere_is_damaged(data):
 FLIPS = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @MANY
 @given(data=st.sampled_from(SAMPLES), flips=FLIPS)
 def test_flipped_bytes_raise_only_our_errors(data, flips):
@@ -117,7 +117,7 @@ def test_random_bytes_raise_only_our_errors(data, begin):
     survives(data, begin)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @MANY
 @given(codes=st.lists(st.sampled_from(sorted(SHAPE_OF)), max_size=40), argument=st.binary(min_size=1, max_size=12))
 def test_random_operations_raise_only_our_errors(codes, argument):
@@ -173,7 +173,7 @@ print("alive")
 """
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", NESTED)
 def test_a_deep_tree_is_built_and_torn_down_without_recursion(name):
     # In a process of its own: a stack overflow in C would kill this one.
@@ -216,7 +216,7 @@ def test_a_huge_figure_is_refused_and_costs_nothing(data):
         tracemalloc.stop()
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     "data",
     [

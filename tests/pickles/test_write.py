@@ -153,7 +153,7 @@ VALUES = {
 }
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("name", VALUES)
 def test_cycles_batches_and_widths(name, protocol, same):
@@ -321,7 +321,7 @@ DEEP = {
 }
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", DEEP)
 def test_deep_nesting_is_written_without_recursion(name):
     source = b"\x80\x02" + DEEP[name] + b"."

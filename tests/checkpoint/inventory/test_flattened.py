@@ -167,7 +167,7 @@ def test_a_key_of_nothing_but_dots_takes_no_time(inventory_of):
     assert len(inventory.optimizers) == 1
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_many_names_take_time_in_proportion(inventory_of):
     flat = {f"param_groups.{number}.lr": 0.1 for number in range(20_000)}
     flat |= {f"state.{number}.{number}": number for number in range(20_000)}

@@ -85,7 +85,7 @@ def bomb(opening: bytes, closing: bytes, levels: int = 40) -> bytes:
     return pickled(body)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("opening", "closing"), [(b"](", b"e"), (b"(", b"t"), (b"(", b"l")])
 def test_a_bomb_of_shared_containers_is_refused_soon(opening, closing, read_pickle):
     with pytest.raises(LimitExceeded, match="paths") as caught:
@@ -101,7 +101,7 @@ def test_a_web_of_objects_is_walked_once(read_pickle):
     assert read_pickle(pickled(body)).tensors == ()
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("opening", "closing"),
     [

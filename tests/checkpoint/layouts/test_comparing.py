@@ -551,7 +551,7 @@ def test_memory_does_not_hang_on_the_size_of_tensors(tmp_path):
     assert peak < 4_000_000  # a quarter of the tensor
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("form", ["folder", "deflated.zip"])
 def test_no_more_than_two_trees_are_in_memory(tmp_path, form):
     def peak(count):

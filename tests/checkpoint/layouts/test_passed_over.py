@@ -231,7 +231,7 @@ def test_many_are_one_finding_and_orphans_are_another(findings):
 OPERATIONS = b"\x80\x02" + b"N0" * 40_000 + b"N."
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_few_bytes_that_inflate_to_many_operations_are_refused(tmp_path, monkeypatch):
     assert of_files._OPERATIONS == 2**21
     monkeypatch.setattr(of_files, "_OPERATIONS", 2**17)

@@ -28,7 +28,7 @@ def counts(path):
     return Counter((tensor.role, tensor.device) for tensor in found)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("device", ["cpu", "cuda:1", "mps"])
 @pytest.mark.parametrize("name", [*FILES, "hf-trainer-cuda3"])
 def test_a_conversion_does_what_is_shown(name, device, tmp_path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 import ckptmove
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.unmeasured
 
 PREFIX = "module."
 

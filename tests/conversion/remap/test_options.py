@@ -56,7 +56,7 @@ def source(tmp_path):
     return tmp_path / "a.pth"
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("options", "keys"),
     [

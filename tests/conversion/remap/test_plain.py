@@ -433,7 +433,7 @@ def test_arguments_in_a_list() -> None:
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_deep_trees_and_long_chains() -> None:
     root, chain = call("library.Leaf"), "end"
     for _ in range(20_000):

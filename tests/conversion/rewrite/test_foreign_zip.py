@@ -246,7 +246,7 @@ def test_a_deflated_pickle_that_lies(tmp_path, data, opened):
         assert [fact.kind for fact in container.check()] == ["crc-mismatch"]
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_fifty_thousand_records(tmp_path, rewrite):
     storages = [(b"a/data/%d" % number, b"%d" % number, {}, b"") for number in range(50_000)]
     (tmp_path / "a.pt").write_bytes(build([(b"a/data.pkl", PICKLE, {}, b""), *storages]))

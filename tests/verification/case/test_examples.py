@@ -200,7 +200,7 @@ def test_another_model_under_the_same_prefix_is_named(answers, checkpoint_of):
     assert "unexpected model.3.weight" in check["detail"]
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("bug", NAMED)
 def test_the_fixes_of_a_broken_example_end_clean(checkpoint_of, tmp_path, monkeypatch, bug):
     example, function, *_ = NAMED[bug]

@@ -75,7 +75,7 @@ def test_every_sample_that_torch_loads(name) -> None:
         assert loaded_differences(theirs, ours) == []
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not next to the repository")
 def test_every_file_of_the_corpus_that_torch_loads() -> None:
@@ -282,7 +282,7 @@ torch.save({"model": state["model"], "optimizer": optimizer.state_dict()}, path)
 """
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_the_file_may_be_saved_again_while_its_tensors_are_in_use(tmp_path) -> None:
     model = torch.nn.Linear(300, 300)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -33,7 +33,7 @@ def timeless(result):
     ]
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("to", "case"), [("cpu", None), pytest.param("cuda:0", "case.py:make", marks=simulation.on_a_simulated_device)]
 )
@@ -101,7 +101,7 @@ group.Leader.gather = gather
 """
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_forked_children_end_with_their_parent(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with subprocess.Popen(command(WAITS, make(device="cpu"))) as process:

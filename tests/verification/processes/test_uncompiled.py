@@ -50,7 +50,7 @@ print(torch._dynamo.utils.__name__, torch.compile(lambda: 3, backend="eager")())
 """
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_every_optimizer_steps_the_same_and_the_real_module_comes_when_it_is_asked_for():
     told = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True).stdout.splitlines()
     without, modules = json.loads(told[0])

@@ -96,7 +96,7 @@ def assert_same_bits(expected, got):
         assert torch.equal(one, other)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch.optim.SparseAdam's own constructor call
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_three_steps_after_a_resume_are_those_of_the_cpu(cuda, name):

@@ -86,7 +86,7 @@ def equal(ones, others):
     return all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.filterwarnings("ignore:This instance was constructed with capturable")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)

@@ -34,7 +34,7 @@ def outcome(call, values):
         return error
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_what_only_the_cpu_lacks_is_rounded_from_float32(cuda, dtype):

@@ -21,7 +21,7 @@ HARD = {
 }  # fmt: skip
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.filterwarnings("ignore")
 def test_operators_equal_those_of_the_cpu(cuda):
     faults = {}

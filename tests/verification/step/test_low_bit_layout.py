@@ -56,7 +56,7 @@ def test_there_and_back(path, tmp_path):
     assert ckptmove.diff(path, back).same
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_its_own_class_steps_it(path):
     pytest.importorskip("bitsandbytes")
     result = ckptmove.verify(path, to="cpu", optimizer="bitsandbytes.optim:AdamW8bit")

@@ -121,7 +121,7 @@ def test_nothing_in_it_is_run_and_what_is_dangerous_is_told(distributed, halves,
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 def test_no_byte_lets_another_error_escape(trained):
     path = trained / ".metadata"
     whole = path.read_bytes()

@@ -66,7 +66,7 @@ def saver(distributed, tmp_path):
     return Saver(distributed, tmp_path)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("form", "other"), list(permutations(FORMS, 2)))
 def test_one_training_is_the_same_in_every_form(saver, answers, form, other):
     path, original = saver.save(form), saver.save(other)
@@ -125,7 +125,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("form", "other"), [("number.pt", "number.dcp"), ("name.dcp", "flat.dcp"), ("flat.dcp", "number.pt")]
 )

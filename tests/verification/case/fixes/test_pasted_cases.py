@@ -84,7 +84,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.no_cover
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("body", LOSSES.values(), ids=LOSSES)
 def test_a_loss(mended, body):
     assert mended(WEIGHTED + body)
