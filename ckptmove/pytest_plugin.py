@@ -78,7 +78,8 @@ class CheckpointItem(pytest.Item):
         if ended.value.code == INTERRUPTED:
             raise KeyboardInterrupt
         if ended.value.code:
-            raise CheckpointFailed(f"{_summary(report.getvalue())}\n\n{report.getvalue()}")
+            text, summary = report.getvalue(), _summary(report.getvalue())
+            raise CheckpointFailed(text if text.startswith(summary) else f"{summary}\n\n{text}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The report, without a traceback of this module."""

@@ -18,7 +18,7 @@ RANK: Final = "rank"
 
 
 def rank_failure(
-    check: str, faults: Sequence[list[str]], size: int, *, named: bool = True, **figures: object
+    check: str, faults: Sequence[list[str]], size: int, fix: str = "", /, *, named: bool = True, **figures: object
 ) -> CheckResult:
     """A failed check, with the faults of all ranks; a fault of all ranks occurs once."""
     by_text: dict[str, list[int]] = {}
@@ -31,7 +31,7 @@ def rank_failure(
     figures = {**figures, "faults": len(by_text)}
     if named:
         figures["ranks"] = [rank for rank, own in enumerate(faults) if own]
-    return failed(check, offenders.failures(), **figures)
+    return failed(check, offenders.failures(), fix, **figures)
 
 
 def ranks_text(ranks: Sequence[int], size: int) -> str:

@@ -13,7 +13,7 @@ from ckptmove.text import amount
 from ckptmove.verification.case.step import loss_of, one_batch
 from ckptmove.verification.checks import CASE, check_to_json, listed, passed, skipped
 from ckptmove.verification.mesh.faults import MESH_CHECKS, rank_failure
-from ckptmove.verification.mesh.restore import compare, key_faults, load, option_faults
+from ckptmove.verification.mesh.restore import compare, key_faults, key_fix, load, option_faults
 from ckptmove.verification.mesh.step import Gradients, compare_with_single, owners_of, take_step, why_not_elementwise
 from ckptmove.verification.mesh.stored import StoredState, local
 from ckptmove.verification.mesh.subject import Subject
@@ -133,11 +133,12 @@ class Proof:
 
     def _keys(self, _: Subject, stored: StoredState) -> bool:
         asked = self._asked
-        faults = key_faults(asked, stored)
+        faults, fix = key_faults(asked, stored), key_fix(asked, stored)
         detail = f"{amount(len(asked), 'key')} of state, all in the checkpoint, and no other key there"
         detail += f"; stored under the name of a tied parameter: {listed(stored.tied)}" if stored.tied else ""
         detail += f"; not restored: {listed(stored.aside)}" if stored.aside else ""
-        return self._settle("keys", [faults] + [[]] * (self._ranks.size - 1), detail, named=False, keys=len(asked))
+        by_rank = [faults] + [[]] * (self._ranks.size - 1)
+        return self._settle("keys", by_rank, detail, fix, named=False, keys=len(asked))
 
     def _restore(self, subject: Subject, stored: StoredState) -> bool:
         errors = self._ranks.gather(load(subject, stored, self._ranks.group))
@@ -222,20 +223,23 @@ class Proof:
         detail = f"your step on every rank: {_range_text(losses)}{amount(len(named), 'gradient')}, all finite"
         return self._settle(CASE, [faults for faults, _ in found], detail, named=True, loss=losses)
 
-    def _settle(self, check: str, faults: Sequence[list[str]], detail: str, *, named: bool, **figures: object) -> bool:
+    def _settle(
+        self, check: str, faults: Sequence[list[str]], detail: str, fix: str = "", /, *, named: bool, **figures: object
+    ) -> bool:
         """Answer a check, and return whether it passed.
 
         Args:
             check: its name.
             faults: faults of each rank.
             detail: detail if there are none.
+            fix: the correction of the faults; empty if none is known.
             named: whether a fault is of its rank, so that the text names that.
             figures: the evidence.
         """
         if not any(faults):
             self._answer(passed(check, detail, **figures))
             return True
-        self._answer(rank_failure(check, faults, self._ranks.size, named=named, **figures))
+        self._answer(rank_failure(check, faults, self._ranks.size, fix, named=named, **figures))
         if named:
             by_rank = [{"rank": rank, "fault": fault} for rank, own in enumerate(faults) for fault in own]
             self._emit({"fact": {"rank_faults": [{**one, "check": check} for one in by_rank[:_MOST_FAULTS]]}})

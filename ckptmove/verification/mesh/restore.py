@@ -55,10 +55,22 @@ def key_faults(asked: frozenset[str], stored: StoredState) -> list[str]:
         asked: names in the state of any rank.
         stored: the checkpoint.
     """
-    left = {name for name in stored.names - asked if name.rpartition(".")[2] not in _OF_SCHEDULERS}
+    left = _left_out(asked, stored)
     then = "dcp.load leaves it out" if stored.distributed else "it is not restored"
     found = [("not in the checkpoint", asked - stored.names), (f"not in state, so {then}", left)]
     return [f"{what}: {listed(sorted(names), _NAMED)}" for what, names in found if names]
+
+
+def key_fix(asked: frozenset[str], stored: StoredState) -> str:
+    """Fix for a state that lacks whole entries of the checkpoint, as a step counter; empty if it lacks none."""
+    entries = {name.partition(".")[0] for name in _left_out(asked, stored)}
+    lacking = sorted(entries - {name.partition(".")[0] for name in asked})
+    added = ", ".join(f'"{entry}": ...' for entry in lacking[:_NAMED])
+    return f"add to state= what your script saves and loads too: {{**state, {added}}}" if lacking else ""
+
+
+def _left_out(asked: frozenset[str], stored: StoredState) -> set[str]:
+    return {name for name in stored.names - asked if name.rpartition(".")[2] not in _OF_SCHEDULERS}
 
 
 def load(subject: Subject, stored: StoredState, group: Any) -> list[str]:

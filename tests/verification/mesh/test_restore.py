@@ -1,0 +1,24 @@
+"""What to add to `state` if the checkpoint has more."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from ckptmove.verification.mesh.restore import key_fix
+
+
+@pytest.mark.parametrize(
+    ("stored", "lacking"),
+    [
+        ({"model.weight"}, []),
+        ({"model.weight", "epoch", "rng.cuda", "rng.cpu"}, ["epoch", "rng"]),
+        ({"model.weight", "model.bias"}, []),  # another model, and not an entry that was forgotten
+        ({"model.weight", "scheduler.last_epoch", "scheduler._step_count"}, ["scheduler"]),
+    ],
+)
+def test_whole_entries_are_named(stored, lacking):
+    fix = key_fix(frozenset({"model.weight"}), SimpleNamespace(names=stored))
+    added = ", ".join(f'"{entry}": ...' for entry in lacking)
+    assert fix.endswith(f"{{**state, {added}}}") if lacking else not fix
