@@ -332,7 +332,7 @@ def test_the_state_of_a_generator_stays_on_the_cpu(ran, line, fix):
     [
         ("module.{}", "build()", "--strip-prefix module."),
         ("{}", "nn.ModuleDict({'net': build()})", "--add-prefix net."),
-        ("module.{}", "nn.ModuleDict({'net': build()})", ""),
+        ("module.{}", "nn.ModuleDict({'net': build()})", "--rename 'module.*=net.*'"),
         ("x{}", "build()", ""),
     ],
 )
