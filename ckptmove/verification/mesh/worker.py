@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from contextlib import ExitStack
-from itertools import chain
 from threading import Thread, main_thread
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 
 _ADDRESS: Final = "address"
 _SHOWN: Final = 300
-#: How often a thread is looked at until a line of the user's code is found.
-_LOOKS: Final = 20
 
 
 def main() -> None:
@@ -208,11 +205,8 @@ class _Rank:
     def _report_late(self, deadline: float) -> None:
         """Report the line that the main thread has reached, shortly before the timeout."""
         time.sleep(max(0.0, deadline - time.time()))
-        looks = (sys._current_frames().get(main_thread().ident or 0) for _ in range(_LOOKS))  # the only way to see it
-        frame = next(looks)
-        # A frame that has returned meanwhile has no caller: then look again.
-        find = None if self._entrance is None else self._entrance.caller
-        own = None if find is None else next(filter(None, map(find, chain([frame], looks))), None)
+        frame = sys._current_frames().get(main_thread().ident or 0)  # the only way to see a thread
+        own = None if self._entrance is None else self._entrance.caller(frame)
         where = "" if own is None else f" at {line_of(own.f_code.co_filename, own.f_lineno)}"
         waits = False
         while frame is not None:
