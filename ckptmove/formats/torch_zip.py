@@ -31,6 +31,7 @@ from ckptmove.io.contracts import BytesSegment, CastSegment, CheckedRange, CopyS
 from ckptmove.io.inflate import inflate
 from ckptmove.io.part import PartSource
 from ckptmove.io.segments import blocks_of, length
+from ckptmove.io.source import READS_AT_ONCE
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.plain_tensors import interpret_tensors
 
@@ -240,7 +241,7 @@ class TorchZip(Container):
 
         A CRC of 0 is not compared: ``torch.serialization.skip_data`` writes it for the storages.
         """
-        found = at_once(self._check_records, self._batches(), jobs)
+        found = at_once(self._check_records, self._batches(), jobs if READS_AT_ONCE else 1)
         return tuple(ArchiveFact("crc-mismatch", record.name, record.nbytes) for batch in found for record in batch)
 
     def has_checksums(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
@@ -13,8 +12,6 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-#: Whether threads can read one open file at once (``os.preadv``); Windows cannot.
-_READS_AT_ONCE = hasattr(os, "preadv")
 
 
 def at_once(call: Callable[[_Item], _Result], items: Iterable[_Item], jobs: int) -> Iterator[_Result]:
@@ -30,7 +27,7 @@ def at_once(call: Callable[[_Item], _Result], items: Iterable[_Item], jobs: int)
     Raises:
         Exception: the exception of the first call that fails.
     """
-    if jobs == 1 or not _READS_AT_ONCE:
+    if jobs == 1:
         yield from map(call, items)
         return
     left = iter(items)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: Device, inode, size and time of the last write of a file: one of them changes when it is written or replaced.
 Stamp: TypeAlias = tuple[int, int, int, int]
 
+#: Whether several threads can read one open file at once; Windows has no preadv(2), and its files one position.
+READS_AT_ONCE: Final = hasattr(os, "preadv")
+
 #: Kinds of paths that are not regular files, by the type bits of their mode.
 KINDS: Final[dict[int, str]] = {
     stat.S_IFDIR: "a directory",
@@ -167,7 +170,7 @@ class FileSource:
 
 
 def _read_at(file: FileIO, view: memoryview, start: int) -> int:
-    """Read bytes at an offset; several threads may do so at once where the system has preadv(2)."""
+    """Read bytes at an offset; several threads may do so at once if `READS_AT_ONCE`."""
     if hasattr(os, "preadv"):
         return os.preadv(file.fileno(), [view], start)
     file.seek(start)

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 
 import ckptmove
 from ckptmove.errors import CkptMoveError
+from ckptmove.formats import torch_zip
+from ckptmove.io.at_once import at_once
 
 _ENTRY_BYTES = 46
 #: The zip64 record, its locator and the end record.
@@ -58,3 +60,20 @@ def test_no_bit_that_torch_minds_passes(record, tmp_path):
             minded += 1
             assert is_told(path), (bit // 8, bit % 8)
     assert minded > 100
+
+
+@pytest.mark.parametrize("reads_at_once", [True, False])
+def test_several_threads_find_what_one_finds(tmp_path, monkeypatch, reads_at_once):
+    path = tmp_path / "many.pt"
+    torch.save({str(number): torch.full((2000,), float(number)) for number in range(40)}, path)
+    data = bytearray(path.read_bytes())
+    for number in (3, 17, 33):
+        data[data.find(struct.pack("<2f", number, number))] ^= 1
+    path.write_bytes(data)
+    jobs = []
+    monkeypatch.setattr(torch_zip, "READS_AT_ONCE", reads_at_once)
+    monkeypatch.setattr(torch_zip, "at_once", lambda *args: jobs.append(args[-1]) or at_once(*args))
+    found = [ckptmove.inspect(path, check=True, jobs=number).findings for number in (3, 1)]
+    assert jobs == [3 if reads_at_once else 1, 1]
+    assert found[0] == found[1]
+    assert [len(one.where) for one in found[0] if one.code == "F801"] == [3]

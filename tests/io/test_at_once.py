@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from ckptmove.io import at_once as module
 from ckptmove.io.at_once import at_once
 
 
@@ -41,8 +40,3 @@ def test_an_error_is_raised_in_its_place():
     assert [next(results), next(results)] == [3, 2]
     with pytest.raises(ZeroDivisionError):
         next(results)
-
-
-def test_one_thread_reads_where_a_file_has_one_position(monkeypatch):
-    monkeypatch.setattr(module, "_READS_AT_ONCE", False)
-    assert {*at_once(lambda _: threading.current_thread(), range(3), 3)} == {threading.current_thread()}
