@@ -503,7 +503,7 @@ def _(error: remap_errors.SavedWhole) -> Phrase:
 def _(error: remap_errors.NotGathered) -> str:
     if error.folder:
         one = posixpath.join(error.path or "", error.folder)
-        return f"convert one of them: {command_line(['ckptmove', 'convert', one])}"
+        return f"give the path of one of them: {quoted(one)}"
     return _SAME_FILES
 
 
