@@ -6,6 +6,7 @@ import ast
 import gc
 from contextlib import suppress
 from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import torch
@@ -333,8 +334,10 @@ def _outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def _live(kind: type[Any]) -> list[Any]:
-    """The instances of a class in this process."""
-    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+    """The instances of a class in this process, of a million objects in one with transformers."""
+    every = gc.get_objects()
+    kinds = {one for one in {*map(type, every)} if issubclass(one, kind)}
+    return [*compress(every, map(kinds.__contains__, map(type, every)))]
 
 
 def label_live(record: MemoryRecord) -> None:
