@@ -76,6 +76,7 @@ def test_results_print_as_one_line(source: Path) -> None:
     assert str(replace(result, target="cpu", mode="cpu")) == "a: failed on cpu"
 
 
+@pytest.mark.unmeasured
 def test_verify_stays_a_function_after_it_has_run(source: Path) -> None:
     assert ckptmove.verify(str(source), to="cuda:3").passed
     assert callable(ckptmove.verify)

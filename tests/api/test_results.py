@@ -64,6 +64,7 @@ def test_the_document_of_a_conversion_is_that_of_the_command() -> None:
     assert result.ok
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("path", "ok"), [("run.pth", True), ("left.pth", False)])
 def test_the_document_of_a_verdict_is_that_of_the_command(path, ok) -> None:
     result = ckptmove.verify(path)

@@ -74,6 +74,7 @@ def test_an_archive_that_holds_nothing_any_more():
     assert caught.value.files == 1
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("form", ["zip", "deflated", "tar"])
 def test_everything_of_one_torch_in_an_archive(form, tmp_path):
     found = [path for path in sorted(CORPUS.glob("lightning*/*")) if path.stat().st_size < 1 << 20][:5]

@@ -28,6 +28,7 @@ def test_what_is_not_proven_is_told(capsys, good, unproven, line) -> None:
         assert capsys.readouterr().out == f"{line}\n"
 
 
+@pytest.mark.unmeasured
 def test_what_fails_for_want_of_proof_is_not_taken_off_those_that_passed(say, bench) -> None:
     torch = pytest.importorskip("torch")
     torch.save({"w": torch.ones(2)}, bench / "weights.pth")
@@ -36,6 +37,7 @@ def test_what_fails_for_want_of_proof_is_not_taken_off_those_that_passed(say, be
         assert say("verify", "-q", *words, "run.cpu.pth", "weights.pth").out.splitlines()[-1] == line
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("words", "level", "code", "doubt"),
     [

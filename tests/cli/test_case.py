@@ -68,6 +68,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.unmeasured
 def test_a_case_is_the_last_check_of_the_verdict(folder, ckptmove):
     (folder / "pyproject.toml").write_text('[tool.ckptmove]\ncase = "train.py:case"\nto = "cpu"\n')
     code, out, _ = ckptmove("verify", "run.pth", "--json")
@@ -140,6 +141,7 @@ def test_a_case_that_ends_the_process_is_a_failed_check(folder, ckptmove):
     assert re.search(r"case .* SIGABRT", out)
 
 
+@pytest.mark.unmeasured
 def test_a_case_without_end_is_a_failed_check_after_as_much_time_as_it_was_given(folder, ckptmove):
     code, out, _ = ckptmove("verify", "run.pth", "--case", "train.py:endless", "--timeout", "2", "--json")
     (result,) = json.loads(out)["results"]
@@ -160,7 +162,8 @@ def test_no_time_at_all_is_a_mistake_of_usage(folder, ckptmove, seconds):
 @pytest.mark.parametrize(
     ("typed", "said", "hint"),
     [
-        ("train.py:cases", "it has no function 'cases'", "--case train.py:nothing"),
+        ("train.py:cases", "it has no function 'cases'", "--case train.py:case"),
+        ("train.py:other", "it has no function 'other'", "--case train.py:nothing"),
         ("train.py", "'train.py' is not FILE.py:FUNC or pkg.mod:FUNC", "--case FILE.py:FUNC"),
         ("train.py:nothing", "train.py:nothing returns a NoneType, not a ckptmove.Case", "--case FILE.py:FUNC"),
     ],

@@ -73,6 +73,7 @@ def test_every_help_ends_with_examples(say) -> None:
         assert (PAGES / page).is_file()
 
 
+@pytest.mark.unmeasured
 def test_every_example_is_a_command_line(say) -> None:
     for examples, _ in EXAMPLES.values():
         for line, _ in examples:

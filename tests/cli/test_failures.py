@@ -225,7 +225,7 @@ ERRORS = {
     errors.EmptyDirectory("a", 3): (3, "torch.save"),
     RankFailed(1, "no", path=None, hint="look there", exit_code=3): (3, "look there"),
     errors.CaseUnusable("no"): (2, "--case FILE.py:FUNC"),
-    errors.CaseUnusable("no", path="a b.py", known=("one", "two")): (2, "--case 'a b.py:two'"),
+    errors.CaseUnusable("no", path="a b.py", known=("one", "two")): (2, "--case 'a b.py:one'"),
     ScriptUnusable("no", path="a.py"): (2, "--script train.py -- "),
     errors.InPlaceImpossible("a", "it is a directory"): (4, "--output NEW instead of --in-place"),
     errors.NothingToUndo("a b"): (4, "ckptmove convert 'a b' --to DEVICE"),

@@ -78,6 +78,7 @@ def sources(folder):
     return {name: (folder / name).read_text() for name in FIXED}
 
 
+@pytest.mark.unmeasured
 def test_the_fixes_are_written_to_the_files_of_the_case(say, folder):
     said = say(*WORDS)
     assert (said.code, sources(folder)) == (0, FIXED)
@@ -94,6 +95,7 @@ def test_the_fixes_are_written_to_the_files_of_the_case(say, folder):
     assert not (folder / "train.py.bak1").exists()
 
 
+@pytest.mark.unmeasured
 def test_the_patch_of_a_dry_run_makes_the_case_pass(say, folder):
     said = say(*WORDS, "--dry-run")
     assert said.code == 1, "that of the files on the disk"
@@ -131,6 +133,7 @@ for epoch in range(3):
 """
 
 
+@pytest.mark.unmeasured
 def test_the_fixes_of_a_script_are_written(say, folder):
     (folder / "loop.py").write_text(LOOP)
     said = say("verify", "mine.pth", "--to", "cuda:0", "--script", "loop.py", "--fix", "--", "--resume", "mine.pth")
@@ -175,6 +178,7 @@ def test_a_fault_without_a_fix_is_reported(ask, folder):
     assert sources(folder) == {"train.py": SCRIPT, "noise.py": NOISE}
 
 
+@pytest.mark.unmeasured
 def test_the_option_is_suggested(say):
     hint = "hint: --fix edits your files, and --fix --dry-run prints the patch\n"
     assert say(*WORDS[:-1]).err == hint
@@ -187,6 +191,7 @@ def test_what_is_not_fixed_is_in_the_report(say):
     assert "not fixed: no fix is known\n" in said.out
 
 
+@pytest.mark.unmeasured
 def test_line_endings_stay(say, folder):
     (folder / "train.py").write_bytes(SCRIPT.replace("\n", "\r\n").encode())
     assert say(*WORDS).code == 0
@@ -199,6 +204,7 @@ def test_a_file_that_is_read_only_is_named(ask, folder):
     assert (result["unfixed"], result["fixed"]) == ("noise.py is read-only", [])
 
 
+@pytest.mark.unmeasured
 def test_an_error_of_the_system_leaves_the_files(ask, folder, monkeypatch):
     def failing(sink, **_options):
         raise WriteFailed(sink.path, os.strerror(errno.ENOSPC))

@@ -102,6 +102,7 @@ def test_the_summary_counts_checkpoints_by_finding_and_by_device(lines, runs) ->
     assert lines(f"{runs}/**", "-q")[0].err.count("\n") == 1
 
 
+@pytest.mark.unmeasured
 def test_a_bucket_is_listed_once_and_read_like_the_folder(lines, bucket, sent, runs) -> None:
     said, found = lines("s3://bucket/runs/**", "--jobs", "16")
     assert said.code == 1
@@ -128,6 +129,7 @@ def test_a_share_that_is_none(say, share) -> None:
     assert say("inspect", "run.pth", f"--share={share}").code == 2
 
 
+@pytest.mark.unmeasured
 def test_seen_checkpoints_are_skipped_unless_they_change(lines, bucket, sent, bench) -> None:
     said, found = lines("s3://bucket/runs/**")
     # A kill cuts the last line.
@@ -178,6 +180,7 @@ def test_a_search_on_a_web_server(lines, runs) -> None:
     assert {line["version"] for line in found} == {None}
 
 
+@pytest.mark.unmeasured
 def test_one_that_fails_does_not_stop_the_others(lines, bucket) -> None:
     bucket.put_object(Bucket="bucket", Key="runs/exp0/last.pth", Body=b"")
     bucket.put_object(Bucket="bucket", Key="runs/hf/optimizer.pt", Body=b"")
@@ -214,6 +217,7 @@ def refusing(monkeypatch, status, code):
     return asked
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("status", "code", "most"), [(403, "AccessDenied", 1), (503, "SlowDown", 10)])
 def test_a_server_that_refuses_one(lines, bucket, monkeypatch, status, code, most) -> None:
     asked = refusing(monkeypatch, status, code)

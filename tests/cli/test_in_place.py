@@ -280,6 +280,7 @@ def started(place, way, *words, **streams):
 
 
 #: Before the journal is written, synced; before the file is, and is synced; before it is cut off; before the end.
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("place", [1, 2, 4, 5, 6, 8])
 def test_a_kill_is_noticed_by_the_next_command(say, ask, bench, place) -> None:
     ask("convert", "run.pth", "--to", "cuda:10", "--in-place")

@@ -22,6 +22,7 @@ def deep(bench):
     return "deep.pkl"
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     "words",
     [

@@ -317,6 +317,7 @@ def test_undo_takes_no_other_option(ask, words) -> None:
     assert ask("convert", "run.pth", "--undo", *words.split())["error"]["kind"] == "usage"
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     "words",
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ckptmove.api import functions as api
 from ckptmove.cli import verify_command
 from ckptmove.conversion.policy import RULES
@@ -156,6 +158,7 @@ def test_rules_lists_the_catalogue(say, ask) -> None:
     assert second.startswith("N502 ")
 
 
+@pytest.mark.unmeasured
 def test_verify_says_how_it_was_proven(say, ask, monkeypatch, simulates) -> None:
     verify, verdicts = verify_command.verify_checkpoint, {}
 

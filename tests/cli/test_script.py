@@ -57,6 +57,7 @@ def checked(out):
     return result, result["checks"][-1]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("workers", ["0", "2"])
 @on_a_simulated_device
 def test_a_script_is_the_last_check_of_the_verdict(folder, ckptmove, workers):
@@ -75,6 +76,7 @@ def test_the_configuration_has_a_script_too(folder, ckptmove):
     assert (check["name"], check["status"], code) == ("script", "passed", 0)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("table", "words", "arguments"),
     [
@@ -183,6 +185,7 @@ def test_from_python(folder):
     assert result.proven
 
 
+@pytest.mark.unmeasured
 def test_a_run_without_an_end_is_ended_names_its_line_and_leaves_no_temporary_folder(folder, ckptmove):
     (folder / "endless.py").write_text(
         "import tempfile, time\n"
@@ -197,6 +200,7 @@ def test_a_run_without_an_end_is_ended_names_its_line_and_leaves_no_temporary_fo
     assert not Path((folder / "name").read_text()).exists()
 
 
+@pytest.mark.unmeasured
 @pytest.mark.usefixtures("started_children")
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
 def test_no_process_is_left_behind(folder, ckptmove):

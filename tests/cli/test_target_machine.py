@@ -20,6 +20,7 @@ COMMAND = re.compile(r"ckptmove (?:convert|verify) [^\n;]*")
 TARGET = re.compile(r"--to (\w+:?\d*)")
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("devices", [None, 1, 8])
 @pytest.mark.parametrize("name", [name for name in NAMES if "__" not in name])
 def test_both_commands_judge_a_file_alike(name, devices):
@@ -72,6 +73,7 @@ def test_a_file_of_another_gpu_is_healthy(ask, words, code):
     assert severities.get("D103") == known.get(words)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("words", [(), ("--devices", "8"), ("--to", "cuda:3"), ("--strict",)])
 def test_a_file_of_another_gpu_resumes(ask, simulates, words):
     document = ask("verify", "run.pth", *words)
@@ -83,6 +85,7 @@ def commands(said):
     return COMMAND.findall(said.out + said.err)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("name", "words", "to"),
     [

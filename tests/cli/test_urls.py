@@ -54,6 +54,7 @@ FILES = [
 ]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("options", [(), ("--check",)], ids=" ".join)
 def test_inspect_tells_of_a_url_what_it_tells_of_the_file(ask, server, name, options) -> None:

@@ -94,6 +94,7 @@ def test_with_the_same_pickle_the_file_is_the_same(opened):
     assert (segment.span.start, segment.span.end) == (0, opened.path.stat().st_size)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("nbytes", [14, 63, 64, 65, 300, 500, 5000, 70_000])
 def test_with_another_pickle_everything_else_is_the_same(pickled, pickle_of, nbytes):
     pickled.container.locate(pickled.storages())
@@ -103,6 +104,7 @@ def test_with_another_pickle_everything_else_is_the_same(pickled, pickle_of, nby
     assert after.storages == pickled.seen.storages
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("nbytes", [14, 64, 65, 300, 5000])
 def test_storages_keep_their_alignment(pickled, pickle_of, nbytes):
     pickled.container.locate(pickled.storages())

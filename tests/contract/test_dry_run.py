@@ -75,6 +75,7 @@ def test_a_file_that_is_cut_off_is_refused_by_both(opened, tmp_path, place):
     assert 3 in codes
 
 
+@pytest.mark.unmeasured
 def test_a_file_that_is_cut_off_is_refused_by_both_in_place(opened, tmp_path):
     data = opened.path.read_bytes()
     for share in SHARES:

@@ -89,6 +89,7 @@ def test_each_dtensor_is_one_parameter(folder):
     assert [one.name for _, one in pairing.matches] == ["model.a.weight", "model.b.weight", "model.c.weight"]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("weights_only", [True, False])
 @pytest.mark.parametrize("to", ["cuda:0", "cuda:3", "mps", "xpu:1"])

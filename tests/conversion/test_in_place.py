@@ -85,6 +85,7 @@ def test_a_new_file_of_it_is_the_new_file_of_the_original(entry, tmp_path) -> No
     assert sha256(tmp_path / "one.pth") == sha256(again)
 
 
+@pytest.mark.unmeasured
 def test_it_verifies(tmp_path) -> None:
     path = tmp_path / "run.pth"
     shutil.copy(SAMPLES / "adamw-cuda3.pth", path)

@@ -48,6 +48,7 @@ def test_every_dtype_as_the_library_writes_it(shape) -> None:
     assert written(tensors, {}) == save(tensors)
 
 
+@pytest.mark.unmeasured
 @given(
     st.dictionaries(
         st.text(max_size=5), st.tuples(st.sampled_from(["int8", "float32", "int64"]), st.sampled_from(SHAPES))

@@ -287,6 +287,7 @@ def patched(data, changes):
 PATCHES = st.lists(st.tuples(st.integers(0, 10240), st.integers(0, 255)), min_size=1, max_size=4)
 
 
+@pytest.mark.unmeasured
 @given(PATCHES, st.booleans())
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_bytes_change_only_our_errors_escape(tmp_path, changes, is_pax):

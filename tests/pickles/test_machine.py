@@ -5,6 +5,7 @@ import pickletools
 import zipfile
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from object_graphs import PICKLES, dumped, graphs
@@ -19,6 +20,7 @@ LIMITS = Limits()
 EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
+@pytest.mark.unmeasured
 @EXAMPLES
 @given(value=graphs(), **PICKLES)
 def test_the_tree_stands_for_what_pickle_loads(value, protocol, style, evaluate, same):
@@ -56,6 +58,7 @@ CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 STRINGS = {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 
 
+@pytest.mark.unmeasured
 @EXAMPLES
 @given(value=graphs(), **PICKLES)
 def test_each_start_is_the_operation_that_pushed_the_value(value, protocol, style, nodes):
@@ -105,6 +108,7 @@ def expected_notes(data: bytes) -> tuple[list[tuple[int, int]], dict[str, int], 
     return reads, names, frames, foreign
 
 
+@pytest.mark.unmeasured
 @EXAMPLES
 @given(value=graphs(), before=st.binary(max_size=9), after=st.binary(max_size=9), **PICKLES)
 def test_reads_globals_frames_and_foreign_opcodes_are_noted_wherever_the_pickle_lies(
@@ -121,6 +125,7 @@ def test_reads_globals_frames_and_foreign_opcodes_are_noted_wherever_the_pickle_
     assert (machine.begin, machine.end) == (shift, shift + len(data))
 
 
+@pytest.mark.unmeasured
 @EXAMPLES
 @given(value=graphs(), before=st.binary(max_size=9), protocol=st.integers(0, 5))
 def test_a_pickle_at_an_offset_stands_for_the_same(value, before, protocol, evaluate, same):

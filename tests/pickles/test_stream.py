@@ -38,6 +38,7 @@ class Counting:
         return self.data[start:end].ljust(end - start, b"N")
 
 
+@pytest.mark.unmeasured
 @settings(max_examples=200, deadline=None)
 @given(tree=TREES, protocol=st.integers(0, 5), before=st.binary(max_size=9), after=st.binary(max_size=9))
 def test_it_ends_where_python_ends(tree, protocol, before, after):

@@ -96,6 +96,7 @@ def test_pickle_loads_the_same_objects(value, protocol, style, same):
     assert 2 <= protocol_of(written) <= max(protocol, 2)
 
 
+@pytest.mark.unmeasured
 @EXAMPLES
 @given(value=graphs(), **PICKLES)
 def test_the_written_pickle_has_the_same_tree(value, protocol, style):

@@ -327,6 +327,7 @@ def test_a_folder_of_another_step_is_no_counterpart(build):
 # --- archives --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", ["a.tar", "a.zip", "deflated.zip"])
 @pytest.mark.parametrize("top", ["", "run/", "./run/"])
 def test_an_archive_of_a_directory_is_the_same(build, tmp_path, name, top):

@@ -64,6 +64,7 @@ def alone_beside(folder, output):
 # --- oracle -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("target", ["cpu", "cuda:1", "mps"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_torch_sees_the_planned_tags_and_the_same_values_in_every_file(build, kind, target):

@@ -74,6 +74,7 @@ def failing(found):
 # --- one checkpoint ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("kind", ["strided", "hsdp"])
 def test_a_tree_of_each_rank_becomes_one_file(saved, tmp_path, kind) -> None:
     whole = full(saved, kind)
@@ -303,6 +304,7 @@ def test_damage_is_found_in_the_file_of_each_rank(copy, saved, tmp_path) -> None
     ckptmove.convert(folder, output=tmp_path / "run.pth", check=False)
 
 
+@pytest.mark.unmeasured
 def test_a_replica_with_other_values_is_found(copy, answers) -> None:
     folder = copy("hsdp")
 
@@ -322,6 +324,7 @@ def test_a_replica_with_other_values_is_found(copy, answers) -> None:
         assert "model.head.weight" in warning
 
 
+@pytest.mark.unmeasured
 def test_replicas_without_crcs_are_compared_by_their_bytes(copy) -> None:
     folder = copy("hsdp")
 
@@ -482,6 +485,7 @@ def test_shards_that_do_not_cover_a_tensor(copy, answers) -> None:
     assert "model.block.up.weight" in answers(folder)["restore"]["detail"]
 
 
+@pytest.mark.unmeasured
 def test_an_empty_tensor(copy, tmp_path) -> None:
     folder = copy("hsdp")
 
@@ -602,6 +606,7 @@ def test_a_directory_of_safetensors_replaces_the_files(saved, tmp_path) -> None:
     assert shapes == {name: tuple(one.shape) for name, one in full(saved, "verl")["model"].items()}
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("kind", ["verl", "strided", "hsdp"])
 def test_the_new_file_does_not_differ_from_the_folder(saved, tmp_path, kind) -> None:
     folder, path = str(saved / kind), str(tmp_path / "run.pth")

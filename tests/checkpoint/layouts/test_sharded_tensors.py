@@ -44,6 +44,7 @@ def fix_of_s701(result):
     return next(one.fix for one in result.findings if one.code == "S701")
 
 
+@pytest.mark.unmeasured
 def test_the_shards_of_all_ranks_become_one_file(saved, tmp_path):
     """Some ranks have no row of the embedding, which has three."""
     found = ckptmove.inspect(saved / "fsdp1_sharded")

@@ -69,6 +69,7 @@ def trees():
     }
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("layout", ["plain", "hf-trainer", "safetensors", "accelerate", "shards", "lightning folder"])
 @pytest.mark.parametrize("name", trees())
 def test_one_of_another_model(build, layout, name):
@@ -142,6 +143,7 @@ def healthy():
     }
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("layout", ["plain", "hf-trainer"])
 @pytest.mark.parametrize("name", healthy())
 def test_one_that_may_be_right(build, layout, name):

@@ -23,6 +23,7 @@ def statuses(found):
     return [found[name]["status"] for name in STEPS]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", zero_runs.REAL)
 def test_real_partitions_are_stepped(name, tmp_path, answers):
     folder, reference = zero_runs.real(name, tmp_path / "run")
@@ -64,6 +65,7 @@ def test_a_file_of_one_rank_is_stepped(tmp_path, answers):
     assert statuses(answers(folder / "zero_pp_rank_2_mp_rank_00_optim_states.pt", "cpu")) == ["passed"] * 3
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", ["stage2-frozen", "stage2-fused-adam", "stage3-frozen"])
 def test_one_file_is_verified_against_the_run(name, tmp_path, answers):
     folder, _ = zero_runs.real(name, tmp_path / "run")

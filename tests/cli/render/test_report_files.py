@@ -40,6 +40,7 @@ def verdict():
     return verify_command.verify_checkpoint(VerifyRequest(str(SAMPLES / "adamw-cuda3.pth"), to="cpu"))
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_writes_every_kind(say, bench, command, kind, request, monkeypatch) -> None:
     words = COMMANDS[command]

@@ -74,6 +74,7 @@ def no_config(folder):
 FORGERIES = [other_metadata, other_index, no_index, other_bits, other_key, no_config]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("options", [{}, {"add_prefix": "x."}], ids=["none", "prefix"])
 @pytest.mark.parametrize("size", [60, 70], ids=["same", "other"])
 @pytest.mark.parametrize("forge", FORGERIES)

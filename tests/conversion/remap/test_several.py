@@ -245,6 +245,7 @@ def test_a_member_is_written_as_safetensors(name, tmp_path, compared):
     assert compared(output, source, as_root="policy.pth") == 0
 
 
+@pytest.mark.unmeasured
 @ARCHIVES
 @pytest.mark.parametrize("drop", ["policy.pth", "s/a.safetensors"])
 @pytest.mark.parametrize("options", [{}, {"strip_prefix": True}], ids=["drop", "strip"])
@@ -666,6 +667,7 @@ def test_tensors_of_safetensors_are_put_in_the_order_of_their_optimizer(tmp_path
     )
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("width", [4, 3])
 def test_an_order_that_a_conversion_chose_is_no_evidence(tmp_path, width):
     """Two weights of one shape could belong to each other's state; the file alone does not show that."""

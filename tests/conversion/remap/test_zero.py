@@ -86,6 +86,7 @@ def test_an_optimizer_loads_it(name, tmp_path):
     assert {float(own["step"]) for own in optimizer.state.values()} == {4.0}
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", zero_runs.REAL)
 def test_the_new_file_does_not_differ_from_the_run(name, tmp_path):
     folder, path = str(zero_runs.real(name, tmp_path / "run")[0]), str(tmp_path / "run.pth")

@@ -64,6 +64,7 @@ def bucket(moto, sent):
     return fill
 
 
+@pytest.mark.unmeasured
 def test_s3_takes_a_lookup_and_two_requests(bucket, sent) -> None:
     bucket.put("a.pth", DATA)
     source = opened("s3://bucket/a.pth")
@@ -172,6 +173,7 @@ def save_of_ranks(folder, number):
         torch.save({"w": torch.ones(300, 300 + rank)}, folder / f"model_world_size_{number}_rank_{rank}.pt")
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("save", "apart", "per_file"), [(save_shards, 1, 1), (save_distributed, 2, 0), (save_of_ranks, 0, 1)]
 )

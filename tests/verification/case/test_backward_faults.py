@@ -49,6 +49,7 @@ def evidence_of(answers, make, tmp_path, monkeypatch):
     return evidence_of
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("backward", "source", "fix"),
     [

@@ -620,6 +620,7 @@ def test_a_tensor_that_no_line_of_the_user_asked_for_has_no_origin():
     assert list(watch.lineage(made)) == [made]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     "function", ["functools.partial(build, lr=0.1)", "Builder()", "lambda device: build(device, 0.1)", "keyword_only"]
 )
@@ -730,6 +731,7 @@ RAISED = [
 ]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("error", RAISED)
 @pytest.mark.parametrize("method", ["load_state_dict", "state_dict", "named_parameters", "forward"])
 def test_an_exception_of_a_model_is_told_with_its_line(case_check, error, method):
@@ -757,6 +759,7 @@ def test_an_exception_of_an_optimizer_in_the_resume_is_told_with_its_line(case_c
     assert (check["status"], check["evidence"]["source"]) == ("failed", "raise OSError('gone')")
 
 
+@pytest.mark.unmeasured
 def test_a_wrapper_that_is_an_optimizer_by_name_alone_is_stepped(case_check):
     body = """
     class Wrapper(torch.optim.Optimizer):

@@ -158,6 +158,7 @@ def test_a_healthy_example_resumes_with_the_loss_of_a_plain_script(answers, chec
     assert evidence["loss"] == trained(case, steps=1), "the simulated device computes what the CPU does"
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("bug", NAMED)
 def test_a_broken_example_is_named(answers, checkpoint_of, bug):
     example, function, tensor, operation, source, fix = NAMED[bug]
@@ -183,6 +184,7 @@ def test_a_dataset_that_is_moved_at_once_is_noted(answers, checkpoint_of):
     assert check["evidence"]["source"] == "images = IMAGES.to(device)"
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("function", ["plain", "wrapped"])
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
 def test_prefixes_of_wrappers_are_matched_either_way(answers, checkpoint_of, tmp_path, prefix, function):

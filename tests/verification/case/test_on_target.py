@@ -286,6 +286,7 @@ class Own(torch.optim.Optimizer):
 """
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("to", "optimizer", "status"),
     [
@@ -312,6 +313,7 @@ def test_capturable_is_refused_where_torch_does(answers, make, tmp_path, monkeyp
         )
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("to", "step", "said"),
     [

@@ -114,6 +114,7 @@ def owned(name, container="state_dict"):
     return {container: module.state_dict(), **saved}
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", ["loss_fn", "criterion", "loss_func", "loss_module", "loss"])
 def test_a_module_may_own_its_loss(case_check, name):
     check = case_check(OWNED.format(name=name), owned(name))
@@ -171,6 +172,7 @@ def test_the_model_and_the_optimizer_that_fit_are_taken(case_check, model, where
     assert (check["evidence"]["proven"], len(check["evidence"]["not_restored"])) == (False, 1)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
 def test_the_prefixes_of_wrappers_do_not_make_two_of_one(case_check, prefix):
     tree = gan_tree()
@@ -205,6 +207,7 @@ def test_one_state_dict_under_two_keys_is_no_choice(case_check):
     assert case_check(single(), tree)["status"] == "passed"
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("key", ["ema", "teacher", "model_ema", "best", "best_model", "prevModel", "target_net"])
 def test_a_copy_is_taken_only_where_it_is_chosen(case_check, key):
     tree = twins()
@@ -446,6 +449,7 @@ def test_what_step_is_follows_from_the_optimizers_and_not_from_the_models(case_c
     assert ("give a dict of optimizers" in check["detail"]) is bool(said)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -135,6 +135,7 @@ def test_a_step_of_few_rows_has_its_peak_in_the_optimizer(check):
     assert kinds["optimizer_state"] == 2 * PARAMETERS
 
 
+@pytest.mark.unmeasured
 def test_the_verdict_has_the_peak_and_the_limit(check):
     found = check(device_memory=2**20)
     nbytes = found["evidence"]["peak_bytes"]

@@ -84,6 +84,7 @@ def measured(rank, ranks):
         dist.destroy_process_group()
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
 def test_the_figures_are_those_of_fsdp(saved, ranks) -> None:
     fit = ckptmove.verify(saved, fit=f"{ranks}x1GB").fit

@@ -49,6 +49,7 @@ def facts(name, ranks=8):
     return measured(name, ranks)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_the_figures_of_fsdp_are_those_of_the_metadata(saved, ranks) -> None:
     alone = verify_fit(VerifyRequest(saved, fit=f"{ranks}x1GB"), f"{ranks}x1GB").fit
@@ -170,6 +171,7 @@ def test_another_model_than_that_of_the_checkpoint(answered, fit) -> None:
     assert str(result).endswith("failed on 1 rank")
 
 
+@pytest.mark.unmeasured
 def test_in_a_child_process(saved) -> None:
     result = ckptmove.verify(saved, fit="3x1GB", case=fit_cases.sharded)
     assert result.passed

@@ -46,6 +46,7 @@ def test_a_model_that_is_not_sharded() -> None:
     assert training.largest_parameter == 12 * 32 * 4
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("ranks", [1, 3, 8])
 def test_shards(ranks) -> None:
     """The rows of the first and of the last rank are those of ``torch.chunk``."""

@@ -144,6 +144,7 @@ def test_nobody_waits_for_a_thread_where_what_ends_the_case_is_no_error(ended, r
     assert answers.torch_failure == ""
 
 
+@pytest.mark.unmeasured
 @pytest.mark.usefixtures("started_children")
 def test_the_last_line_of_what_ended_the_worker_is_told():
     with child([*worker_command()], "no request") as started:
@@ -151,6 +152,7 @@ def test_the_last_line_of_what_ended_the_worker_is_told():
     assert " code 1: json." in answers.checks["restore"].detail
 
 
+@pytest.mark.unmeasured
 def test_what_the_user_has_left_to_do_at_the_end_is_done(ended, tmp_path):
     kept = f"import tempfile\nkept = tempfile.TemporaryDirectory(dir={str(tmp_path)!r}, prefix='left-')\n"
     ended(f"{kept}def case():\n    raise KeyboardInterrupt\n")
@@ -298,6 +300,7 @@ def test_a_system_without_process_groups(monkeypatch):
     assert started.process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.unmeasured
 def test_the_worker_ends_with_its_parent_and_with_all_that_it_started(make, with_a_worker, tmp_path):
     program, pids = with_a_worker
     (tmp_path / "slow.py").write_text(f"{program}\ndef case():\n    time.sleep(600)")
@@ -333,6 +336,7 @@ def test_the_worker_watches_its_standard_input(monkeypatch):
     assert killed == [(os.getpgrp(), signal.SIGKILL)]
 
 
+@pytest.mark.unmeasured
 def test_the_worker_answers_on_standard_output_alone(make):
     request = VerifyRequest(path=make("SGD"), to="cpu").to_json()
     told = subprocess.run([*worker_command(), request], capture_output=True, text=True, check=True)
@@ -341,6 +345,7 @@ def test_the_worker_answers_on_standard_output_alone(make):
         assert statuses(started.collect()) == ["passed", "passed", "passed", "passed", "skipped"]
 
 
+@pytest.mark.unmeasured
 def test_the_worker_does_not_import_from_the_folder_at_hand(make, tmp_path):
     (tmp_path / "torch.py").write_text("raise SystemExit(9)")
     request = VerifyRequest(path=make("SGD"), to="cpu").to_json()

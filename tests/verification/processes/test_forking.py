@@ -185,6 +185,7 @@ def test_all_forks_end_with_the_first_process(found):
         time.sleep(0.05)
 
 
+@pytest.mark.unmeasured
 def test_no_fork_with_a_thread_or_without_a_standard_stream_or_elsewhere(found, monkeypatch):
     assert found["forks with a thread"] is False
     monkeypatch.setattr(forking, "_THREADS", Path("/proc/self/task") / str(os.getpid()) / "ns")

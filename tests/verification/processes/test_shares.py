@@ -144,6 +144,7 @@ def test_an_optimizer_without_its_model(make, same):
     assert same(make.save({"optimizer": tree["optimizer"]}, device="cpu"))["step"]["evidence"]["standins"] == 4
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("spoil", "failed"),
     [
@@ -331,6 +332,7 @@ def verified(two, make, monkeypatch):
     return verified
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("end", "code"), [("lambda: os._exit(0)", 1), ("os.abort", -signal.SIGABRT)])
 def test_a_process_that_ends_without_results_fails_the_first_check(verified, end, code):
     found = verified(f"import os\nos.register_at_fork(after_in_child={end})")
@@ -338,6 +340,7 @@ def test_a_process_that_ends_without_results_fails_the_first_check(verified, end
     assert (restore["status"], restore["evidence"]) == ("failed", {"exit_code": code})
 
 
+@pytest.mark.unmeasured
 def test_a_process_that_cannot_fork_starts_another(verified, make):
     path = make(device="cpu")
     never = "from ckptmove.verification.processes import group\ngroup.can_fork = lambda: False"

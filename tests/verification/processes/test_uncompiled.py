@@ -99,6 +99,7 @@ def test_a_look_for_the_file_of_each_module_imports_nothing():
     assert not hasattr(absent, "__file__")
 
 
+@pytest.mark.unmeasured
 def test_what_an_optimizer_of_the_users_asks_for_is_the_real_one(make, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "import torch\n\nclass Mine(torch.optim.SGD):\n    @torch.compiler.disable(recursive=False)\n"
@@ -109,6 +110,7 @@ def test_what_an_optimizer_of_the_users_asks_for_is_the_real_one(make, tmp_path,
     assert ckptmove.verify(path, to="cpu", optimizer="mine:Mine").proven
 
 
+@pytest.mark.unmeasured
 def test_steps_are_made_by_one_thread_but_those_of_a_users_model(make, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.syspath_prepend(tmp_path)

@@ -361,6 +361,7 @@ def test_a_file_that_has_gone_is_said(make, tmp_path):
             stored.tensor(checkpoint.inventory.tensors[0])
 
 
+@pytest.mark.unmeasured
 def test_keys_that_are_tuples_of_dtypes(tmp_path):
     torch.save({(torch.bfloat16, torch.float32): torch.ones(2)}, tmp_path / "a.pt")
     (record,) = ckptmove.inspect(tmp_path / "a.pt").inventory.tensors

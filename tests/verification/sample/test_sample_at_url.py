@@ -115,6 +115,7 @@ def test_neighbours_are_read_with_one_request(server) -> None:
     assert verified.traffic.requests <= inspected.traffic.requests + 3 + 3 + 2
 
 
+@pytest.mark.unmeasured
 def test_faults_are_found_as_in_the_local_checkpoint(server) -> None:
     tree = torch.load(server.root / "zip.pth")
     for weight in tree["model"].values():
@@ -160,6 +161,7 @@ def test_a_file_that_changes_while_it_is_read(server) -> None:
         ckptmove.verify(f"{server.url}/zip.pth", to="cpu", sample=3)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("most", [2, 64])
 def test_shards_that_are_written_before_their_sample_is_read(server, monkeypatch, most) -> None:
     """With few open files, they are opened again; otherwise only the file system tells of the change."""

@@ -103,6 +103,7 @@ def test_three_steps_after_a_resume_are_those_of_the_cpu(cuda, name):
     assert_same_bits(*resume_both(cuda, name, {}, {}))
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("foreach", [True, False])
 @pytest.mark.parametrize("name", FOREACH)
 def test_foreach_changes_nothing(cuda, name, foreach):
@@ -115,6 +116,7 @@ def test_fused_runs_the_fused_kernel(cuda, name):
     assert_same_bits(*resume_both(cuda, name, {"fused": True}, {"fused": True}))
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("foreach", [True, False])
 @pytest.mark.parametrize("name", CAPTURABLE)
 def test_capturable_is_accepted_and_agrees_with_the_plain_step(cuda, name, foreach):

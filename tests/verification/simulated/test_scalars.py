@@ -75,6 +75,7 @@ def iterates(said, listed):
     return said.get("device_check") == "NoCheck" and kernel.get("structured_inherits") == "TensorIteratorBase"
 
 
+@pytest.mark.unmeasured
 def test_what_iterates_takes_what_torch_takes_there(listed):
     names = [name for name, said in listed.items() if iterates(said, listed) and "[] " not in said["func"]]
     names = [name for name in names if len(tensors_of(listed[name])) > 1 and "(a!) out" not in listed[name]["func"]]

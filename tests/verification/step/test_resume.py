@@ -31,6 +31,7 @@ def statuses(found, names=STEPS):
     return [found[name]["status"] for name in names]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("target", ["cpu", "cuda:0", "mps"])
 @pytest.mark.parametrize("optimizer", OPTIONS)
 def test_every_optimizer_resumes(make, answers, optimizer, target):

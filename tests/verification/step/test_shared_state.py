@@ -44,6 +44,7 @@ def sparse(steps=3, dtype=torch.float32, rows=10):
     return {"model": {"table.weight": table.weight.detach()}, "optimizer": optimizer.state_dict(), "epoch": steps}
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("target", ["cpu", "cuda:0", "mps"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("line_search_fn", [None, "strong_wolfe"])
@@ -200,6 +201,7 @@ def test_sparse_adam_resumes(make, answers, target, dtype):
     assert found["step"]["evidence"]["counted"] == 1
 
 
+@pytest.mark.unmeasured
 def test_sparse_adam_in_windows(make, answers):
     found = answers(make.save(sparse(steps=2, rows=70_000)), "cuda:0")
     assert statuses(found) == ["passed"] * 3, found

@@ -50,6 +50,7 @@ def saved(value):
 # --- tensors in pieces -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("ours", "theirs"), list(product(CHUNKINGS, repeat=2)))
 def test_two_chunkings_of_one_tensor(distributed, tmp_path, ours, theirs):
     one = distributed.save_ranks(tmp_path / "one", {"w": (WHOLE, CHUNKINGS[ours])})

@@ -28,6 +28,7 @@ def tree_of(kind=torch.optim.AdamW, **options):
     return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer, options=OPTIONS), strict=True))
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("to", ["cpu", "cuda:0"])
 @pytest.mark.parametrize(
     ("kind", "options"), [("AdamW", {}), ("Adam", {}), ("RMSprop", {"momentum": 0.9}), ("SGD", {"momentum": 0.9})]
@@ -93,6 +94,7 @@ def test_parts_of_a_run_next_to_the_model(distributed, tmp_path, is_file):
     assert "epoch" not in finding.fix
 
 
+@pytest.mark.unmeasured
 def test_a_lost_moment_fails(distributed, tmp_path):
     tree = tree_of()
     del tree["optimizer"]["state.1.weight.exp_avg_sq"]

@@ -78,6 +78,7 @@ def test_buckets_are_stepped(save, answers, prefix):
     assert (results["step"]["evidence"]["elements"], results["step"]["evidence"]["proven"]) == (192, True)
 
 
+@pytest.mark.unmeasured
 def test_the_state_is_used(save):
     path = save()
     for key in KEYS:
@@ -119,6 +120,7 @@ NO_STEP = {
 }
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("options", NO_STEP.values(), ids=NO_STEP)
 def test_why_buckets_are_not_stepped(save, options):
     path = save(**options)

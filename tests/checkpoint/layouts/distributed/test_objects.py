@@ -155,6 +155,7 @@ def set_rate(tree):
             optim[f"param_groups.1.{name}.lr"] = 0.02
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("form", "other"), [(one, other) for one in FORMS for other in FORMS if one != other][::3])
 def test_an_option_of_another_value_is_named_once_for_a_group(saver, answers, form, other):
     path, original = saver.save(form, set_rate), saver.save(other)

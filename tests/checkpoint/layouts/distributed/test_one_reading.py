@@ -106,6 +106,7 @@ def without_a_moment(tree):
     del tree["optimizer"]["state"]["0.weight"]["exp_avg_sq"]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("change", "code"),
     [

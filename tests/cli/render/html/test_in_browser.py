@@ -37,6 +37,7 @@ def search(browser, words):
     return browser.run(ROWS)
 
 
+@pytest.mark.unmeasured
 def test_hostile_text_stays_text(browser, entry, page_of, finding) -> None:
     rows = [(name, "model", "cpu", 1, None) for name in dict.fromkeys(HOSTILE)]
     hostile = [
@@ -62,6 +63,7 @@ def test_hostile_text_stays_text(browser, entry, page_of, finding) -> None:
     assert shown.run("document.documentElement.scrollWidth") == 1400
 
 
+@pytest.mark.unmeasured
 def test_a_table_of_many_rows_is_searched_sorted_and_scrolled(browser, entry, page_of) -> None:
     shown = browser(page_of(entry([*tensors(100_000)])))
     assert shown.run("document.querySelectorAll('.table tr').length") < 100

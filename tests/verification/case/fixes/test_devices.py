@@ -26,6 +26,7 @@ KEPT = {
 }
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("kept", "model", "text"), KEPT.values(), ids=KEPT)
 def test_a_method_says_it_by_its_object(mended, kept, model, text):
     body = TRAINER.format(kept=kept, model=model) + case(step="Trainer(model, device).loss", given="None")

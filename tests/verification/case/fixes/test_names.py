@@ -24,6 +24,7 @@ def mine(*lines, init="pass"):
     return f"class Mine(Net):\n    def prepare(self):\n{prepare}\n    def forward(self, x):\n{forward}\n"
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("held", "used", "name", "fix"),
     [
@@ -106,6 +107,7 @@ def test_a_class_without_lines_has_its_buffer_mended_in_words(fault_of, said):
     assert "model.mean a buffer" in evidence["fix"]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("lines", "tensor", "fix"),
     [

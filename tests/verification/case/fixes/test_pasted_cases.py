@@ -207,6 +207,7 @@ def test_a_device_by_name(mended, move):
     assert mended(case(f"Net(){move}"), to="cpu")
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("saved", ["", "module."])
 @pytest.mark.parametrize("model", ["Net().to(device)", "nn.DataParallel(Net().to(device))"])
 def test_a_prefix_needs_none(mended, make, saved, model):

@@ -16,6 +16,7 @@ CRITERIA = {
 }
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("lines", CRITERIA.values(), ids=CRITERIA)
 def test_a_loss_is_moved_behind_all_that_sets_it(mended, lines):
     body = case().replace("criterion = nn.MSELoss()", textwrap.indent(lines, "    ").strip())
@@ -54,6 +55,7 @@ BUFFERS = {
 }
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("lines", "text"), BUFFERS.values(), ids=BUFFERS)
 def test_a_buffer_is_registered_where_torch_takes_it(mended, lines, text):
     (fix,) = mended(module(lines))
@@ -68,6 +70,7 @@ HELD = {
 }
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("lines", HELD.values(), ids=HELD)
 def test_a_list_is_registered_behind_all_that_sets_it(mended, lines):
     fixes = mended(mine("return self.held[0](super().forward(x))", lines, base="Outer"), trains=True)
@@ -109,6 +112,7 @@ def test_a_dict_whose_keys_are_no_literals_is_moved_whole(mended, keys, x, y):
     assert f"{{k: v.to(device) for k, v in b.items()}}[{y}]" in fix
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("keys", ["(1, 2)", "('a', 2.5)", "(('a', 1), ('b', None))", "(b'x', True)"])
 def test_a_dict_is_moved_whole(mended, keys):
     one, two = (f"KEYS[{n}]" for n in (0, 1))
@@ -211,6 +215,7 @@ def case(device):
 """
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("lines", "text"), MOVES.values(), ids=MOVES)
 def test_the_move_of_a_whole_dataset_is_taken_away_and_no_other(mended, lines, text):
     (fix,) = mended(dataset(lines))

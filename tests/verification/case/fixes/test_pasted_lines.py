@@ -77,6 +77,7 @@ LATE = {
 }
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("lines", "texts"), [(lines, texts) for lines, *texts in LATE.values()], ids=LATE)
 def test_a_batch_is_moved_where_its_name_has_a_value(mended, lines, texts):
     assert places(mended(step(lines))) == texts

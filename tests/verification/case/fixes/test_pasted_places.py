@@ -57,6 +57,7 @@ MODELS = {
 }
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("lines", "at"), MODELS.values(), ids=MODELS)
 def test_a_model_is_moved_where_it_is_there_and_before_the_optimizer(mended, lines, at):
     body = function(lines)
@@ -81,6 +82,7 @@ REBUILT = {
 }
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("lines", REBUILT.values(), ids=REBUILT)
 def test_the_optimizer_that_was_built_is_built_again(mended, lines):
     body = function(lines)

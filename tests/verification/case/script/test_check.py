@@ -82,6 +82,7 @@ def outcome(check):
     return check["status"], check["evidence"].get("proven")
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("to", "simulated"), [("cuda:0", True), ("mps", True), ("cpu", False)])
 def test_a_script_that_resumes_passes(ran, to, simulated):
     head = HEAD.replace("cuda", to.partition(":")[0]).replace("torch.mps", "torch.backends.mps")
@@ -108,6 +109,7 @@ def test_a_script_runs_as_main_in_its_own_folder(ran):
     assert "as it should be" in check["detail"]
 
 
+@pytest.mark.unmeasured
 def test_a_forgotten_move_is_named_with_its_line(ran):
     check = ran(HEAD, BUILT, LOADED, LOOP.replace("x.to(device)", "x"))
     assert outcome(check) == ("failed", False)
@@ -131,6 +133,7 @@ AFTER = {
 }
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("line", "expected"), AFTER.values(), ids=AFTER)
 def test_the_rest_of_the_iteration_runs_after_a_step_that_passed(ran, line, expected):
     average = "average = [build()[0].weight.detach()]\n"
@@ -140,6 +143,7 @@ def test_the_rest_of_the_iteration_runs_after_a_step_that_passed(ran, line, expe
     assert not Path("last.pth").exists()
 
 
+@pytest.mark.unmeasured
 def test_a_script_that_goes_on_too_long_after_its_step_has_passed(ran, exits, monkeypatch):
     monkeypatch.setattr(recorded, "GRACE", 0.1)
     check = ran(HEAD, BUILT, LOADED, LOOP + "    import time\n    time.sleep(1)\n")
@@ -147,6 +151,7 @@ def test_a_script_that_goes_on_too_long_after_its_step_has_passed(ran, exits, mo
     assert exits == ["exit functions", 0]
 
 
+@pytest.mark.unmeasured
 def test_the_memory_of_a_script_is_recorded_and_limited(ran):
     passed = ran(HEAD, BUILT, LOADED, LOOP, device_memory=1 << 30)
     assert passed["evidence"]["peak_bytes"] > 0
@@ -157,6 +162,7 @@ def test_the_memory_of_a_script_is_recorded_and_limited(ran):
     assert short["evidence"]["peak_memory"]["parameters"] > 0
 
 
+@pytest.mark.unmeasured
 def test_a_buffer_that_a_running_module_computes_with_is_named_by_its_module(ran):
     criterion = """
         class Pinball(nn.Module):
@@ -176,6 +182,7 @@ def test_a_buffer_that_a_running_module_computes_with_is_named_by_its_module(ran
     assert check["evidence"]["fix"].endswith("criterion.to(device)")
 
 
+@pytest.mark.unmeasured
 def test_state_that_stayed_on_the_cpu_is_named_with_a_line_to_paste(ran):
     moved = BUILT.replace(".to(device)", "")
     loaded = LOADED.replace("map_location=device", "map_location='cpu'") + "model.to(device)\n"
@@ -233,6 +240,7 @@ def test_without_a_variable_for_the_model_the_fix_is_a_sentence(ran):
     )  # fmt: skip
 
 
+@pytest.mark.unmeasured
 def test_a_tensor_in_an_attribute_of_a_module_is_named(ran):
     head = HEAD + textwrap.dedent(
         """
@@ -251,6 +259,7 @@ def test_a_tensor_in_an_attribute_of_a_module_is_named(ran):
     assert ran(head, built, loaded, LOOP)["evidence"]["tensor"] == "model.scale"
 
 
+@pytest.mark.unmeasured
 def test_a_tensor_of_the_criterion_is_named_before_there_is_an_optimizer(ran):
     check = ran(HEAD, "weight = nn.Linear(3, 3)\nweight(torch.ones(3, 3, device=device))\n")
     assert check["evidence"]["tensor"] == "weight.weight"
@@ -272,6 +281,7 @@ def test_a_script_that_never_loads_the_checkpoint(ran, code, loaded):
     assert not ran("import torch\n", code)["fix"], "the arguments name the checkpoint"
 
 
+@pytest.mark.unmeasured
 def test_an_exception_after_another_file_was_loaded_names_that_file(ran):
     torch.save({}, "other.pt")
     check = ran("import torch\n", "torch.load('other.pt')['model']")
@@ -310,6 +320,7 @@ cpu, cuda = torch.load("rng.pt", map_location=device)
 """
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("line", "fix"),
     [
@@ -370,6 +381,7 @@ def test_an_optimizer_that_starts_fresh_is_not_proven(ran):
     assert (check["evidence"]["entries"], check["evidence"]["of_entries"]) == (0, 4)
 
 
+@pytest.mark.unmeasured
 def test_a_layer_that_is_made_anew_is_not_proven(ran):
     check = ran(HEAD, BUILT, LOADED, "nn.init.zeros_(model[1].weight)\n", LOOP)
     assert outcome(check) == ("passed", False)
@@ -429,6 +441,7 @@ def test_a_step_that_does_not_train_on_the_target_is_a_fault(ran, change):
     assert outcome(ran((HEAD + BUILT + LOADED + LOOP).replace(*change))) == ("failed", False)
 
 
+@pytest.mark.unmeasured
 def test_buffers_are_compared_as_they_were_loaded(ran, make):
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     head = HEAD.replace("nn.Linear(6, 5), ", "nn.Linear(6, 5), nn.BatchNorm1d(5), ")
@@ -465,6 +478,7 @@ def pair(make):
     return make.save(tree)
 
 
+@pytest.mark.unmeasured
 def test_every_optimizer_that_was_loaded_makes_a_step(ran, pair):
     check = ran(HEAD, GAN.format(often="True"), path=pair)
     assert outcome(check) == ("passed", True), check["detail"]
@@ -477,6 +491,7 @@ def test_an_optimizer_that_makes_no_step_is_not_waited_for(ran, pair):
     assert "second" in check["evidence"]["unproven"]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("end", "status"), [("", "passed"), ("raise SystemExit", "passed"), ("exit(2)", "failed")])
 def test_a_script_may_end_before_the_second_optimizer_makes_a_step(ran, pair, end, status):
     short = GAN.format(often="False").replace("while True", "for _ in range(3)")
@@ -499,6 +514,7 @@ def test_of_several_optimizers_that_fit_one_may_not_be_comparable(ran, make, mon
     assert check["evidence"]["optimizer_state"] == ["optimizer"], check["detail"]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
 def test_the_device_of_the_parameters_is_reported(ran, device):
     head = HEAD.replace('torch.device("cuda"', f'torch.device("{device}"')
@@ -551,6 +567,7 @@ def test_the_step_of_a_subclass_is_one_step(ran):
     assert check["evidence"]["optimizer"] == ["Mine"]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("change", ["state['rows'].pop()", "state['options']['k'] = 2"])
 def test_lists_and_dicts_of_state_are_compared(ran, make, change):
     tree = make.tree("SGD", momentum=0.9)
@@ -601,6 +618,7 @@ def test_a_step_that_raised_may_be_tried_again(ran, number, rounds, status):
         assert "the script caught, at train.py:" in check["detail"]
 
 
+@pytest.mark.unmeasured
 def test_a_step_before_the_load_may_raise(ran):
     early = CAUGHT.format(closure="lambda: refuse(3)")
     check = ran(HEAD.replace("range(100)", "range(4)"), BUILT, RAISES, early, LOADED, LOOP)
@@ -680,6 +698,7 @@ def test_a_load_of_ckptmove_counts(ran, make, load):
     assert "restored by train.py" in check["detail"]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("load", "status"),
     [
@@ -715,6 +734,7 @@ class Planted:
         return Path.touch, (self.path,)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("options", "status"),
     [("pickle_module=__import__('pickle')", "skipped"), ("weights_only=0", "skipped"), ("weights_only=True", "failed")],
@@ -726,6 +746,7 @@ def test_no_argument_unpickles_the_checkpoint(ran, make, tmp_path, options, stat
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("value", ["1", "0"])
 def test_no_environment_unpickles_the_checkpoint(ran, make, tmp_path, monkeypatch, value):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", value)
@@ -762,6 +783,7 @@ def test_no_function_of_pickle_unpickles_the_checkpoint(ran, make, tmp_path, mon
     assert before == [pickle.load, pickle.Unpickler, pickle._Unpickler.__init__]
 
 
+@pytest.mark.unmeasured
 def test_other_files_are_unpickled(ran):
     code = """
     import pickle
@@ -781,6 +803,7 @@ def test_other_files_are_unpickled(ran):
     assert outcome(ran(HEAD, code, BUILT, LOADED, LOOP)) == ("passed", True)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("line", "status"),
     [
@@ -973,6 +996,7 @@ def test_a_file_that_the_checkpoint_lacks_is_a_fault(ran, make, tmp_path):
     assert outcome(check) == ("failed", False)
 
 
+@pytest.mark.unmeasured
 def test_advice_about_mps_is_for_mps_only(ran):
     assert ran("raise ValueError('unknown split MPS')")["fix"] == ""
 
@@ -1037,6 +1061,7 @@ def test_bytes_that_cannot_be_read_are_a_fault(ran, monkeypatch):
     assert outcome(ran(HEAD, BUILT, LOADED, LOOP)) == ("failed", False)
 
 
+@pytest.mark.unmeasured
 def test_a_script_that_takes_too_long_says_where_it_was(answers, make, tmp_path, monkeypatch, exits):
     monkeypatch.chdir(tmp_path)
     Path("slow.py").write_text("def prepare():\n" + textwrap.indent(WAIT, "    ") + "prepare()\n")
@@ -1081,6 +1106,7 @@ trainer = Trainer(build(), device)
     assert fix in check["evidence"]["fix"]
 
 
+@pytest.mark.unmeasured
 def test_a_module_whose_device_a_tensor_was_made_on_is_named(ran):
     noise = """
 class Noise(nn.Module):
@@ -1102,6 +1128,7 @@ noise = Noise()
     assert check["evidence"]["fix"].endswith("noise.to(device)")
 
 
+@pytest.mark.unmeasured
 def test_state_that_a_line_moves_to_the_cpu_is_fixed_there(ran):
     moved = """
 for slots in optimizer.state.values():

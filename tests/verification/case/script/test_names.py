@@ -23,6 +23,7 @@ optimizer.step()
 """
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("moved", "left"), [("model", "scale.weight"), ("scale", "model.0.weight")])
 def test_a_parameter_has_the_name_of_its_module_also_if_an_optimizer_has_two(
     answers, make, tmp_path, monkeypatch, moved, left
