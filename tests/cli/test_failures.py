@@ -298,7 +298,7 @@ ERRORS = {
     remap_errors.NotRemappable("a", "torchscript", "b"): (4, "save it again"),
     remap_errors.NotRemappable("a", "dcp", "b"): (4, "--output X.pth"),
     remap_errors.NotRemappable("a", "archive", "b"): (4, "unpack it first, or write one file: --output X.pth"),
-    remap_errors.NotGathered("a b", "b", "c"): (4, "ckptmove convert 'a b/c'"),
+    remap_errors.NotGathered("a b", "b", "c"): (4, "'a b/c'"),
     remap_errors.NotGathered("a", "b"): (4, "a directory as --output"),
     remap_errors.MixedByteOrders("a"): (4, "a directory as --output"),
     errors.NotAPath("a", "--to"): (2, ""),
