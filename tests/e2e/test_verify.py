@@ -150,23 +150,6 @@ def test_what_cannot_be_asked():
         verify(SAMPLES / "adamw-cuda3.pth", against="nowhere.pth")
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("nowhere_at_all:Lion", "no module nowhere_at_all"),
-        ("breaks:Lion", "--optimizer breaks:Lion cannot be imported: ZeroDivisionError: division by zero"),
-        ("leaves:Lion", "--optimizer leaves:Lion cannot be imported: SystemExit: 7"),
-    ],
-)
-def test_an_optimizer_that_cannot_be_imported_is_an_error_of_usage(tmp_path, monkeypatch, name, said):
-    (tmp_path / "breaks.py").write_text("1 / 0\n")
-    (tmp_path / "leaves.py").write_text("raise SystemExit(7)\n")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError) as caught:
-        verify(SAMPLES / "tutorial-sgd-cpu.pth", optimizer=name)
-    assert said in str(caught.value)
-
-
 @pytest.mark.usefixtures("started_children")
 def test_an_optimizer_of_the_folder_at_hand_is_stepped(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("import torch\n\nclass Mine(torch.optim.SGD):\n    pass\n")

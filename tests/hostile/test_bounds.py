@@ -40,6 +40,7 @@ def run(*words):
 
 
 @pytest.mark.unmeasured
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", BOMBS)
 def test_every_bomb_ends(name, tmp_path) -> None:
     path, output = tmp_path / "bomb", tmp_path / "out"
@@ -51,6 +52,7 @@ def test_every_bomb_ends(name, tmp_path) -> None:
     run("diff", str(path), str(output) if output.exists() else str(path))
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", sorted(FOLDERS))
 def test_every_folder_ends(name, tmp_path) -> None:
     FOLDERS[name](tmp_path / "run")

@@ -342,3 +342,14 @@ def test_the_files_of_a_directory_are_recovered_by_their_journals(tmp_path, monk
     assert len(said) == 2
     assert {(tmp_path / path).read_bytes() for path in paths} == {OLD}
     assert not recover_listed(str(tmp_path), [*paths, journal_name("d.pth")])
+
+
+def test_a_journal_that_cannot_be_written_is_removed(file, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ChangeFailed):
+        change(file)
+    assert names(file.parent) == ["run.pth"]
+    assert file.read_bytes() == OLD

@@ -606,3 +606,20 @@ def test_what_names_no_class(name, said):
 @pytest.mark.parametrize("name", [None, "SparseAdam", "torch.optim:LBFGS", "lion_pytorch:Lion", "a.b:C.D"])
 def test_what_may_name_one(name):
     check_override(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere_at_all:Lion", "no module nowhere_at_all"),
+        ("breaks:Lion", "optimizer='breaks:Lion' cannot be imported: ZeroDivisionError: division by zero"),
+        ("leaves:Lion", "optimizer='leaves:Lion' cannot be imported: SystemExit: 7"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_imported_is_an_error_of_usage(make, tmp_path, monkeypatch, name, said):
+    (tmp_path / "breaks.py").write_text("1 / 0\n")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(7)\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        ckptmove.verify(make(), optimizer=name)
+    assert said in str(caught.value)
