@@ -15,7 +15,7 @@ from ckptmove.model import OLDEST_TORCH, ArchiveFact, ArchiveForm, Inventory
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from ckptmove.model import Role, TensorRecord
 
@@ -197,12 +197,16 @@ class DirectoryInventory(Inventory):
         own = set(self.checkpoints)
         if any(one.subclass == SHARDED_TENSOR for one in self.tensors):
             own = {file.path for file in self.files}
-        folders = self._homes().items()
-        homes = {path: path if path in own else folder if folder in own else "" for path, folder in folders}
+        homes = self._homes_in(own)
         groups: dict[str, list[TensorRecord]] = {}
         for tensor in tensors:
             groups.setdefault(_home(tensor.name, homes), []).append(tensor)
         return groups.values()
+
+    def owners(self, names: Iterable[str]) -> Iterable[str]:
+        """The one of ``checkpoints`` that contains each name; empty for none."""
+        homes = self._homes_in({*self.checkpoints})
+        return (_home(name, homes) for name in names)
 
     def in_one_format(self, tensors: Iterable[TensorRecord]) -> list[TensorRecord]:
         """Tensors without those that a folder holds again in another format: ``model.safetensors`` and ``*.bin``."""
@@ -218,6 +222,13 @@ class DirectoryInventory(Inventory):
         first = {(place[0], frozenset(count.items())): place for place, count in reversed(keys.items())}
         kept = set(first.values())
         return [tensor for place in groups if place in kept for tensor in groups[place]]
+
+    def _homes_in(self, checkpoints: Collection[str]) -> dict[str, str]:
+        """The one of some files and folders that each prefix of names is, or is in; empty for none."""
+        folders = self._homes().items()
+        return {
+            path: path if path in checkpoints else folder if folder in checkpoints else "" for path, folder in folders
+        }
 
     def _homes(self) -> dict[str, str]:
         """Folder of each checkpoint, by the prefix of its names: its path, or the folder if it is distributed."""

@@ -46,7 +46,7 @@ def after_inspection(answer: InspectAnswer) -> str:
     if fix is None and any(finding.code == "S701" for finding in findings):
         from ckptmove.findings.context import remap_command
 
-        fix = remap_command(inventory, "--plain") or None  # the fix of S701 is Python, which keeps the classes
+        fix = remap_command(inventory, (), "--plain") or None  # the fix of S701 is Python, which keeps the classes
     judged = request.expect or request.target
     devices = [] if request.device_count is None else ["--devices", str(request.device_count)]
     local = ["--download", "."] if is_url(path) else []

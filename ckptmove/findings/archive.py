@@ -75,9 +75,10 @@ def compressed_records(inventory: Inventory, context: Context) -> Iterator[Findi
         harm = f"{container.loader} inflates them, mmap is impossible" if is_script else "mmap=True reads garbage"
         message = f"{amount(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): {harm}"
         # A conversion for a target inflates them too.
-        compact = "" if context.target is not None else remap_command(inventory, "--compact")
-        fix = compact or convert_command(inventory, context)
-        finding = found("F803", message, _where(inventory, facts), fix)
+        where = _where(inventory, facts)
+        compact = "" if context.target is not None else remap_command(inventory, where, "--compact")
+        fix = compact or convert_command(inventory, context, where)
+        finding = found("F803", message, where, fix)
         yield finding._replace(severity=Severity.INFO) if is_script else finding
 
 
@@ -105,7 +106,7 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     )
     resave = cloned if wasted else _resave_line(inventory, places[0], ".small")
     is_cut = bool(orphans) or any(one.at_ends for one in wasted.values())
-    compact = remap_command(inventory, "--compact") if is_cut else ""
+    compact = remap_command(inventory, places, "--compact") if is_cut else ""
     yield found("F804", "; ".join(parts), places, compact or resave)
 
 
@@ -151,8 +152,9 @@ def ambiguous_archive(inventory: Inventory, _context: Context) -> Iterator[Findi
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
         message = f"{nbytes:,} bytes in {amount(len(facts), 'place')} belong to no record and to no pickle"
-        fix = remap_command(inventory, "--compact") or _resave_line(inventory, facts[0].record, ".plain")
-        yield found("F805", message, [fact.record for fact in facts], fix)
+        where = [fact.record for fact in facts]
+        fix = remap_command(inventory, where, "--compact") or _resave_line(inventory, where[0], ".plain")
+        yield found("F805", message, where, fix)
 
 
 def _resave_line(inventory: Inventory, place: str, ending: str) -> str:

@@ -18,13 +18,13 @@ from ckptmove.text import Command, command_line, quoted
 from ckptmove.torch_facts.devices import NO_DEVICE, is_accelerator, parse_target, split
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from ckptmove.checkpoint.directories import FileRecord
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.findings.candidates import Lacking
     from ckptmove.formats.contract import Container
-    from ckptmove.model import Finding, Inventory, TensorRecord
+    from ckptmove.model import Inventory, TensorRecord
 
 
 class Context(NamedTuple):
@@ -113,47 +113,54 @@ def available_device(tag: str, context: Context) -> str:
     return f"{split(tag)[0]}:0" if is_out_of_range(tag, context) else tag
 
 
-def convert_command(inventory: Inventory, context: Context, *options: str) -> str:
-    """Return the command that converts the file for the target device; ``convert`` cannot change a DCP checkpoint."""
+def convert_command(inventory: Inventory, context: Context, where: Sequence[str], *options: str) -> str:
+    """Return the command that converts the checkpoint for the target device; ``convert`` cannot change a DCP one.
+
+    Args:
+        inventory: the file or directory. If it is a directory of several checkpoints, one of them is converted, because
+            the others may be right as they are.
+        context: the target.
+        where: paths of what is wrong.
+        options: further options of the command.
+    """
     if not container_class(inventory.container).is_editable:
         return "convert cannot change a distributed checkpoint: fix it in the script after loading"
+    path, own = _checkpoint_of(inventory, where)
+    if own is None:
+        return path
+    if own is not inventory:
+        context = context._replace(home=None)
     try:
-        target = parse_target(available_device(target_device(inventory, context) or "cpu", context))
+        target = parse_target(available_device(target_device(own, context) or "cpu", context))
     except UsageError:
         target = "cpu"
-    return Command(" ".join(["ckptmove convert", quoted(inventory.path), "--to", quoted(target), *options]))
+    return Command(" ".join(["ckptmove convert", quoted(path), "--to", quoted(target), *options]))
 
 
-def remap_command(inventory: Inventory, *options: str) -> str:
+def remap_command(inventory: Inventory, where: Sequence[str], *options: str) -> str:
     """Return the command that writes a new file with some changes; empty if ``convert`` cannot make it.
 
-    It does not change keys or storages of files with code, nor those of a distributed checkpoint.
+    It does not change keys or storages of files with code, nor those of a distributed checkpoint. Arguments as for
+    :func:`convert_command`.
     """
     container = container_class(inventory.container)
     if container.has_code or not container.is_editable:
         return ""
-    return Command(command_line(["ckptmove", "convert", inventory.path, *options]))
+    path, own = _checkpoint_of(inventory, where)
+    return path if own is None else Command(command_line(["ckptmove", "convert", path, *options]))
 
 
-def addressed(finding: Finding, inventory: Inventory) -> Finding:
-    """Name a checkpoint in the fix, if a directory has several: ``convert DIRECTORY`` would rewrite the others too."""
-    checkpoints = inventory.checkpoints if isinstance(inventory, DirectoryInventory) and inventory.form is None else ()
-    whole = command_line(["ckptmove", "convert", inventory.path])
-    if not checkpoints or not finding.fix.startswith(whole):
-        return finding
-    own = {next((one for one in checkpoints if _is_in(one, where)), None) for where in finding.where}
-    only = own.pop() if len(own) == 1 else None
-    if only is None:
-        return finding._replace(
-            fix=Command(command_line(["ckptmove", "inspect", posixpath.join(inventory.path, "**")]))
-        )
-    named = command_line(["ckptmove", "convert", posixpath.join(inventory.path, only)])
-    return finding._replace(fix=Command(named + finding.fix[len(whole) :]))
-
-
-def _is_in(checkpoint: str, where: str) -> bool:
-    """Whether a path is that of a file or folder, or of something in it."""
-    return where == checkpoint or where.startswith((f"{checkpoint}.", f"{checkpoint}/"))
+def _checkpoint_of(inventory: Inventory, where: Sequence[str]) -> tuple[str, Inventory | None]:
+    """Return path and inventory of the checkpoint that all paths are in; if it is not one, a command and None."""
+    if not isinstance(inventory, DirectoryInventory) or inventory.form is not None or not inventory.checkpoints:
+        return inventory.path, inventory
+    owners = {*inventory.owners(where)}
+    if len(owners) != 1 or "" in owners:
+        return Command(command_line(["ckptmove", "inspect", posixpath.join(inventory.path, "**")])), None
+    (owner,) = owners
+    names = [tensor.name for tensor in inventory.tensors]
+    own = (tensor for tensor, one in zip(inventory.tensors, inventory.owners(names), strict=True) if one == owner)
+    return posixpath.join(inventory.path, owner), replace(inventory, tensors=tuple(own))
 
 
 def load_expression(inventory: Inventory, where: str = "") -> str:

@@ -59,7 +59,7 @@ def _mixed(tensors: list[TensorRecord], inventory: Inventory, context: Context) 
     several = sum(map(is_accelerator, homes)) > 1
     why = "right for a model-parallel run only" if several else "one forward pass needs them on one"
     message = f"{amount(len(tensors), 'tensor')} of the model are on several devices: {names}; {why}"
-    yield found("D101", message, strays, convert_command(inventory, context))
+    yield found("D101", message, strays, convert_command(inventory, context, strays))
 
 
 def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding]:
@@ -83,7 +83,8 @@ def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding
         if strays:
             named = f"{optimizer.where}: " if len(inventory.optimizers) > 1 else ""
             message = named + _stray_message(optimizer, [(device, home) for _, device, home in strays])
-            yield found("D102", message, [name for name, _, _ in strays], convert_command(inventory, context))
+            where = [name for name, _, _ in strays]
+            yield found("D102", message, where, convert_command(inventory, context, where))
 
 
 def device_index(inventory: Inventory, context: Context) -> Iterator[Finding]:
@@ -116,7 +117,7 @@ def device_index(inventory: Inventory, context: Context) -> Iterator[Finding]:
     message = f"{'tensors on ' if tensors else ''}{' and '.join(held)}{end}"
     where = [*(tensor.name for tensor in tensors), *(mention.where for mention in objects)]
     machine = context if missing or context.target is not None else one_device
-    fix = convert_command(inventory, machine) if tensors or others else _code_fix(lines)
+    fix = convert_command(inventory, machine, where) if tensors or others else _code_fix(lines)
     finding = found("D103", message, where, fix)
     yield finding if missing else finding._replace(severity=Severity.INFO)
 
@@ -260,7 +261,8 @@ def _mention_fix(inventory: Inventory, context: Context, strays: list[Mention]) 
         first = strays[0]
         value = f"[{index}]" if first.value.startswith("[") else index or "None"
         return f"checkpoint = {load_whole(inventory, first.where)}  # then set {first.where} to {value}"
-    return convert_command(inventory, context, *(["--rewrite-strings"] if "string" in kinds else []))
+    options = ["--rewrite-strings"] if "string" in kinds else []
+    return convert_command(inventory, context, [mention.where for mention in strays], *options)
 
 
 def _code_fix(lines: list[Mention]) -> str:

@@ -37,10 +37,11 @@ def dtype_unsupported(inventory: Inventory, context: Context) -> Iterator[Findin
     ]
     if lost:
         message = f"{split(target)[0]} has no {census(dtype for _, dtype in lost)}"
-        yield found("T401", message, [name for name, _ in lost], _fix(inventory, context, target))
+        where = [name for name, _ in lost]
+        yield found("T401", message, where, _fix(inventory, context, target, where))
 
 
-def _fix(inventory: Inventory, context: Context, target: str) -> str:
+def _fix(inventory: Inventory, context: Context, target: str, where: list[str]) -> str:
     from ckptmove.conversion.plan import plan_move
     from ckptmove.moves import MoveRequest
 
@@ -49,4 +50,4 @@ def _fix(inventory: Inventory, context: Context, target: str) -> str:
     except UncastableDtype as error:
         name, dtype = error.tensors[0]
         return f"checkpoint = {load_whole(inventory, name)}  # and cast {name} from {dtype}: {error.reason}"
-    return convert_command(inventory, context, "--cast")
+    return convert_command(inventory, context, where, "--cast")

@@ -30,7 +30,7 @@ def wrapper_prefix(inventory: Inventory, _context: Context) -> Iterator[Finding]
             where = names[container]
             place = f" of {container}" if container else ""
             message = f"every key{place} starts with '{prefix}' ({amount(len(where), 'tensor')})"
-            fix = remap_command(inventory, *_plain(inventory), "--strip-prefix") or _strip_line(
+            fix = remap_command(inventory, where, *_plain(inventory), "--strip-prefix") or _strip_line(
                 inventory, container, prefix
             )
             yield found("K601", message, where, fix)

@@ -43,7 +43,8 @@ def step_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Find
             message = (
                 f"{held} tensors on {tags}, in groups that are neither capturable nor fused: a GPU sync for each step"
             )
-            yield found("O201", message, [tensor.name for _, tensor in strays], convert_command(inventory, context))
+            where = [tensor.name for _, tensor in strays]
+            yield found("O201", message, where, convert_command(inventory, context, where))
 
 
 def capturable_unsupported(inventory: Inventory, context: Context) -> Iterator[Finding]:
@@ -60,7 +61,7 @@ def capturable_unsupported(inventory: Inventory, context: Context) -> Iterator[F
         if where:
             count = f"{len(where)} of {amount(len(optimizer.groups), 'group')}"
             message = f"{count} with capturable=True, which {target} does not support: the first step raises"
-            yield found("O202", message, where, convert_command(inventory, context))
+            yield found("O202", message, where, convert_command(inventory, context, where))
 
 
 def step_on_cpu(inventory: Inventory, context: Context) -> Iterator[Finding]:
@@ -88,7 +89,7 @@ def step_on_cpu(inventory: Inventory, context: Context) -> Iterator[Finding]:
             message = (
                 f"{amount(len(names), 'counter')} on the CPU in capturable or fused groups; torch moves them at load"
             )
-            yield found("O203", message, names, convert_command(inventory, context))
+            yield found("O203", message, names, convert_command(inventory, context, names))
 
 
 def state_shape(inventory: Inventory, context: Context) -> Iterator[Finding]:

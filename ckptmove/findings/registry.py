@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.findings import archive, devices, dtypes, keys, optimizer, resume, safety
 from ckptmove.findings.candidates import find_lacking
-from ckptmove.findings.context import addressed, is_incomplete, target_device
+from ckptmove.findings.context import is_incomplete, target_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -73,5 +73,4 @@ def find_all(inventory: Inventory, context: Context) -> tuple[Finding, ...]:
     )
     left_out = _OF_THE_WHOLE if is_incomplete(inventory) else ()
     rules = [rule for rule in RULES if rule not in left_out]
-    found = (safety.cautioned(one, inventory) for rule in rules for one in rule(inventory, context))
-    return tuple(addressed(one, inventory) for one in found)
+    return tuple(safety.cautioned(one, inventory) for rule in rules for one in rule(inventory, context))

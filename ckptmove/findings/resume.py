@@ -46,10 +46,11 @@ def rng_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Findi
     held = census(f"{tensor.dtype} on {tensor.device}" for tensor in states)
     message = f"{amount(len(states), 'RNG state')} not uint8 on the CPU: {held}"
     cast = next((tensor for tensor in states if tensor.dtype != "uint8"), None)
-    fix = convert_command(inventory, context)
+    where = [tensor.name for tensor in states]
+    fix = convert_command(inventory, context, where)
     if cast is not None:
         fix = f"checkpoint = {load_whole(inventory, cast.name)}  # and do not restore its RNG states: they were cast"
-    yield found("R301", message, [tensor.name for tensor in states], fix)
+    yield found("R301", message, where, fix)
 
 
 def resume_incomplete(inventory: Inventory, context: Context) -> Iterator[Finding]:

@@ -82,14 +82,14 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         fix = f"needed only to load it yourself: {_list_names(inventory)}"
         yield found("S701", message, where, fix)._replace(severity=Severity.INFO)
         return
-    yield found("S701", message, where, _loading(inventory, refused, load))
+    yield found("S701", message, where, _loading(inventory, refused, load, where))
 
 
-def _loading(inventory: Inventory, refused: Sequence[GlobalUse], load: str) -> str:
+def _loading(inventory: Inventory, refused: Sequence[GlobalUse], load: str, where: Sequence[str]) -> str:
     """How to load what weights-only mode refuses, or the command that writes it in another form."""
-    container, plain = container_class(inventory.container), remap_command(inventory, "--plain")
+    container, plain = container_class(inventory.container), remap_command(inventory, where, "--plain")
     if any(use.name == SHARDED_TENSOR for use in refused):
-        return _for_sharded_tensors(inventory, load)
+        return _for_sharded_tensors(inventory, load, where)
     if container.weights_only is None:
         runs = "the code in it" if container.has_code else "code from the file"
         fix = f"{_imports(load)}{load})  # runs {runs}: {_CAUTION}"
@@ -102,10 +102,10 @@ def _loading(inventory: Inventory, refused: Sequence[GlobalUse], load: str) -> s
     return fix
 
 
-def _for_sharded_tensors(inventory: Inventory, load: str) -> str:
+def _for_sharded_tensors(inventory: Inventory, load: str, where: Sequence[str]) -> str:
     """A command that gathers ShardedTensors, or else the line that loads those of one rank on this rank."""
     if isinstance(inventory, DirectoryInventory) and not inventory.sharding:
-        return remap_command(inventory, "-o", f"{inventory.path}.pth")
+        return remap_command(inventory, where, "-o", f"{inventory.path}.pth")
     return f"{_imports(load)}{load}, weights_only=False)  # on as many ranks; runs code from the file: {_CAUTION}"
 
 
