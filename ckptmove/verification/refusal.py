@@ -17,4 +17,6 @@ def reason_of(error: BaseException) -> str:
     cause = error.__context__
     if not isinstance(error, UnpicklingError) or not isinstance(cause, (UnpicklingError, RuntimeError)):  # 2.4: latter
         return ""
+    if not str(error).startswith("Weights only load failed"):
+        return ""  # of another unpickler, after torch had refused the file
     return str(cause).strip().partition("\n")[0].partition(". Please use")[0].rstrip(".")

@@ -24,7 +24,7 @@ from ckptmove.verification.case.code.tensor_names import names_of, tensors_in
 from ckptmove.verification.case.code.watch import Watch
 from ckptmove.verification.case.fixes.edits import NO_FIX, Fix
 from ckptmove.verification.case.fixes.no_step import as_batch, built_again, unmoved, unsaved
-from ckptmove.verification.case.fixes.prefixes import of_keys
+from ckptmove.verification.case.fixes.prefixes import of_model
 from ckptmove.verification.case.fixes.scene import Scene, model_first
 from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.case.parts import by_key, models_of, optimizers_of, require_usable_case
@@ -255,7 +255,7 @@ def _fix_of(error: Mismatch, run: _Run) -> Fix:
     """Fix for a model or an optimizer that the stored state does not fit."""
     if error.module is None or error.fix:
         return Fix(error.fix)
-    command = of_keys(error.module.state_dict(), run.bench.checkpoint.inventory)
+    command = of_model(error.module, error.part, run.bench.checkpoint.inventory)
     return Fix(command) if command else unsaved(error, error.module, run.entrance)
 
 

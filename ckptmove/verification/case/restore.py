@@ -99,7 +99,7 @@ def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
     try:
         where, state = model_state(tensors, inventory, bench.stored, model.part, name=name)
     except Mismatch as error:
-        error.module = model.module
+        error.module, error.part = model.module, model.part
         raise
     others = {key: value for key, value in own.items() if key not in tensors}  # extra state, which has no bytes
     try:

@@ -62,11 +62,13 @@ def key_faults(asked: frozenset[str], stored: StoredState) -> list[str]:
 
 
 def key_fix(asked: frozenset[str], stored: StoredState) -> str:
-    """Fix for a state that lacks whole entries of the checkpoint, as a step counter; empty if it lacks none."""
+    """Fix for a state that only lacks whole entries of the checkpoint, as a step counter; else empty."""
     entries = {name.partition(".")[0] for name in _left_out(asked, stored)}
     lacking = sorted(entries - {name.partition(".")[0] for name in asked})
-    added = ", ".join(f'"{entry}": ...' for entry in lacking[:_NAMED])
-    return f"add to state= what your script saves and loads too: {{**state, {added}}}" if lacking else ""
+    if asked - stored.names or not lacking:
+        return ""  # other names, or another model
+    added = [*(f'"{entry}": ...' for entry in lacking[:_NAMED]), *["..."] * (len(lacking) > _NAMED)]
+    return f"add to state= what your script saves and loads too: {{**state, {', '.join(added)}}}"
 
 
 def _left_out(asked: frozenset[str], stored: StoredState) -> set[str]:

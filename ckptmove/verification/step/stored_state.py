@@ -37,6 +37,7 @@ class Mismatch(Exception):
         fix: text of the fix if the case has to choose a part; else empty.
         candidates: paths of the parts to choose from.
         module: the model that does not fit; None for an optimizer.
+        part: path of the part of the checkpoint that the model takes; None for any.
     """
 
     def __init__(self, message: str, *, fix: str = "", candidates: tuple[str, ...] = ()) -> None:
@@ -44,6 +45,7 @@ class Mismatch(Exception):
         self.fix = fix
         self.candidates = candidates
         self.module: torch.nn.Module | None = None
+        self.part: str | None = None
 
 
 class Ambiguous(Mismatch):

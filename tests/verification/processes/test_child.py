@@ -144,7 +144,6 @@ def test_nobody_waits_for_a_thread_where_what_ends_the_case_is_no_error(ended, r
     assert answers.torch_failure == ""
 
 
-@pytest.mark.unmeasured
 @pytest.mark.usefixtures("started_children")
 def test_the_last_line_of_what_ended_the_worker_is_told():
     with child([*worker_command()], "no request") as started:
@@ -336,7 +335,6 @@ def test_the_worker_watches_its_standard_input(monkeypatch):
     assert killed == [(os.getpgrp(), signal.SIGKILL)]
 
 
-@pytest.mark.unmeasured
 def test_the_worker_answers_on_standard_output_alone(make):
     request = VerifyRequest(path=make("SGD"), to="cpu").to_json()
     told = subprocess.run([*worker_command(), request], capture_output=True, text=True, check=True)

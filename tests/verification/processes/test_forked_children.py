@@ -77,7 +77,6 @@ def command(patch, *words):
     return [sys.executable, "-c", COMMAND.format(patch=patch, words=words)]
 
 
-@pytest.mark.unmeasured
 def test_the_command_forks_its_children(make):
     path, original = make(device="cpu"), make(name="original.pt", device="cpu")
     made = subprocess.run(

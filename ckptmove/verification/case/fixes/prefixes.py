@@ -6,11 +6,15 @@ import re
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.state_dicts import RootKeys
-from ckptmove.text import command_line
+from ckptmove.checkpoint.roles import is_kept_aside
+from ckptmove.checkpoint.state_dicts import RootKeys, strip_wrappers
+from ckptmove.findings.context import remap_command
+from ckptmove.verification.step.stored_state import is_inside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+    from torch import nn
 
     from ckptmove.model import Inventory
 
@@ -19,40 +23,72 @@ _KEYS: Final = re.compile(r"(?:Missing|Unexpected) key\(s\) in state_dict: (.*)"
 _KEY: Final = re.compile(r'"(.*?)"')
 
 
-def of_message(message: str, checkpoint: str) -> str:
-    """Command for a strict ``load_state_dict`` that fails only because of a prefix; empty for any other error."""
+def of_message(message: str, inventory: Inventory) -> str:
+    """Command for a strict ``load_state_dict`` of the checkpoint that fails only because of a prefix.
+
+    Args:
+        message: that of the exception. It lists the keys that do not fit, without shapes.
+        inventory: inventory of the checkpoint.
+
+    Returns:
+        The command; empty if none helps.
+    """
     found = [_KEY.findall(part) for part in _KEYS.findall(message)]
     if len(found) != len(("missing", "unexpected")):
         return ""
-    wanted, given = found
-    return _command(checkpoint, wanted, given)
+    wanted, given = (dict.fromkeys(keys) for keys in found)
+    stored = {container: dict.fromkeys(keys) for container, keys in _state_dicts(inventory).items()}
+    return next((_command(inventory, stored, one, wanted) for one, keys in stored.items() if keys == given), "")
 
 
-def of_keys(wanted: Iterable[str], inventory: Inventory) -> str:
-    """Command for a model with the keys of a stored state_dict but for a prefix; empty if there is no such state_dict.
+def of_model(module: nn.Module, part: str | None, inventory: Inventory) -> str:
+    """Command for a model that has the keys and shapes of a stored state_dict, but for a prefix.
 
     Args:
-        wanted: keys of the model.
+        module: the model.
+        part: path of the state_dict that it takes, or of a container of it; None for any.
         inventory: inventory of the checkpoint.
+
+    Returns:
+        The command; empty if none helps.
     """
+    wanted = {strip_wrappers(key)[1]: tuple(value.shape) for key, value in module.state_dict().items()}
+    stored = _state_dicts(inventory)
+    places = [container for container in stored if is_inside(container, part) and not is_kept_aside(container)]
+    return next(filter(None, (_command(inventory, stored, one, wanted) for one in places)), "")
+
+
+def _state_dicts(inventory: Inventory) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Shapes by key of each stored state_dict, by its path."""
     roots = RootKeys(inventory)
-    given: dict[str, list[str]] = {}
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
     for tensor in inventory.tensors:
         if tensor.role != "optimizer":
             container, key = roots.split(tensor.name)
-            given.setdefault(container, []).append(key)
-    keys = {*wanted}
-    return next(filter(None, (_command(inventory.path, keys, own) for own in given.values())), "")
+            found.setdefault(container, {})[key] = tensor.shape
+    return found
 
 
-def _command(checkpoint: str, wanted: Iterable[str], given: Iterable[str]) -> str:
-    """Command that turns the given keys into those that are wanted; empty if they differ in more than a prefix."""
-    theirs, ours = {*wanted}, {*given}
-    new, old = _prefix(theirs), _prefix(ours)
+def _command(
+    inventory: Inventory, stored: Mapping[str, Mapping[str, object]], place: str, wanted: Mapping[str, object]
+) -> str:
+    """Command that turns the keys of one stored state_dict into those that are wanted; empty if there is none.
+
+    Args:
+        inventory: inventory of the checkpoint.
+        stored: shapes by key of each state_dict.
+        place: path of the one.
+        wanted: shapes by key of the model; None for shapes that are unknown on both sides.
+    """
+    given = stored[place]
+    new, old = _prefix(wanted), _prefix(given)
     while new and new[-1:] == old[-1:]:  # `0.` of `body.0.weight` and `0.weight` is no part of the difference
         new, old = new[:-1], old[:-1]
     added, left = ("".join(f"{part}." for part in parts) for parts in (new, old))
-    if {key[len(added) :] for key in theirs} != {key[len(left) :] for key in ours} or added == left:
+    renamed = {added + key[len(left) :]: shape for key, shape in given.items()}
+    others = (keys for keys in stored.values() if keys.keys() != given.keys())
+    # The command changes every state_dict with the prefix: another model's may be right as it is.
+    if added == left or renamed != wanted or any(key.startswith(left) for keys in others for key in keys):
         return ""
     if not left:
         options = ["--add-prefix", added]
@@ -60,7 +96,7 @@ def _command(checkpoint: str, wanted: Iterable[str], given: Iterable[str]) -> st
         options = ["--strip-prefix", left]
     else:
         options = ["--rename", f"{left}*={added}*"]
-    return command_line(["ckptmove", "convert", checkpoint, *options])
+    return remap_command(inventory, [f"{place}.{next(iter(given))}".removeprefix(".")], *options)
 
 
 def _prefix(keys: Iterable[str]) -> list[str]:

@@ -38,11 +38,11 @@ from ckptmove.verification.case.script.protection import protected
 from ckptmove.verification.case.script.session import Session, Stopped
 from ckptmove.verification.case.script.step import ScriptStep, label_live, scene_of
 from ckptmove.verification.checks import SCRIPT, failed, listed, skipped
-from ckptmove.verification.refusal import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ckptmove.model import Inventory
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.step.resume import Bench
 
@@ -104,7 +104,8 @@ def check_script(
 
         def explain(error: BaseException) -> CheckResult:
             label_live(memory)
-            return _of_exception(error, Scene(watch, entrance, {}, place, home, home), session, Path(path).name)
+            scene = Scene(watch, entrance, {}, place, home, home)
+            return _of_exception(error, scene, session, Path(path).name, bench.checkpoint.inventory)
 
         steps = Steps(session, step.begin, step.finish, explain, watch.refusals)
         torch.manual_seed(bench.request.seed)
@@ -208,7 +209,8 @@ def _watched(deadline: float | None, session: Session, end: Callable[[CheckResul
         line = session.line_in(sys._current_frames().get(runner))  # the only way to see another thread
         fault = f"no optimizer step after the load within the time limit ({limit}); it was at {line.quoted}"
         fault += session.but_loaded()
-        end(session.passed or failed(SCRIPT, fault, **line.evidence, proven=False))
+        figures = {**line.evidence, "loaded": session.loaded_instead, "proven": False}
+        end(session.passed or failed(SCRIPT, fault, **figures))
 
     timer = threading.Timer(max(deadline - time.time(), 0), expire)
     timer.daemon = True
@@ -240,7 +242,7 @@ def _without_step(error: BaseException | None, session: Session, last: str, name
     return failed(SCRIPT, fault, fix, proven=False)
 
 
-def _of_exception(error: BaseException, scene: Scene, session: Session, name: str) -> CheckResult:
+def _of_exception(error: BaseException, scene: Scene, session: Session, name: str, inventory: Inventory) -> CheckResult:
     """Result for an exception: a fault, or a check that was not made for a reason outside of the script."""
     found = blame(error, scene_of(scene, scene.entrance.frames(error.__traceback__)))
     is_inside = any(isinstance(one, OSError) and session.is_checkpoint(one.filename) for one in _chain(error))
@@ -257,9 +259,9 @@ def _of_exception(error: BaseException, scene: Scene, session: Session, name: st
         fault, fix = [f"{name} opens {wrong}, which does not exist: {found.fault}"], how_to_resume()
     elif not kinds.isdisjoint(_MISSING) and not is_inside:
         reason = f"{name} needs something that this machine does not have: {found.fault}"
-    elif session.loads and reason_of(error):
+    elif any(one is session.refusal for one in _chain(error)):
         fix = session.plain_copy()
-    elif command := prefixes.of_message(str(error), session.path):
+    elif session.loads and (command := prefixes.of_message(str(error), inventory)):
         fix = command
     elif _NO_INPUT in str(error):
         fault = [f"{name} reads standard input, which is empty: {found.fault}"]

@@ -24,7 +24,7 @@ from torch.optim import optimizer as optimizers
 from ckptmove.io.file_object import OpenFile
 from ckptmove.text import Argument, amount
 from ckptmove.verification.case.code.watch import Watch
-from ckptmove.verification.checks import SCRIPT, failed
+from ckptmove.verification.checks import SCRIPT, failed, listed
 from ckptmove.verification.loading import load as loading
 from ckptmove.verification.refusal import reason_of
 from ckptmove.verification.replaced import replaced
@@ -140,6 +140,7 @@ def _torch_load(session: Session, original: Any, f: Any, *args: Any, **kwargs: A
         return original(f, *args[:1], **{**safe, "weights_only": True})
     except UnpicklingError as error:
         if not _unpickles(*args[1:2], **kwargs):
+            session.refusal = error
             raise
         session.stop_unpickling(reason_of(error))
 
@@ -373,7 +374,7 @@ def _is_raised_in(frame: FrameType, error: BaseException) -> bool:
 
 def never_loaded(session: Session, fault: str) -> CheckResult:
     """Result for a script that did not load the checkpoint."""
-    fault += session.but_loaded()
+    fault += f"; it loaded {listed(session.loaded_instead)}" if session.loaded_instead else ""
     is_named = any(session.is_inside(one.rpartition("=")[2]) for one in session.arguments)
     fault += "; its arguments name the checkpoint, but it never opens it" if is_named else ""
     fix = "" if is_named else how_to_resume()

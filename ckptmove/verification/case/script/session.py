@@ -45,6 +45,7 @@ class Session:
         passed: the result of a step that passed, after which the script goes on up to its next step or save.
         loads: the user's lines that loaded the checkpoint.
         others: other files that were loaded.
+        refusal: exception of torch for the checkpoint, which weights-only mode refuses; None if it was not refused.
         kept: files that were there before, and that the script did not get to overwrite.
         modules: modules whose ``load_state_dict`` was called after the load, in order.
         buffers: copies of the buffers of these modules after the call, by the module's identity and the buffer's key.
@@ -79,6 +80,7 @@ class Session:
         self.passed: CheckResult | None = None
         self.loads: list[Line] = []
         self.others: list[str] = []
+        self.refusal: BaseException | None = None
         self.kept: list[str] = []
         self._written: set[str] = set()
         self.modules: list[nn.Module] = []
@@ -182,7 +184,7 @@ class Session:
 
     def but_loaded(self) -> str:
         """Clause for a fault that names the files of ``loaded_instead``; empty without one."""
-        return f"; it loaded {', '.join(self.loaded_instead)}, not the checkpoint" if self.loaded_instead else ""
+        return f"; it loaded {listed(self.loaded_instead)}, not the checkpoint" if self.loaded_instead else ""
 
     def refuse_foreign(self) -> None:
         """Stop a script that would unpickle a ``.metadata`` with names that are not torch's."""

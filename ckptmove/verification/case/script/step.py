@@ -334,10 +334,13 @@ def _outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def _live(kind: type[Any]) -> list[Any]:
-    """The instances of a class in this process, of a million objects in one with transformers."""
+    """The instances of a class in this process."""
+    # Each class is asked once: a process with transformers has a million objects. By identity: a user's metaclass may
+    # make classes that have no hash.
     every = gc.get_objects()
-    kinds = {one for one in {*map(type, every)} if issubclass(one, kind)}
-    return [*compress(every, map(kinds.__contains__, map(type, every)))]
+    classes = [*map(type, every)]
+    kinds = {key for key, one in dict(zip(map(id, classes), classes, strict=True)).items() if issubclass(one, kind)}
+    return [*compress(every, map(kinds.__contains__, map(id, classes)))]
 
 
 def label_live(record: MemoryRecord) -> None:

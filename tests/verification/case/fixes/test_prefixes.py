@@ -8,8 +8,9 @@ import shlex
 import pytest
 import torch
 
+import ckptmove
 from ckptmove import convert, verify
-from ckptmove.verification.case.fixes.prefixes import of_message
+from ckptmove.verification.case.fixes.prefixes import of_message, of_model
 
 CASES = """
 import torch
@@ -95,6 +96,21 @@ def test_a_model_of_other_layers_has_no_command(file, saved):
     assert "ckptmove convert" not in check.fix
 
 
+def inventory_of(tmp_path, tree):
+    torch.save(tree, tmp_path / "run.pth")
+    return ckptmove.inspect(tmp_path / "run.pth").inventory
+
+
+def message_of(wanted, given):
+    def quoted(keys):
+        return ", ".join(f'"{key}"' for key in keys)
+
+    return (
+        "Error(s) in loading state_dict for Net:\n"
+        f"\tMissing key(s) in state_dict: {quoted(wanted)}.\n\tUnexpected key(s) in state_dict: {quoted(given)}."
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "wanted", "options"),
     [
@@ -105,16 +121,44 @@ def test_a_model_of_other_layers_has_no_command(file, saved):
         (["0.weight"], ["1.weight"], "--rename '0.*=1.*'"),
     ],
 )
-def test_the_message_of_load_state_dict(given, wanted, options):
-    def quoted(keys):
-        return ", ".join(f'"{key}"' for key in keys)
-
-    message = (
-        "Error(s) in loading state_dict for Net:\n"
-        f"\tMissing key(s) in state_dict: {quoted(wanted)}.\n\tUnexpected key(s) in state_dict: {quoted(given)}."
-    )
-    assert of_message(message, "run.pth") == (f"ckptmove convert run.pth {options}" if options else "")
+def test_the_message_of_load_state_dict(tmp_path, given, wanted, options):
+    tree = {key: torch.ones(2) for key in given}
+    expected = f"ckptmove convert {tmp_path}/run.pth {options}" if options else ""
+    for own in ({"model": tree}, tree, {"model": tree, "ema": tree}):
+        assert of_message(message_of(wanted, given), inventory_of(tmp_path, own)) == expected
 
 
-def test_another_message_has_no_command():
-    assert not of_message("size mismatch for 0.weight", "run.pth")
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"model": {"0.weight": 1, "head.weight": 1}},  # a key that fits already
+        {"model": {"0.weight": 1}, "other": {"1.weight": 1}},  # another model, which would be renamed too
+        {"other": {"1.weight": 1}},  # the message is of another file
+    ],
+)
+def test_a_command_that_would_break_other_keys_is_not_suggested(tmp_path, others):
+    tree = {name: dict.fromkeys(keys, torch.ones(2)) for name, keys in others.items()}
+    assert not of_message(message_of(["body.0.weight"], ["0.weight"]), inventory_of(tmp_path, tree))
+
+
+def test_another_message_has_no_command(tmp_path):
+    assert not of_message("size mismatch for 0.weight", inventory_of(tmp_path, {"model": {"0.weight": torch.ones(2)}}))
+
+
+@pytest.mark.parametrize(
+    ("part", "width", "options"),
+    [(None, 3, "--add-prefix body."), ("model", 3, "--add-prefix body."), ("other", 3, ""), (None, 4, "")],
+)
+def test_a_model_is_compared_by_its_part_and_its_shapes(tmp_path, part, width, options):
+    inventory = inventory_of(tmp_path, {"model": torch.nn.Linear(3, 2).state_dict()})
+    model = torch.nn.ModuleDict({"body": torch.nn.Linear(width, 2)})
+    expected = f"ckptmove convert {tmp_path}/run.pth {options}" if options else ""
+    assert of_model(model, part, inventory) == expected
+    assert of_model(torch.nn.DataParallel(model), part, inventory) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_file_with_code_has_no_command(tmp_path):
+    torch.jit.save(torch.jit.script(torch.nn.Linear(3, 2)), tmp_path / "run.pt")
+    inventory = ckptmove.inspect(tmp_path / "run.pt").inventory
+    assert not of_model(torch.nn.ModuleDict({"body": torch.nn.Linear(3, 2)}), None, inventory)

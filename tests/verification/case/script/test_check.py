@@ -302,6 +302,45 @@ def test_a_checkpoint_that_the_script_cannot_load_needs_a_plain_copy(ran, make):
     assert "weights_only=False" not in error, "torch's advice"
 
 
+def test_the_refusal_of_another_file_is_not_mended_in_the_checkpoint(ran):
+    torch.save({"path": Path("somewhere")}, "other.pt")
+    check = ran(HEAD, BUILT, LOADED, "torch.load('other.pt')", LOOP)
+    assert outcome(check) == ("failed", False)
+    assert "Weights only load failed: " in check["evidence"]["error"]
+    assert check["fix"] == ""
+
+
+def test_the_keys_of_another_file_are_not_renamed_in_the_checkpoint(ran, make):
+    torch.save({f"x.{key}": value for key, value in make.tree()["model"].items()}, "other.pt")
+    check = ran(HEAD, BUILT, "model.load_state_dict(torch.load('other.pt'))", LOADED, LOOP)
+    assert outcome(check) == ("failed", False)
+    assert check["evidence"]["loaded"] == ["other.pt"]
+    assert check["fix"] == ""
+
+
+def test_the_error_of_pickle_after_a_refusal_is_its_own(ran):
+    code = """
+    import pickle
+    Path = __import__("pathlib").Path
+    torch.save({"path": Path("somewhere")}, "other.pt")
+    Path("cut.pkl").write_bytes(pickle.dumps([1, 2])[:-3])
+    try:
+        torch.load("other.pt")
+    except Exception:
+        pickle.loads(Path("cut.pkl").read_bytes())
+    """
+    assert "truncated" in ran("import torch\n", code)["evidence"]["error"]
+
+
+def test_live_modules_are_found_next_to_a_class_that_has_no_hash():
+    class Meta(type):
+        __hash__ = None
+
+    odd, model = Meta("Odd", (), {})(), torch.nn.Linear(1, 1)
+    assert any(one is model for one in compared._live(torch.nn.Module))
+    assert not any(one is odd for one in compared._live(torch.nn.Module))
+
+
 def test_a_script_that_trains_without_the_checkpoint_is_ended(ran):
     check = ran(HEAD, BUILT, LOOP, "open('to the end', 'w')")
     assert outcome(check) == ("failed", False)
