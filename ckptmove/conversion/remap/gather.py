@@ -28,7 +28,8 @@ def require_gatherable(inventory: DirectoryInventory) -> None:
     if inventory.sharding:
         raise NotGathered(inventory.path, inventory.sharding)
     if inventory.checkpoints:
-        raise NotGathered(inventory.path, "it holds several checkpoints", inventory.checkpoints[-1])
+        one = inventory.checkpoints[-1] if inventory.form is None else ""  # a member of an archive has no path
+        raise NotGathered(inventory.path, "it holds several checkpoints", one)
 
 
 def lost_order(root: Value, inventory: Inventory) -> dict[int, int]:
