@@ -6,7 +6,7 @@ import ast
 import gc
 from contextlib import suppress
 from dataclasses import replace
-from itertools import compress
+from itertools import compress, repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import torch
@@ -335,12 +335,8 @@ def _outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 def _live(kind: type[Any]) -> list[Any]:
     """The instances of a class in this process."""
-    # Each class is asked once: a process with transformers has a million objects. By identity: a user's metaclass may
-    # make classes that have no hash.
     every = gc.get_objects()
-    classes = [*map(type, every)]
-    kinds = {key for key, one in dict(zip(map(id, classes), classes, strict=True)).items() if issubclass(one, kind)}
-    return [*compress(every, map(kinds.__contains__, map(id, classes)))]
+    return [*compress(every, map(issubclass, map(type, every), repeat(kind)))]
 
 
 def label_live(record: MemoryRecord) -> None:
