@@ -125,9 +125,10 @@ def convert_command(inventory: Inventory, context: Context, where: Sequence[str]
     """
     if not container_class(inventory.container).is_editable:
         return "convert cannot change a distributed checkpoint: fix it in the script after loading"
-    path, own = _checkpoint_of(inventory, where)
-    if own is None:
-        return path
+    subject = checkpoint_of(inventory, where)
+    if subject is None:
+        return _look_at_each(inventory)
+    path, own = subject
     if own is not inventory:
         context = context._replace(home=None)
     try:
@@ -146,21 +147,25 @@ def remap_command(inventory: Inventory, where: Sequence[str], *options: str) -> 
     container = container_class(inventory.container)
     if container.has_code or not container.is_editable:
         return ""
-    path, own = _checkpoint_of(inventory, where)
-    return path if own is None else Command(command_line(["ckptmove", "convert", path, *options]))
+    subject = checkpoint_of(inventory, where)
+    if subject is None:
+        return _look_at_each(inventory)
+    return Command(command_line(["ckptmove", "convert", subject[0], *options]))
 
 
-def _checkpoint_of(inventory: Inventory, where: Sequence[str]) -> tuple[str, Inventory | None]:
-    """Return path and inventory of the checkpoint that all paths are in; if it is not one, a command and None."""
+def checkpoint_of(inventory: Inventory, where: Sequence[str]) -> tuple[str, Inventory] | None:
+    """Return path and inventory of the checkpoint that contains all paths; None if no single one does."""
     if not isinstance(inventory, DirectoryInventory) or inventory.form is not None or not inventory.checkpoints:
         return inventory.path, inventory
     owners = {*inventory.owners(where)}
     if len(owners) != 1 or "" in owners:
-        return Command(command_line(["ckptmove", "inspect", posixpath.join(inventory.path, "**")])), None
+        return None
     (owner,) = owners
-    names = [tensor.name for tensor in inventory.tensors]
-    own = (tensor for tensor, one in zip(inventory.tensors, inventory.owners(names), strict=True) if one == owner)
-    return posixpath.join(inventory.path, owner), replace(inventory, tensors=tuple(own))
+    return posixpath.join(inventory.path, owner), replace(inventory, tensors=inventory.below(owner))
+
+
+def _look_at_each(inventory: Inventory) -> str:
+    return Command(command_line(["ckptmove", "inspect", posixpath.join(inventory.path, "**")]))
 
 
 def load_expression(inventory: Inventory, where: str = "") -> str:

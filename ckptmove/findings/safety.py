@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.trainers import resumes_despite
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import open_load, remap_command
+from ckptmove.findings.context import checkpoint_of, open_load, remap_command
 from ckptmove.formats.local_shards import SHARDED_TENSOR
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OLDEST_TORCH, Severity
@@ -87,7 +87,8 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 
 def _loading(inventory: Inventory, refused: Sequence[GlobalUse], load: str, where: Sequence[str]) -> str:
     """How to load what weights-only mode refuses, or the command that writes it in another form."""
-    container, plain = container_class(inventory.container), remap_command(inventory, where, "--plain")
+    container = container_class(inventory.container)
+    plain = remap_command(inventory, where, "--plain") if checkpoint_of(inventory, where) is not None else ""
     if any(use.name == SHARDED_TENSOR for use in refused):
         return _for_sharded_tensors(inventory, load, where)
     if container.weights_only is None:
@@ -95,7 +96,7 @@ def _loading(inventory: Inventory, refused: Sequence[GlobalUse], load: str, wher
         fix = f"{_imports(load)}{load})  # runs {runs}: {_CAUTION}"
     elif not (fix := allowing_line(inventory)):
         fix = f"{_imports(load)}{load}, weights_only=False)  # runs code from the file: {_CAUTION}"
-    elif len(fix) - len(load) > _SHORT:
+    elif plain and len(fix) - len(load) > _SHORT:
         return f"{plain}  # or allow the names: {_list_names(inventory)}"
     if plain:
         fix += f"{';' if '  # ' in fix else '  #'} or without the classes: {plain}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]  # pickle stays outside
+# Not from pickle: no module of ckptmove imports what can execute a file. torch does not list the name as its own.
+from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]
+
+__all__ = ["UnpicklingError", "reason_of"]
 
 
 def reason_of(error: BaseException) -> str:

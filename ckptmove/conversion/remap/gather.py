@@ -28,7 +28,7 @@ def require_gatherable(inventory: DirectoryInventory) -> None:
     if inventory.sharding:
         raise NotGathered(inventory.path, inventory.sharding)
     if inventory.checkpoints:
-        one = inventory.checkpoints[-1] if inventory.form is None else ""  # a member of an archive has no path
+        one = inventory.checkpoints[-1] if inventory.form is None else ""  # convert takes no path inside of an archive
         raise NotGathered(inventory.path, "it holds several checkpoints", one)
 
 

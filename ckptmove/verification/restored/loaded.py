@@ -14,7 +14,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_table
 from safetensors.torch import load_file
 from torch._utils import _get_obj_state
-from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]  # pickle stays outside
 from torch.storage import TypedStorage, UntypedStorage
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -22,7 +21,7 @@ from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
 from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
 from ckptmove.formats.opening import container_class
 from ckptmove.torch_facts.weights_only import DTENSOR_NAMES
-from ckptmove.verification.refusal import reason_of
+from ckptmove.verification.refusal import UnpicklingError, reason_of
 from ckptmove.verification.restored.byte_source_file import as_file
 from ckptmove.verification.restored.digests import StorageDigests
 from ckptmove.verification.restored.pages import is_mapping

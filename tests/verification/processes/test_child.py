@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from ckptmove.verification import worker
 from ckptmove.verification.checks import check_to_json, failed, passed, skipped
 from ckptmove.verification.processes import child as module
-from ckptmove.verification.processes.child import CHILD_CHECKS, child, worker_command
+from ckptmove.verification.processes.child import CHILD_CHECKS, child, end_of, worker_command
 from ckptmove.verification.request import VerifyRequest
 
 
@@ -373,3 +374,9 @@ def test_the_three_outcomes():
         "failed",
         "skipped",
     ]
+
+
+def test_a_stream_that_an_interruption_has_closed_has_no_end():
+    stream = io.StringIO("text")
+    stream.close()
+    assert end_of(stream) == ""

@@ -32,6 +32,7 @@ _LIBRARIES: Final = tuple(
 )
 #: Folders of libraries outside of this environment: of the user, of the system, of Debian.
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+#: Folder of this package, wherever in it this module is.
 _OURS: Final = os.path.realpath(sys.modules[__name__.partition(".")[0]].__path__[0]) + os.sep
 #: Folders of temporary files; that of `tempfile` is another one.
 _TEMPORARY: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  # compared with, not written to

@@ -72,7 +72,7 @@ def _state_dicts(inventory: Inventory) -> dict[str, dict[str, tuple[int, ...]]]:
 def _command(
     inventory: Inventory, stored: Mapping[str, Mapping[str, object]], place: str, wanted: Mapping[str, object]
 ) -> str:
-    """Command that turns the keys of one stored state_dict into those that are wanted; empty if there is none.
+    """Command that gives the keys of one stored state_dict another prefix; empty if they differ in more than that.
 
     Args:
         inventory: inventory of the checkpoint.

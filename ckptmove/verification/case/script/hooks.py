@@ -17,7 +17,6 @@ import safetensors
 import safetensors.torch as safetensors_torch
 import torch
 from torch import nn
-from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]  # pickle stays outside
 from torch.distributed.checkpoint import filesystem
 from torch.optim import optimizer as optimizers
 
@@ -26,7 +25,7 @@ from ckptmove.text import Argument, amount
 from ckptmove.verification.case.code.watch import Watch
 from ckptmove.verification.checks import SCRIPT, failed, listed
 from ckptmove.verification.loading import load as loading
-from ckptmove.verification.refusal import reason_of
+from ckptmove.verification.refusal import UnpicklingError, reason_of
 from ckptmove.verification.replaced import replaced
 
 if TYPE_CHECKING:
