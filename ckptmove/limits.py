@@ -1,7 +1,5 @@
 """Define the resource limits for reading a file. The code that reads compares with them."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 #: Operations allowed in the pickles of all compressed records together, and in each for every byte that it takes in
@@ -58,11 +56,11 @@ class Limits(NamedTuple):
     entries: int = 200_000
     factor: int = 1
 
-    def times(self, factor: int) -> Limits:
+    def times(self, factor: int) -> "Limits":
         """Return the limits with every bound multiplied."""
         return Limits(**{name: factor * bound for name, bound in self._asdict().items()})
 
-    def for_packed(self, stored_bytes: int, among: int = 1) -> Limits:
+    def for_packed(self, stored_bytes: int, among: int = 1) -> "Limits":
         """Return lower limits for a compressed pickle: a few kilobytes can inflate to a minute of operations.
 
         Args:

@@ -1,11 +1,10 @@
 """Define the values that the rooms share: the inventory of a checkpoint, its devices and findings. All are immutable.
 
 Plain values are named tuples: a class is created in a fifth of the time of a frozen dataclass (a command would create
-forty before it starts), and an instance in a third (a checkpoint has a hundred thousand). Results of the API are
-dataclasses, so that they can gain fields; so are classes with subclasses or with a mutable default.
+forty before it starts), and an instance in a third (a checkpoint has a hundred thousand). Annotations are evaluated
+here, because ``typing.NamedTuple`` compiles each one that is text, which takes longer than all else. Results of the API
+are dataclasses, so that they can gain fields; so are classes with subclasses or with a mutable default.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
@@ -106,10 +105,10 @@ class TensorRecord(NamedTuple):
     kind: str = "tensor"
     subclass: str = ""
     requires_grad: bool = False
-    parts: tuple[TensorRecord, ...] = ()
+    parts: tuple["TensorRecord", ...] = ()
     device_site: int | None = None
 
-    def dense(self) -> tuple[TensorRecord, ...]:
+    def dense(self) -> "tuple[TensorRecord, ...]":
         """Return the tensors that view storages: the parts, or the tensor itself."""
         return self.parts or (self,)
 
@@ -227,7 +226,7 @@ class StateEntry(NamedTuple):
         """Return the tensor of a state key, or None."""
         return dict(self.tensors).get(state_key)
 
-    def without_inner(self) -> StateEntry:
+    def without_inner(self) -> "StateEntry":
         """Return the entry as its optimizer stores it, without the contents of wrapper subclasses."""
         inside = tuple([f"{key}." for key, record in self.tensors if record.kind == "wrapper-subclass"])
         if not inside:
@@ -263,8 +262,7 @@ class OptimizerRecord(NamedTuple):
     obstacle: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveFact:
+class ArchiveFact(NamedTuple):
     """A property of the container's bytes that a finding is based on.
 
     Attributes:
@@ -282,15 +280,24 @@ class ArchiveFact:
             read. ``graph-device``: a weight that its graph expects on another device.
         record: name of the record or key of the storage; for a stream, which has no names, a description.
         nbytes: number of bytes that are missing, unreachable or stored.
+        storage: key of the storage, if its record has another name than in an archive: in a directory, for example.
     """
 
     kind: FactKind
     record: str
     nbytes: int
+    storage: str | None = None
+
+    def below(self, path: str) -> "ArchiveFact":
+        """Return the fact as one of the directory that contains the file at ``path``."""
+        prefix = f"{path}/" if path else ""
+        return self._replace(record=prefix + self.record, storage=prefix + self.storage_key)
 
     @property
     def storage_key(self) -> str:
         """The key of the storage, if the record is one. Records of storages are named ``X/data/KEY`` or ``X/KEY``."""
+        if self.storage is not None:
+            return self.storage
         _, is_data, key = self.record.rpartition("/data/")
         return key if is_data or self.record.count("/") <= 1 else self.record.partition("/")[2]
 

@@ -11,7 +11,7 @@ from ckptmove.checkpoint.file_names import MODEL_PARALLEL_FILE, UNIVERSAL_FILE, 
 from ckptmove.checkpoint.trainers import file_role
 from ckptmove.formats.local_shards import SHARDED_TENSOR
 from ckptmove.formats.opening import container_class
-from ckptmove.model import OLDEST_TORCH, ArchiveFact, ArchiveForm, Inventory
+from ckptmove.model import OLDEST_TORCH, ArchiveForm, Inventory
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
@@ -72,28 +72,6 @@ class FileRecord(NamedTuple):
     def prefix(self) -> str:
         """Beginning of the names of its tensors: its path, or the name that files of several ranks share."""
         return self.path if self.part is None else self.part
-
-
-@dataclass(frozen=True, slots=True)
-class FileFact(ArchiveFact):
-    """A fact about the bytes of a file.
-
-    Attributes:
-        storage: key of its storage in the directory; the name of the record begins with the file.
-    """
-
-    storage: str
-
-    @classmethod
-    def of(cls, fact: ArchiveFact, path: str) -> FileFact:
-        """Turn a fact about a file into a fact about the directory that contains it at ``path``."""
-        prefix = f"{path}/" if path else ""
-        return cls(fact.kind, prefix + fact.record, fact.nbytes, prefix + fact.storage_key)
-
-    @property
-    def storage_key(self) -> str:
-        """Key of its storage."""
-        return self.storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

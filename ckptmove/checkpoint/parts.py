@@ -404,9 +404,7 @@ class FilePart(OpenPart):
             found = container.check(jobs if self.disk is not None else 1)
             container.source = source
         if self._files is not None:
-            from ckptmove.checkpoint.directories import FileFact
-
-            found = tuple(FileFact.of(fact, self.name) for fact in found)
+            found = tuple(fact.below(self.name) for fact in found)
         return self.inventory.facts + found
 
     def flaws(self) -> tuple[ArchiveFact, ...]:

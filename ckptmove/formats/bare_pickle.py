@@ -6,7 +6,6 @@ The bytes of tensors and arrays are not read.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive, DamagedPickle, UneditablePickle
@@ -133,7 +132,7 @@ class BarePickle(Container):
         for place, (stream, named) in enumerate(zip(self._streams, own, strict=True)):
             # Deflated bytes are a problem only for mmap=True, which cannot map a stream inside a pickle.
             found = [fact for fact in stream.container.locate(named) if fact.kind != "compressed-storage"]
-            facts += [replace(fact, record=f"{place}:{fact.storage_key}") for fact in found]
+            facts += [fact._replace(record=f"{place}:{fact.storage_key}") for fact in found]
             if stream.string is None:
                 facts += [ArchiveFact("encoded-storage", f"{place}:{storage.key}", storage.nbytes) for storage in named]
         if self._outline.end < self.source.size:
@@ -153,7 +152,7 @@ class BarePickle(Container):
     def check(self, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         """Compare the CRCs of the streams that are zip archives; the others have none."""
         return tuple(
-            replace(fact, record=f"{place}:{fact.storage_key}")
+            fact._replace(record=f"{place}:{fact.storage_key}")
             for place, stream in enumerate(self._streams)
             for fact in stream.container.check(jobs)
         )

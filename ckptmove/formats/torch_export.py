@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -197,7 +196,7 @@ class TorchExport(TorchZip):
                 inner[place].append(storage._replace(key=key))
         facts = [*super().locate(own)]
         for at, (stream, named) in enumerate(zip(self._streams, inner, strict=True)):
-            facts += (replace(fact, record=f"{at}:{fact.storage_key}") for fact in stream.container.locate(named))
+            facts += (fact._replace(record=f"{at}:{fact.storage_key}") for fact in stream.container.locate(named))
         facts += (ArchiveFact("graph-device", name, 0) for name, _, _ in self._disagreeing({}))
         return tuple(facts)
 

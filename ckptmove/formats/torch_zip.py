@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NothingToUndo
 from ckptmove.formats.contract import TORCH_SUFFIXES, Container
-from ckptmove.formats.zip_archive.append import append_records, original_directory, read_undo
 from ckptmove.formats.zip_archive.gaps import hidden_bytes
+from ckptmove.formats.zip_archive.headers import LOCAL_BYTES, LocalHeaders, plain_header
 from ckptmove.formats.zip_archive.index import DEFLATED, STORED, ZipDirectory, ZipRecord
-from ckptmove.formats.zip_archive.layout import LOCAL_BYTES, Layout, LocalHeaders, NewRecord, plain_header
 from ckptmove.formats.zip_archive.names import (
     KNOWN_RECORDS,
     object_folder,
@@ -25,12 +24,10 @@ from ckptmove.formats.zip_archive.names import (
     refuse_obstacles,
     refuse_strays,
 )
-from ckptmove.io.at_once import at_once
+from ckptmove.formats.zip_archive.undo import original_directory, read_undo
 from ckptmove.io.changes import Patch
 from ckptmove.io.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment, InflateSegment
-from ckptmove.io.inflate import inflate
 from ckptmove.io.part import PartSource
-from ckptmove.io.segments import blocks_of, length
 from ckptmove.io.source import READS_AT_ONCE
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.plain_tensors import interpret_tensors
@@ -38,6 +35,7 @@ from ckptmove.pickles.plain_tensors import interpret_tensors
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from ckptmove.formats.zip_archive.layout import NewRecord
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
     from ckptmove.model import StorageRef
@@ -241,6 +239,8 @@ class TorchZip(Container):
 
         A CRC of 0 is not compared: ``torch.serialization.skip_data`` writes it for the storages.
         """
+        from ckptmove.io.at_once import at_once
+
         found = at_once(self._check_records, self._batches(), jobs if READS_AT_ONCE else 1)
         return tuple(ArchiveFact("crc-mismatch", record.name, record.nbytes) for batch in found for record in batch)
 
@@ -260,6 +260,8 @@ class TorchZip(Container):
             CrcMismatch: if the bytes of a deflated record differ from their CRC, or cannot be inflated.
             LimitExceeded: if a deflated storage declares far more bytes than its tensors need.
         """
+        from ckptmove.formats.zip_archive.layout import Layout
+
         original = self._original()
         if original is not None and (casts or pickle != self.object_pickle()):
             return original.lay_out(pickle, casts)  # a new file needs no tail
@@ -290,6 +292,8 @@ class TorchZip(Container):
         Raises:
             DamagedArchive: if a local header does not match its record.
         """
+        from ckptmove.formats.zip_archive.append import append_records
+
         archive = self._original() or self
         new = archive._pickle_records(pickle) if pickle != archive.object_pickle() else {}  # noqa: SLF001  # another of this class
         size = archive.source.size
@@ -331,14 +335,14 @@ class TorchZip(Container):
         return {self._inside["data.pkl"].place: self._new(pickle)}
 
     def _new(self, data: bytes) -> NewRecord:
-        return NewRecord((BytesSegment(data),), len(data), zlib.crc32(data) if self._has_crcs else 0)
+        return _one_segment(BytesSegment(data), len(data), zlib.crc32(data) if self._has_crcs else 0)
 
     def _inflated(self) -> Iterator[tuple[int, NewRecord]]:
         """Plain records for the compressed storages in the pickle, by their places in the directory."""
         for key, nbytes in self._storage_bytes.items():
             record = self._directory.records[self._storages[key]]
             segment = self._inflate_segment(record, nbytes)
-            yield record.place, NewRecord((segment,), record.nbytes, record.crc)
+            yield record.place, _one_segment(segment, record.nbytes, record.crc)
 
     def _inflate_segment(self, record: ZipRecord, needed: int) -> InflateSegment:
         """Raises LimitExceeded if a deflated storage declares far more bytes than its tensors need."""
@@ -358,11 +362,13 @@ class TorchZip(Container):
         copied = self.storage_segment(key)
         packed = copied if isinstance(copied, InflateSegment) else None
         check = next(iter(self._checks(record)), None) if packed is None else None
+        from ckptmove.io.segments import blocks_of, length
+
         segment = CastSegment(self._span(record.place), source, target, self.byteorder, check, packed)
         crc = 0
         for block in blocks_of(self.source, (segment,)) if self._has_crcs else ():
             crc = zlib.crc32(block, crc)
-        return record.place, NewRecord((segment,), length(segment), crc)
+        return record.place, _one_segment(segment, length(segment), crc)
 
     def _storage(self, key: str) -> ZipRecord | None:
         place = self._storages.get(key)
@@ -424,4 +430,14 @@ class TorchZip(Container):
     def _contents(self, record: ZipRecord, span: Span | None = None) -> Iterator[bytes | memoryview]:
         """A record's bytes, inflated, in blocks; at most one byte more than the record declares."""
         blocks = self.source.blocks(span or self._span(record.place), _BLOCK)
-        return inflate(blocks, record.nbytes + 1, _BLOCK) if record.method == DEFLATED else blocks
+        if record.method != DEFLATED:
+            return blocks
+        from ckptmove.io.inflate import inflate
+
+        return inflate(blocks, record.nbytes + 1, _BLOCK)
+
+
+def _one_segment(segment: Segment, nbytes: int, crc: int) -> NewRecord:
+    from ckptmove.formats.zip_archive.layout import NewRecord
+
+    return NewRecord((segment,), nbytes, crc)

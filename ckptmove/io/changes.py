@@ -1,7 +1,5 @@
 """Define the values of a change in place: the patch, and a warning."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -1,20 +1,15 @@
 """Define the interfaces for input and output: byte sources, byte sinks, and the segments of a new file."""
 
-from __future__ import annotations
-
 import zlib
+from collections.abc import Callable, Iterator
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from ckptmove.model import Span
 from ckptmove.text import amount, size
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ckptmove.model import Span
-
 #: Called with the bytes done so far and the total.
-Progress: TypeAlias = "Callable[[int, int], None]"
+Progress: TypeAlias = Callable[[int, int], None]
 
 
 class Traffic:
@@ -234,7 +229,7 @@ class FromSource(NamedTuple):
     """
 
     source: ByteSource
-    segment: Segment
+    segment: "Segment"
 
 
 class StreamSegment(NamedTuple):
@@ -276,7 +271,7 @@ class Summed(NamedTuple):
         crc: their CRC-32, complete once the last one was written.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple["Segment", ...]
     crc: RunningCrc
 
 
@@ -293,5 +288,5 @@ class LateSegment(NamedTuple):
 
 
 Segment: TypeAlias = (
-    "CopySegment | BytesSegment | CastSegment | InflateSegment | FromSource | StreamSegment | Summed | LateSegment"
+    CopySegment | BytesSegment | CastSegment | InflateSegment | FromSource | StreamSegment | Summed | LateSegment
 )

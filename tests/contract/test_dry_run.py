@@ -13,7 +13,7 @@ import pytest
 import ckptmove
 from ckptmove.api.failures import failure_of
 from ckptmove.errors import CkptMoveError
-from ckptmove.formats import torch_zip
+from ckptmove.io import segments
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 SHARES = (0.3, 0.6, 0.9, 0.97, 0.999, 1)
@@ -107,7 +107,7 @@ def test_what_is_not_there_to_be_cast_is_refused_by_both(tmp_path, is_cast):
 def test_a_dry_run_reads_no_tensor_that_is_to_be_cast(tmp_path, monkeypatch):
     """A conversion reads a cast storage, to compute its CRC; a dry run does not."""
     read = []
-    monkeypatch.setattr(torch_zip, "blocks_of", lambda source, segments: read.append(segments) or ())
+    monkeypatch.setattr(segments, "blocks_of", lambda source, cast: read.append(cast) or ())
     for dry_run in (True, False):
         output = str(tmp_path / "out")
         assert answer(SAMPLES / "float64-cpu.pt", "mps", cast=True, output=output, dry_run=dry_run) == (0, "")

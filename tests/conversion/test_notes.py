@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import ckptmove
-from ckptmove.checkpoint.directories import FileFact
 from ckptmove.conversion.notes import source_warnings
 from ckptmove.errors import UnknownDevice
 from ckptmove.model import ArchiveFact
@@ -163,8 +162,8 @@ def test_what_a_copy_cannot_mend_is_told(tmp_path: Path) -> None:
 
 def test_problems_of_the_source_are_warnings() -> None:
     facts = (
-        FileFact("short-storage", "0", 8, "0"),
-        FileFact("short-storage", "1", 4, "1"),
+        ArchiveFact("short-storage", "0", 8, "0"),
+        ArchiveFact("short-storage", "1", 4, "1"),
         ArchiveFact("missing-end", "end", 1),
         ArchiveFact("missing-rank", "rank1.pt", 0),
         ArchiveFact("inner-archive", "more.zip", 9),

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import ckptmove
 from ckptmove.errors import CkptMoveError
 from ckptmove.formats import torch_zip
-from ckptmove.io.at_once import at_once
+from ckptmove.io import at_once
 
 _ENTRY_BYTES = 46
 #: The zip64 record, its locator and the end record.
@@ -70,9 +70,9 @@ def test_several_threads_find_what_one_finds(tmp_path, monkeypatch, reads_at_onc
     for number in (3, 17, 33):
         data[data.find(struct.pack("<2f", number, number))] ^= 1
     path.write_bytes(data)
-    jobs = []
+    jobs, original = [], at_once.at_once
     monkeypatch.setattr(torch_zip, "READS_AT_ONCE", reads_at_once)
-    monkeypatch.setattr(torch_zip, "at_once", lambda *args: jobs.append(args[-1]) or at_once(*args))
+    monkeypatch.setattr(at_once, "at_once", lambda *args: jobs.append(args[-1]) or original(*args))
     found = [ckptmove.inspect(path, check=True, jobs=number).findings for number in (3, 1)]
     assert jobs == [3 if reads_at_once else 1, 1]
     assert found[0] == found[1]

@@ -10,8 +10,8 @@ import torch
 
 import ckptmove
 from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint
+from ckptmove.formats.zip_archive.headers import LocalHeaders
 from ckptmove.formats.zip_archive.index import read_directory
-from ckptmove.formats.zip_archive.layout import LocalHeaders
 from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
 

@@ -311,6 +311,16 @@ def test_a_change_that_cannot_be_taken_back_either_leaves_its_journal(file, monk
     assert names(file.parent) == ["run.pth"]
 
 
+def test_a_change_that_fails_is_taken_back(file, monkeypatch):
+    def fail():
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(ChangeFailed):
+        apply_patch(str(file), TAIL, stamp_of(file.stat()), settle=fail)
+    assert file.read_bytes() == OLD
+    assert names(file.parent) == [file.name]
+
+
 def test_a_file_that_shrinks_while_it_is_read_has_no_more_bytes(file):
     with file.open("rb") as opened:
         assert room._read_span(opened.fileno(), Span(195, 250)) == OLD[195:]

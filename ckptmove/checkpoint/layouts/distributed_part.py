@@ -13,7 +13,6 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from ckptmove.checkpoint.directories import FileFact
 from ckptmove.checkpoint.elements import StoredBytes, extent_span, overlaps
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.outline import outline as make_outline
@@ -90,7 +89,7 @@ class DistributedPart(PiecedPart):
         whole = moved_inventory(folder.path, read.inventory, base)
         self.rows = file_records(folder, read.container, whole)
         self._undamaged = whole.facts
-        damage = tuple(FileFact.of(fact, folder.path) for fact in read.damage)
+        damage = tuple(fact.below(folder.path) for fact in read.damage)
         self.inventory = replace(whole, facts=whole.facts + damage)
         self._folder, self._files, self._limits = folder, files, limits
         self._container = container = read.container
@@ -131,7 +130,7 @@ class DistributedPart(PiecedPart):
 
     def note(self, facts: Iterable[ArchiveFact]) -> None:
         """Add facts about its files."""
-        found = tuple(FileFact.of(fact, self.name) for fact in facts)
+        found = tuple(fact.below(self.name) for fact in facts)
         self._undamaged += found
         self.inventory = replace(self.inventory, facts=self.inventory.facts + found)
 
@@ -214,7 +213,7 @@ class DistributedPart(PiecedPart):
     def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         """All facts about its bytes, after comparing every piece with its CRCs and with ``.metadata``."""
         found = check_pieces(self._files.listing, self._folder, self._container, self._limits, progress, jobs)
-        return (*self._undamaged, *(FileFact.of(fact, self.name) for fact in found))
+        return (*self._undamaged, *(fact.below(self.name) for fact in found))
 
     def pieces_of_files(self) -> Mapping[str, PiecesOfFile]:
         """The pieces in each file, by the path of the file in the directory."""

@@ -6,7 +6,6 @@ A damaged piece is a fact about that piece, and the rest of the checkpoint stays
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -80,7 +79,7 @@ def check_piece(
                 chunk_in(stream, source, piece, container, limits)
     except DAMAGE:
         return (ArchiveFact("damaged-piece", record, piece.span.nbytes),)
-    return tuple(replace(fact, record=record) for fact in facts)
+    return tuple(fact._replace(record=record) for fact in facts)
 
 
 def checks_in(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from ckptmove.checkpoint.directories import DirectoryInventory, FileFact, FileRecord
+from ckptmove.checkpoint.directories import DirectoryInventory, FileRecord
 from ckptmove.checkpoint.file_names import UNIVERSAL_FILE
 from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.checkpoint.trainers import Counters, agreed, file_role, with_file_role
@@ -55,7 +55,7 @@ def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
         storages=tuple(one._replace(class_sites=()) if is_code else one for one in storages),
         mentions=tuple(map(mover.mention, inventory.mentions)),
         optimizers=tuple(map(mover.optimizer, inventory.optimizers)),
-        facts=tuple(FileFact.of(fact, path) for fact in inventory.facts),
+        facts=tuple(fact.below(path) for fact in inventory.facts),
         contents=inventory.contents.union(roles),
         rng_devices=tuple((mover.name(where), count) for where, count in inventory.rng_devices),
         last_rates=tuple((mover.name(where), rates) for where, rates in inventory.last_rates),

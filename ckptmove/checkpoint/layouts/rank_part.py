@@ -9,7 +9,6 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from ckptmove.checkpoint.directories import FileFact
 from ckptmove.checkpoint.elements import StoredBytes, extent_span
 from ckptmove.checkpoint.inventory.build import build_inventory
 from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
@@ -22,7 +21,7 @@ from ckptmove.formats.chunks import flaw_of
 from ckptmove.formats.local_shards import CLASSES
 from ckptmove.formats.rank_files import RankFiles
 from ckptmove.formats.rebuild_calls import rebuild_call
-from ckptmove.model import Span
+from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.tree import Persistent, Tuple, nodes
 from ckptmove.torch_facts.devices import NO_DEVICE
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from ckptmove.formats.chunks import Chunk
     from ckptmove.io.contracts import Progress
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact, Inventory, TensorRecord
+    from ckptmove.model import Inventory, TensorRecord
     from ckptmove.pickles.tree import Value
 
 #: Beginnings of the keys of storages: of assembled tensors, and of those of the first rank.
@@ -204,7 +203,7 @@ class RankFilesPart(OpenPart):
             done += own.size_bytes
         return (*self.inventory.facts, *found, *self.replica_facts())
 
-    def replica_facts(self) -> list[FileFact]:
+    def replica_facts(self) -> list[ArchiveFact]:
         """Facts about replicas that differ, and whose files do not store CRCs: their bytes are read."""
         known = set(self.inventory.facts)
         prefix = f"{self.name}." if self.name else ""
@@ -216,7 +215,7 @@ class RankFilesPart(OpenPart):
     def extras(self) -> Mapping[str, bytes]:
         return self.lead.extras()
 
-    def _read(self, facts: Sequence[FileFact]) -> Inventory:
+    def _read(self, facts: Sequence[ArchiveFact]) -> Inventory:
         """The inventory of the tree, with the names, keys and sites of the whole checkpoint.
 
         Args:
@@ -242,14 +241,14 @@ class RankFilesPart(OpenPart):
             facts=(*(fact for one in files for fact in one.facts), *gaps, *facts),
         )
 
-    def _uncovered(self) -> Iterator[FileFact]:
+    def _uncovered(self) -> Iterator[ArchiveFact]:
         """Facts about tensors that the shards do not cover, or cover twice."""
         numbers = {path: number for number, path in enumerate(self._paths)}
         for path, elements in self._group.gaps():
             own = f"{_SHARDS}{numbers[path]}"
             key = f"{self.name}/{own}" if self.name else own
             nbytes = max(elements, 0) * ITEM_BYTES[self._group.files[0].shards[path].local.dtype]
-            yield FileFact("short-storage", self.full_name(path), nbytes, key)
+            yield ArchiveFact("short-storage", self.full_name(path), nbytes, key)
 
     def _whole(self, root: Value) -> Value:
         """Make whole tensors of the DTensors in a tree, and give its other storages the keys of this part."""

@@ -8,12 +8,12 @@ from itertools import islice
 from math import isnan, prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.checkpoint.directories import FileFact
 from ckptmove.checkpoint.elements import fills_extent
 from ckptmove.checkpoint.inventory.tensor_nodes import named_items
 from ckptmove.formats import dtensors, sharded_tensors
 from ckptmove.formats.chunks import flaw_of
 from ckptmove.formats.local_shards import CLASSES, DTENSOR, shard_call
+from ckptmove.model import ArchiveFact
 from ckptmove.pickles.rebuild_arguments import NotATensor, contiguous
 from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import Call, Global, Node
@@ -116,7 +116,7 @@ class RankGroup(NamedTuple):
             if missing or flaw_of(saved.shard.shape, [*chunks]):
                 yield path, missing
 
-    def facts(self, prefix: str = "") -> list[FileFact]:
+    def facts(self, prefix: str = "") -> list[ArchiveFact]:
         """Facts about missing files, files of another save, and replicas that differ by their CRCs.
 
         Other ranks may have replicas of all shards in a missing file.
@@ -130,7 +130,7 @@ class RankGroup(NamedTuple):
         differing = differing_replicas(self.files)
         found += (("other-replica", prefix + path) for path in differing)
         found += (("replica-file", path) for path in sorted({path for names in differing.values() for path in names}))
-        return [FileFact(kind, name, 0, name) for kind, name in found]
+        return [ArchiveFact(kind, name, 0, name) for kind, name in found]
 
     def with_all_crcs(self) -> RankGroup:
         """The group with the CRCs of all shards: those that the files do not store are computed from their bytes."""

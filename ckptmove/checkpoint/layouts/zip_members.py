@@ -11,16 +11,16 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.directories import FileFact
 from ckptmove.checkpoint.layouts.members import Members, full_path, shown_path
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NotACheckpoint
 from ckptmove.formats.opening import recognise
+from ckptmove.formats.zip_archive.headers import LocalHeaders
 from ckptmove.formats.zip_archive.index import DEFLATED, read_directory
-from ckptmove.formats.zip_archive.layout import Layout, LocalHeaders, NewRecord
+from ckptmove.formats.zip_archive.layout import Layout, NewRecord
 from ckptmove.io.inflate import inflate
 from ckptmove.io.part import MemorySource
 from ckptmove.io.segments import blocks_of, length
-from ckptmove.model import Span
+from ckptmove.model import ArchiveFact, Span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ckptmove.formats.zip_archive.index import ZipRecord, ZipRecords
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact
 
 _BLOCK: Final = 1 << 20
 #: Limit for the total inflated size of all compressed checkpoints of an archive, before and after a conversion. A
@@ -152,7 +151,7 @@ class ZipMembers(Members):
         return f"io.BytesIO(zipfile.ZipFile({self.source.path!r}).read({self._records[path].name!r}))"
 
     def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
-        return () if self._sound(path) else (FileFact("crc-mismatch", path, self._records[path].nbytes, path),)
+        return () if self._sound(path) else (ArchiveFact("crc-mismatch", path, self._records[path].nbytes, path),)
 
     def lay_out(self, changed: Mapping[str, Sequence[Segment]], removed: Collection[str]) -> tuple[Segment, ...]:
         """Segments of the zip with some members changed or left out, and everything else unchanged.

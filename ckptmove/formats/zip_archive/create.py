@@ -10,6 +10,7 @@ import struct
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckptmove.formats.zip_archive.headers import LOCAL, LOCAL_SIGNATURE
 from ckptmove.formats.zip_archive.index import (
     FLAG_DESCRIPTOR,
     FLAG_UTF8,
@@ -20,7 +21,7 @@ from ckptmove.formats.zip_archive.index import (
     emit_new_trailer,
     join_extra,
 )
-from ckptmove.formats.zip_archive.layout import LOCAL, LOCAL_SIGNATURE, PADDING_EXTRA, emit_descriptor
+from ckptmove.formats.zip_archive.layout import PADDING_EXTRA, emit_descriptor
 from ckptmove.io.contracts import BytesSegment, LateSegment, RunningCrc, Summed
 from ckptmove.io.segments import length
 

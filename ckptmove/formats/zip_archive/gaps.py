@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive
-from ckptmove.formats.zip_archive.layout import LOCAL_BYTES
+from ckptmove.formats.zip_archive.headers import LOCAL_BYTES
 from ckptmove.model import ArchiveFact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ckptmove.formats.zip_archive.headers import LocalHeaders
     from ckptmove.formats.zip_archive.index import ZipDirectory, ZipRecords
-    from ckptmove.formats.zip_archive.layout import LocalHeaders
 
 #: Maximum length of a data descriptor.
 _DESCRIPTOR_BYTES: Final = 24

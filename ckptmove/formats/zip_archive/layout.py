@@ -8,24 +8,20 @@ rewritten: everything after it moves by a multiple of the alignment, and is copi
 from __future__ import annotations
 
 import struct
-from array import array
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import DamagedArchive
+from ckptmove.formats.zip_archive.headers import LOCAL
 from ckptmove.formats.zip_archive.index import (
     FLAG_DESCRIPTOR,
-    FLAG_ENCRYPTED,
     STORED,
     U16_MAX,
     U32_MAX,
     ZIP64_EXTRA,
     Replacement,
-    ZipDirectory,
     ZipRecord,
-    ZipRecords,
     emit_directory,
     join_extra,
-    split_extra,
 )
 from ckptmove.io.contracts import BytesSegment, CheckedRange, CopySegment
 from ckptmove.model import Span
@@ -33,42 +29,15 @@ from ckptmove.model import Span
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from ckptmove.io.contracts import ByteSource, Segment
+    from ckptmove.formats.zip_archive.headers import LocalHeader, LocalHeaders
+    from ckptmove.io.contracts import Segment
 
-LOCAL: Final = struct.Struct("<4s5H3L2H")
-LOCAL_SIGNATURE: Final = b"PK\x03\x04"
 _DESCRIPTOR_SIGNATURE: Final = b"PK\x07\x08"
 PADDING_EXTRA: Final = int.from_bytes(b"FB", "little")
-#: Minimum number of bytes before a record's data.
-LOCAL_BYTES: Final = LOCAL.size
 #: The two lengths in a local header.
 _LENGTHS: Final = slice(18, 26)
 #: Flag bits for the level of compression.
 _DEFLATE_FLAGS: Final = 0x0006
-#: Length of one read of headers, and the distance between headers from which each is read alone.
-_WINDOW: Final = 1 << 16
-_FAR: Final = 1 << 12
-#: A local header: signature, version to date, CRC and lengths, length of the name, length of the extra field.
-_LOCAL_GROUPS: Final = struct.Struct("<4s10s12s2sH")
-#: The same fields of a central entry, from its version to the length of the name.
-_CENTRAL_GROUPS: Final = struct.Struct("<6x10s12s2s")
-_CENTRAL_BYTES: Final = 46
-#: CRC and lengths in a local header whose record has a data descriptor.
-_DEFERRED: Final = bytes(12)
-
-
-class LocalHeader(NamedTuple):
-    """The header before a record's data.
-
-    Attributes:
-        fixed: its first 30 bytes.
-        name: name of the record, as bytes.
-        data_start: offset of the data in the file.
-    """
-
-    fixed: bytes
-    name: bytes
-    data_start: int
 
 
 class NewRecord(NamedTuple):
@@ -85,137 +54,9 @@ class NewRecord(NamedTuple):
     crc: int
 
 
-class LocalHeaders:
-    """Local headers of an archive, read many at a time."""
-
-    def __init__(self, source: ByteSource, directory: ZipDirectory) -> None:
-        self.source = source
-        self.directory = directory
-        #: Offset of each record's data, by place; 0 until :meth:`check_all` has compared its header.
-        self._data_starts = array("Q")
-        self._window = b""
-        self._window_start = 0
-
-    def data_start(self, place: int) -> int:
-        """Offset of a record's data in the file, by its place in the directory.
-
-        Raises:
-            DamagedArchive: as :meth:`read`.
-        """
-        known = self._data_starts[place] if self._data_starts else 0
-        return known or self.read(self.directory.records[place]).data_start
-
-    def read(self, record: ZipRecord) -> LocalHeader:
-        """The local header of a record.
-
-        Raises:
-            DamagedArchive: if it is missing, names another record or contradicts the directory, or if the data overlaps
-                the directory.
-        """
-        name = self.directory.records.raw_name(record.place)
-        start = record.header_offset
-        head = self._bytes(start, start + LOCAL.size + len(name))
-        data_start = start + len(head) + self._check(record, name, head)
-        if data_start + record.stored_bytes > self.directory.start:
-            raise DamagedArchive(self.source.path, f"record '{record.name}' overlaps the directory")
-        return LocalHeader(head[: LOCAL.size], name, data_start)
-
-    def check_all(self) -> None:
-        """Compare the local headers of all records with the directory, and keep the offsets of their data.
-
-        Raises:
-            DamagedArchive: if a local header names another record or contradicts the directory.
-        """
-        records, last = self.directory.records, self.directory.start
-        self._data_starts = array("Q", bytes(8 * len(records)))
-        group: list[tuple[int, int]] = []
-        begin = done = 0
-        for place in records.in_file_order():
-            start = records.header_offsets[place]
-            end = start + LOCAL.size + records.name_bytes[place]
-            if end > last:
-                continue  # past the end: the record has no header
-            if start - done > _FAR or end - begin > _WINDOW:
-                self._check_group(group, begin, done)
-                group, begin = [], start
-            group.append((place, end))
-            done = max(done, end)
-        self._check_group(group, begin, done)
-
-    def _check_group(self, group: list[tuple[int, int]], begin: int, done: int) -> None:
-        """Check neighbouring local headers with one read; miniz and zipfile repeat the directory's bytes in them."""
-        data, records, last = self.source.read(begin, done), self.directory.records, self.directory.start
-        local, central, data_starts = _LOCAL_GROUPS.unpack_from, _CENTRAL_GROUPS.unpack_from, self._data_starts
-        for place, end in group:
-            entry, at = records.raw_starts[place], records.header_offsets[place] - begin
-            signature, fixed, sums, name_bytes, extra_bytes = local(data, at)
-            other_fixed, other_sums, other_name_bytes = central(records.raw, entry)
-            agree = (
-                signature == LOCAL_SIGNATURE
-                and fixed == other_fixed
-                and name_bytes == other_name_bytes
-                and sums == (_DEFERRED if records.flags[place] & FLAG_DESCRIPTOR else other_sums)
-                and records.raw.startswith(data[at + LOCAL.size : end - begin], entry + _CENTRAL_BYTES)
-            )
-            if not agree:
-                self._check(records[place], records.raw_name(place), data[at : end - begin])
-            data_start = end + extra_bytes
-            if data_start + records.stored_bytes[place] <= last:
-                data_starts[place] = data_start
-
-    def extra_fields(self, record: ZipRecord, header: LocalHeader) -> tuple[tuple[int, bytes], ...]:
-        """The extra fields of a local header.
-
-        Raises:
-            DamagedArchive: if the last field reaches past the end.
-        """
-        start = record.header_offset + LOCAL.size + len(header.name)
-        return split_extra(self._bytes(start, header.data_start), self.source.path, record.name)
-
-    def _check(self, record: ZipRecord, name: bytes, head: bytes) -> int:
-        """Compare a local header with the directory, and return the length of its extra field."""
-        fields = LOCAL.unpack_from(head)
-        if fields[0] != LOCAL_SIGNATURE or fields[9] != len(name) or head[LOCAL.size :] != name:
-            raise DamagedArchive(
-                self.source.path, f"the header before record '{record.name}' belongs to another record"
-            )
-        if _contradicts(fields, record):
-            raise DamagedArchive(
-                self.source.path, f"the header before record '{record.name}' contradicts the directory"
-            )
-        length: int = fields[10]
-        return length
-
-    def _bytes(self, start: int, end: int) -> bytes:
-        if start < self._window_start or end > self._window_start + len(self._window):
-            size = self.source.size
-            if end > size:
-                raise DamagedArchive(self.source.path, f"the header of a record at byte {start} reaches past the end")
-            self._window = self.source.read(start, max(end, min(start + _WINDOW, size)))
-            self._window_start = start
-        return self._window[start - self._window_start : end - self._window_start]
-
-
-def plain_header(records: ZipRecords, place: int) -> bytes:
-    """The local header of a record as miniz and zipfile write it, but without an extra field."""
-    fixed, sums, name_bytes = _CENTRAL_GROUPS.unpack_from(records.raw, records.raw_starts[place])
-    sums = _DEFERRED if records.flags[place] & FLAG_DESCRIPTOR else sums
-    return _LOCAL_GROUPS.pack(LOCAL_SIGNATURE, fixed, sums, name_bytes, 0) + records.raw_name(place)
-
-
 def emit_descriptor(crc: int, nbytes: int, *, is_wide: bool) -> bytes:
     """The data descriptor after a plainly stored record."""
     return struct.pack("<4sL2Q" if is_wide else "<4s3L", _DESCRIPTOR_SIGNATURE, crc, nbytes, nbytes)
-
-
-def _contradicts(fields: tuple[int, ...], record: ZipRecord) -> bool:
-    """Whether a local header contradicts the directory, which torch reads. A field that is 0 matches anything."""
-    _, _, flags, method, _, _, crc, stored, nbytes, _, _ = fields
-    if method != record.method or (flags ^ record.flags) & FLAG_ENCRYPTED:
-        return True
-    if record.crc and crc not in {0, record.crc}:
-        return True
-    return stored not in {0, U32_MAX, record.stored_bytes} or nbytes not in {0, U32_MAX, record.nbytes}
 
 
 class Layout:

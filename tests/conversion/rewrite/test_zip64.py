@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ckptmove.formats.zip_archive.headers import LocalHeaders
 from ckptmove.formats.zip_archive.index import read_directory
-from ckptmove.formats.zip_archive.layout import Layout, LocalHeaders, NewRecord
+from ckptmove.formats.zip_archive.layout import Layout, NewRecord
 from ckptmove.io.contracts import BytesSegment, CastSegment
 from ckptmove.limits import Limits
 
