@@ -89,7 +89,7 @@ class Inspection(OneLine, _Shown):
 
     @property
     def num_parameters(self) -> int:
-        """Number of elements of the model's parameters: :func:`ckptmove.checkpoint.summary.counted_parameters`."""
+        """Number of elements of the model's parameters: :class:`ckptmove.checkpoint.summary.CheckpointSummary`."""
         return self.summary.parameters
 
     @property

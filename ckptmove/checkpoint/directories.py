@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.file_names import MODEL_PARALLEL_FILE, UNIVERSAL_FILE, ZERO_FILE
@@ -86,11 +86,13 @@ class DirectoryInventory(Inventory):
         files: files that are checkpoints, in the order of their tensors.
         form: format of the archive; None for a directory.
         is_incomplete: whether a file could not be read and was left out.
+        partitioned: numbers of elements of the parameters that only ZeRO's partitions hold, by dtype.
     """
 
     files: tuple[FileRecord, ...]
     form: ArchiveForm | None = None
     is_incomplete: bool = False
+    partitioned: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def sharding(self) -> str:

@@ -179,8 +179,11 @@ def parameters_by_state_dict(inventory: Inventory) -> dict[str, tuple[TensorReco
 
 
 def _is_copy(where: str) -> bool:
-    """Whether a state_dict repeats another; Lightning's WeightAveraging saves the average as ``state_dict``."""
-    return is_kept_aside(where) or where.endswith("current_model_state")
+    """Whether a state_dict repeats another.
+
+    Lightning's WeightAveraging saves the average as ``state_dict``. DeepSpeed saves its frozen parameters twice.
+    """
+    return is_kept_aside(where) or where.endswith(("current_model_state", "frozen_param_fragments"))
 
 
 def _by_state_dict(inventory: Inventory, tensors: Iterable[TensorRecord]) -> dict[str, list[tuple[str, TensorRecord]]]:

@@ -6,6 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.file_names import LATER_MODEL_FILE
 from ckptmove.checkpoint.state_dicts import parameters_by_state_dict
 from ckptmove.checkpoint.trainers import COUNTER_KEYS, Counters, agreed, read_counters
 from ckptmove.model import OPAQUE
@@ -29,7 +30,8 @@ class CheckpointSummary(NamedTuple):
     """What people look for first in a checkpoint.
 
     Attributes:
-        parameters: number of elements of the model's parameters, as of :func:`counted_parameters`.
+        parameters: number of elements of the model's parameters, as of :func:`counted_parameters`, and in partitions of
+            ZeRO.
         dtypes: dtypes of the parameters, each with its number of elements, the most frequent first.
         epoch: epoch of the training, or None if unknown.
         step: step of the training by its trainer, or else by its optimizer; None if unknown.
@@ -57,6 +59,8 @@ def summarize(checkpoint: OpenCheckpoint) -> CheckpointSummary:
     if counters.step is None:
         counters = agreed((counters, *map(_tensor_counters, checkpoint.parts)))
     dtypes: dict[str, int] = {}
+    if isinstance(inventory, DirectoryInventory):
+        dtypes.update(inventory.partitioned)
     for record in counted_parameters(inventory):
         dtypes[record.dtype] = dtypes.get(record.dtype, 0) + prod(record.shape)
     rates: dict[float, None] = {}
@@ -86,9 +90,11 @@ def counted_parameters(inventory: Inventory) -> Sequence[TensorRecord]:
     buffer counts. Weights that are packed into integers (bitsandbytes, GPTQ) do not count. A tensor that every rank of
     tensor parallelism saves counts once for each rank.
 
-    In a directory, a model in two formats counts once, and so does the model of equal checkpoints.
+    In a directory, a model in two formats counts once, and so does the model of equal checkpoints. What only ZeRO's
+    partitions hold is not counted.
     """
     parts = parameters_by_state_dict(inventory)
+    parts = {where: inside for where, inside in parts.items() if not LATER_MODEL_FILE.match(where)} or parts
     found = [tensor for inside in parts.values() for tensor in inside]
     if not isinstance(inventory, DirectoryInventory):
         return found

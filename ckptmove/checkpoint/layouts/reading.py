@@ -5,6 +5,7 @@ A file whose name or content marks it as a checkpoint is never skipped: its erro
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -21,7 +22,7 @@ from ckptmove.checkpoint.layouts.open_files import OpenFiles
 from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
 from ckptmove.checkpoint.layouts.rank_shards import group_by_rank, missing_by_name, read_rank_file
 from ckptmove.checkpoint.layouts.shards import ShardsPart, find_shards, is_consolidated
-from ckptmove.checkpoint.layouts.zero_files import is_later_rank, require_ranks, zero_file
+from ckptmove.checkpoint.layouts.zero_files import is_later_rank, partitioned_parameters, require_ranks, zero_file
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint, shifted_progress
 from ckptmove.checkpoint.parts import FilePart, read_file
@@ -95,6 +96,7 @@ class Reader:
         self._rank_files: list[RankFile] = []
         self._unreadable: list[UnreadableInput | LimitExceeded] = []
         self._zero_files: list[ZeroFile] = []
+        self._partitioned: Counter[str] = Counter()
         self._looked_at = 0
         self._has_something = False
 
@@ -211,7 +213,9 @@ class Reader:
                 with closing(source):  # a kept one is opened again when it is read
                     part = FilePart(read_file(source, limits), limits, listing.disk(file))
                     stated = zero_file(path, part.tree())
-                    self._zero_files += () if stated is None else (stated,)
+                    if stated is not None:
+                        self._zero_files.append(stated)
+                        self._partitioned += partitioned_parameters(path, part)
                     inventory = moved_inventory(path, part.inventory, self._base)
                     row = file_record(path, inventory, listing.expression(path))
                     part.put_into(self._files, inventory, self._base, row)
@@ -313,6 +317,7 @@ class Reader:
             facts=(*inventory.facts, *self._flaws, *outside),
             is_incomplete=bool(self._unreadable),
             form=listing.form,
+            partitioned=self._partitioned,
         )
 
     def _outline(self) -> tuple[OutlineLine, ...]:

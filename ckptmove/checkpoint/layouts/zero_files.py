@@ -6,17 +6,22 @@ Names from deepspeed/runtime/engine.py, ``_get_zero_ckpt_name`` and ``_get_ckpt_
 from __future__ import annotations
 
 import re
+from collections import Counter
+from contextlib import suppress
 from itertools import count, islice
+from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.checkpoint.inventory.shapes import as_dict
+from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
 from ckptmove.checkpoint.parts import RANKS_MISSING
 from ckptmove.errors import MissingShard
+from ckptmove.pickles.rebuild_arguments import NotATensor, sizes
 from ckptmove.pickles.tree import items_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ckptmove.checkpoint.parts import FilePart
     from ckptmove.io.listing import Listing
     from ckptmove.pickles.tree import Value
 
@@ -90,6 +95,31 @@ def zero_file(path: str, root: Value) -> ZeroFile | None:
     layers = items_of(pairs.get(_EXPERTS)) if pairs.get(_REPLACED) is None else ()
     experts = tuple(one if type(one) is int else 0 for one in layers)
     return ZeroFile(folder, name, ranks, model_ranks if type(model_ranks) is int else 0, experts)
+
+
+def partitioned_parameters(path: str, part: FilePart) -> Counter[str]:
+    """Count the elements of the parameters that stage 3 leaves empty in the model states of the first rank, by dtype.
+
+    Their shapes are in ``param_shapes``, a dict for each group of the optimizer, and in ``frozen_param_shapes``.
+
+    Args:
+        path: path of the file in the directory.
+        part: the file.
+    """
+    found: Counter[str] = Counter()
+    match, pairs = MODEL_FILE.fullmatch(path.rpartition("/")[2]), as_dict(part.tree())
+    if match is None or not match[1] or int(match[1]) or pairs is None:
+        return found
+    empty = {record.name: record.dtype for record in part.inventory.tensors if record.shape == (0,)}
+    stored = pairs.get("param_shapes")
+    for group in (*(items_of(stored) or (stored,)), pairs.get("frozen_param_shapes")):
+        shapes = as_dict(group)
+        for name, shape, _ in () if shapes is None else shapes.pairs():
+            dtype = empty.get(f"module.{key_text(name)}")
+            if dtype is not None:
+                with suppress(NotATensor):
+                    found[dtype] += prod(sizes(shape))
+    return found
 
 
 def require_ranks(listing: Listing, files: Iterable[ZeroFile]) -> None:

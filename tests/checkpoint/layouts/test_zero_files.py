@@ -9,6 +9,7 @@ import torch
 import zero_runs
 from typer.testing import CliRunner
 
+import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.cli.app import app
 from ckptmove.errors import DamagedArchive, MissingShard
@@ -36,6 +37,24 @@ def test_each_missing_file_is_named(run, tmp_path):
         shutil.rmtree(copy)
     with open_checkpoint(str(run)) as found:
         assert len(found.parts) == len(list(run.glob("*/*.pt")))
+
+
+@pytest.mark.parametrize("name", [name for name in zero_runs.REAL if not name.startswith("experts")])
+def test_the_parameters_are_those_of_the_gathered_model(tmp_path, name):
+    folder, _ = zero_runs.real(name, tmp_path / "run")
+    whole = ckptmove.convert(folder, output=tmp_path / "whole.pth").output
+    found = ckptmove.inspect(folder).summary
+    assert found.parameters == ckptmove.inspect(whole).num_parameters == sum(count for _, count in found.dtypes)
+
+
+@pytest.mark.parametrize("shapes", [None, [{"a": "3, 5", "b": torch.Size((7,)), "e": torch.Size((9,))}]])
+def test_only_known_shapes_of_partitions_are_counted(tmp_path, shapes):
+    def change(name, tree):
+        if "param_shapes" in tree:
+            tree["param_shapes"] = shapes
+
+    folder = zero_runs.made(tmp_path / "run", stage=3, change=change)
+    assert ckptmove.inspect(folder).num_parameters == (0 if shapes is None else 7)
 
 
 def test_several_missing_files_are_counted(tmp_path):
