@@ -133,6 +133,7 @@ def train(folder: str) -> None:
         resumed.optimizer.zero_grad()
     model, optimizer = get_state_dict(resumed.model, resumed.optimizer)
     save({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
+    dist.barrier()  # a rank that ends first would close its connections
     dist.destroy_process_group()
 
 
