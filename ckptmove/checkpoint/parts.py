@@ -421,6 +421,13 @@ class FilePart(OpenPart):
         return self._extras
 
     @cached_property
+    def crcs(self) -> Mapping[str, int | None]:
+        """CRCs of all storages that the file states, by key in the file."""
+        keys = (self.own_name(storage.key) for storage in self.inventory.storages)
+        with self._container() as container:
+            return {key: container.storage_crc(key) for key in keys}
+
+    @cached_property
     def _spans(self) -> Mapping[str, Span | None]:
         """Spans of all storages, by key in the file."""
         keys = (self.own_name(storage.key) for storage in self.inventory.storages)

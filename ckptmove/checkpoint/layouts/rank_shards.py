@@ -219,11 +219,9 @@ def computed_crc(part: FilePart, storage: str) -> int:
     Raises:
         UnreadableInput, LimitExceeded: if the file cannot be read.
     """
-    crc = 0
-    with part.content() as (container, _):
-        span = container.storage_span(storage)
-        for block in () if span is None else container.source.blocks(span, _BLOCK):
-            crc = zlib.crc32(block, crc)
+    crc, span = 0, part.span(storage)
+    for block in () if span is None else part.source.blocks(span, _BLOCK):
+        crc = zlib.crc32(block, crc)
     return crc
 
 

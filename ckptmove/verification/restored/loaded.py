@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_table
 from safetensors.torch import load_file
 from torch._utils import _get_obj_state
@@ -334,6 +334,22 @@ def load(
     for name, tensor in named_tensors(root):
         tensors.setdefault(name, []).append(tensor)
     return Loaded(tensors, is_mapped=is_mapped, digests=digests)
+
+
+def load_tensor(path: str, name: str, opened: dict[str, Any]) -> Loaded:
+    """Load one tensor of a safetensors file.
+
+    Args:
+        path: the file.
+        name: name of the tensor.
+        opened: files that are open, by path; this one is added. To open one again takes as long as it has tensors.
+    """
+    try:
+        if path not in opened:
+            opened[path] = safe_open(path, "pt")
+        return Loaded({name: [opened[path].get_tensor(name)]})
+    except _LOAD_ERRORS as error:
+        return Loaded(error=_first_line(error))
 
 
 def _load_program(part: OpenPart) -> Loaded:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,7 +14,7 @@ from ckptmove.formats.opening import container_class
 from ckptmove.text import amount
 from ckptmove.verification.checks import Joined, Offenders
 from ckptmove.verification.restored.byte_source_file import as_file
-from ckptmove.verification.restored.loaded import load
+from ckptmove.verification.restored.loaded import load, load_tensor
 from ckptmove.verification.tensors.dtypes import dtype_of
 from ckptmove.verification.tensors.stored import bits
 
@@ -45,6 +45,8 @@ class PiecesTally(Joined):
     differing: Offenders = field(default_factory=Offenders)
     errors: Offenders = field(default_factory=Offenders)
     refused: Offenders = field(default_factory=Offenders)
+    #: Open files of safetensors, by path.
+    _tables: dict[str, Any] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
@@ -64,7 +66,10 @@ def compare_pieces(record: TensorRecord, values: torch.Tensor, part: PiecedPart,
     """Compare each loaded piece of a tensor with the assembled tensor."""
     for piece in part.pieces_of(part.own_name(record.storage or "")):
         name = f"{record.name} ({piece.place})"
-        loaded = _load(piece)
+        if piece.name and not piece.source.is_remote:
+            loaded = load_tensor(piece.source.path, piece.name, tally._tables)
+        else:
+            loaded = _load(piece)
         if loaded.refusal or loaded.error:
             tally.errors.add(f"{name}: {loaded.refusal or loaded.error}")
             continue
@@ -100,8 +105,6 @@ def load_objects(part: PiecedPart, names: Collection[str] | None, tally: PiecesT
 
 
 def _load(piece: StoredPiece) -> Loaded:
-    if piece.name and not piece.source.is_remote:
-        return load(container_class(piece.kind), piece.source.path)  # safetensors maps it
     with as_file(piece.source) as file:
         return load(container_class(piece.kind), file)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import zipfile
+from collections import Counter
 from copy import copy as copied
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import ckptmove
 from ckptmove.checkpoint.layouts import rank_shards
 from ckptmove.checkpoint.layouts.rank_shards import differing_replicas, group_by_rank, missing_by_name
 from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.checkpoint.parts import FilePart
 from ckptmove.cli.app import app
 from ckptmove.errors import CrcMismatch, DamagedArchive, MissingShard, UsageError
 from ckptmove.findings.context import Context
@@ -72,6 +74,15 @@ def failing(found):
 
 
 # --- one checkpoint ---------------------------------------------------------------------------------------------------
+
+
+def test_no_file_is_read_again_for_each_tensor(saved, tmp_path, monkeypatch) -> None:
+    reads = []
+    content = FilePart.content
+    monkeypatch.setattr(FilePart, "content", lambda part: reads.append(part.name) or content(part))
+    ckptmove.convert(saved / "verl", output=tmp_path / "one.pth")
+    storages = len({one.storage for one in ckptmove.inspect(saved / "verl").tensors})
+    assert max(Counter(reads).values()) < 10 < storages
 
 
 @pytest.mark.unmeasured
