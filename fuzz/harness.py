@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ckptmove.checkpoint.inventory.outline import OutlineLine
+    from ckptmove.io.contracts import ByteWriter
     from ckptmove.model import ArchiveFact, Inventory, TensorRecord
     from ckptmove.moves import MovePlan
 
@@ -68,6 +69,10 @@ class MemorySink:
         """Return False: memory cannot be cloned."""
         del source
         return False
+
+    def at(self, start: int) -> ByteWriter:
+        """Never called, because the segments are written in turn."""
+        raise NotImplementedError
 
     def skip(self, nbytes: int) -> None:
         """Never called, because :meth:`clone` returns False."""

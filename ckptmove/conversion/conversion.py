@@ -63,7 +63,8 @@ class ConvertRequest:
         dry_run: whether to stop after the plan.
         strict: whether to stop after the plan if an option of moves matches nothing.
         check: whether to compare copied bytes with their CRCs.
-        jobs: number of files of a directory that are written at once; None for the default.
+        jobs: number of files of a directory that are written at once, or of tensors of a new file with the tensors of
+            a directory; None for the default.
         progress: called with the bytes done so far and the total.
         settle: called before the last step, which cannot be undone.
         limits: resource limits for reading the file.

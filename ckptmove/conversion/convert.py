@@ -9,11 +9,13 @@ from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.conversion.conversion import Conversion
 from ckptmove.conversion.target_format import names_format, target_format
 from ckptmove.errors import ArchiveOfFiles, DamagedArchive, InPlaceImpossible
+from ckptmove.io.cores import cores
 from ckptmove.io.locations import is_folder
 from ckptmove.io.new_output import require_new_file
 from ckptmove.io.remote.address import Address
 from ckptmove.io.rewrite import write_segments
 from ckptmove.io.sink import FileSink
+from ckptmove.io.source import READS_AT_ONCE
 from ckptmove.moves import Remap
 from ckptmove.pickles.edits import apply_plan
 from ckptmove.text import some
@@ -107,9 +109,17 @@ def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
     require_new_file(request.path, request.target, request.default_output, force=request.force)
     source, segments = _lay_out(conversion, checkpoint)
     with FileSink(request.target, force=request.force) as sink:
-        written = write_segments(source, segments, sink, request.path, request.progress, conversion.overflowed.append)
+        jobs = (request.jobs or cores()) if _is_shared(checkpoint) else 1
+        overflowed = conversion.overflowed.append
+        written = write_segments(source, segments, sink, request.path, request.progress, overflowed, jobs)
         sink.commit(request.settle)
     return written
+
+
+def _is_shared(checkpoint: OpenCheckpoint) -> bool:
+    """Whether threads can read the checkpoint: it is a local directory. Members of an archive are read in order."""
+    listing = checkpoint.listing
+    return READS_AT_ONCE and listing is not None and listing.form is None and not listing.is_remote
 
 
 def _lay_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> tuple[ByteSource, tuple[Segment, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -12,6 +11,7 @@ from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.folder import RemappedFolder
+from ckptmove.io.at_once import Workers
 from ckptmove.io.contracts import CopySegment
 from ckptmove.io.cores import cores
 from ckptmove.io.directory_sink import DirectorySink
@@ -56,10 +56,6 @@ def write_directory(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
     return writer.written
 
 
-class _Stopped(Exception):
-    """Writing a file stopped because another one failed or the user interrupted it."""
-
-
 class _DirectoryWriter:
     """Writes the directory, several files at a time.
 
@@ -87,10 +83,9 @@ class _DirectoryWriter:
                 self._pieces |= part.pieces_of_files()
         self._removed = frozenset[str]() if new is None else new.removed
         files = [file for file in listing.files if file.path not in self._removed]
-        self._left = iter(files)
+        self._workers = Workers(files)
         self._total = sum(file.size_bytes for file in files)
         self._lock = Lock()
-        self._is_over = False
         self.written = 0
 
     def run(self) -> None:
@@ -107,29 +102,11 @@ class _DirectoryWriter:
         for link in self._listing.links:
             if link.path not in self._removed:
                 self._sink.link(link.path, link.target)
-        jobs = self._request.jobs or max(AT_ONCE, cores())
-        with ThreadPoolExecutor(jobs) as pool:
-            try:
-                for worker in [pool.submit(self._work) for _ in range(jobs)]:
-                    worker.result()
-            finally:
-                self._is_over = True
+        self._workers.run(self._write_file, self._request.jobs or max(AT_ONCE, cores()))
 
-    def _work(self) -> None:
-        """Write the remaining files one after the other."""
-        try:
-            while (file := self._next()) is not None:
-                with self._sink.file(file.path, file.mode) as new:
-                    self._write(file, new)
-        except _Stopped:
-            return
-        except BaseException:
-            self._is_over = True
-            raise
-
-    def _next(self) -> ListedFile | None:
-        with self._lock:
-            return None if self._is_over else next(self._left, None)
+    def _write_file(self, file: ListedFile) -> None:
+        with self._sink.file(file.path, file.mode) as new:
+            self._write(file, new)
 
     def _write(self, file: ListedFile, sink: ByteSink) -> None:
         """Write one file, changed as planned or unchanged."""
@@ -162,14 +139,13 @@ class _DirectoryWriter:
             write_segments(source, [CopySegment(Span(0, source.size), checks)], sink, source.path, count)
 
     def _counted(self) -> Progress:
-        """Progress of one file as a part of the total; it raises _Stopped once another file has failed."""
+        """Progress of one file as a part of the total; it raises Stopped once another file has failed."""
         before = 0
 
         def count(done: int, _of_the_file: int) -> None:
             nonlocal before
+            self._workers.go_on()
             with self._lock:
-                if self._is_over:
-                    raise _Stopped
                 self.written += done - before
                 before = done
                 if self._request.progress is not None:

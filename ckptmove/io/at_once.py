@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from threading import Lock
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +37,58 @@ def at_once(call: Callable[[_Item], _Result], items: Iterable[_Item], jobs: int)
         result = running.popleft().result()
         running.extend(started(call, item) for item in islice(left, 1))
         yield result
+
+
+class Stopped(Exception):
+    """A call stops, because another one failed or the user interrupted the program."""
+
+
+class Workers(Generic[_Item]):
+    """Threads that take items one after the other. The first error stops all of them."""
+
+    def __init__(self, items: Iterable[_Item]) -> None:
+        """Hold the items."""
+        self._left = iter(items)
+        self._lock = Lock()
+        self._is_over = False
+
+    def run(self, call: Callable[[_Item], None], jobs: int) -> None:
+        """Call a function for each item, and wait for all calls.
+
+        Args:
+            call: the function; it is safe to run in several threads, and calls :meth:`go_on` now and then.
+            jobs: number of threads.
+
+        Raises:
+            Exception: the first exception of a call.
+        """
+        from concurrent.futures import ThreadPoolExecutor  # a slow import
+
+        with ThreadPoolExecutor(jobs) as pool:
+            try:
+                for worker in [pool.submit(self._work, call) for _ in range(jobs)]:
+                    worker.result()
+            finally:
+                self._is_over = True
+
+    def go_on(self) -> None:
+        """Raise Stopped if another call failed or the user interrupted the program."""
+        if self._is_over:
+            raise Stopped
+
+    def _work(self, call: Callable[[_Item], None]) -> None:
+        try:
+            while (item := self._next()) is not None:
+                call(item)
+        except Stopped:
+            return
+        except BaseException:
+            self._is_over = True
+            raise
+
+    def _next(self) -> _Item | None:
+        with self._lock:
+            return None if self._is_over else next(self._left, None)
 
 
 def started(call: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:

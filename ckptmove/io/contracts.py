@@ -101,32 +101,8 @@ class Versioned(Protocol):
         ...
 
 
-class ByteSink(Protocol):
-    """A new file, written from start to end. The code that opened it makes it complete and durable."""
-
-    def clone(self, source: int) -> bool:
-        """Make the empty file a clone of an open file, if the file system can. No space is reserved then.
-
-        Returns:
-            Whether it is a clone: then bytes at the same offset as in the source need not be written.
-        """
-        ...
-
-    def skip(self, nbytes: int) -> None:
-        """Skip the next bytes of a clone, which stay unchanged.
-
-        Raises:
-            WriteFailed: if the system fails.
-        """
-        ...
-
-    def reserve(self, nbytes: int) -> None:
-        """Reserve space for the whole file before the first byte, as far as the system can.
-
-        Raises:
-            WriteFailed: if there is not enough space.
-        """
-        ...
+class ByteWriter(Protocol):
+    """A part of a new file, written from start to end."""
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes.
@@ -142,6 +118,38 @@ class ByteSink(Protocol):
         Returns:
             Number of bytes appended; 0 if the kernel cannot copy them or the file has become shorter. Reading and
             writing the remaining bytes then raises the right error.
+        """
+        ...
+
+
+class ByteSink(ByteWriter, Protocol):
+    """A new file, written from start to end. The code that opened it makes it complete and durable."""
+
+    def clone(self, source: int) -> bool:
+        """Make the empty file a clone of an open file, if the file system can. No space is reserved then.
+
+        Returns:
+            Whether it is a clone: then bytes at the same offset as in the source need not be written.
+        """
+        ...
+
+    def at(self, start: int) -> ByteWriter:
+        """Return a writer for the bytes from ``start`` on. Threads can write different parts of the file at once."""
+        ...
+
+    def skip(self, nbytes: int) -> None:
+        """Skip the next bytes: those of a clone, which stay unchanged, or those that writers of :meth:`at` wrote.
+
+        Raises:
+            WriteFailed: if the system fails.
+        """
+        ...
+
+    def reserve(self, nbytes: int) -> None:
+        """Reserve space for the whole file before the first byte, as far as the system can.
+
+        Raises:
+            WriteFailed: if there is not enough space.
         """
         ...
 

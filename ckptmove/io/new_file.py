@@ -45,7 +45,7 @@ class NewFile:
         return self._fd != before
 
     def skip(self, nbytes: int) -> None:
-        """Skip the next bytes of a clone, which stay unchanged."""
+        """Skip the next bytes, as :meth:`ByteSink.skip`."""
         self._written += nbytes
         try:
             os.lseek(self._fd, self._written, os.SEEK_SET)
@@ -82,6 +82,10 @@ class NewFile:
         self._start_writeback()
         return count
 
+    def at(self, start: int) -> RangeWriter:
+        """Return a writer for the bytes from ``start`` on, as :meth:`ByteSink.at`; not on Windows."""
+        return RangeWriter(self.path, self._fd, start)
+
     def make_durable(self, mode: int | None) -> None:
         """Set the permission bits, if given, and flush the file to the disk."""
         os.ftruncate(self._fd, self._written)
@@ -96,13 +100,47 @@ class NewFile:
             os.close(fd)
 
     def _start_writeback(self) -> None:
-        if self._written - self._flushed < _WRITEBACK:
-            return
-        # On Linux this starts writing dirty pages, which stay cached until they are written.
-        # Other systems do not have this advice; they are only slower.
-        with suppress(AttributeError, OSError):
-            os.posix_fadvise(self._fd, self._flushed, self._written - self._flushed, os.POSIX_FADV_DONTNEED)
-        self._flushed = self._written
+        self._flushed = _start_writeback(self._fd, self._flushed, self._written)
+
+
+class RangeWriter:
+    """Writes the bytes of an open file from an offset on, without moving the position of the file."""
+
+    def __init__(self, path: str, fd: int, start: int) -> None:
+        self._path, self._fd = path, fd
+        self._written = self._flushed = start
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write the next bytes."""
+        view = memoryview(data)
+        try:
+            while view:
+                count = os.pwrite(self._fd, view, self._written)
+                self._written += count
+                view = view[count:]
+        except OSError as error:
+            raise write_failed(self._path, error) from error
+        self._flushed = _start_writeback(self._fd, self._flushed, self._written)
+
+    def copy(self, source: int, start: int, nbytes: int) -> int:
+        """Let the kernel write bytes of an open file, as :meth:`ByteWriter.copy`."""
+        count = 0
+        with suppress(AttributeError, OSError):  # Linux only, and not between all file systems
+            count = os.copy_file_range(source, self._fd, nbytes, start, self._written)
+        self._written += count
+        self._flushed = _start_writeback(self._fd, self._flushed, self._written)
+        return count
+
+
+def _start_writeback(fd: int, start: int, end: int) -> int:
+    """Let the system start to write a range to the disk, if it is long enough; return where the next one starts."""
+    if end - start < _WRITEBACK:
+        return start
+    # On Linux this starts writing dirty pages, which stay cached until they are written.
+    # Other systems do not have this advice; they are only slower.
+    with suppress(AttributeError, OSError):
+        os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
+    return end
 
 
 def require_room(path: str, nbytes: int, folder: Path) -> None:

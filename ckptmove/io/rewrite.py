@@ -5,10 +5,13 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
+from itertools import accumulate, compress
+from operator import not_
+from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ckptmove.errors import CrcMismatch
+from ckptmove.io.at_once import Workers
 from ckptmove.io.cast import cast_blocks
 from ckptmove.io.contracts import (
     CastSegment,
@@ -16,6 +19,7 @@ from ckptmove.io.contracts import (
     FileBacked,
     FromSource,
     InflateSegment,
+    LateSegment,
     Summed,
     Versioned,
 )
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
-    from ckptmove.io.contracts import ByteSink, ByteSource, CheckedRange, Progress, Segment
+    from ckptmove.io.contracts import ByteSink, ByteSource, ByteWriter, CheckedRange, Progress, Segment
 
 #: A few blocks fit the cache that the cores share; with larger blocks every step waits for memory.
 BLOCK: Final = 1 << 20
@@ -75,6 +79,7 @@ def write_segments(
     path: str,
     progress: Progress | None = None,
     overflowed: Callable[[int], None] | None = None,
+    jobs: int = 1,
 ) -> int:
     """Stream segments to a sink. The kernel copies those of files without CRC checks.
 
@@ -85,6 +90,8 @@ def write_segments(
         path: the source, for errors.
         progress: called after each block.
         overflowed: called with the number of values that a cast made infinite.
+        jobs: number of segments that are written at once. With more than one, all sources can be read by several
+            threads, and so can the blocks of a :class:`~ckptmove.io.contracts.StreamSegment`.
 
     Returns:
         Number of bytes written.
@@ -96,25 +103,76 @@ def write_segments(
         WriteFailed: if the sink fails; a lack of space is reported before the first byte is read.
     """
     places = [0, *accumulate(map(length, segments))]
-    total, done = places[-1], 0
+    count = _Counter(places[-1], progress)
     is_clone = (
         isinstance(source, FileBacked) and any(map(_keeps_offset, segments, places)) and sink.clone(source.fileno())
     )
     if not is_clone:
-        sink.reserve(total)
-    # zlib releases the GIL: blocks are checked while others are read and written.
-    with ThreadPoolExecutor(max_workers=1) as worker:
-        for segment, place in zip(segments, places, strict=False):
-            can_skip = is_clone and _keeps_offset(segment, place)
-            steps = _steps(source, segment, sink, path, worker, overflowed)
-            for count in _skipped(segment, sink) if can_skip else steps:
-                done += count
-                if progress is not None:
-                    progress(done, total)
+        sink.reserve(count.total)
+    if jobs > 1 and not is_clone:
+        _write_at_once(source, list(zip(segments, places, strict=False)), sink, path, jobs, count, overflowed)
+        sink.skip(count.total)
+    else:
+        # zlib releases the GIL: blocks are checked while others are read and written.
+        with ThreadPoolExecutor(max_workers=1) as worker:
+            for segment, place in zip(segments, places, strict=False):
+                can_skip = is_clone and _keeps_offset(segment, place)
+                steps = _steps(source, segment, sink, path, worker, overflowed)
+                for nbytes in _skipped(segment, sink) if can_skip else steps:
+                    count.add(nbytes)
     for used in {id(one): one for one in (source, *_sources(segments))}.values():
         if isinstance(used, Versioned):
             used.require_unchanged()
-    return done
+    return count.done
+
+
+class _Counter:
+    """Counts the bytes that threads have written.
+
+    Attributes:
+        done: bytes written so far.
+        total: bytes to write.
+    """
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self.done, self.total = 0, total
+        self._progress = progress
+        self._lock = Lock()
+
+    def add(self, nbytes: int) -> None:
+        """Count bytes, and report the progress."""
+        with self._lock:
+            self.done += nbytes
+            if self._progress is not None:
+                self._progress(self.done, self.total)
+
+
+def _write_at_once(
+    source: ByteSource,
+    placed: Sequence[tuple[Segment, int]],
+    sink: ByteSink,
+    path: str,
+    jobs: int,
+    count: _Counter,
+    overflowed: Callable[[int], None] | None,
+) -> None:
+    """Write segments in several threads; those that depend on others come last."""
+
+    def steps(one: tuple[Segment, int]) -> Iterator[int]:
+        segment, place = one
+        for nbytes in _steps(source, segment, sink.at(place), path, None, overflowed):
+            count.add(nbytes)
+            yield nbytes
+
+    def write(one: tuple[Segment, int]) -> None:
+        for _ in steps(one):
+            workers.go_on()
+
+    is_late = [isinstance(segment, LateSegment) for segment, _ in placed]
+    workers = Workers(compress(placed, map(not_, is_late)))
+    workers.run(write, jobs)
+    for late in compress(placed, is_late):
+        deque(steps(late), maxlen=0)
 
 
 def _sources(segments: Iterable[Segment]) -> Iterator[ByteSource]:
@@ -140,9 +198,9 @@ def _skipped(segment: Segment, sink: ByteSink) -> Iterator[int]:
 def _steps(
     source: ByteSource,
     segment: Segment,
-    sink: ByteSink,
+    sink: ByteWriter,
     path: str,
-    worker: ThreadPoolExecutor,
+    worker: ThreadPoolExecutor | None,
     overflowed: Callable[[int], None] | None,
 ) -> Iterator[int]:
     """Write one segment; yields the number of bytes after each step."""
@@ -164,7 +222,7 @@ def _blocks(
     source: ByteSource,
     segment: Segment,
     path: str,
-    worker: ThreadPoolExecutor,
+    worker: ThreadPoolExecutor | None,
     overflowed: Callable[[int], None] | None,
 ) -> Iterator[bytes | memoryview]:
     if isinstance(segment, InflateSegment):
@@ -201,12 +259,18 @@ def _checked_elements(source: ByteSource, segment: CastSegment, path: str) -> It
 
 
 def _fed(
-    blocks: Iterable[_Block], feed: Callable[[_Block], None], worker: ThreadPoolExecutor, buffers: int
+    blocks: Iterable[_Block], feed: Callable[[_Block], None], worker: ThreadPoolExecutor | None, buffers: int
 ) -> Iterator[_Block]:
     """Yield blocks and feed them to a function in the worker: while one is read or written, earlier ones are processed.
 
-    A block is processed before ``buffers`` more are taken: its buffer is filled then.
+    A block is processed before ``buffers`` more are taken: its buffer is filled then. Without a worker, it is processed
+    first.
     """
+    if worker is None:
+        for block in blocks:
+            feed(block)
+            yield block
+        return
     feeding: deque[Future[None]] = deque()
     for block in blocks:
         feeding.append(worker.submit(feed, block))

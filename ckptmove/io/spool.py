@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from tempfile import SpooledTemporaryFile
+from threading import RLock
 from typing import IO, TYPE_CHECKING, Final
 
 from ckptmove.errors import WriteFailed, reason_of
@@ -32,9 +33,14 @@ def is_streamed(segment: Segment) -> bool:
 
 
 class Spool:
-    """Bytes of segments in one temporary file. It is removed by :meth:`close`, or when the process ends."""
+    """Bytes of segments in one temporary file. It is removed by :meth:`close`, or when the process ends.
+
+    Attributes:
+        lock: held by the thread that reads or writes. The bytes of a segment are written one after the other.
+    """
 
     def __init__(self) -> None:
+        self.lock = RLock()
         self._file: IO[bytes] = SpooledTemporaryFile(_MOST_IN_MEMORY)  # noqa: SIM115  # closed by `close`
 
     def hold(self, source: ByteSource, segment: Segment, overflowed: Callable[[int], None] | None = None) -> FromSource:
@@ -57,7 +63,7 @@ class Spool:
         Raises:
             WriteFailed: if there is no space for them.
         """
-        with _writing():
+        with self.lock, _writing():
             self._file.seek(0, os.SEEK_END)
             start = self._file.tell()
             self._file.write(block)
@@ -69,7 +75,7 @@ class Spool:
         Raises:
             WriteFailed: if there was no space for bytes that are still in a buffer.
         """
-        with _writing():
+        with self.lock, _writing():
             self._file.seek(start)
             return self._file.read(end - start)
 
@@ -103,11 +109,12 @@ class _HeldSource:
             WriteFailed: if there is no space for a temporary file.
         """
         check_within(self, start, end)
-        if self._start is None:
-            places = [
-                self._spool.append(block) for block in checked_blocks(self._source, self._segment, self._overflowed)
-            ]
-            self._start = places[0] if places else 0
+        with self._spool.lock:
+            if self._start is None:
+                places = [
+                    self._spool.append(block) for block in checked_blocks(self._source, self._segment, self._overflowed)
+                ]
+                self._start = places[0] if places else 0
         return self._spool.read(self._start + start, self._start + end)
 
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:

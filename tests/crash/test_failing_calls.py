@@ -57,6 +57,7 @@ MODES = {
     "kernel": (["convert", "run.pth", "--to", "cpu", "-o", "out", "--no-check"], None),
     "directory": (["convert", "run", "--to", "cpu", "-o", "out"], None),
     "directory-force": (["convert", "run", "--to", "cpu", "-o", "out", "--force"], "run"),
+    "one-file": (["convert", "run", "-o", "out.pth", "--jobs", "2"], None),
 }
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ckptmove.io.at_once import at_once
+from ckptmove.io.at_once import Workers, at_once
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 5, 40])
@@ -40,3 +40,27 @@ def test_an_error_is_raised_in_its_place():
     assert [next(results), next(results)] == [3, 2]
     with pytest.raises(ZeroDivisionError):
         next(results)
+
+
+@pytest.mark.parametrize("jobs", [1, 3, 40])
+def test_workers_call_each_item_once(jobs):
+    called = []
+    Workers(range(20)).run(called.append, jobs)
+    assert sorted(called) == [*range(20)]
+
+
+def test_the_first_error_stops_all_workers():
+    started, called = threading.Barrier(2, timeout=60), []
+    workers = Workers([0, 1, 2, 3])
+
+    def call(item):
+        called.append(item)
+        started.wait()
+        if item == 0:
+            raise ValueError(item)
+        while True:
+            workers.go_on()
+
+    with pytest.raises(ValueError, match="0"):
+        workers.run(call, 2)
+    assert sorted(called) == [0, 1]

@@ -127,3 +127,24 @@ def test_a_kernel_that_cannot_copy_has_appended_nothing(new, source, tmp_path, m
     assert new.copy(source, 0, 10) == 0
     new.write(b"abc")
     assert (tmp_path / "new.pt").read_bytes() == b"abc"
+
+
+def test_ranges_are_written_in_any_order(new, source, tmp_path):
+    late, early = new.at(6 << 20), new.at(0)
+    late.write(DATA)
+    late.write(b"")
+    early.write(bytes(6 << 20))  # more than the system is advised to write at once
+    after = new.at((6 << 20) + len(DATA))
+    copied = after.copy(source, 10, 20)
+    after.write(DATA[10 + copied : 30])
+    new.skip((6 << 20) + len(DATA) + 20)
+    new.make_durable(None)
+    assert (tmp_path / "new.pt").read_bytes() == bytes(6 << 20) + DATA + DATA[10:30]
+
+
+def test_a_range_that_the_system_does_not_write(tmp_path):
+    (tmp_path / "new.pt").touch()
+    fd = os.open(tmp_path / "new.pt", os.O_RDONLY)
+    with pytest.raises(WriteFailed):
+        NewFile("out.pt", tmp_path / "new.pt", fd).at(3).write(b"1")
+    os.close(fd)

@@ -34,26 +34,44 @@ WHOLE = Span(0, len(LARGE))
 class Collected:
     """A sink in memory."""
 
-    def __init__(self):
-        self.data = bytearray()
+    def __init__(self, data=None, place=0):
+        self.data = bytearray() if data is None else data
+        self.place = place
+
+    is_at_once = False
 
     def clone(self, _source):
         return False
 
+    def at(self, start):
+        return Collected(self.data, start)
+
+    def skip(self, nbytes):
+        assert nbytes == len(self.data) == self.reserved
+
     def reserve(self, nbytes):
         self.reserved = nbytes
+        self.data[:] = bytes(nbytes if self.is_at_once else 0)
 
     def write(self, data):
-        self.data += data
+        self.data[self.place : self.place + len(data)] = data
+        self.place += len(data)
 
     def copy(self, *_place):
         return 0
 
 
-def written(segments, source=EMPTY, **options):
+def written(segments, source=EMPTY, jobs=1, **options):
     sink = Collected()
-    assert write_segments(source, segments, sink, source.path, **options) == len(sink.data) == sink.reserved
+    sink.is_at_once = jobs > 1
+    written = write_segments(source, segments, sink, source.path, jobs=jobs, **options)
+    assert written == len(sink.data) == sink.reserved
     return bytes(sink.data)
+
+
+@pytest.fixture(params=[1, 3], ids=["in turn", "at once"])
+def jobs(request):
+    return request.param
 
 
 def one_buffer(data, block=BLOCK):
@@ -85,15 +103,15 @@ def summed(crc):
     return Summed((FromSource(other, CopySegment(WHOLE)), BytesSegment(b"new"), FromSource(other, stream), inner), crc)
 
 
-def test_a_sum_is_that_of_the_bytes_and_known_to_those_after_it():
+def test_a_sum_is_that_of_the_bytes_and_known_to_those_after_it(jobs):
     crc = RunningCrc()
     segments = [summed(crc), LateSegment(4, lambda: crc.value.to_bytes(4, "little"))]
     wanted = LARGE + b"new" + LARGE + LARGE
     wanted += zlib.crc32(wanted).to_bytes(4, "little")
     assert sum(map(length, segments)) == len(wanted)
-    assert written(segments) == wanted
+    assert written(segments, jobs=jobs) == wanted
     assert b"".join(bytes(block) for block in blocks_of(EMPTY, segments)) == wanted
-    assert written(segments) == wanted
+    assert written(segments, jobs=jobs) == wanted
 
 
 def test_late_bytes_are_made_when_all_bytes_before_them_are_written():
@@ -122,11 +140,11 @@ def test_no_byte_at_all_is_the_right_number_for_an_empty_stream():
     assert written([StreamSegment(0, lambda: iter(())), LateSegment(0, bytes)]) == b""
 
 
-def test_progress_covers_all_sources(files):
+def test_progress_covers_all_sources(files, jobs):
     steps = []
     segments = [FromSource(one, CopySegment(WHOLE)) for one in files] + [summed(RunningCrc())]
     total = sum(map(length, segments))
-    written(segments, progress=lambda done, total: steps.append((done, total)))
+    written(segments, jobs=jobs, progress=lambda done, total: steps.append((done, total)))
     assert [done for done, _ in steps] == sorted({done for done, _ in steps})
     assert steps[-1] == (total, total)
     assert len(steps) > 4 * BUFFERS
@@ -134,7 +152,7 @@ def test_progress_covers_all_sources(files):
 
 @pytest.mark.skipif(not hasattr(os, "copy_file_range"), reason="this system copies no bytes in the kernel")
 @pytest.mark.parametrize("kernel", ["copies", "cannot"])
-def test_the_kernel_copies_from_every_file(files, tmp_path, monkeypatch, kernel):
+def test_the_kernel_copies_from_every_file(files, tmp_path, monkeypatch, kernel, jobs):
     real, used = os.copy_file_range, set()
 
     def copy(source, *rest):
@@ -147,23 +165,23 @@ def test_the_kernel_copies_from_every_file(files, tmp_path, monkeypatch, kernel)
     checked = CopySegment(WHOLE, (CheckedRange(WHOLE, zlib.crc32(LARGE), "data/0"),))
     segments = without_checks([FromSource(one, checked) for one in files])
     with FileSink(str(tmp_path / "out"), force=False) as sink:
-        write_segments(EMPTY, segments, sink, "main")
+        write_segments(EMPTY, segments, sink, "main", jobs=jobs)
         sink.commit()
     assert (tmp_path / "out").read_bytes() == 2 * LARGE
     assert used == {one.fileno() for one in files}
 
 
 @pytest.mark.parametrize("in_sum", [False, True])
-def test_a_mismatch_names_the_file_of_the_record(files, in_sum):
+def test_a_mismatch_names_the_file_of_the_record(files, in_sum, jobs):
     damaged = FromSource(files[1], CopySegment(WHOLE, (CheckedRange(WHOLE, 1, "data/0"),)))
     with pytest.raises(CrcMismatch) as caught:
-        written([Summed((damaged,), RunningCrc()) if in_sum else damaged])
+        written([Summed((damaged,), RunningCrc()) if in_sum else damaged], jobs=jobs)
     assert (caught.value.path, caught.value.record) == (files[1].path, "data/0")
 
 
 @pytest.mark.parametrize("in_sum", [False, True])
 @pytest.mark.parametrize("changed", [0, 1])
-def test_a_file_that_changes_in_the_meantime(files, changed, in_sum):
+def test_a_file_that_changes_in_the_meantime(files, changed, in_sum, jobs):
     def change():
         os.utime(files[changed].path, (1, 1))
         return b"."
@@ -171,7 +189,7 @@ def test_a_file_that_changes_in_the_meantime(files, changed, in_sum):
     segments = tuple(FromSource(one, CopySegment(Span(0, 9))) for one in files)
     segments = (Summed(segments, RunningCrc()),) if in_sum else segments
     with pytest.raises(SourceChanged) as caught:
-        written([*segments, LateSegment(1, change)])
+        written([*segments, LateSegment(1, change)], jobs=jobs)
     assert caught.value.path == files[changed].path
 
 

@@ -15,7 +15,7 @@ import warnings
 from contextlib import contextmanager
 
 CHANGING = (
-    "open", "write", "copy_file_range", "posix_fallocate", "ftruncate", "fsync", "link", "rename", "replace",
+    "open", "write", "pwrite", "copy_file_range", "posix_fallocate", "ftruncate", "fsync", "link", "rename", "replace",
     "symlink", "unlink", "remove", "mkdir", "rmdir", "chmod",
 )  # fmt: skip
 #: The accessor that pathlib uses in Python 3.10; later versions use os.
@@ -82,8 +82,9 @@ def kill_at(place, change):
     """Make a change in another process, and kill it before the call of this number, or halfway through a write."""
 
     def kill(name, arguments):
-        if name == "write":
-            os.writev(arguments[0], [memoryview(arguments[1])[: len(arguments[1]) // 2]])
+        if name in {"write", "pwrite"}:
+            half = memoryview(arguments[1])[: len(arguments[1]) // 2]
+            os.writev(arguments[0], [half]) if name == "write" else os.pwritev(arguments[0], [half], arguments[2])
         os.kill(os.getpid(), signal.SIGKILL)
 
     with warnings.catch_warnings():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from itertools import accumulate
+from threading import Lock, local
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ckptmove.checkpoint.elements import StoredBytes
@@ -41,6 +42,16 @@ class Run(NamedTuple):
         return cls(part, record._replace(shape=(end - start,), stride=(1,), storage_offset=place, nbytes=nbytes))
 
 
+class _Recent(local):
+    """What each thread has read.
+
+    Attributes:
+        last: key of a storage, and its elements.
+    """
+
+    last: tuple[str, AssembledTensor] | None = None
+
+
 class _Elements:
     """The bytes of a storage of a gathered part."""
 
@@ -73,7 +84,8 @@ class GatheredPart(NewTreePart):
         super().__init__("", path, root, limits)
         self._storages = storages
         self._sound: set[str] = set()
-        self._last: tuple[str, AssembledTensor] | None = None
+        self._checking = Lock()
+        self._recent = _Recent()
 
     def storage(self, key: str) -> StoredBytes | None:
         nbytes = 0
@@ -84,10 +96,12 @@ class GatheredPart(NewTreePart):
         return StoredBytes(_Elements(self, key), Span(0, nbytes), self.byteorder)
 
     def assembled(self, key: str) -> AssembledTensor:
-        """The elements of a storage; only those of the last one stay in memory."""
-        if self._last is None or self._last[0] != key:
-            self._last = key, self._assemble([run for run in self._storages[key]() if run.record.nbytes])
-        return self._last[1]
+        """The elements of a storage; of each thread, only those of the last one stay in memory."""
+        last = self._recent.last
+        if last is None or last[0] != key:
+            last = key, self._assemble([run for run in self._storages[key]() if run.record.nbytes])
+            self._recent.last = last
+        return last[1]
 
     @staticmethod
     def _assemble(runs: Sequence[Run]) -> AssembledTensor:
@@ -108,9 +122,10 @@ class GatheredPart(NewTreePart):
             CrcMismatch: if a file is damaged.
             UnreadableInput, LimitExceeded: if one cannot be read.
         """
-        for part in {run.part.name: run.part for run in self._storages[key]()}.values():
-            if part.name not in self._sound:
-                for fact in (*part.check(), *part.flaws()):
-                    if fact.kind == "crc-mismatch":
-                        raise CrcMismatch(part.path, fact.record)
-                self._sound.add(part.name)
+        with self._checking:
+            for part in {run.part.name: run.part for run in self._storages[key]()}.values():
+                if part.name not in self._sound:
+                    for fact in (*part.check(), *part.flaws()):
+                        if fact.kind == "crc-mismatch":
+                            raise CrcMismatch(part.path, fact.record)
+                    self._sound.add(part.name)

@@ -1,7 +1,13 @@
-"""Read the files of a directory or an archive, with only a few open at a time: there may be thousands."""
+"""Read the files of a directory or an archive, with only a few open at a time: there may be thousands.
+
+Several threads can read them.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import contextmanager
+from itertools import cycle
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +37,8 @@ class OpenFiles:
         self.listing = listing
         self._listed = {file.path: file for file in listing.files}
         self._open: dict[str, ByteSource] = {}
-        self._lock = Lock()  # the files of a new directory are written in several threads
+        self._reads: Counter[str] = Counter()
+        self._lock = Lock()
 
     def source(self, path: str) -> ByteSource:
         """Bytes of a file, which need not be closed.
@@ -41,18 +48,25 @@ class OpenFiles:
         """
         return _Reopened(self, path)
 
-    def opened(self, path: str) -> ByteSource:
-        """A file, open until enough other files are read; errors as of :meth:`source`."""
+    @contextmanager
+    def reading(self, path: str) -> Iterator[ByteSource]:
+        """A file that no other thread closes meanwhile; errors as of :meth:`source`."""
         with self._lock:
             source = self._open.pop(path, None)
             if source is None:
-                if len(self._open) == _MOST_OPEN:
-                    self._open.pop(next(iter(self._open))).close()
+                idle = [name for name in self._open if not self._reads[name]]
+                if idle and len(self._open) >= _MOST_OPEN:
+                    self._open.pop(idle[0]).close()
                 source = self.listing.open(path)
             self._open[path] = source
-        if path in self._listed:  # a link to a file of the directory is not listed itself
-            self.listing.require_unchanged(self._listed[path])
-        return source
+            self._reads[path] += 1
+        try:
+            if path in self._listed:  # a link to a file of the directory is not listed itself
+                self.listing.require_unchanged(self._listed[path])
+            yield source
+        finally:
+            with self._lock:
+                self._reads[path] -= 1
 
     def close(self) -> None:
         """Close all files."""
@@ -70,23 +84,31 @@ class _Reopened:
     """
 
     def __init__(self, files: OpenFiles, path: str) -> None:
-        source = files.opened(path)
-        self.path, self.size, self.is_remote = source.path, source.size, source.is_remote
+        with files.reading(path) as source:
+            self.path, self.size, self.is_remote = source.path, source.size, source.is_remote
         self._files, self._name = files, path
 
     def read(self, start: int, end: int) -> bytes:
         """Bytes from ``start`` to ``end`` (exclusive); errors as of the file."""
-        return self._files.opened(self._name).read(start, end)
+        with self._files.reading(self._name) as source:
+            return source.read(start, end)
 
     def read_into(self, start: int, memory: memoryview) -> None:
         """Read bytes from ``start`` on until the memory is full; errors as of the file."""
-        read_into(self._files.opened(self._name), start, memory)
+        with self._files.reading(self._name) as source:
+            read_into(source, start, memory)
 
     def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
-        """The bytes of a span in blocks of at most ``block_bytes``, each valid on its own; errors as of the file."""
-        del buffers  # each block has its own bytes
+        """The bytes of a span in blocks of at most ``block_bytes``, valid as those of a file; errors as of the file."""
         check_within(self, span.start, span.end)
-        step = block_bytes * (_REMOTE_BLOCKS if self.is_remote else 1)
+        if not self.is_remote:
+            rotating = cycle([memoryview(bytearray(min(block_bytes, span.nbytes))) for _ in range(buffers)])
+            for start in range(span.start, span.end, block_bytes):
+                block = next(rotating)[: span.end - start]
+                self.read_into(start, block)
+                yield block
+            return
+        step = block_bytes * _REMOTE_BLOCKS
         for start in range(span.start, span.end, step):
             read = memoryview(self.read(start, min(start + step, span.end)))
             for at in range(0, len(read), block_bytes):

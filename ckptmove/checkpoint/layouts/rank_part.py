@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.checkpoint.elements import StoredBytes, extent_span
@@ -94,6 +95,7 @@ class RankFilesPart(OpenPart):
         self._sound: set[tuple[str, str]] = set()
         #: The shards of the tensors that were read last: a parameter and its moments are read in turn.
         self._recent: dict[str, list[ShardBox] | None] = {}
+        self._lock = Lock()
         # The step counts are read before the files are closed.
         facts = group.facts(f"{name}." if name else "")
         # The tree of the first rank is changed; those of the others need not stay in memory.
@@ -281,11 +283,12 @@ class RankFilesPart(OpenPart):
 
     def _distinct(self, key: str) -> list[ShardBox] | None:
         """The shards of a tensor without replicas; None if they do not cover it, or some bytes are missing."""
-        if key not in self._recent:
-            if len(self._recent) == _MOST_RECENT:
-                self._recent.pop(next(iter(self._recent)))
-            self._recent[key] = self._find_distinct(key)
-        return self._recent[key]
+        with self._lock:
+            if key not in self._recent:
+                if len(self._recent) == _MOST_RECENT:
+                    self._recent.pop(next(iter(self._recent)))
+                self._recent[key] = self._find_distinct(key)
+            return self._recent[key]
 
     def _find_distinct(self, key: str) -> list[ShardBox] | None:
         found: dict[Chunk, ShardBox] = {}

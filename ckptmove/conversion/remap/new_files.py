@@ -20,7 +20,7 @@ from ckptmove.io.contracts import FromSource, StreamSegment
 from ckptmove.io.cut import cut
 from ckptmove.io.locations import stem
 from ckptmove.io.outputs import do_nothing
-from ckptmove.io.part import MemorySource
+from ckptmove.io.part import MemorySource, read_into
 from ckptmove.io.segments import length
 from ckptmove.io.spool import Spool
 from ckptmove.pickles.tree import nodes
@@ -223,11 +223,14 @@ def merged_metadata(parts: Collection[OpenPart]) -> dict[str, str]:
     return found
 
 
-def _blocks(stored: StoredBytes, check: Callable[[], None]) -> Iterator[bytes]:
+def _blocks(stored: StoredBytes, check: Callable[[], None]) -> Iterator[memoryview]:
     """Bytes of a tensor that is assembled from pieces. They are not read in order, so they are checked before."""
     check()
+    buffer = memoryview(bytearray(min(_BLOCK, stored.span.nbytes)))
     for start in range(stored.span.start, stored.span.end, _BLOCK):
-        yield stored.source.read(start, min(start + _BLOCK, stored.span.end))
+        block = buffer[: stored.span.end - start]
+        read_into(stored.source, start, block)
+        yield block
 
 
 def _own_key(part: OpenPart, key: str) -> str:

@@ -10,6 +10,7 @@ import shutil
 import tarfile
 import tracemalloc
 import zipfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from safetensors import safe_open
 
 import ckptmove
 from ckptmove.checkpoint.layouts import open_files
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.comparison.differences import Change, Gap, Uncompared
 from ckptmove.errors import (
     CrcMismatch,
@@ -484,6 +486,18 @@ def test_limits_hold_for_both_sides(build):
 
 
 # --- files while they are compared -----------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_read_stays_open(build, monkeypatch):
+    monkeypatch.setattr(open_files, "_MOST_OPEN", 2)
+    folder = str(build.sharded("one", shards=4))
+    with open_checkpoint(folder) as checkpoint, ExitStack() as reads:
+        files = open_files.OpenFiles(checkpoint.listing)
+        reads.callback(files.close)
+        paths = [file.path for file in checkpoint.listing.files]
+        sources = [reads.enter_context(files.reading(path)) for path in paths]
+        for path, source in zip(paths, sources, strict=True):
+            assert source.read(0, 1) == files.source(path).read(0, 1)
 
 
 def test_no_more_than_a_few_files_are_open(build, monkeypatch):
