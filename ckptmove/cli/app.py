@@ -14,7 +14,7 @@ from ckptmove.cli.config import load_config
 from ckptmove.cli.configured import ConfiguredCommand, TypedCommand, settings_of
 from ckptmove.cli.examples import epilog
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
-from ckptmove.cli.paths import as_operand, checkpoint_paths, download_paths, single_path
+from ckptmove.cli.paths import as_operand, download_paths, single_path
 from ckptmove.cli.ranks import own_rank
 from ckptmove.cli.render.renderer import Renderer
 from ckptmove.cli.render.report_files import reporting
@@ -192,6 +192,7 @@ def convert(
     from ckptmove.api.arguments import move_request
     from ckptmove.api.functions import with_default_output
     from ckptmove.cli import convert_command
+    from ckptmove.cli.search import searched_paths
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.conversion.remap.options import remap_options
     from ckptmove.conversion.shards import parse_size
@@ -216,7 +217,7 @@ def convert(
         remap=changes,
     )
     convert_command.require_paths(paths or (), context.params)
-    found = checkpoint_paths(paths or (), config, "convert")
+    found = searched_paths(paths or (), config, "convert")
     outputs = convert_command.outputs(found, output, output_dir, is_sharded=shard_size is not None)
     requests = [
         ConvertRequest(
@@ -338,6 +339,7 @@ def verify(
     Needs torch. A device that this machine lacks is simulated on the CPU, and the verdict says so. Exits 1 if a check
     fails.
     """
+    from ckptmove.cli.search import searched_paths
     from ckptmove.cli.verify_command import run_verify
     from ckptmove.conversion.remap.options import remap_options
     from ckptmove.conversion.shards import parse_size
@@ -347,7 +349,7 @@ def verify(
     config: Config = context.obj
     reported = selection(select or (), (*config.ignore, *(ignore or ())))
     changes = remap_options(**expected)
-    found = checkpoint_paths(paths or (), config, "verify")
+    found = searched_paths(paths or (), config, "verify")
     copies = download_paths(found, download)
     requests = [
         VerifyRequest(

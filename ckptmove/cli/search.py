@@ -1,4 +1,4 @@
-"""The checkpoints of ``inspect``: paths, globs, and with ``**`` at the end of a path all checkpoints below a folder."""
+"""The checkpoints of a command: paths, globs, and with ``**`` at the end of a path all checkpoints below a folder."""
 
 from __future__ import annotations
 
@@ -80,6 +80,18 @@ def find_targets(words: Sequence[str], config: Config, share: str | None) -> Tar
     for one in found:  # the text of an address has no credentials, which may be all that tells two of them apart
         single.setdefault(one.path.url if isinstance(one.path, Address) else one.path, one)
     return Targets([one for one in single.values() if one.error is not None or belongs(one.path)], left_out)
+
+
+def searched_paths(words: Sequence[str], config: Config, command: str) -> tuple[str, ...]:
+    """The paths of a command, as of :func:`find_targets`; a search without a result stays, and is reported as missing.
+
+    Raises:
+        UsageError, NothingConfigured: as of :func:`ckptmove.cli.paths.checkpoint_paths`.
+    """
+    patterns = words or config.checkpoints
+    if not any(map(_SEARCH.fullmatch, patterns)):
+        return checkpoint_paths(words, config, command)
+    return tuple(target.path for target in find_targets(words, config, None).targets)
 
 
 def identified(target: Target) -> Target:

@@ -243,11 +243,15 @@ def accelerated(folder):
         ("simulated", Site("cuda:0", "simulated", unavailable_reason() or "")),
         ("stray", Site("cuda:0", "simulated", unavailable_reason() or "")),
         ("too_old", Site("cuda:0", "simulated", "this torch is too old")),
+        ("required", Site("cuda:0", "simulated", unavailable_reason() or "")),
+        ("required_too_old", Site("cuda:0", "simulated", "this torch is too old")),
     ):
         own = site._replace(target=f"cuda:{dist.get_rank()}")
         worker.find_site = lambda _, own=own: own
         messages = found[name] = []
-        request = VerifyRequest(str(folder / "fsdp"), to=own.target, case=f"mesh_cases:{name}", devices=4)
+        is_required = name.startswith("required")
+        case = f"mesh_cases:{'simulated' if is_required else name}"
+        request = VerifyRequest(str(folder / "fsdp"), to=own.target, case=case, devices=4, require_device=is_required)
         worker.answer(request, messages.append)
         dist.barrier()
     worker.find_site = lambda _: Site("cpu", "real")

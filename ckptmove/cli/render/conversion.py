@@ -88,8 +88,9 @@ def plan_lines(page: Page, plan: MovePlan, *, verbose: bool) -> Iterator[str]:
     """The changes, with similar ones in one row unless ``verbose``; and the tensors that stay, with reasons."""
     if plan.edits:
         yield from _edits(page, [(edit,) for edit in plan.edits] if verbose else _alike(plan.edits))
-    for flag in plan.flags:
-        yield page.cut(f"set {clean(flag.where)}: {clean(flag.source)} -> {clean(flag.target)} ({flag.reason})")
+    yield from _first(page, [
+        f"set {clean(flag.where)}: {clean(flag.source)} -> {clean(flag.target)} ({flag.reason})" for flag in plan.flags
+    ], verbose=verbose)  # fmt: skip
     yield from _remapping(page, plan, verbose=verbose)
     # If nothing moves, only tensors that --keep holds back are worth a line.
     kept = tuple(one for one in plan.kept if verbose or not plan.is_empty or one.reason == _KEEP)

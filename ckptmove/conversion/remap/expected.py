@@ -149,7 +149,8 @@ def _opened(
 ) -> OpenCheckpoint:
     if result.is_file:
         part = ExpectedPart("", original.path, _table(result) if is_new_table else result.root, result, limits)
-        part.is_distributed = is_new_table  # a table stores neither strides nor classes
+        # Neither a table nor a distributed checkpoint stores strides and classes of dicts.
+        part.is_distributed = is_new_table or all(one.is_distributed for one in original.parts)
         if is_table and original.is_whole:
             part.put_at(0, original.parts[0].extras())
         return replace(original, inventory=part.inventory, parts=(part,), listing=None, links={}, others=(), top="")

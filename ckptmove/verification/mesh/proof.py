@@ -41,6 +41,7 @@ class Setting(NamedTuple):
         checkpoint: the checkpoint.
         place: the target.
         label: name of the target.
+        lacking: why the step fails even without a fault, if a real target is required; empty otherwise.
         seed: seed of the gradients.
         exact: whether results must equal those of a single process bit for bit.
         emit: called on the first rank with each check, as of :func:`check_to_json`, and the faults of its ranks.
@@ -50,6 +51,7 @@ class Setting(NamedTuple):
     checkpoint: OpenCheckpoint
     place: StepDevice
     label: str
+    lacking: str
     seed: int
     exact: bool
     emit: Emit
@@ -168,7 +170,11 @@ class Proof:
         detail += f", {amount(idle, 'shard')} with a learning rate of 0" * bool(idle)
         still = [] if moved or below or idle == count else ["neither a parameter nor a moment changed"]
         figures = {"optimizer": name, "shards": count, "moved": moved}
-        return self._settle("step", [one.faults + still for one in found], detail, named=True, **figures)
+        faults = [one.faults + still for one in found]
+        if self._setting.lacking and not any(faults):
+            by_rank = [[self._setting.lacking]] + [[]] * (self._ranks.size - 1)
+            return self._settle("step", by_rank, detail, named=False, **figures)
+        return self._settle("step", faults, detail, named=True, **figures)
 
     def _parity(self, subject: Subject, stored: StoredState) -> bool:
         why_not = why_not_elementwise(subject.optimizers)

@@ -32,6 +32,7 @@ from ckptmove.verification.place import find_site
 from ckptmove.verification.processes.uncompiled import leave_out_dynamo
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.simulated.errors import CrossDeviceError
+from ckptmove.verification.step.verdicts import missing_device
 from ckptmove.verification.worker import run as share_checks
 
 if TYPE_CHECKING:
@@ -163,10 +164,12 @@ class _Rank:
         request = self._request
         ranks = Ranks(self._enter, request.timeout)
         site = find_site(request.to or "cpu")
+        lacking = missing_device(site) if request.require_device and site.mode == "simulated" else ""
         if site.reason:
             reason = f"there is no {site.target} here, and it cannot be simulated: {site.reason}"
             for name in MESH_CHECKS if ranks.rank == 0 else ():
-                self._emit({"check": check_to_json(skipped(name, reason))})
+                fails = lacking and name == "step"
+                self._emit({"check": check_to_json(failed(name, lacking) if fails else skipped(name, reason))})
             return
         with ExitStack() as stack:
             checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
@@ -181,7 +184,8 @@ class _Rank:
             with group_is_there():
                 case = self._case = called(entrance.load(), place.device, case_name)
             label = site._replace(target=site.target.partition(":")[0]).label  # each rank has a device of its own
-            setting = Setting(ranks, checkpoint, place, label, request.seed, site.mode != "real", self._emit)
+            exact = site.mode != "real"
+            setting = Setting(ranks, checkpoint, place, label, lacking, request.seed, exact, self._emit)
             Proof(setting).run(case)
 
     def _enter(self, check: str) -> None:

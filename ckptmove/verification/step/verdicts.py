@@ -85,18 +85,22 @@ def without_step(reason: str, report: StepReport) -> tuple[CheckResult, CheckRes
 
 def not_proven(report: StepReport) -> tuple[CheckResult, CheckResult, CheckResult]:
     """The results if this machine neither has the target nor can simulate it: a failure, because nothing is proven."""
-    reason = f"not proven: there is no {report.site.target} here, {_not_simulated(report)}"
+    reason = f"not proven: there is no {report.site.target} here, {_not_simulated(report.site)}"
     return failed("step", reason), skipped("parity", _NO_STEP), skipped("fresh", _NO_STEP)
 
 
+def missing_device(site: Site) -> str:
+    """Why a step on a simulated device fails, if the device is required."""
+    instead = f", {_not_simulated(site)}" if site.reason else ": it was only simulated"
+    return f"{Argument('require_device')}: there is no {site.target} here{instead}"
+
+
 def _no_device(report: StepReport, **figures: object) -> CheckResult:
-    instead = f", {_not_simulated(report)}" if report.site.reason else ": it was only simulated"
-    reason = f"{Argument('require_device')}: there is no {report.site.target} here{instead}"
-    return failed("step", reason, **figures)
+    return failed("step", missing_device(report.site), **figures)
 
 
-def _not_simulated(report: StepReport) -> str:
-    return f"and it cannot be simulated: {report.site.reason}"
+def _not_simulated(site: Site) -> str:
+    return f"and it cannot be simulated: {site.reason}"
 
 
 def _step(tally: TrialTally, report: StepReport) -> CheckResult:

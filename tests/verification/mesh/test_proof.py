@@ -63,6 +63,7 @@ OF_FILES = [
 ]
 UNUSABLE = ["output", "three", "no_state", "shared_optimizer", "other_state", "type_local"]
 REFUSED = ["consolidated to average", "twice", "namespace"]
+SIMULATED = ["simulated", "stray", "too_old", "required", "required_too_old"]
 RESHARDED = ["fsdp to hsdp", "fsdp to tp", "fsdp to ddp", "fsdp to plain"]
 
 
@@ -81,10 +82,27 @@ def facts_in(messages):
     return {name: value for one in messages if "fact" in one for name, value in one["fact"].items()}
 
 
+def check_simulated(answers, first):
+    if unavailable_reason() is None:
+        status = {check: one["status"] for check, one in checks_in(first["simulated"]).items()}
+        assert status == dict.fromkeys([*ORDER, "rank"], "passed")
+        assert "4 ranks of cuda (simulated)" in checks_in(first["simulated"])["step"]["detail"]
+        for messages in answers["stray"]:
+            rank = checks_in(messages)["rank"]
+            assert rank["evidence"]["check"] == "case"
+            assert "criterion.weight" in rank["detail"]
+        required = checks_in(first["required"])
+        assert [one for one in ORDER if required[one]["status"] == "failed"] == ["step"]
+        assert required["restore"]["status"] == "passed"
+    assert {checks_in(first["too_old"])[check]["status"] for check in ORDER} == {"skipped"}
+    status = {check: one["status"] for check, one in checks_in(first["required_too_old"]).items()}
+    assert status == {**dict.fromkeys(ORDER, "skipped"), "step": "failed", "rank": "passed"}
+
+
 def test_every_layout_passes_and_every_fault_is_found(tmp_path):
     answers = answers_of(tmp_path)
     first = {scenario: ranks[0] for scenario, ranks in answers.items()}
-    assert {*answers} == {*mesh_driver.SCENARIOS, "simulated", "stray", "too_old", "accelerator", "late"}
+    assert {*answers} == {*mesh_driver.SCENARIOS, *SIMULATED, "accelerator", "late"}
 
     healthy = [
         name
@@ -141,15 +159,7 @@ def test_every_layout_passes_and_every_fault_is_found(tmp_path):
         assert late["check"] == "case"
         assert "mesh_driver.py" in late["where"]
         assert not late["waits"]
-    if unavailable_reason() is None:
-        status = {check: one["status"] for check, one in checks_in(first["simulated"]).items()}
-        assert status == dict.fromkeys([*ORDER, "rank"], "passed")
-        assert "4 ranks of cuda (simulated)" in checks_in(first["simulated"])["step"]["detail"]
-        for messages in answers["stray"]:
-            rank = checks_in(messages)["rank"]
-            assert rank["evidence"]["check"] == "case"
-            assert "criterion.weight" in rank["detail"]
-    assert {checks_in(first["too_old"])[check]["status"] for check in ORDER} == {"skipped"}
+    check_simulated(answers, first)
     assert checks_in(first["accelerator"])["step"]["status"] == "passed"
     # Only the first rank answers the checks; the others tell how they ended.
     assert all([*checks_in(one)] == ["rank"] for ranks in answers.values() for one in ranks[1:] if checks_in(one))
