@@ -282,7 +282,7 @@ def _(error: errors.MustBeUnpacked) -> str:
 
 @hint_for.register(errors.DistributedFile)
 def _(error: errors.DistributedFile) -> str:
-    return f"give its directory: ckptmove inspect {quoted(_folder_of(error.path or ''))}"
+    return f"give its directory: {quoted(_folder_of(error.path or ''))}"
 
 
 def _has_folder(error: errors.CkptMoveError) -> bool:
@@ -430,6 +430,11 @@ def _(error: remap_errors.SharedStorage) -> str:
 @hint_for.register(remap_errors.NotCastable)
 def _(error: remap_errors.NotCastable) -> str:
     return Phrase("leave it out: ", Argument("drop", error.name))
+
+
+@hint_for.register(remap_errors.ShardNotCastable)
+def _(_: remap_errors.ShardNotCastable) -> str:
+    return Phrase("gather the shards of all ranks, from their directory to one file: ", _ONE_FILE)
 
 
 @hint_for.register(errors.ChangeFailed)

@@ -166,7 +166,7 @@ def _retyped_hint(error: CkptMoveError, hint: str, words: Sequence[str]) -> str:
         return f"did you mean: {retyped(PROGRAM, words, error.word, f'{error.option}={error.word}')}"
     if isinstance(error, InPlaceImpossible):
         new = command_line([PROGRAM, *(word for word in words if word != "--in-place")])
-        return f"write a new one, named by --output NEW: {new}"
+        return f"write a new one: {new} --output NEW"
     if type(error) is UnsupportedDtype and words[0] == "convert":  # not its subclass, which --cast cannot help
         return f"{hint}: {command_line([PROGRAM, 'convert', '--cast', *words[1:]])}"
     return hint

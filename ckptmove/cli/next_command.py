@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.api import functions as api
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer
     from ckptmove.model import Inventory
 
-#: Findings that no other command helps with: bytes are lost, or loading the file is an attack.
-_HOPELESS: Final = frozenset({"F801", "F802", "S702"})
+#: Findings that no other command helps with: bytes or files are lost or of another save, or loading the file is an
+#: attack.
+_HOPELESS: Final = frozenset({"F801", "F802", "F807", "F808", "F810", "S702"})
 
 
 def after_inspection(answer: InspectAnswer) -> str:
@@ -41,7 +43,9 @@ def after_inspection(answer: InspectAnswer) -> str:
         target = available_device(parse_target(answer.expectation.device), Context(device_count=request.device_count))
         return command_line(["ckptmove", "convert", path, "--to", target])
     if isinstance(inventory, DirectoryInventory) and inventory.form is None and inventory.checkpoints:
-        return command_line(["ckptmove", "inspect", posixpath.join(path, inventory.checkpoints[-1])])
+        last = inventory.checkpoints[-1]
+        last = posixpath.dirname(last) or "**" if "*" in last else last  # files of ranks: their folder
+        return command_line(["ckptmove", "inspect", posixpath.join(path, last)])
     fix: str | None = next((finding.fix for finding in findings if isinstance(finding.fix, Command)), None)
     if fix is None and any(finding.code == "S701" for finding in findings):
         from ckptmove.findings.context import remap_command
@@ -81,8 +85,10 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
     verify = ["ckptmove", "verify", output]
     against = []
     if not answer.result.in_place and (request.remap != Remap() or answer.result.plan.format):
-        # verify reads local originals only
-        against = [] if isinstance(answer.request.path, Address) else ["--against", answer.request.path]
+        # verify reads local originals only, and one that holds the new file is another checkpoint now
+        original = answer.request.path
+        is_lost = isinstance(original, Address) or Path(output).resolve().is_relative_to(Path(original).resolve())
+        against = [] if is_lost else ["--against", original]
         against += _remap_words(request.remap) if against else []
     if request.to and all(
         target == request.to for source, target in request.mapping if ("map", source) not in unmatched

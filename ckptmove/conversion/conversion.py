@@ -130,8 +130,10 @@ class Conversion:
                 Phrase(
                     "convert needs a target, ",
                     Argument("to", "DEVICE"),
-                    ", or another change, for example ",
+                    ", another change, for example ",
                     Argument("strip_prefix", True),
+                    ", or another format: ",
+                    Argument("output", "X.pth"),
                 )
             )
         is_remap = move.remap != Remap() or self.format != "same"

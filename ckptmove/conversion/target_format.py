@@ -59,4 +59,5 @@ def target_format(output: str | None, default_output: str, inventory: Inventory,
     if suffix in TORCH_SUFFIXES:
         return "torch"
     container = form or inventory.container
-    raise OutputSuffix(output, typed, container, root + ("" if container == "directory" else source))
+    is_folder = form is None and isinstance(inventory, DirectoryInventory)
+    raise OutputSuffix(output, typed, container, root + ("" if is_folder else source))

@@ -214,6 +214,13 @@ class SharedStorage(NotCastable):
         self.role = role
 
 
+class ShardNotCastable(NotCastable):
+    """``--dtype`` selects a DTensor in the file of one rank."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "it is a shard of a tensor, in the file of one rank")
+
+
 class NotInFormat(Refused):
     """The format of the output cannot hold some entries of the checkpoint.
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
-from ckptmove.conversion.remap.errors import NotCastable, SharedStorage
+from ckptmove.conversion.remap.errors import NotCastable, ShardNotCastable, SharedStorage
 from ckptmove.errors import UsageError
+from ckptmove.formats.local_shards import CLASSES
 from ckptmove.io.cast import CAST_BLOCK, cast_blocks
 from ckptmove.io.contracts import CastSegment, CopySegment, FromSource, InflateSegment, StreamSegment
 from ckptmove.io.cut import cut, in_blocks
@@ -333,6 +334,8 @@ def _target(record: TensorRecord, targets: Mapping[str, str]) -> str | None:
         return None
     if record.role == "optimizer" and (not record.shape or record.name.endswith(".step")):
         return None
+    if record.subclass in CLASSES and record.dtype != target:
+        raise ShardNotCastable(record.name)
     if record.kind in _NAMES_DTYPE and is_floating(record.dtype) and record.dtype != target:
         raise NotCastable(record.name, f"it is a {record.kind} tensor")
     return target
