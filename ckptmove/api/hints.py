@@ -282,7 +282,7 @@ def _(error: errors.MustBeUnpacked) -> str:
 
 @hint_for.register(errors.DistributedFile)
 def _(error: errors.DistributedFile) -> str:
-    return f"give its directory: {quoted(_folder_of(error.path or ''))}"
+    return f"give its directory: ckptmove inspect {quoted(_folder_of(error.path or ''))}"
 
 
 def _has_folder(error: errors.CkptMoveError) -> bool:

@@ -139,7 +139,7 @@ class _DirectoryWriter:
             write_segments(source, [CopySegment(Span(0, source.size), checks)], sink, source.path, count)
 
     def _counted(self) -> Progress:
-        """Progress of one file as a part of the total; it raises Stopped once another file has failed."""
+        """Progress of one file as a part of the total; it raises CallStopped once another file has failed."""
         before = 0
 
         def count(done: int, _of_the_file: int) -> None:

@@ -39,7 +39,7 @@ def at_once(call: Callable[[_Item], _Result], items: Iterable[_Item], jobs: int)
         yield result
 
 
-class Stopped(Exception):
+class CallStopped(Exception):
     """A call stops, because another one failed or the user interrupted the program."""
 
 
@@ -72,15 +72,15 @@ class Workers(Generic[_Item]):
                 self._is_over = True
 
     def go_on(self) -> None:
-        """Raise Stopped if another call failed or the user interrupted the program."""
+        """Raise CallStopped if another call failed or the user interrupted the program."""
         if self._is_over:
-            raise Stopped
+            raise CallStopped
 
     def _work(self, call: Callable[[_Item], None]) -> None:
         try:
             while (item := self._next()) is not None:
                 call(item)
-        except Stopped:
+        except CallStopped:
             return
         except BaseException:
             self._is_over = True

@@ -5,8 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate, compress
-from operator import not_
+from itertools import accumulate
 from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -168,11 +167,11 @@ def _write_at_once(
         for _ in steps(one):
             workers.go_on()
 
-    is_late = [isinstance(segment, LateSegment) for segment, _ in placed]
-    workers = Workers(compress(placed, map(not_, is_late)))
+    workers = Workers(one for one in placed if not isinstance(one[0], LateSegment))
     workers.run(write, jobs)
-    for late in compress(placed, is_late):
-        deque(steps(late), maxlen=0)
+    for one in placed:
+        if isinstance(one[0], LateSegment):
+            deque(steps(one), maxlen=0)
 
 
 def _sources(segments: Iterable[Segment]) -> Iterator[ByteSource]:

@@ -71,7 +71,7 @@ HARMLESS_OS = {
     "SEEK_SET", "altsep", "close", "copy_file_range", "cpu_count", "curdir", "dup", "dup2", "devnull", "environ",
     "fdatasync", "fdopen", "fsdecode", "fsencode", "fspath", "fstat", "fsync", "ftruncate", "getcwd",
     "geteuid", "getpgrp", "getpid", "isatty", "link", "listdir", "lseek", "open", "path", "pathsep", "posix_fadvise",
-    "pipe", "posix_fallocate", "pread", "preadv", "read", "readlink", "readv", "rename", "replace",
+    "pipe", "posix_fallocate", "pread", "preadv", "pwrite", "read", "readlink", "readv", "rename", "replace",
     "scandir", "sched_getaffinity", "sep", "stat", "stat_result", "strerror", "uname", "unlink", "urandom",
     "utime", "walk", "write", "writev",
 }  # fmt: skip

@@ -394,3 +394,15 @@ def test_verify_has_a_line_for_each_checkpoint(say, validator) -> None:
 
 def test_an_inspection_has_no_version_without_lines(ask) -> None:
     assert ask("inspect", "run.pth")["checkpoints"][0]["version"] is None
+
+
+@pytest.mark.parametrize("command", ["convert", "verify"])
+def test_other_commands_search_too(say, ask, runs, bench, command) -> None:
+    for name in ("dcp", "hf"):
+        shutil.copytree(runs / name, bench / "some" / name)
+    shutil.copy(SAMPLES / "tutorial-sgd-cpu.pth", bench / "some")
+    words = {"convert": ["--to", "cpu", "--output-dir", "new", "--dry-run"], "verify": ["--sample", "1"]}[command]
+    found = ask(command, "some/**", "-q", *words)
+    paths = sorted(one["path"] for one in found["conversions" if command == "convert" else "results"])
+    assert paths == ["some/dcp/step-3", "some/hf", "some/tutorial-sgd-cpu.pth"]
+    assert say(command, "none/**", *words).code == 3

@@ -20,6 +20,7 @@ from ckptmove.checkpoint.layouts.rank_shards import differing_replicas, group_by
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.cli.app import app
+from ckptmove.conversion.remap.errors import ShardNotCastable
 from ckptmove.errors import CrcMismatch, DamagedArchive, MissingShard, UsageError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
@@ -638,3 +639,19 @@ def test_each_tree_of_the_part_has_the_same_keys(saved, where) -> None:
         (part,) = found.parts
         keys = [{str(node.pid.items[2]) for node in nodes(part.tree()) if type(node) is Persistent} for _ in range(2)]
     assert keys[0] == keys[1] == {storage.key for storage in found.inventory.storages}
+
+
+def test_several_of_them_are_named_by_their_folders(saved, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        shutil.copytree(saved / "verl", Path("runs", name))
+    assert CliRunner().invoke(app, ["inspect", "runs"]).stderr.endswith("next: ckptmove inspect runs/b\n")
+
+
+def test_a_dtype_is_for_the_whole_tensors(saved, tmp_path) -> None:
+    with pytest.raises(ShardNotCastable):
+        ckptmove.convert(saved / "verl", dtype="bfloat16", output=tmp_path / "new")
+    ckptmove.convert(saved / "verl", dtype="bfloat16", output=tmp_path / "new.pth")
+    model = torch.load(tmp_path / "new.pth", weights_only=True)["model_world_size_4_rank_*"]
+    assert {one.dtype for one in model.values() if one.is_floating_point()} == {torch.bfloat16}
+    ckptmove.convert(saved / "verl", dtype="float32", output=tmp_path / "same", to="cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import io
 import pickle
 import shutil
@@ -9,11 +10,13 @@ import zipfile
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.cli.app import app
 from ckptmove.conversion.remap.errors import SavedWhole
-from ckptmove.errors import CrcMismatch
+from ckptmove.errors import CrcMismatch, OutputSuffix
 from ckptmove.verification.restored import pieces as restore_pieces
 from ckptmove.verification.restored.loaded import Loaded, LoadedFiles
 from ckptmove.verification.restored.numbers import NumbersTally
@@ -186,3 +189,29 @@ def test_state_of_megatron_is_no_parameter(distributed, tmp_path):
     tree = {"0.weight": torch.ones(2), "optimizer.state.exp_avg.0.weight": torch.ones(2)}
     torch.save(tree, tmp_path / "run.pth")
     assert [one.role for one in ckptmove.inspect(tmp_path / "run.pth").inventory.tensors] == ["model", "optimizer"]
+
+
+def test_a_part_of_it_may_have_another_class_of_dict(distributed, tmp_path):
+    tree = {"model": collections.OrderedDict(weight=torch.arange(3.0)), "step": 3}
+    folder = distributed.save(tmp_path / "run", tree)
+    torch.save(tree["model"], tmp_path / "model.pth")
+    assert ckptmove.verify(tmp_path / "model.pth", against=folder, as_root="model").ok
+    tree["model"]["weight"][1] = 7
+    torch.save(tree["model"], tmp_path / "model.pth")
+    assert not ckptmove.verify(tmp_path / "model.pth", against=folder, as_root="model").ok
+
+
+def test_a_new_file_in_the_directory_is_verified_alone(distributed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    distributed.save(tmp_path / "run", {"weight": torch.ones(2)})
+    said = CliRunner().invoke(app, ["convert", "run", "-o", "run/new.pth"])
+    assert said.stderr.endswith("next: ckptmove verify run/new.pth\n")
+    said = CliRunner().invoke(app, ["convert", "run", "-o", "new.pth", "--only", "model"])
+    assert said.stderr.endswith("next: ckptmove verify new.pth --against run --only model\n")
+
+
+def test_the_suffix_of_another_format(distributed, tmp_path):
+    folder = distributed.save(tmp_path / "run", {"weight": torch.ones(2)})
+    with pytest.raises(OutputSuffix) as caught:
+        ckptmove.convert(folder, to="cpu", output="new.onnx")
+    assert caught.value.instead == "new"
