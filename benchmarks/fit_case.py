@@ -93,17 +93,17 @@ def case(device: torch.device) -> ckptmove.Case:
     return ckptmove.Case(model, optimizer, batch=torch.randint(WORDS, (1, 4097)), step=step)
 
 
-def make(folder: Path) -> None:
-    """Write the metadata of the checkpoint, and files without content."""
+def make(folder: Path, ranks: int = RANKS) -> None:
+    """Write the metadata of a checkpoint that some ranks saved, and files without content."""
     with torch.device("meta"):
         shapes = {name: one.shape for name, one in Llama().named_parameters()}
-    ends, where = [0] * RANKS, {}
+    ends, where = [0] * ranks, {}
     tensors: dict[str, Any] = {}
     names = {f"model.{name}": shape for name, shape in shapes.items()}
     for key in ("exp_avg", "exp_avg_sq"):
         names |= {f"optim.state.{name}.{key}": shape for name, shape in shapes.items()}
     for name, shape in names.items():
-        rows, pieces = -(-shape[0] // RANKS), []
+        rows, pieces = -(-shape[0] // ranks), []
         for rank, first in enumerate(range(0, shape[0], rows)):
             offsets = torch.Size([first, *[0] * (len(shape) - 1)])
             sizes = torch.Size([min(rows, shape[0] - first), *shape[1:]])

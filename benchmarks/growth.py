@@ -42,6 +42,16 @@ import sys, torch
 count = int(sys.argv[2])
 torch.save({"model": {f"layers.{i}.weight": view for i, view in enumerate(torch.zeros(count, 8))}}, sys.argv[1])
 """
+#: The ``.metadata`` of a 70B model with AdamW, and files that are holes.
+MAKE_RANKS = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from fit_case import make
+folder = Path(sys.argv[1])
+folder.mkdir()
+make(folder, int(sys.argv[2]))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,7 @@ class Kind:
 
 KINDS = (
     Kind("tensors", MAKE_TENSORS, (10_000, 100_000, 1_000_000), ("inspect", "convert", "torch.load")),
+    Kind("ranks of `dcp.save`, 70B with AdamW", MAKE_RANKS, (64, 512), ("inspect",)),
     Kind("records (zip64)", MAKE_TENSORS, (35_000, 70_000), ("inspect --check", "convert", "convert --in-place")),
     Kind("bytes (sparse)", MAKE_HOLE, (500_000_000, 5_000_000_000), ("inspect", "convert --in-place", "mmap=True")),
     Kind("views of a storage", MAKE_VIEWS, (1_000, 10_000, 100_000), ("inspect", "convert", "torch.load")),
@@ -96,7 +107,7 @@ def measure(kind: Kind, largest: int, folder: Path) -> None:
             contender.run()
             output.unlink(missing_ok=True)
             rows[name].append((size, contender))
-        source.unlink()
+        shutil.rmtree(source) if source.is_dir() else source.unlink()
     for found in rows.values():
         before: tuple[int, float, int] | None = None
         for size, contender in found:
