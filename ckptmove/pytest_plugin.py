@@ -39,9 +39,9 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     globs = config.getoption("--ckptmove")
     if globs:
         from ckptmove.cli.config import Config
-        from ckptmove.cli.search import searched_paths
+        from ckptmove.cli.paths import checkpoint_paths
 
-        paths = searched_paths(globs, Config(), "verify")
+        paths = checkpoint_paths(globs, Config(), "verify")
         found = [CheckpointItem.from_parent(session, name=path, nodeid=f"ckptmove::{path}") for path in paths]
         items += found
         config.hook.pytest_collectreport(report=pytest.CollectReport("ckptmove", "passed", None, [*found]))

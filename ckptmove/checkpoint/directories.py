@@ -86,7 +86,8 @@ class DirectoryInventory(Inventory):
         files: files that are checkpoints, in the order of their tensors.
         form: format of the archive; None for a directory.
         is_incomplete: whether a file could not be read and was left out.
-        partitioned: numbers of elements of the parameters that only ZeRO's partitions hold, by dtype.
+        partitioned: numbers of elements of the parameters in ZeRO's partitions, by dtype; of one checkpoint if all have
+            the same.
     """
 
     files: tuple[FileRecord, ...]

@@ -12,8 +12,8 @@ from ckptmove.torch_facts.optimizers import TABLE
 
 #: What a rank of ZeRO saves of its optimizer.
 ZERO_FILE: Final = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+\w*_optim_states\.pt")
-#: What a later data-parallel rank of ZeRO stage 3 saves of the model: the buffers that the first one saves too.
-LATER_MODEL_FILE: Final = re.compile(r".*zero_pp_rank_0*[1-9]\d*_mp_rank_\d+_model_states\.pt")
+#: What a data-parallel rank of ZeRO stage 3 saves of the model: the same buffers as the others. The rank is a group.
+STAGE_3_FILE: Final = re.compile(r".*zero_pp_rank_0*(\d+)_mp_rank_\d+_model_states\.pt")
 #: A file of a universal checkpoint of DeepSpeed: the fp32 values or one kind of state of one parameter
 #: (deepspeed/checkpoint/ds_to_universal.py).
 UNIVERSAL_FILE: Final = re.compile(

@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
-from ckptmove.checkpoint.file_names import LATER_MODEL_FILE
+from ckptmove.checkpoint.file_names import STAGE_3_FILE
 from ckptmove.checkpoint.state_dicts import parameters_by_state_dict
 from ckptmove.checkpoint.trainers import COUNTER_KEYS, Counters, agreed, read_counters
 from ckptmove.model import OPAQUE
@@ -59,9 +59,10 @@ def summarize(checkpoint: OpenCheckpoint) -> CheckpointSummary:
     if counters.step is None:
         counters = agreed((counters, *map(_tensor_counters, checkpoint.parts)))
     dtypes: dict[str, int] = {}
-    if isinstance(inventory, DirectoryInventory):
-        dtypes.update(inventory.partitioned)
-    for record in counted_parameters(inventory):
+    records = counted_parameters(inventory)
+    if isinstance(inventory, DirectoryInventory) and all(STAGE_3_FILE.match(one.name) for one in records):
+        dtypes.update(inventory.partitioned)  # no other file has the whole parameters
+    for record in records:
         dtypes[record.dtype] = dtypes.get(record.dtype, 0) + prod(record.shape)
     rates: dict[float, None] = {}
     steps: set[float] = set()
@@ -94,13 +95,19 @@ def counted_parameters(inventory: Inventory) -> Sequence[TensorRecord]:
     partitions hold is not counted.
     """
     parts = parameters_by_state_dict(inventory)
-    parts = {where: inside for where, inside in parts.items() if not LATER_MODEL_FILE.match(where)} or parts
+    parts = {where: inside for where, inside in parts.items() if not _repeats(where)}
     found = [tensor for inside in parts.values() for tensor in inside]
     if not isinstance(inventory, DirectoryInventory):
         return found
     found = inventory.in_one_format(found)
     groups = [*inventory.by_checkpoint(found)]
     return groups[0] if len({sum(prod(one.shape) for one in group) for group in groups}) == 1 else found
+
+
+def _repeats(where: str) -> bool:
+    """Whether a state_dict is that of a later rank of ZeRO stage 3, with the buffers of the first one."""
+    match = STAGE_3_FILE.match(where)
+    return match is not None and match[1] != "0"
 
 
 def _tensor_counters(part: OpenPart) -> Counters:

@@ -192,7 +192,7 @@ def convert(
     from ckptmove.api.arguments import move_request
     from ckptmove.api.functions import with_default_output
     from ckptmove.cli import convert_command
-    from ckptmove.cli.search import searched_paths
+    from ckptmove.cli.search import search
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.conversion.remap.options import remap_options
     from ckptmove.conversion.shards import parse_size
@@ -217,7 +217,7 @@ def convert(
         remap=changes,
     )
     convert_command.require_paths(paths or (), context.params)
-    found = searched_paths(paths or (), config, "convert")
+    found, failures = search(paths or (), config, "convert")
     outputs = convert_command.outputs(found, output, output_dir, is_sharded=shard_size is not None)
     requests = [
         ConvertRequest(
@@ -239,7 +239,12 @@ def convert(
     written = [with_default_output(request).target for request in requests]
     with reporting(out, "convert", report, [*found, *written]) as renderer:
         code = convert_command.run_convert(
-            requests, renderer, strict_from=strict_from, skip_existing=skip_existing, folder=output_dir
+            requests,
+            renderer,
+            failures=failures,
+            strict_from=strict_from,
+            skip_existing=skip_existing,
+            folder=output_dir,
         )
     raise typer.Exit(code)
 
@@ -339,7 +344,7 @@ def verify(
     Needs torch. A device that this machine lacks is simulated on the CPU, and the verdict says so. Exits 1 if a check
     fails.
     """
-    from ckptmove.cli.search import searched_paths
+    from ckptmove.cli.search import search
     from ckptmove.cli.verify_command import run_verify
     from ckptmove.conversion.remap.options import remap_options
     from ckptmove.conversion.shards import parse_size
@@ -349,7 +354,7 @@ def verify(
     config: Config = context.obj
     reported = selection(select or (), (*config.ignore, *(ignore or ())))
     changes = remap_options(**expected)
-    found = searched_paths(paths or (), config, "verify")
+    found, failures = search(paths or (), config, "verify")
     copies = download_paths(found, download)
     requests = [
         VerifyRequest(
@@ -381,7 +386,9 @@ def verify(
     rank = own_rank()
     is_silent = rank is not None and not rank.is_first
     with nullcontext(Renderer()) if is_silent else reporting(out, "verify", files, read) as renderer:
-        code = run_verify(requests, renderer, selection=reported, strict=strict, fix=fix, dry_run=dry_run)
+        code = run_verify(
+            requests, renderer, failures=failures, selection=reported, strict=strict, fix=fix, dry_run=dry_run
+        )
     raise typer.Exit(code)
 
 

@@ -16,7 +16,7 @@ from ckptmove.cli.paths import as_operand
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.render.answers import ConvertAnswer, Summary
 from ckptmove.cli.signals import settle
-from ckptmove.errors import NotAPath, OutputIsStdout, StdoutFailed, UsageError
+from ckptmove.errors import CkptMoveError, NotAPath, OutputIsStdout, StdoutFailed, UsageError
 from ckptmove.io.locations import exists, inside, make_folder, remove_empty_folder, without_suffix
 from ckptmove.io.remote.address import Address, as_location
 from ckptmove.torch_facts.devices import is_device_string
@@ -80,6 +80,7 @@ def run_convert(
     requests: Sequence[ConvertRequest],
     renderer: Renderer,
     *,
+    failures: Mapping[str, CkptMoveError],
     strict_from: str,
     skip_existing: bool,
     folder: str | None,
@@ -89,6 +90,7 @@ def run_convert(
     Args:
         requests: one for each checkpoint.
         renderer: writes the reports.
+        failures: errors of the paths that a search found and that cannot be read, by path.
         strict_from: path of the configuration file that sets ``strict``; empty if ``--strict`` was typed.
         skip_existing: whether a checkpoint whose output exists is left out.
         folder: folder of the new files, which is created; None if each is next to its source.
@@ -110,6 +112,8 @@ def run_convert(
     skipped: list[str] = []
 
     def work(request: ConvertRequest) -> tuple[int, tuple[()]]:
+        if request.path in failures:
+            raise failures[request.path]
         if skip_existing and not request.in_place and exists(request.target):
             renderer.skipped(request.path, request.target)
             skipped.append(request.path)

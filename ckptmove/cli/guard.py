@@ -165,8 +165,9 @@ def _retyped_hint(error: CkptMoveError, hint: str, words: Sequence[str]) -> str:
     if isinstance(error, NotAPath):
         return f"did you mean: {retyped(PROGRAM, words, error.word, f'{error.option}={error.word}')}"
     if isinstance(error, InPlaceImpossible):
-        new = command_line([PROGRAM, *(word for word in words if word != "--in-place")])
-        return f"write a new one: {new} --output NEW"
+        own = _own(words)
+        left = [word for word in own if word != "--in-place"]
+        return f"write a new one: {command_line([PROGRAM, *left, '--output', 'NEW', *words[len(own) :]])}"
     if type(error) is UnsupportedDtype and words[0] == "convert":  # not its subclass, which --cast cannot help
         return f"{hint}: {command_line([PROGRAM, 'convert', '--cast', *words[1:]])}"
     return hint

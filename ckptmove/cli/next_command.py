@@ -44,7 +44,8 @@ def after_inspection(answer: InspectAnswer) -> str:
         return command_line(["ckptmove", "convert", path, "--to", target])
     if isinstance(inventory, DirectoryInventory) and inventory.form is None and inventory.checkpoints:
         last = inventory.checkpoints[-1]
-        last = posixpath.dirname(last) or "**" if "*" in last else last  # files of ranks: their folder
+        if "*" in last:  # files of ranks
+            last = posixpath.dirname(last) or "**"
         return command_line(["ckptmove", "inspect", posixpath.join(path, last)])
     fix: str | None = next((finding.fix for finding in findings if isinstance(finding.fix, Command)), None)
     if fix is None and any(finding.code == "S701" for finding in findings):

@@ -8,13 +8,14 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ckptmove.api.arguments import HoldsCheckpoints
 from ckptmove.cli.paths import as_operand, checkpoint_paths, expand_glob
 from ckptmove.errors import CkptMoveError, EmptyDirectory, MissingFile, UsageError
 from ckptmove.io.locations import is_folder
 from ckptmove.io.remote.address import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ckptmove.cli.config import Config
     from ckptmove.io.walk import WalkedFile
@@ -82,16 +83,38 @@ def find_targets(words: Sequence[str], config: Config, share: str | None) -> Tar
     return Targets([one for one in single.values() if one.error is not None or belongs(one.path)], left_out)
 
 
-def searched_paths(words: Sequence[str], config: Config, command: str) -> tuple[str, ...]:
-    """The paths of a command, as of :func:`find_targets`; a search without a result stays, and is reported as missing.
+class Search(NamedTuple):
+    """The checkpoints of a command that reads a folder as a whole.
+
+    Attributes:
+        paths: their paths, or addresses.
+        failures: errors of the paths that cannot be read, by path.
+    """
+
+    paths: tuple[str, ...]
+    failures: Mapping[str, CkptMoveError]
+
+
+def search(words: Sequence[str], config: Config, command: str) -> Search:
+    """Expand the words of a command that reads a folder as a whole.
 
     Raises:
         UsageError, NothingConfigured: as of :func:`ckptmove.cli.paths.checkpoint_paths`.
     """
     patterns = words or config.checkpoints
     if not any(map(_SEARCH.fullmatch, patterns)):
-        return checkpoint_paths(words, config, command)
-    return tuple(target.path for target in find_targets(words, config, None).targets)
+        return Search(checkpoint_paths(words, config, command), {})
+    targets = find_targets(words, config, None).targets
+    failures = {one.path: one.error for one in targets if one.error is not None}
+    inner: dict[str, str] = {}  # a checkpoint in each folder
+    for one in targets:
+        parts = one.path.replace(os.sep, "/").split("/")
+        inner.update(("/".join(parts[:end]), one.path) for end in range(1, len(parts)))
+    for one in targets:
+        held = inner.get(one.path.replace(os.sep, "/").rstrip("/"))
+        if held is not None and one.is_found:
+            failures.setdefault(one.path, HoldsCheckpoints(one.path, held))
+    return Search(tuple(one.path for one in targets), failures)
 
 
 def identified(target: Target) -> Target:

@@ -11,12 +11,12 @@ from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.ranks import on_ranks, own_rank, require_one
 from ckptmove.cli.render.answers import VerifyAnswer
 from ckptmove.cli.signals import settle
-from ckptmove.errors import UsageError
+from ckptmove.errors import CkptMoveError, UsageError
 from ckptmove.verification.run import verify_checkpoint
 from ckptmove.verification.sample.downloading import downloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ckptmove.cli.render.renderer import Renderer
     from ckptmove.cli.selection import Selection
@@ -28,6 +28,7 @@ def run_verify(
     requests: Sequence[VerifyRequest],
     renderer: Renderer,
     *,
+    failures: Mapping[str, CkptMoveError],
     selection: Selection,
     strict: bool,
     fix: bool,
@@ -38,6 +39,7 @@ def run_verify(
     Args:
         requests: one for each checkpoint; equal but for the path.
         renderer: writes the verdicts.
+        failures: errors of the paths that a search found and that cannot be read, by path.
         selection: the findings to report.
         strict: whether warnings, and a resume that is not proven, are failures.
         fix: whether to edit the files of the case or script until it passes.
@@ -65,6 +67,8 @@ def run_verify(
             return verify(request, progress=progress, stage=progress.stage)
 
     def work(request: VerifyRequest) -> tuple[int, tuple[()]]:
+        if request.path in failures:
+            raise failures[request.path]
         with ProgressBar(wanted=renderer.shows_progress) as progress:
             request = downloaded(request, progress, settle)
         result = _fixed(request, verified, renderer, dry_run=dry_run) if fix else verified(request)

@@ -53,12 +53,13 @@ def convert(request: ConvertRequest) -> Converted:
             ) as checkpoint,
         ):
             notes: list[str] = []
+            jobs = (request.jobs or cores()) if _is_shared(checkpoint) else 1
             if is_new:
                 checkpoint, notes = _gathered(request, checkpoint)  # noqa: PLW2901  # the same files
             conversion = Conversion(request, checkpoint)
             conversion.notes += notes
             with conversion.resources:
-                written = _carry_out(conversion, checkpoint)
+                written = _carry_out(conversion, checkpoint, jobs)
             if checkpoint.traffic_note:
                 conversion.notes.append(checkpoint.traffic_note)
             return conversion.result(written)
@@ -87,8 +88,8 @@ def _gathered(request: ConvertRequest, checkpoint: OpenCheckpoint) -> tuple[Open
     return found, notes
 
 
-def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
-    """Write the output, if there is anything to write; return the number of bytes."""
+def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint, jobs: int) -> int:
+    """Write the output, if there is anything to write, with a number of threads; return the number of bytes."""
     request, listing = conversion.request, checkpoint.listing
     if request.in_place:
         from ckptmove.conversion.in_place import change_file
@@ -109,7 +110,6 @@ def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
     require_new_file(request.path, request.target, request.default_output, force=request.force)
     source, segments = _lay_out(conversion, checkpoint)
     with FileSink(request.target, force=request.force) as sink:
-        jobs = (request.jobs or cores()) if _is_shared(checkpoint) else 1
         overflowed = conversion.overflowed.append
         written = write_segments(source, segments, sink, request.path, request.progress, overflowed, jobs)
         sink.commit(request.settle)

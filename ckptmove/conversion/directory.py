@@ -11,7 +11,7 @@ from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.folder import RemappedFolder
-from ckptmove.io.at_once import Workers
+from ckptmove.io.at_once import Workers, go_on
 from ckptmove.io.contracts import CopySegment
 from ckptmove.io.cores import cores
 from ckptmove.io.directory_sink import DirectorySink
@@ -83,7 +83,7 @@ class _DirectoryWriter:
                 self._pieces |= part.pieces_of_files()
         self._removed = frozenset[str]() if new is None else new.removed
         files = [file for file in listing.files if file.path not in self._removed]
-        self._workers = Workers(files)
+        self._files_left = files
         self._total = sum(file.size_bytes for file in files)
         self._lock = Lock()
         self.written = 0
@@ -102,7 +102,7 @@ class _DirectoryWriter:
         for link in self._listing.links:
             if link.path not in self._removed:
                 self._sink.link(link.path, link.target)
-        self._workers.run(self._write_file, self._request.jobs or max(AT_ONCE, cores()))
+        Workers(self._files_left).run(self._write_file, self._request.jobs or max(AT_ONCE, cores()))
 
     def _write_file(self, file: ListedFile) -> None:
         with self._sink.file(file.path, file.mode) as new:
@@ -144,7 +144,7 @@ class _DirectoryWriter:
 
         def count(done: int, _of_the_file: int) -> None:
             nonlocal before
-            self._workers.go_on()
+            go_on()
             with self._lock:
                 self.written += done - before
                 before = done

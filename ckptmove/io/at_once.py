@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from threading import Lock
-from typing import TYPE_CHECKING, Generic, TypeVar
+from threading import Lock, local
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
 _Item = TypeVar("_Item")
@@ -44,7 +44,7 @@ class CallStopped(Exception):
 
 
 class Workers(Generic[_Item]):
-    """Threads that take items one after the other. The first error stops all of them."""
+    """Threads that take items one after the other. An error stops all of them."""
 
     def __init__(self, items: Iterable[_Item]) -> None:
         """Hold the items."""
@@ -53,23 +53,26 @@ class Workers(Generic[_Item]):
         self._is_over = False
 
     def run(self, call: Callable[[_Item], None], jobs: int) -> None:
-        """Call a function for each item, and wait for all calls.
+        """Call a function for each item, and wait for all calls; also after an interruption.
 
         Args:
-            call: the function; it is safe to run in several threads, and calls :meth:`go_on` now and then.
+            call: the function; it is safe to run in several threads, and calls :func:`go_on` now and then.
             jobs: number of threads.
 
         Raises:
-            Exception: the first exception of a call.
+            Exception: the exception of one of the calls that failed.
         """
         from concurrent.futures import ThreadPoolExecutor  # a slow import
 
+        workers: list[Future[None]] = []
         with ThreadPoolExecutor(jobs) as pool:
             try:
-                for worker in [pool.submit(self._work, call) for _ in range(jobs)]:
+                workers.extend(pool.submit(self._work, call) for _ in range(jobs))
+                for worker in workers:
                     worker.result()
             finally:
                 self._is_over = True
+                _wait(workers)
 
     def go_on(self) -> None:
         """Raise CallStopped if another call failed or the user interrupted the program."""
@@ -77,6 +80,7 @@ class Workers(Generic[_Item]):
             raise CallStopped
 
     def _work(self, call: Callable[[_Item], None]) -> None:
+        _OF_THREAD.workers = self
         try:
             while (item := self._next()) is not None:
                 call(item)
@@ -89,6 +93,36 @@ class Workers(Generic[_Item]):
     def _next(self) -> _Item | None:
         with self._lock:
             return None if self._is_over else next(self._left, None)
+
+
+class _OfThread(local):
+    """What a thread does.
+
+    Attributes:
+        workers: the workers that it is one of; None for any other thread.
+    """
+
+    workers: Workers[Any] | None = None
+
+
+_OF_THREAD: Final = _OfThread()
+
+
+def go_on() -> None:
+    """Raise CallStopped in a thread of workers that are to stop. Long reads call it between blocks."""
+    if _OF_THREAD.workers is not None:
+        _OF_THREAD.workers.go_on()
+
+
+def _wait(workers: Sequence[Future[None]]) -> None:
+    """Wait for all calls. Another interruption is raised only then: they use files that are closed next."""
+    from concurrent.futures import wait
+
+    try:
+        wait(workers)
+    except BaseException:
+        _wait(workers)
+        raise
 
 
 def started(call: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ckptmove.errors import CrcMismatch
-from ckptmove.io.at_once import Workers
+from ckptmove.io.at_once import Workers, go_on
 from ckptmove.io.cast import cast_blocks
 from ckptmove.io.contracts import (
     CastSegment,
@@ -157,21 +157,16 @@ def _write_at_once(
 ) -> None:
     """Write segments in several threads; those that depend on others come last."""
 
-    def steps(one: tuple[Segment, int]) -> Iterator[int]:
+    def write(one: tuple[Segment, int]) -> None:
         segment, place = one
         for nbytes in _steps(source, segment, sink.at(place), path, None, overflowed):
             count.add(nbytes)
-            yield nbytes
+            go_on()
 
-    def write(one: tuple[Segment, int]) -> None:
-        for _ in steps(one):
-            workers.go_on()
-
-    workers = Workers(one for one in placed if not isinstance(one[0], LateSegment))
-    workers.run(write, jobs)
+    Workers(one for one in placed if not isinstance(one[0], LateSegment)).run(write, jobs)
     for one in placed:
         if isinstance(one[0], LateSegment):
-            deque(steps(one), maxlen=0)
+            write(one)
 
 
 def _sources(segments: Iterable[Segment]) -> Iterator[ByteSource]:

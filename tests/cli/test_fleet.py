@@ -405,4 +405,17 @@ def test_other_commands_search_too(say, ask, runs, bench, command) -> None:
     found = ask(command, "some/**", "-q", *words)
     paths = sorted(one["path"] for one in found["conversions" if command == "convert" else "results"])
     assert paths == ["some/dcp/step-3", "some/hf", "some/tutorial-sgd-cpu.pth"]
-    assert say(command, "none/**", *words).code == 3
+    said = say(command, "none/**", *words)
+    assert (said.code, said.err) == (3, say("inspect", "none/**").err)
+
+
+def test_a_folder_with_other_checkpoints_is_not_read_with_them(ask, say, runs, bench) -> None:
+    shutil.copytree(runs / "hf", bench / "some")
+    shutil.copytree(runs / "hf", bench / "some" / "checkpoint-5")
+    found = ask("verify", "some/**", "--sample", "1")
+    assert [one["path"] for one in found["results"]] == ["some/checkpoint-5"]
+    assert [(one["path"], one["exit_code"]) for one in found["errors"]] == [("some/", 2)]
+    found = ask("convert", "some/**", "--to", "cpu", "--output-dir", "new")
+    assert [one["output"] for one in found["conversions"]] == ["new/checkpoint-5"]
+    assert [one["path"] for one in found["errors"]] == ["some/"]
+    assert say("inspect", "some/**", "-q").code == 0

@@ -12,6 +12,7 @@ from distributed_checkpoints import Distributed
 
 import ckptmove
 from ckptmove.errors import CrcMismatch
+from ckptmove.io.at_once import Workers
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 
@@ -35,7 +36,9 @@ RUNS = {
 
 @pytest.mark.parametrize("options", [{}, {"check": False}, {"dtype": "bfloat16"}], ids=["checked", "unchecked", "cast"])
 @pytest.mark.parametrize("kind", RUNS)
-def test_the_bytes_do_not_depend_on_the_jobs(tmp_path, kind, options):
+def test_the_bytes_do_not_depend_on_the_jobs(tmp_path, monkeypatch, kind, options):
+    used, run_all = [], Workers.run
+    monkeypatch.setattr(Workers, "run", lambda self, call, jobs: used.append(jobs) or run_all(self, call, jobs))
     run, written = RUNS[kind](tmp_path / "run"), []
     for jobs in (1, 2, 5):
         output = tmp_path / f"{jobs}" / "run.pth"
@@ -44,6 +47,7 @@ def test_the_bytes_do_not_depend_on_the_jobs(tmp_path, kind, options):
         assert result.bytes_copied == output.stat().st_size
         written.append(output.read_bytes())
     assert written[0] == written[1] == written[2]
+    assert used == [2, 5]
 
 
 def test_a_table_of_one_file(tmp_path):

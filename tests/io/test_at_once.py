@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from ckptmove.io.at_once import Workers, at_once
+from ckptmove.io.at_once import Workers, at_once, go_on
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 5, 40])
@@ -51,7 +53,7 @@ def test_workers_call_each_item_once(jobs):
 
 def test_the_first_error_stops_all_workers():
     started, called = threading.Barrier(2, timeout=60), []
-    workers = Workers([0, 1, 2, 3])
+    go_on()  # this thread is not one of them
 
     def call(item):
         called.append(item)
@@ -59,8 +61,38 @@ def test_the_first_error_stops_all_workers():
         if item == 0:
             raise ValueError(item)
         while True:
-            workers.go_on()
+            go_on()
 
     with pytest.raises(ValueError, match="0"):
-        workers.run(call, 2)
+        Workers([0, 1, 2, 3]).run(call, 2)
     assert sorted(called) == [0, 1]
+
+
+def test_an_interruption_waits_for_all_calls():
+    """A second Ctrl-C comes while the threads are waited for."""
+    script = """
+import os, signal, threading, time
+from ckptmove.io.at_once import Workers
+
+started, ended = threading.Barrier(3), []
+
+def call(item):
+    started.wait()
+    time.sleep(0.3)
+    ended.append(item)
+
+def interrupt():
+    started.wait()
+    for _ in range(3):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Thread(target=interrupt).start()
+try:
+    Workers([1, 2]).run(call, 2)
+except KeyboardInterrupt:
+    print(len(ended))
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout == "2\n"

@@ -262,12 +262,13 @@ class DistributedPart(PiecedPart):
         """Container of the piece of a chunk; None if it is not the expected chunk."""
         place = piece.file, piece.span.start
         if place not in self._kinds_of:
-            source, self._kinds_of[place] = self._source(piece), None
+            kind = None
             try:
-                with naming(source.path):
-                    self._kinds_of[place] = self._open(piece).kind
+                with naming(self._source(piece).path):
+                    kind = self._open(piece).kind
             except DAMAGE as error:
                 self._damage.setdefault(piece.name, str(error))
+            self._kinds_of[place] = kind
         return self._kinds_of[place]
 
     def _holder(self, key: str) -> Piece:

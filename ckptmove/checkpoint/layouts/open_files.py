@@ -11,6 +11,7 @@ from itertools import cycle
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.io.at_once import go_on
 from ckptmove.io.part import check_within, read_into
 
 if TYPE_CHECKING:
@@ -50,13 +51,14 @@ class OpenFiles:
 
     @contextmanager
     def reading(self, path: str) -> Iterator[ByteSource]:
-        """A file that no other thread closes meanwhile; errors as of :meth:`source`."""
+        """Open a file and keep it open during the block; errors as of :meth:`source`."""
+        go_on()
         with self._lock:
             source = self._open.pop(path, None)
             if source is None:
                 idle = [name for name in self._open if not self._reads[name]]
-                if idle and len(self._open) >= _MOST_OPEN:
-                    self._open.pop(idle[0]).close()
+                for name in idle[: max(0, len(self._open) - _MOST_OPEN + 1)]:
+                    self._open.pop(name).close()
                 source = self.listing.open(path)
             self._open[path] = source
             self._reads[path] += 1

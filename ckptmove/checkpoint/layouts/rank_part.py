@@ -185,7 +185,8 @@ class RankFilesPart(OpenPart):
             own = {(box.file.part.name, box.local.storage or ""): box.file.part for box in self._distinct(key) or ()}
         for (name, storage), part in own.items():
             if (name, storage) not in self._sound:
-                expected = part.crcs.get(storage)
+                with self._lock:  # they are read from the file once
+                    expected = part.crcs.get(storage)
                 if expected is not None and computed_crc(part, storage) != expected:
                     raise CrcMismatch(part.path, storage)
                 self._sound.add((name, storage))

@@ -5,7 +5,7 @@ A file whose name or content marks it as a checkpoint is never skipped: its erro
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -34,7 +34,7 @@ from ckptmove.model import ArchiveFact
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from ckptmove.checkpoint.directories import DirectoryInventory
     from ckptmove.checkpoint.layouts.distributed import DistributedFolder
@@ -96,7 +96,7 @@ class Reader:
         self._rank_files: list[RankFile] = []
         self._unreadable: list[UnreadableInput | LimitExceeded] = []
         self._zero_files: list[ZeroFile] = []
-        self._partitioned: Counter[str] = Counter()
+        self._partitioned: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._looked_at = 0
         self._has_something = False
 
@@ -215,7 +215,7 @@ class Reader:
                     stated = zero_file(path, part.tree())
                     if stated is not None:
                         self._zero_files.append(stated)
-                        self._partitioned += partitioned_parameters(path, part)
+                        self._partitioned[stated.folder] += partitioned_parameters(path, part)
                     inventory = moved_inventory(path, part.inventory, self._base)
                     row = file_record(path, inventory, listing.expression(path))
                     part.put_into(self._files, inventory, self._base, row)
@@ -317,13 +317,19 @@ class Reader:
             facts=(*inventory.facts, *self._flaws, *outside),
             is_incomplete=bool(self._unreadable),
             form=listing.form,
-            partitioned=self._partitioned,
+            partitioned=_of_one(self._partitioned.values()),
         )
 
     def _outline(self) -> tuple[OutlineLine, ...]:
         if not self._make_outline:
             return ()
         return (OutlineLine(0, "", f"{self._listing.container} ({len(self._listing.files)})"), *self._lines)
+
+
+def _of_one(counts: Collection[Counter[str]]) -> Counter[str]:
+    """The counts of one checkpoint if all have the same; else the sum of all."""
+    first = next(iter(counts), Counter[str]())
+    return first if all(one == first for one in counts) else sum(counts, Counter[str]())
 
 
 def _is_piece(path: str, homes: set[str]) -> bool:

@@ -655,3 +655,13 @@ def test_a_dtype_is_for_the_whole_tensors(saved, tmp_path) -> None:
     model = torch.load(tmp_path / "new.pth", weights_only=True)["model_world_size_4_rank_*"]
     assert {one.dtype for one in model.values() if one.is_floating_point()} == {torch.bfloat16}
     ckptmove.convert(saved / "verl", dtype="float32", output=tmp_path / "same", to="cpu")
+
+
+def test_threads_write_the_same_bytes(saved, tmp_path) -> None:
+    written = []
+    for jobs in (1, 5):
+        output = tmp_path / f"{jobs}" / "run.pth"
+        output.parent.mkdir()
+        ckptmove.convert(saved / "verl", output=output, jobs=jobs)
+        written.append(output.read_bytes())
+    assert written[0] == written[1]

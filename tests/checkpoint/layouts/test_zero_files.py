@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 import zero_runs
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import ckptmove
@@ -45,6 +46,19 @@ def test_the_parameters_are_those_of_the_gathered_model(tmp_path, name):
     whole = ckptmove.convert(folder, output=tmp_path / "whole.pth").output
     found = ckptmove.inspect(folder).summary
     assert found.parameters == ckptmove.inspect(whole).num_parameters == sum(count for _, count in found.dtypes)
+
+
+def test_parameters_in_another_file_are_not_counted_again(tmp_path):
+    shapes = ({"a": (3, 5), "b": (7,)},)
+    for step in (1, 2):
+        zero_runs.made(tmp_path / "run" / f"global_step{step}", stage=3, shapes=shapes)
+    assert ckptmove.inspect(tmp_path / "run").num_parameters == 22
+    zero_runs.made(tmp_path / "run" / "global_step3", stage=3)
+    assert ckptmove.inspect(tmp_path / "run").num_parameters == 22 + 22 + 27
+    run = zero_runs.made(tmp_path / "hf" / "global_step1", stage=3, shapes=shapes).parent
+    save_file({name: torch.ones(shape) for name, shape in shapes[0].items()}, run / "model.safetensors")
+    (run / "trainer_state.json").write_text("{}")
+    assert ckptmove.inspect(run).num_parameters == 22
 
 
 @pytest.mark.parametrize("shapes", [None, [{"a": "3, 5", "b": torch.Size((7,)), "e": torch.Size((9,))}]])
