@@ -39,7 +39,6 @@ MESHES = {
     "ddp_2": 2,
     "fsdp_2": 2,
     "fsdp_3": 3,
-    "fsdp_4": 4,
     "hsdp_2x2": 4,
     "tp_2": 2,
     "fsdp_2_tp_2": 4,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -392,3 +393,16 @@ def test_an_archive_of_checkpoints_is_neither_changed_nor_taken_back(ask, bench)
     error = ask("convert", "model.zip", "--undo")["error"]
     assert (error["kind"], error["exit_code"]) == ("nothing-to-undo", 4)
     assert (bench / "model.zip").read_bytes() == before
+
+
+@pytest.mark.parametrize("words", [["run", "--to", "cpu", "--in-place"], ["--to", "cpu", "--in-place", "--", "run"]])
+def test_a_directory_is_written_anew(say, monkeypatch, tmp_path, words) -> None:
+    shutil.copytree(SAMPLES / "hf-trainer-cuda3", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    said = say("convert", *words)
+    assert said.code == 4
+    typed = shlex.split(said.err.rpartition(": ")[2])
+    assert typed[0] == "ckptmove"
+    typed[typed.index("NEW")] = "new"
+    assert say(*typed[1:]).code == 0
+    assert (tmp_path / "new" / "optimizer.pt").exists()

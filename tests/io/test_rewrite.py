@@ -38,8 +38,6 @@ class Collected:
         self.data = bytearray() if data is None else data
         self.place = place
 
-    is_at_once = False
-
     def clone(self, _source):
         return False
 
@@ -51,9 +49,9 @@ class Collected:
 
     def reserve(self, nbytes):
         self.reserved = nbytes
-        self.data[:] = bytes(nbytes if self.is_at_once else 0)
 
     def write(self, data):
+        self.data.extend(bytes(max(0, self.place - len(self.data))))
         self.data[self.place : self.place + len(data)] = data
         self.place += len(data)
 
@@ -63,7 +61,6 @@ class Collected:
 
 def written(segments, source=EMPTY, jobs=1, **options):
     sink = Collected()
-    sink.is_at_once = jobs > 1
     written = write_segments(source, segments, sink, source.path, jobs=jobs, **options)
     assert written == len(sink.data) == sink.reserved
     return bytes(sink.data)
