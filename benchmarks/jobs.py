@@ -4,8 +4,8 @@
     python benchmarks/jobs.py --size 9e9 --rounds 1 --folder /dev/shm
 
 The checkpoint is a model with Adam, as one file of ``torch.save`` and as a folder of ``dcp.save`` with 8 files. The
-commands of a comparison run in turn. Memory is the anonymous memory of all processes of a command, at its peak: pages
-of mapped files are not in it.
+commands of a comparison run in turn. Memory is the anonymous memory of all processes of a command, at its peak. Pages
+that forks share count once, and pages of mapped files do not count.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Memory:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._ended.wait(0.05):
+        while not self._ended.wait(0.1):
             self.peak_bytes = max(self.peak_bytes, sum(map(anonymous_bytes, descendants(os.getpid()))))
 
 
@@ -80,12 +80,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Anonymous memory of a process; 0 if it has ended."""
+    """Anonymous memory of a process, with its part of the pages that it shares with forks; 0 if it has ended."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))
 
 
 def comparisons(file: Path, folder: Path, output: Path) -> dict[str, list[Contender]]:
