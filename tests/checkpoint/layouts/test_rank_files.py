@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from distributed_checkpoints import Distributed
 from torch.utils._pytree import tree_flatten
 from typer.testing import CliRunner
 
@@ -643,9 +644,11 @@ def test_each_tree_of_the_part_has_the_same_keys(saved, where) -> None:
 
 def test_several_of_them_are_named_by_their_folders(saved, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
+    tree = full(saved, "hsdp")
     for name in ("a", "b"):
-        shutil.copytree(saved / "verl", Path("runs", name))
-    assert CliRunner().invoke(app, ["inspect", "runs"]).stderr.endswith("next: ckptmove inspect runs/b\n")
+        Distributed.save(tmp_path / "runs" / name, tree)
+    shutil.copytree(saved / "hsdp", Path("runs", "c"))
+    assert CliRunner().invoke(app, ["inspect", "runs"]).stderr.endswith("next: ckptmove inspect runs/c\n")
 
 
 def test_a_dtype_is_for_the_whole_tensors(saved, tmp_path) -> None:
