@@ -56,7 +56,7 @@ class Bucket:
                 start_response("200 OK", [])
                 return [str(counted).encode()]
             self._requests += 1
-        time.sleep(self.delay)
+        time.sleep(self.delay)  # the latency of a network
         answer: Iterable[bytes] = self._answers(environ, start_response)
         return answer
 

@@ -78,14 +78,14 @@ started, ended = threading.Barrier(3), []
 
 def call(item):
     started.wait()
-    time.sleep(0.3)
+    time.sleep(0.3)  # longer than all interruptions
     ended.append(item)
 
 def interrupt():
     started.wait()
     for _ in range(3):
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.05)
+        time.sleep(0.05)  # the main thread has begun to wait again
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 threading.Thread(target=interrupt).start()

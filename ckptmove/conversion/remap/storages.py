@@ -334,10 +334,11 @@ def _target(record: TensorRecord, targets: Mapping[str, str]) -> str | None:
         return None
     if record.role == "optimizer" and (not record.shape or record.name.endswith(".step")):
         return None
-    if record.subclass in CLASSES and is_floating(record.dtype) and record.dtype != target:
-        raise ShardNotCastable(record.name)
-    if record.kind in _NAMES_DTYPE and is_floating(record.dtype) and record.dtype != target:
-        raise NotCastable(record.name, f"it is a {record.kind} tensor")
+    if is_floating(record.dtype) and record.dtype != target:
+        if record.subclass in CLASSES:
+            raise ShardNotCastable(record.name)
+        if record.kind in _NAMES_DTYPE:
+            raise NotCastable(record.name, f"it is a {record.kind} tensor")
     return target
 
 

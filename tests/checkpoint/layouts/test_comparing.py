@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tarfile
+import threading
 import tracemalloc
 import zipfile
 from contextlib import ExitStack
@@ -33,6 +34,7 @@ from ckptmove.errors import (
     SourceChanged,
     UnreadableInput,
 )
+from ckptmove.io.at_once import Workers
 from ckptmove.limits import Limits
 
 LAYOUTS = ["hf_trainer", "accelerate", "deepspeed", "megatron", "sharded"]
@@ -498,6 +500,26 @@ def test_a_file_that_is_read_stays_open(build, monkeypatch):
         sources = [reads.enter_context(files.reading(path)) for path in paths]
         for path, source in zip(paths, sources, strict=True):
             assert source.read(0, 1) == files.source(path).read(0, 1)
+
+
+def test_a_thread_reads_no_further_once_another_fails(build):
+    met, ended = threading.Barrier(2, timeout=60), []
+    with open_checkpoint(str(build.sharded("one", shards=2))) as checkpoint, ExitStack() as reads:
+        files = open_files.OpenFiles(checkpoint.listing)
+        reads.callback(files.close)
+        source = files.source(checkpoint.listing.files[0].path)
+
+        def call(item):
+            met.wait()
+            if item:
+                raise ValueError(item)
+            for _ in range(300_000):
+                source.read(0, 1)
+            ended.append(item)
+
+        with pytest.raises(ValueError, match="1"):
+            Workers([0, 1]).run(call, 2)
+    assert not ended
 
 
 def test_no_more_than_a_few_files_are_open(build, monkeypatch):

@@ -668,3 +668,19 @@ def test_threads_write_the_same_bytes(saved, tmp_path) -> None:
         ckptmove.convert(saved / "verl", output=output, jobs=jobs)
         written.append(output.read_bytes())
     assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bfloat16"])
+def test_a_shard_that_is_not_cast_stays(tmp_path, dtype) -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        shard = tensors.DTensor.from_local(torch.ones(3, dtype=getattr(torch, dtype)), mesh, [tensors.Shard(0)])
+        torch.save({"model": {"0.weight": shard, "1.weight": torch.ones(2)}}, tmp_path / "run.pth")
+    finally:
+        torch.distributed.destroy_process_group()
+    ckptmove.convert(tmp_path / "run.pth", dtype="bfloat16", output=tmp_path / "new.pth")
+    found = {one.dtype for one in ckptmove.inspect(tmp_path / "new.pth").tensors}
+    assert found == {dtype, "bfloat16", "int32"}  # int32: the ranks of the mesh
