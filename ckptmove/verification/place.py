@@ -26,8 +26,8 @@ class StepDevice(Protocol):
         """Context in which tensors are made on the device and moved to it; required for a simulated device."""
         ...
 
-    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a CPU tensor on the device."""
+    def to_device(self, tensor: torch.Tensor, *, copy: bool = True) -> torch.Tensor:
+        """A CPU tensor on the device. Without `copy`, it may share the memory of `tensor`."""
         ...
 
     def to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -53,9 +53,9 @@ class TorchDevice:
         """A context without effect."""
         return contextlib.nullcontext()
 
-    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a CPU tensor on the device."""
-        return tensor.detach().to(self.device, copy=True)
+    def to_device(self, tensor: torch.Tensor, *, copy: bool = True) -> torch.Tensor:
+        """A CPU tensor on the device. Without `copy`, it may share the memory of `tensor`."""
+        return tensor.detach().to(self.device, copy=copy)
 
     def to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values on the CPU."""

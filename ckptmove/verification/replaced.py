@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 @contextmanager
 def replaced(owner: Any, **values: object) -> Iterator[None]:
     """Set attributes of a module or a class while the context is open. An inherited one is not its own afterwards."""
-    own = {name: one for name, one in vars(owner).items() if name in values}
+    present = vars(owner)
+    own = {name: present[name] for name in values if name in present}
     for name, value in values.items():
         setattr(owner, name, value)
     try:

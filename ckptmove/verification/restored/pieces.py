@@ -8,18 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ckptmove.formats.opening import container_class
 from ckptmove.text import amount
 from ckptmove.verification.checks import Joined, Offenders
 from ckptmove.verification.restored.byte_source_file import as_file
 from ckptmove.verification.restored.loaded import load, load_tensor
 from ckptmove.verification.tensors.dtypes import dtype_of
-from ckptmove.verification.tensors.stored import bits
+from ckptmove.verification.tensors.stored import same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+
+    import torch
 
     from ckptmove.checkpoint.layouts.pieced_part import PiecedPart, StoredPiece
     from ckptmove.model import TensorRecord
@@ -120,4 +120,4 @@ def _fault(record: TensorRecord, values: torch.Tensor, piece: StoredPiece, loade
     if tuple(theirs.shape) != sizes:
         return f"shape {tuple(theirs.shape)} in place of {sizes}"
     box = values[tuple(slice(start, start + size) for start, size in zip(piece.chunk.offsets, sizes, strict=True))]
-    return "" if torch.equal(bits(box), bits(theirs)) else "other bits"
+    return "" if same_bits(box, theirs) else "other bits"

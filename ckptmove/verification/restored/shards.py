@@ -10,15 +10,15 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-import torch
-
 from ckptmove.checkpoint.layouts.rank_part import span_of
 from ckptmove.text import amount
 from ckptmove.verification.checks import Joined, Offenders
 from ckptmove.verification.restored.pages import PageRelease
-from ckptmove.verification.tensors.stored import bits
+from ckptmove.verification.tensors.stored import same_bits
 
 if TYPE_CHECKING:
+    import torch
+
     from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.model import Span, TensorRecord
@@ -107,4 +107,4 @@ def _equal(values: torch.Tensor, theirs: list[torch.Tensor] | None) -> bool:
     """Whether torch has loaded exactly one tensor of this name, with the same dtype, shape and bits."""
     if theirs is None or len(theirs) != 1 or (theirs[0].dtype, theirs[0].shape) != (values.dtype, values.shape):
         return False
-    return torch.equal(bits(values), bits(theirs[0]))
+    return same_bits(values, theirs[0])

@@ -19,7 +19,7 @@ from ckptmove.verification.restored.pages import PagesOfFiles
 from ckptmove.verification.restored.pieces import PiecesTally, compare_pieces, load_objects
 from ckptmove.verification.restored.shards import ShardsTally, compare_shards
 from ckptmove.verification.tensors.dtypes import dtype_of
-from ckptmove.verification.tensors.stored import without_padding
+from ckptmove.verification.tensors.stored import same_integers, without_padding
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -236,7 +236,7 @@ class _LoadComparison:
                 alike = loaded.tensors.get(path, [])[counts[path] :]
                 counts[path] += 1
                 fault = _unlike(record, alike)
-                if not fault and not same_bytes(raw_bytes(self._stored.tensor(record)), raw_bytes(alike[0])):
+                if not fault and not same_integers(raw_bytes(self._stored.tensor(record)), raw_bytes(alike[0])):
                     fault = ": other bits"
                 self._note(record, fault)
                 self.tally.compared += 1
@@ -256,7 +256,7 @@ class _LoadComparison:
         if digests is not None and digests.has_taken(raw):
             same = raw.nbytes == place.span.nbytes and digests.is_same(record, raw)
         else:
-            same = same_bytes(raw_bytes(values), raw)
+            same = same_integers(raw_bytes(values), raw)
         self._pages.seen(place.file, raw.data_ptr(), place.span.start, place.span.nbytes)
         if same:
             self._known.add((place, raw.data_ptr()))
@@ -287,17 +287,6 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     count = extent_numel(tuple(tensor.shape), tuple(tensor.stride()))
     start = tensor.storage_offset() * item
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), start, (count * item,), (1,))
-
-
-def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two flat uint8 tensors are equal; compares eight bytes at a time if they are aligned."""
-    if one.shape != other.shape:
-        return False
-    if one.storage_offset() % 8 or other.storage_offset() % 8:
-        return torch.equal(one, other)
-    words = one.numel() // 8 * 8
-    same = torch.equal(one[:words].view(torch.int64), other[:words].view(torch.int64))
-    return same and torch.equal(one[words:], other[words:])
 
 
 def _outcome(inventory: Inventory, tally: RestoreTally, loaded: LoadedFiles, total: int, looked_at: int) -> CheckResult:

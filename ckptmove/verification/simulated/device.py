@@ -111,14 +111,18 @@ class SimulatedDevice:
         """The device itself, which is entered as a context; operations of the CPU alone run directly on the CPU."""
         return self
 
-    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A detached copy of a CPU tensor on the device, with the same strides if they are dense.
+    def to_device(self, tensor: torch.Tensor, *, copy: bool = True) -> torch.Tensor:
+        """A CPU tensor on the device, detached, with the same strides if they are dense.
+
+        Args:
+            tensor: the CPU tensor.
+            copy: whether to copy its memory; otherwise the result shares it.
 
         Raises:
             TypeError: if the target does not have the dtype.
         """
         refuse_dtype(tag_of(self._home), tensor.dtype)
-        return SimulatedTensor(tensor.detach().clone(), self._home)
+        return SimulatedTensor(tensor.detach().clone() if copy else tensor.detach(), self._home)
 
     def to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values as a detached CPU tensor, which shares memory with `tensor`."""

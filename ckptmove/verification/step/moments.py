@@ -44,15 +44,14 @@ def contradiction(state: Mapping[str, torch.Tensor], options: Mapping[str, objec
     mean = moments.get("exp_avg")
     if mean is None or any(one.dtype not in _DTYPES or one.shape != mean.shape for one in moments.values()):
         return ""
-    squares = (mean.abs().float()) ** 2
     first, second = _betas(options)
     found = []
     if "exp_avg_sq" in moments and first * first < second:
         bound = (1 - first) ** 2 / ((1 - second) * (1 - first * first / second))
-        found.append(_exceeding("exp_avg_sq", squares, _SLACK * bound * moments["exp_avg_sq"].abs().float()))
+        found.append(_exceeding("exp_avg_sq", mean, moments["exp_avg_sq"].abs().float() * (_SLACK * bound)))
     if "exp_inf" in moments and first < second:
         bound = _SLACK * ((1 - first) / (1 - first / second)) ** 2
-        found.append(_exceeding("exp_inf", squares, bound * moments["exp_inf"].float() ** 2))
+        found.append(_exceeding("exp_inf", mean, moments["exp_inf"].float() ** 2 * bound))
     if "max_exp_avg_sq" in moments and "exp_avg_sq" in moments:
         largest, now = moments["max_exp_avg_sq"].abs(), moments["exp_avg_sq"].abs()
         below = int((largest < now).sum())
@@ -77,9 +76,14 @@ def broken_history(piece: ParameterPiece, source: TensorSource) -> str:
     return ""
 
 
-def _exceeding(key: str, squares: torch.Tensor, bound: torch.Tensor) -> str:
-    count = int(((squares > bound) & (squares > _LEAST_SQUARE)).sum())
-    return f"{key} is too small for exp_avg in {count:,} of {squares.numel():,} values" if count else ""
+def _exceeding(key: str, mean: torch.Tensor, bound: torch.Tensor) -> str:
+    """The number of values whose square is greater than the bound, as text; empty if there are none."""
+    size = (mean.abs() if mean.is_complex() else mean).float()
+    # Only contradictions and NaN have to be counted, which takes three times as long.
+    if not size.numel() or bool(torch.addcmul(bound, size, size, value=-1).min() >= 0):
+        return ""
+    count = int((size**2 > bound.clamp(min=_LEAST_SQUARE)).sum())
+    return f"{key} is too small for exp_avg in {count:,} of {size.numel():,} values" if count else ""
 
 
 def _betas(options: Mapping[str, object]) -> tuple[float, float]:

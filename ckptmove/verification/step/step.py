@@ -158,8 +158,12 @@ def take_step(
         Refused: if a class of another library raises an exception.
         Exception: any exception of torch.
     """
+    # Outside of a simulated device, whose modes run Python code for each operation of torch.
+    with recipe.running():
+        parameters = [_parameter(draft, source, place, recipe) for draft in drafts]
+        saved = _saved(recipe, drafts, source, place, with_state=with_state)
     with place.active(), recipe.running(draw):
-        optimizer, parameters, stored = _restored(recipe, drafts, source, place, with_state=with_state)
+        optimizer, stored = _restored(recipe, drafts, parameters, saved, with_state=with_state)
         restored = [opened(leaves(optimizer.state.get(parameter, {}))) for parameter in parameters]
         before = [_devices(one, place) for one in restored]
         casts = [_casts(one, other) for one, other in zip(stored, restored, strict=True)]
@@ -197,8 +201,9 @@ def step_without_file(recipe: Recipe, drafts: Sequence[Draft], source: TensorSou
     Raises:
         Refused: if the class cannot be stepped in this way, independent of any file.
     """
-    with place.active(), recipe.running():
+    with recipe.running():
         parameters = [_parameter(draft, source, place, recipe) for draft in drafts]
+    with place.active(), recipe.running():
         first, second = recipe.optimizer(parameters), recipe.optimizer(parameters)
         _step(_in_training(first), parameters, drafts)
         saved = first.state_dict()
@@ -219,29 +224,48 @@ def _in_training(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _restored(
+def _saved(
     recipe: Recipe, drafts: Sequence[Draft], source: TensorSource, place: StepDevice, *, with_state: bool
-) -> tuple[torch.optim.Optimizer, list[torch.Tensor], list[dict[str, Any]]]:
-    """Restore an optimizer as a script does; return it, its parameters, and the state loaded for each."""
-    pieces = [draft.piece for draft in drafts]
-    parameters = [_parameter(draft, source, place, recipe) for draft in drafts]
-    used = sorted({piece.group for piece in pieces})
-    members: dict[int, list[int]] = {group: [] for group in used}
-    for index, piece in enumerate(pieces):
-        members[piece.group].append(index)
-    optimizer = recipe.optimizer([{"params": [parameters[index] for index in members[group]]} for group in used])
-    saved = [
-        {**recipe.groups[group], **_options(recipe.tensors[group], source, place), "params": members[group]}
-        for group in used
+) -> dict[str, Any]:
+    """The stored state_dict of the optimizer, with the indices of the pieces as keys of its parameters."""
+    groups = [
+        {**recipe.groups[group], **_options(recipe.tensors[group], source, place), "params": members}
+        for group, members in _members(drafts).items()
     ]
-    if with_state:
-        own = [(index, piece, piece.entry) for index, piece in enumerate(pieces)]
-        state = {index: _state(piece, entry, source, place) for index, piece, entry in own if entry is not None}
-    else:
-        state = optimizer.state_dict()["state"]  # Adagrad makes its state in the constructor; in old torch only there
-    optimizer.load_state_dict({"state": state, "param_groups": saved})
-    found = [opened(leaves(state.get(index, {}))) for index in range(len(pieces))]
-    return _in_training(optimizer), parameters, found
+    entries = {index: draft.piece.entry for index, draft in enumerate(drafts)} if with_state else {}
+    state = {
+        index: _state(drafts[index].piece, entry, source, place)
+        for index, entry in entries.items()
+        if entry is not None
+    }
+    return {"state": state, "param_groups": groups}
+
+
+def _members(drafts: Sequence[Draft]) -> dict[int, list[int]]:
+    """The indices of the pieces of each group."""
+    members: dict[int, list[int]] = {group: [] for group in sorted({draft.piece.group for draft in drafts})}
+    for index, draft in enumerate(drafts):
+        members[draft.piece.group].append(index)
+    return members
+
+
+def _restored(
+    recipe: Recipe,
+    drafts: Sequence[Draft],
+    parameters: Sequence[torch.Tensor],
+    saved: dict[str, Any],
+    *,
+    with_state: bool,
+) -> tuple[torch.optim.Optimizer, list[dict[str, Any]]]:
+    """Restore an optimizer as a script does; return it and the state loaded for each parameter."""
+    optimizer = recipe.optimizer(
+        [{"params": [parameters[index] for index in members]} for members in _members(drafts).values()]
+    )
+    # Adagrad makes its state in the constructor; in old torch only there.
+    state = saved["state"] if with_state else optimizer.state_dict()["state"]
+    optimizer.load_state_dict({**saved, "state": state})
+    found = [opened(leaves(state.get(index, {}))) for index in range(len(drafts))]
+    return _in_training(optimizer), found
 
 
 def copy_to(tensor: torch.Tensor, tag: str, place: StepDevice) -> torch.Tensor:
@@ -278,7 +302,8 @@ def _parameter(draft: Draft, source: TensorSource, place: StepDevice, recipe: Re
     parameter = place.to_device(values).requires_grad_()
     gradient = noise_like(values, draft.piece, recipe.noise, draft.scale)
     # Sparse gradients contain every row: other rows would be neither moved nor read.
-    parameter.grad = place.to_device(gradient.to_sparse(1) if wants_sparse(recipe.name) else gradient)
+    gradient = gradient.to_sparse(1) if wants_sparse(recipe.name) else gradient
+    parameter.grad = place.to_device(gradient, copy=False)
     return parameter
 
 

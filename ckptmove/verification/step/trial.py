@@ -18,7 +18,7 @@ from ckptmove.verification.step.parameter import check_parameter, stored_count
 from ckptmove.verification.step.recipe import CannotBuild, ForeignError
 from ckptmove.verification.step.step import Draft, Stepped, as_one, scaled, step_without_file, stored_state, take_step
 from ckptmove.verification.tensors.pieces import batches
-from ckptmove.verification.tensors.stored import bits
+from ckptmove.verification.tensors.stored import same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -178,7 +178,7 @@ def _difference(value: torch.Tensor, reference: torch.Tensor, *, exact: bool) ->
     """The difference of two results as text; None if they agree."""
     if value.shape != reference.shape or value.dtype != reference.dtype:
         return f"{value.dtype} {tuple(value.shape)} instead of {reference.dtype} {tuple(reference.shape)}"
-    if torch.equal(bits(value), bits(reference)):
+    if same_bits(value, reference):
         return None
     relative, absolute = TOLERANCES.get(value.dtype, (0.0, 0.0))
     if not exact and torch.allclose(value, reference, rtol=relative, atol=absolute, equal_nan=True):
@@ -255,7 +255,7 @@ def _with_state(trial: Trial, drafts: Sequence[Draft], tally: TrialTally) -> lis
 def _differ(one: Stepped, other: Stepped, unchanged: Container[str] = ()) -> bool:
     """Whether two steps have different results, except in step counts and in state named as by :func:`_pairs`."""
     return any(
-        key != " (step)" and key not in unchanged and not torch.equal(bits(value), bits(reference))
+        key != " (step)" and key not in unchanged and not same_bits(value, reference)
         for key, value, reference in _pairs(one, other)
     )
 
@@ -285,7 +285,7 @@ def _reads_state(trial: Trial, among: Sequence[Draft], at: int) -> bool:
         take_step(trial.reference, among, trial.second, trial.other, with_state=True, moment_factor=factor)[at]
         for factor in (1.0, _MOMENT_FACTOR)
     )
-    return not torch.equal(bits(one.parameter), bits(other.parameter))
+    return not same_bits(one.parameter, other.parameter)
 
 
 def _why_without_effect(trial: Trial, draft: Draft) -> str:

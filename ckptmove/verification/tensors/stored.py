@@ -299,3 +299,23 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     """View elements as integers, to compare bits: NaN equals itself, -0.0 differs from 0.0."""
     flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return flat.reshape(-1).view(_INTEGERS[flat.element_size()])
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype have the same shape and bits, compared as by :func:`bits`."""
+    return one.shape == other.shape and same_integers(bits(one), bits(other))
+
+
+def same_integers(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two flat integer tensors of one dtype are equal.
+
+    Torch compares one element at a time. If both are aligned, eight bytes are one element.
+    """
+    per_word = 8 // one.element_size()
+    if one.shape != other.shape:
+        return False
+    if per_word == 1 or one.storage_offset() % per_word or other.storage_offset() % per_word:
+        return torch.equal(one, other)
+    end = one.numel() // per_word * per_word
+    same = torch.equal(one[:end].view(torch.int64), other[:end].view(torch.int64))
+    return same and torch.equal(one[end:], other[end:])

@@ -22,9 +22,9 @@ from ckptmove.verification.restored import loaded, pages
 from ckptmove.verification.restored.loaded import Loaded, LoadedFiles, load, named_tensors
 from ckptmove.verification.restored.numbers import NumbersTally
 from ckptmove.verification.restored.pages import PageRelease, PagesOfFiles, is_mapping
-from ckptmove.verification.restored.survey import LoadedTensors, same_bytes, survey
+from ckptmove.verification.restored.survey import LoadedTensors, survey
 from ckptmove.verification.step.counters import CounterFaults
-from ckptmove.verification.tensors.stored import StoredTensors, bits
+from ckptmove.verification.tensors.stored import StoredTensors
 
 
 def restore(path, change=lambda inventory: inventory, spoil=lambda loaded: None):
@@ -276,22 +276,6 @@ def test_the_file_is_never_written_to(make):
     with open_checkpoint(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         stored.tensor(checkpoint.inventory.tensors[0]).fill_(1)
         assert stored.tensor(checkpoint.inventory.tensors[0]).sum() == 0
-
-
-def test_bits_tell_zeros_apart_and_not_nans():
-    assert torch.equal(bits(torch.tensor(float("nan"))), bits(torch.tensor(float("nan"))))
-    assert not torch.equal(bits(torch.tensor(0.0)), bits(torch.tensor(-0.0)))
-    assert bits(torch.ones(2, dtype=torch.complex128)).dtype == torch.int64
-
-
-@pytest.mark.parametrize("start", [0, 3])
-def test_bytes_are_compared_wherever_they_lie(start):
-    whole = torch.arange(40, dtype=torch.uint8)
-    assert same_bytes(whole[start : start + 19], whole[start : start + 19].clone())
-    changed = whole[start : start + 19].clone()
-    changed[18] = 99
-    assert not same_bytes(whole[start : start + 19], changed)
-    assert not same_bytes(whole[:3], whole[:4])
 
 
 def test_pages_of_the_mapping_are_given_back_and_come_again(make):

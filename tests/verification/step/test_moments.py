@@ -98,6 +98,18 @@ MEAN = torch.tensor([0.1, 0.0, -0.2])
         ({"exp_avg": MEAN * 1e-20, "exp_avg_sq": torch.zeros(3)}, {}, ""),
         ({"exp_avg_sq": torch.zeros(3)}, {}, ""),
         ({"momentum_buffer": MEAN}, {}, ""),
+        ({"exp_avg": MEAN, "exp_avg_sq": torch.full((3,), torch.nan)}, {}, ""),  # the check of numbers reports NaN
+        (
+            {"exp_avg": MEAN, "exp_avg_sq": torch.tensor([0.0, torch.nan, 1.0])},
+            {},
+            "exp_avg_sq is too small for exp_avg in 1 of 3 values",
+        ),
+        (
+            {"exp_avg": MEAN * 1j, "exp_avg_sq": torch.complex(torch.zeros(3), torch.zeros(3))},
+            {},
+            "exp_avg_sq is too small for exp_avg in 2 of 3 values",
+        ),
+        ({"exp_avg": torch.zeros(0, 3), "exp_avg_sq": torch.zeros(0, 3)}, {}, ""),
     ],
 )
 def test_what_cannot_be(state, options, expected):
