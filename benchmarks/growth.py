@@ -52,6 +52,12 @@ folder = Path(sys.argv[1])
 folder.mkdir()
 make(folder, int(sys.argv[2]))
 """
+#: Torch's reader executes the pickle, and checks nothing.
+READ_METADATA = """
+import sys
+from torch.distributed.checkpoint import FileSystemReader
+FileSystemReader(sys.argv[1]).read_metadata()
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class Kind:
 
 KINDS = (
     Kind("tensors", MAKE_TENSORS, (10_000, 100_000, 1_000_000), ("inspect", "convert", "torch.load")),
-    Kind("ranks of `dcp.save`, 70B with AdamW", MAKE_RANKS, (64, 512), ("inspect",)),
+    Kind("ranks of `dcp.save`, 70B with AdamW", MAKE_RANKS, (64, 512), ("inspect", "read_metadata")),
     Kind("records (zip64)", MAKE_TENSORS, (35_000, 70_000), ("inspect --check", "convert", "convert --in-place")),
     Kind("bytes (sparse)", MAKE_HOLE, (500_000_000, 5_000_000_000), ("inspect", "convert --in-place", "mmap=True")),
     Kind("views of a storage", MAKE_VIEWS, (1_000, 10_000, 100_000), ("inspect", "convert", "torch.load")),
@@ -90,6 +96,9 @@ def contenders(source: Path, output: Path) -> dict[str, Contender]:
         "convert": Contender("ckptmove convert", [*convert, "-o", str(output)], output),
         "convert --in-place": Contender("ckptmove convert --in-place", [*convert, "--in-place"]),
         "torch.load": Contender("torch.load(weights_only=True)", [sys.executable, "-c", LOAD, str(source)]),
+        "read_metadata": Contender(
+            "FileSystemReader.read_metadata()", [sys.executable, "-c", READ_METADATA, str(source)]
+        ),
         "mmap=True": Contender("torch.load(mmap=True)", [sys.executable, "-c", LOAD_MMAP, str(source)]),
     }
 

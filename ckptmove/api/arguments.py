@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     from ckptmove.moves import MoveRequest, Remap, RemapOptions
 
 
-class HoldsCheckpoints(UsageError):
-    """A folder also contains other checkpoints, and the command reads a folder as a whole."""
-
-    is_of_checkpoint = True
-
-    def __init__(self, path: str, inner: str) -> None:
-        super().__init__(f"contains another checkpoint, '{inner:.200}'", path=path)
-
-
 class NotAccepted(UsageError):
     """An argument is of a type, or has a value, that a function does not accept.
 

@@ -11,7 +11,7 @@ from glob import has_magic
 from typing import TYPE_CHECKING, Final
 
 from ckptmove import errors
-from ckptmove.api.arguments import HoldsCheckpoints, NotAccepted
+from ckptmove.api.arguments import NotAccepted
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.formats.opening import container_class
 from ckptmove.io import journal
@@ -278,11 +278,6 @@ def _(error: errors.MustBeUnpacked) -> str:
     path = error.path or ""
     command = unpacking(path, error.form, locked=error.locked)
     return f"unpack it, and use the directory: {command} && ckptmove inspect {quoted(f'{path}.unpacked')}"
-
-
-@hint_for.register(HoldsCheckpoints)
-def _(_: HoldsCheckpoints) -> str:
-    return "move its own files to a folder of their own: a folder is read with all that is in it"
 
 
 @hint_for.register(errors.DistributedFile)

@@ -18,7 +18,7 @@ from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from ckptmove.checkpoint.parts import TreeUse
     from ckptmove.io.contracts import Progress, Traffic
@@ -45,6 +45,7 @@ def open_checkpoint(
     outline: bool = False,
     progress: Progress | None = None,
     members: Sequence[WalkedFile] | None = None,
+    exclude: Collection[str] = (),
     copy: PartialCopy | None = None,
 ) -> Iterator[OpenCheckpoint]:
     """Read a checkpoint without the bytes of its tensors, after undoing an interrupted conversion in place.
@@ -67,6 +68,7 @@ def open_checkpoint(
         outline: whether to make the outline.
         progress: called with the bytes checked so far and the total.
         members: the files of a directory that belong to the checkpoint, as a search has found them; None for all.
+        exclude: paths in a directory of other checkpoints, which are not read.
         copy: a local copy of a remote checkpoint that keeps what is read, or None.
 
     Raises:
@@ -92,7 +94,7 @@ def open_checkpoint(
                 from ckptmove.checkpoint.layouts.reading import Reader
 
                 reader = Reader(
-                    found,
+                    found.without(exclude),
                     limits,
                     objects=objects,
                     ranks=ranks,

@@ -217,11 +217,12 @@ def convert(
         remap=changes,
     )
     convert_command.require_paths(paths or (), context.params)
-    found, failures = search(paths or (), config, "convert")
+    found, exclude, failures = search(paths or (), config, "convert")
     outputs = convert_command.outputs(found, output, output_dir, is_sharded=shard_size is not None)
     requests = [
         ConvertRequest(
             path=path,
+            exclude=exclude.get(path, ()),
             move=move,
             output=new,
             shard_bytes=None if shard_size is None else parse_size(shard_size),
@@ -354,11 +355,12 @@ def verify(
     config: Config = context.obj
     reported = selection(select or (), (*config.ignore, *(ignore or ())))
     changes = remap_options(**expected)
-    found, failures = search(paths or (), config, "verify")
+    found, exclude, failures = search(paths or (), config, "verify")
     copies = download_paths(found, download)
     requests = [
         VerifyRequest(
             path=path,
+            exclude=exclude.get(path, ()),
             to=to,
             against=None if against is None else as_operand(against),
             remap=changes,

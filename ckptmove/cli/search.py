@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from bisect import bisect_left
 from functools import partial
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.api.arguments import HoldsCheckpoints
 from ckptmove.cli.paths import as_operand, checkpoint_paths, expand_glob
 from ckptmove.errors import CkptMoveError, EmptyDirectory, MissingFile, UsageError
 from ckptmove.io.locations import is_folder
@@ -88,10 +89,12 @@ class Search(NamedTuple):
 
     Attributes:
         paths: their paths, or addresses.
+        exclude: for a folder that contains others of them, their paths in it.
         failures: errors of the paths that cannot be read, by path.
     """
 
     paths: tuple[str, ...]
+    exclude: Mapping[str, tuple[str, ...]]
     failures: Mapping[str, CkptMoveError]
 
 
@@ -103,18 +106,20 @@ def search(words: Sequence[str], config: Config, command: str) -> Search:
     """
     patterns = words or config.checkpoints
     if not any(map(_SEARCH.fullmatch, patterns)):
-        return Search(checkpoint_paths(words, config, command), {})
+        return Search(checkpoint_paths(words, config, command), {}, {})
     targets = find_targets(words, config, None).targets
     failures = {one.path: one.error for one in targets if one.error is not None}
-    inner: dict[str, str] = {}  # a checkpoint in each folder
-    for one in targets:
-        parts = one.path.replace(os.sep, "/").split("/")
-        inner.update(("/".join(parts[:end]), one.path) for end in range(1, len(parts)))
-    for one in targets:
-        held = inner.get(one.path.replace(os.sep, "/").rstrip("/"))
-        if held is not None and one.is_found:
-            failures.setdefault(one.path, HoldsCheckpoints(one.path, held))
-    return Search(tuple(one.path for one in targets), failures)
+    places = sorted(one.path.replace(os.sep, "/") for one in targets)
+    exclude = {one.path: _within(one.path, places) for one in targets if one.is_found}
+    return Search(tuple(one.path for one in targets), exclude, failures)
+
+
+def _within(folder: str, places: Sequence[str]) -> tuple[str, ...]:
+    """The paths in a folder, relative to it, from a sorted sequence."""
+    folder = folder.replace(os.sep, "/")
+    start = "" if folder == os.curdir else f"{folder.rstrip('/')}/"
+    inner = takewhile(lambda place: place.startswith(start), islice(places, bisect_left(places, start), None))
+    return tuple(place[len(start) :] for place in inner if place != folder)
 
 
 def identified(target: Target) -> Target:

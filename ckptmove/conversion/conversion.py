@@ -55,6 +55,7 @@ class ConvertRequest:
     Attributes:
         path: a file or a directory.
         move: the changes to make.
+        exclude: paths in the directory of other checkpoints, which are neither read nor copied.
         output: the new file or directory; None for the default.
         default_output: the default output.
         shard_bytes: largest size of a safetensors file in a new directory; None to write no shards.
@@ -73,6 +74,7 @@ class ConvertRequest:
 
     path: str
     move: MoveRequest
+    exclude: tuple[str, ...] = ()
     output: str | None = None
     default_output: str = ""
     shard_bytes: int | None = None

@@ -50,6 +50,7 @@ def convert(request: ConvertRequest) -> Converted:
                 objects=needs_trees,
                 ranks=is_new,  # in a copy of the directory, each rank keeps its file
                 keep_trees=needs_trees,
+                exclude=request.exclude,
             ) as checkpoint,
         ):
             notes: list[str] = []

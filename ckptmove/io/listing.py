@@ -144,6 +144,22 @@ class Listing:
             links=tuple(link for link in self.links if link.path.rpartition("/")[0] in folders),
         )
 
+    def without(self, paths: Collection[str]) -> Listing:
+        """The listing without these files and folders, and without the content of the folders."""
+        if not paths:
+            return self
+
+        def stays(path: str) -> bool:
+            parts = path.split("/")
+            return not any("/".join(parts[:end]) in paths for end in range(1, len(parts) + 1))
+
+        return replace(
+            self,
+            files=tuple(file for file in self.files if stays(file.path)),
+            folders=tuple(folder for folder in self.folders if stays(folder.path)),
+            links=tuple(link for link in self.links if stays(link.path)),
+        )
+
     def full(self, path: str) -> str:
         """The path of something in the directory, as the system knows it."""
         return os.path.join(self.path, path)

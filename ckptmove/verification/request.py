@@ -16,6 +16,7 @@ class VerifyRequest(NamedTuple):
 
     Attributes:
         path: a file, a directory or an archive.
+        exclude: paths in the directory of other checkpoints, which are not read.
         to: target device, or None for the device of most of the model.
         against: checkpoint whose values must be equal, or None.
         remap: how the checkpoint was remapped from ``against``.
@@ -46,6 +47,7 @@ class VerifyRequest(NamedTuple):
     """
 
     path: str
+    exclude: tuple[str, ...] = ()
     to: str | None = None
     against: str | None = None
     remap: Remap = Remap()
@@ -91,6 +93,7 @@ class VerifyRequest(NamedTuple):
         """Parse the result of :meth:`to_json`."""
         facts = json.loads(text)
         changed = {
+            "exclude": tuple(facts["exclude"]),
             "keep": tuple(facts["keep"]),
             "ignore": tuple(facts["ignore"]),
             "edits": tuple(Edit(*one) for one in facts["edits"]),

@@ -105,7 +105,9 @@ def verify_checkpoint(
             limit_tensor_sizes(original, limits)
             nbytes, read_from, source = original.nbytes, original.read_from, original.inventory
         copy = stack.enter_context(copy_of_sample(request.path))
-        checkpoint = stack.enter_context(open_checkpoint(request.path, limits, keep_trees=True, copy=copy))
+        checkpoint = stack.enter_context(
+            open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude, copy=copy)
+        )
         if original is not None:
             converted = expected(original, checkpoint, request.remap, limits)
             _refuse_stranger(checkpoint, original, converted)

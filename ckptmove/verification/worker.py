@@ -129,9 +129,12 @@ def _answer(request: VerifyRequest, opened: Opened | None, others: Sequence[Chil
 @contextmanager
 def _open(request: VerifyRequest) -> Iterator[Opened]:
     with ExitStack() as stack:
-        paths = [request.path, *([] if request.against is None else [request.against])]
-        both = [stack.enter_context(open_checkpoint(path, request.limits, keep_trees=True)) for path in paths]
-        yield Opened(both[0], both[1] if len(both) > 1 else None)
+        limits, original = request.limits, None
+        opened = open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude)
+        checkpoint = stack.enter_context(opened)
+        if request.against is not None:
+            original = stack.enter_context(open_checkpoint(request.against, limits, keep_trees=True))
+        yield Opened(checkpoint, original)
 
 
 def _follow_parent() -> None:

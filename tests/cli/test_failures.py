@@ -12,7 +12,7 @@ import pytest
 
 from ckptmove import errors
 from ckptmove.api import functions as api
-from ckptmove.api.arguments import HoldsCheckpoints, NotAccepted
+from ckptmove.api.arguments import NotAccepted
 from ckptmove.api.failures import failure_of
 from ckptmove.cli.outcome import retyped
 from ckptmove.conversion.remap import errors as remap_errors
@@ -220,7 +220,6 @@ ERRORS = {
     errors.UnsupportedContainer("a b", "dcp", "x"): (3, "dcp_to_torch 'a b' FILE"),
     errors.UnsupportedContainer("a/.metadata", "dcp", "x"): (3, "dcp_to_torch a FILE"),
     errors.UnsupportedContainer(".metadata", "dcp", "x"): (3, "dcp_to_torch . FILE"),
-    HoldsCheckpoints("a", "a/b"): (2, "folder of their own"),
     errors.DistributedFile("a b/0.distcp"): (3, "ckptmove inspect 'a b'"),
     errors.UnsupportedContainer("a", "pickle", "x"): (3, "torch.save"),
     errors.EmptyDirectory("a", 3): (3, "torch.save"),

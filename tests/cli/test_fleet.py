@@ -409,13 +409,46 @@ def test_other_commands_search_too(say, ask, runs, bench, command) -> None:
     assert (said.code, said.err) == (3, say("inspect", "none/**").err)
 
 
-def test_a_folder_with_other_checkpoints_is_not_read_with_them(ask, say, runs, bench) -> None:
+@pytest.fixture
+def nested(runs, bench):
+    """A folder of a Trainer with its last checkpoint at the top, and one below."""
     shutil.copytree(runs / "hf", bench / "some")
+    (bench / "some" / "notes").mkdir()
+    (bench / "some" / "notes" / "a.txt").write_text("a")
     shutil.copytree(runs / "hf", bench / "some" / "checkpoint-5")
-    found = ask("verify", "some/**", "--sample", "1")
-    assert [one["path"] for one in found["results"]] == ["some/checkpoint-5"]
-    assert [(one["path"], one["exit_code"]) for one in found["errors"]] == [("some/", 2)]
+    return bench / "some"
+
+
+def test_a_folder_is_read_without_the_checkpoints_below_it(ask, say, nested) -> None:
+    alone, both = (ask("inspect", *words)["checkpoints"] for words in (["some/checkpoint-5"], ["some/**"]))
+    assert [one["path"] for one in both] == ["some/", "some/checkpoint-5"]
+    tensors = [one["name"] for one in alone[0]["tensors"]]
+    found = ask("verify", "some/**", "--sample", "99", "--to", "cpu", "--keep", "*")["results"]
+    assert [one["path"] for one in found] == ["some/", "some/checkpoint-5"]
+    counts = [one["checks"][1]["evidence"]["tensors"] for one in found]
+    assert counts == [len(tensors)] * 2
+    assert ask("verify", "some", "--sample", "99")["results"][0]["checks"][1]["evidence"]["tensors"] == sum(counts)
+
+
+def test_the_copy_of_a_folder_has_no_checkpoints_from_below_it(ask, say, nested, bench, monkeypatch) -> None:
     found = ask("convert", "some/**", "--to", "cpu", "--output-dir", "new")
-    assert [one["output"] for one in found["conversions"]] == ["new/checkpoint-5"]
-    assert [one["path"] for one in found["errors"]] == ["some/"]
-    assert say("inspect", "some/**", "-q").code == 0
+    assert [one["output"] for one in found["conversions"]] == ["new/some", "new/checkpoint-5"]
+    own = ["notes", "notes/a.txt", "optimizer.pt", "rng_state.pth", "trainer_state.json"]
+    assert sorted(path.relative_to(bench / "new/some").as_posix() for path in (bench / "new/some").rglob("*")) == own
+    monkeypatch.chdir(nested)
+    assert say("convert", "**", "--to", "cpu", "-o", "../one", "-q").code == 2  # one output for two checkpoints
+    assert [one["path"] for one in ask("verify", "**", "--sample", "1")["results"]] == [".", "checkpoint-5"]
+
+
+@pytest.mark.parametrize("words", [["--sample", "99"], ["--download", "here"]], ids=["sample", "download"])
+def test_a_folder_of_a_bucket_is_read_without_the_checkpoints_below_it(ask, nested, moto, bench, words) -> None:
+    for path in nested.rglob("*"):
+        if path.is_file():
+            key = path.relative_to(bench).as_posix()
+            moto.put_object(Bucket="bucket", Key=key, Body=path.read_bytes())
+    found = ask("verify", "s3://bucket/some/**", *words)["results"]
+    counts = [one["checks"][1]["evidence"]["tensors"] for one in found]
+    assert len(counts) == 2
+    assert counts[0] == counts[1] > 0
+    copied = {path.relative_to(bench / "here").as_posix() for path in (bench / "here").rglob("*.pt")}
+    assert copied == ({"some/optimizer.pt", "checkpoint-5/optimizer.pt"} if words[0] == "--download" else set())

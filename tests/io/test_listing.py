@@ -35,6 +35,19 @@ def test_files_folders_and_links_by_path(tmp_path):
     assert found.full("b/x.pt") == str(tmp_path / "b" / "x.pt")
 
 
+def test_files_and_folders_are_left_out(tmp_path):
+    for path in ("a.pt", "b/x.pt", "b/c/y.pt", "bc/z.pt"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(b"1")
+    (tmp_path / "b" / "last.pt").symlink_to("x.pt")
+    (tmp_path / "last.pt").symlink_to("bc/z.pt")
+    whole = listed(tmp_path)
+    assert whole.without(()) == whole
+    assert whole.without({"b", "a.pt"}).names == {"bc/z.pt", "last.pt"}
+    assert [folder.path for folder in whole.without({"b"}).folders] == ["", "bc"]
+    assert whole.without({"b/c", "b/last.pt"}).names == {"a.pt", "b/x.pt", "bc/z.pt", "last.pt"}
+
+
 def test_what_lies_in_a_hidden_folder_is_hidden(tmp_path):
     (tmp_path / ".git" / "objects").mkdir(parents=True)
     (tmp_path / ".git" / "objects" / "x.pt").write_bytes(b"")

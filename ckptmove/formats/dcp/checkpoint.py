@@ -6,7 +6,6 @@ This class does not open those files: its facts come from ``.metadata`` and from
 from __future__ import annotations
 
 from itertools import chain
-from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.errors import DamagedArchive, DistributedFile, MissingShard
@@ -19,7 +18,6 @@ from ckptmove.pickles.plain_objects import interpret_objects
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.stream import read_pickle
 from ckptmove.pickles.tree import Dict, List, Opaque
-from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -207,27 +205,31 @@ class DistributedCheckpoint(Container):
 
     def chunk_at(self, piece: Piece) -> tuple[str, tuple[int, ...]] | None:
         """The dtype and the shape of a piece's chunk; None if the piece is not a chunk."""
-        tensor = None if piece.offsets is None else self._tensors.get(piece.name)
-        if tensor is None or piece.offsets is None:
+        found = self._chunk(piece.name, piece.offsets)
+        return None if found is None else (found[0].dtype, found[1].sizes)
+
+    def _chunk(self, name: str, offsets: tuple[int, ...] | None) -> tuple[StoredTensor, Chunk] | None:
+        """A chunk by its offsets, with its tensor."""
+        tensor = None if offsets is None else self._tensors.get(name)
+        if tensor is None or offsets is None:
             return None
         grid = self._grids.get(id(tensor.chunks))
         if grid is None:
             # An empty chunk may have the offsets of another one, which comes later and replaces it.
             chunks = sorted(tensor.chunks, key=lambda chunk: chunk.volume > 0)
             grid = self._grids[id(tensor.chunks)] = {chunk.offsets: chunk for chunk in chunks}
-        chunk = grid.get(piece.offsets)
-        return None if chunk is None else (tensor.dtype, chunk.sizes)
+        chunk = grid.get(offsets)
+        return None if chunk is None else (tensor, chunk)
 
     def _file_problems(self) -> Iterator[ArchiveFact]:
-        for piece in self.metadata.pieces:
-            record = f"{piece.file}/{piece.name}"
-            lost = min(piece.span.end - self.sizes[piece.file], piece.span.nbytes)
-            expected = self.chunk_at(piece)
-            short = 0 if expected is None else prod(expected[1]) * ITEM_BYTES[expected[0]] - piece.span.nbytes
+        for name, offsets, file, start, end in self.metadata.pieces.rows():
+            expected = self._chunk(name, offsets)
+            lost = min(end - self.sizes[file], end - start)
+            short = 0 if expected is None else expected[0].nbytes(expected[1]) - (end - start)
             if lost > 0:
-                yield ArchiveFact("past-end", record, lost)
+                yield ArchiveFact("past-end", f"{file}/{name}", lost)
             elif short > 0:
-                yield ArchiveFact("short-storage", record, short)
+                yield ArchiveFact("short-storage", f"{file}/{name}", short)
 
     def _entry_problems(self) -> Iterator[ArchiveFact]:
         for entry in self.metadata.entries:

@@ -18,11 +18,11 @@ from ckptmove.io.sink import FileSink
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from ckptmove.io.contracts import Progress
+    from ckptmove.io.listing import Listing
     from ckptmove.io.remote.address import Address
-    from ckptmove.io.remote.filesystem import RemoteListing
     from ckptmove.limits import Limits
 
 
@@ -30,6 +30,7 @@ def download(
     address: Address,
     target: str,
     limits: Limits,
+    exclude: Collection[str] = (),
     progress: Progress | None = None,
     settle: Callable[[], None] = do_nothing,
 ) -> None:
@@ -39,6 +40,7 @@ def download(
         address: the URL.
         target: path of the local copy.
         limits: resource limits for listing a directory.
+        exclude: paths in the directory that are left out.
         progress: called with the bytes done so far and the total.
         settle: called before the last step, which cannot be undone: signals must not raise exceptions after it.
 
@@ -51,7 +53,7 @@ def download(
     found = open_remote(address, limits)
     make_folder(os.path.dirname(target) or ".")
     if not isinstance(found, RemoteSource):
-        _download_folder(found, target, progress, settle)
+        _download_folder(found.without(exclude), target, progress, settle)
         return
     with closing(found):
         require_new_file("", target, target, force=False)
@@ -60,9 +62,7 @@ def download(
             sink.commit(settle)
 
 
-def _download_folder(
-    listing: RemoteListing, target: str, progress: Progress | None, settle: Callable[[], None]
-) -> None:
+def _download_folder(listing: Listing, target: str, progress: Progress | None, settle: Callable[[], None]) -> None:
     require_new_folder(listing.path, target, force=False)
     done, total = 0, listing.size_bytes
     with DirectorySink(target, listing.names, force=False) as sink:

@@ -71,7 +71,7 @@ def verify_fit_of_case(
 
 def _stored_elements(request: VerifyRequest) -> int | None:
     """Number of elements of the parameters in the checkpoint; None if their shapes are not in it."""
-    with open_checkpoint(request.path, request.limits) as checkpoint:
+    with open_checkpoint(request.path, request.limits, exclude=request.exclude) as checkpoint:
         inventory = checkpoint.inventory
         return (
             sum(prod(one.shape) for one in counted_parameters(inventory)) if has_whole_parameters(inventory) else None

@@ -103,7 +103,7 @@ def verify_fit(request: VerifyRequest, devices: str) -> Verdict:
     """
     refuse_others(request)
     wanted = parse_fit(devices)
-    with open_checkpoint(request.path, request.limits) as checkpoint:
+    with open_checkpoint(request.path, request.limits, exclude=request.exclude) as checkpoint:
         why_not = _why_not_whole(checkpoint.inventory)
         if why_not:
             raise UsageError(f"{Argument('fit')} needs whole parameters, and {why_not}")

@@ -172,7 +172,9 @@ class _Rank:
                 self._emit({"check": check_to_json(failed(name, lacking) if fails else skipped(name, reason))})
             return
         with ExitStack() as stack:
-            checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
+            checkpoint = stack.enter_context(
+                open_checkpoint(request.path, request.limits, keep_trees=True, exclude=request.exclude)
+            )
             place = stack.enter_context(on_target(site, ranks.size))
             if site.mode == "simulated":
                 from ckptmove.verification.mesh.simulated import sharding  # for a simulated device

@@ -57,7 +57,7 @@ def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callab
     from ckptmove.io.remote.download import download
 
     try:
-        download(request.path, request.download, request.limits, progress, settle)
+        download(request.path, request.download, request.limits, request.exclude, progress, settle)
     except OutputExists as error:
         raise CopyExists(request.download) from error
     return request._replace(path=request.download, download=None)

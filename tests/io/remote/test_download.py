@@ -17,7 +17,7 @@ DATA = os.urandom(CHUNK + 5)
 def test_a_file(server, tmp_path) -> None:
     (server.root / "a.pth").write_bytes(DATA)
     target, told = tmp_path / "new" / "folder" / "a.pth", []
-    download(Address(f"{server.url}/a.pth"), str(target), Limits(), lambda *of: told.append(of))
+    download(Address(f"{server.url}/a.pth"), str(target), Limits(), progress=lambda *of: told.append(of))
     assert target.read_bytes() == DATA
     assert [*target.parent.iterdir()] == [target]
     assert told[-1] == (len(DATA), len(DATA))
@@ -34,7 +34,7 @@ def test_a_directory(server, tmp_path) -> None:
     told = []
     for progress in (None, lambda *of: told.append(of)):
         target = tmp_path / f"run{len(told)}{progress is None}"
-        download(Address(f"{server.url}/run/"), str(target), Limits(), progress)
+        download(Address(f"{server.url}/run/"), str(target), Limits(), progress=progress)
         found = {path.relative_to(target).as_posix(): path.read_text() for path in target.rglob("*.pth")}
         assert found == {"a.pth": "a.pth", "sub/b.pth": "sub/b.pth"}
     assert told == [(5, 14), (14, 14)]
