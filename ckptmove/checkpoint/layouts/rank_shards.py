@@ -96,11 +96,13 @@ class RankGroup(NamedTuple):
         name: path that the files share, with a ``*`` in place of the rank.
         files: the files by rank.
         missing: paths of the files of other ranks.
+        unreadable: those of them that are there, but cannot be read.
     """
 
     name: str
     files: Sequence[RankFile]
     missing: tuple[str, ...]
+    unreadable: frozenset[str] = frozenset()
 
     @property
     def differing(self) -> list[str]:
@@ -125,7 +127,7 @@ class RankGroup(NamedTuple):
             prefix: beginning of the names of its tensors.
         """
         kind: FactKind = "missing-replica" if self.missing and next(self.gaps(), None) is None else "missing-rank"
-        found: list[tuple[FactKind, str]] = [(kind, path) for path in self.missing]
+        found: list[tuple[FactKind, str]] = [(kind, path) for path in self.missing if path not in self.unreadable]
         found += (("other-step", path) for path in find_two_saves(self.files))
         differing = differing_replicas(self.files)
         found += (("other-replica", prefix + path) for path in differing)

@@ -242,9 +242,16 @@ class Reader:
 
     def _join_ranks(self) -> None:
         """Make one part of the files of all ranks that are shards of the same tensors, and find missing ones."""
-        # A file of a rank that is there, but not read as one, makes all of them files of their own.
-        groups = [one for one in group_by_rank(self._rank_files) if self._listing.names.isdisjoint(one.missing)]
-        known = {path for group in groups for path in group.missing} | self._listing.names
+        listing = self._listing
+        errors = {error.path for error in self._unreadable}
+        unreadable = frozenset(path for path in listing.names if errors and listing.full(path) in errors)
+        # A file of a rank that is read, but not as one, makes all of them files of their own.
+        groups = [
+            one._replace(unreadable=unreadable)
+            for one in group_by_rank(self._rank_files)
+            if (listing.names - unreadable).isdisjoint(one.missing)
+        ]
+        known = {path for group in groups for path in group.missing} | listing.names
         if not self._ranks:
             self._lost += (fact for group in groups for fact in group.facts(f"{group.name}."))
             groups = []

@@ -329,6 +329,9 @@ def _refuse_options(request: VerifyRequest) -> None:
     refused = [name for name, is_used in used.items() if is_used]
     if refused:
         raise UsageError(f"{refused[0]} cannot be used under torchrun")
+    kind = _kind_of_each(request)
+    if kind and request.to not in {kind, f"{kind}:0"}:
+        raise UsageError(f"--to {request.to} names one device, but each rank of a case has its own: use --to {kind}")
 
 
 def _ending_of(answers: Answers) -> CheckResult:

@@ -245,6 +245,7 @@ def test_a_rank_that_fails_after_the_start(ranks, monkeypatch):
         {"sample": 1},
         {"device_memory": 1},
         {"optimizer": "AdamW"},
+        {"to": "cuda:1"},
     ],
 )
 def test_options_that_several_ranks_cannot_have(ranks, options):
