@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias, cast
 from ckptmove.errors import DamagedArchive, LimitExceeded, UnsupportedContainer
 from ckptmove.formats.chunks import Chunk, flaw_of
 from ckptmove.formats.dcp.classes import METADATA, differs_by_one, is_plain, properties_of, require_loadable
-from ckptmove.formats.dcp.pieces import Piece, Pieces
-from ckptmove.model import Span
+from ckptmove.formats.dcp.pieces import Pieces
 from ckptmove.pickles.rebuild_arguments import LARGEST, NotATensor, bytes_of, items, sizes
 from ckptmove.pickles.tree import Call, Dict, PlainObject, tuple_items
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
@@ -23,8 +22,9 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ckptmove.formats.dcp.pieces import PieceRow
     from ckptmove.pickles.state import Machine
-    from ckptmove.pickles.tree import Value
+    from ckptmove.pickles.tree import PlainKind, Value
 
 Path: TypeAlias = tuple[str | int, ...]
 #: Shape of a tensor, and its chunks.
@@ -142,7 +142,7 @@ def union(tables: Sequence[DistributedMetadata], path: str) -> DistributedMetada
             raise DamagedArchive(path, f"{flaw} tensor {name[:_SHOWN]!r}")
         merged[name] = tensor._replace(chunks=tuple(own))
     # Of two pieces with one name, the last counts.
-    pieces = Pieces(piece for table in reversed(tables) for piece in table.pieces)
+    pieces = Pieces(row for table in reversed(tables) for row in table.pieces.rows())
     return DistributedMetadata(tuple(merged.values()), pieces)
 
 
@@ -170,6 +170,8 @@ class _Parser:
         self._chunks = 0
         # By the ``id`` of a node: tensors share the nodes of equal chunks, and their grids of chunks are often equal.
         self._known_chunks: dict[int, Chunk] = {}
+        #: Where the fields of an index or a place are.
+        self._places: dict[PlainKind, list[int]] = {}
         self._known_grids: dict[_Grid, tuple[_Grid, str]] = {}
         # Each chunk takes more than a byte, unless tensors share a list of chunks, which torch never writes.
         self._most_chunks = machine.limits.factor * (machine.end - machine.begin)
@@ -237,11 +239,10 @@ class _Parser:
             self._known_chunks[id(fields)] = Chunk(sizes(fields.get("offsets")), sizes(fields.get("sizes")))
         return self._known_chunks[id(fields)]
 
-    def _piece(self, index: Value, info: Value) -> Piece:
-        key = self._fields(index, "an index", _INDEX)
-        fields = self._fields(info, "a place", _PLACE)
-        name, offsets = key.get("fqn"), key.get("offset")
-        file, start, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
+    def _piece(self, index: Value, info: Value) -> PieceRow:
+        name, offsets = self._values(index, "an index", _INDEX, ("fqn", "offset"))
+        wanted = "relative_path", "offset", "length", "transform_descriptors"
+        file, start, length, transform = self._values(info, "a place", _PLACE, wanted)
         if type(name) is not str or type(file) is not str or type(start) is not int or type(length) is not int:
             self._damage("a place in it is not as torch writes it")
         self._letters += len(name)
@@ -250,14 +251,14 @@ class _Parser:
             raise LimitExceeded(resource, limit=self._most_letters, actual=self._letters, path=self._path)
         if not (0 <= start <= LARGEST and 0 <= length <= LARGEST):
             self._damage(f"the place of {name[:_SHOWN]!r} is invalid: {_number(length)} bytes from {_number(start)}")
-        if fields.get("transform_descriptors") is not None:
+        if transform is not None:
             described = "a distributed checkpoint whose pieces are compressed or encrypted (transform_descriptors)"
             raise UnsupportedContainer(self._path, "dcp", described)
         try:
             at = sizes(offsets) if offsets is not None else None
         except (NotATensor, IndexError):
             self._damage(f"the offset of a chunk of {name[:_SHOWN]!r} is invalid")
-        return Piece(name, at, file, Span(start, start + length))
+        return name, at, file, start, start + length
 
     def _keys(self, name: str, path: Value) -> Path:
         """The keys of an entry if they make up its name; else the name is the only key."""
@@ -282,6 +283,18 @@ class _Parser:
         if type(state) is not Dict or len(state.flat) > _MOST_FIELDS:
             self._damage(f"{what[:_SHOWN]!r} in it is not as torch writes it")
         return state
+
+    def _values(self, value: Value, what: str, name: str, wanted: tuple[str, ...]) -> list[Value]:
+        """Some fields of an object, None for those that are absent."""
+        if type(value) is not PlainObject or value.kind.name != name:
+            fields = self._fields(value, what, name)
+            return [fields.get(field) for field in wanted]
+        places = self._places.get(value.kind)
+        if places is None:
+            own = value.kind.fields
+            places = self._places[value.kind] = [own.index(field) if field in own else -1 for field in wanted]
+        values = *value.values, None
+        return [values[place] for place in places]
 
     def _pairs(self, root: Dict | PlainObject, field: str) -> Iterator[tuple[Value, Value]]:
         table = root.get(field)
