@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from ckptmove.moves import MoveRequest, Remap, RemapOptions
 
 
+class OutputsCollide(UsageError):
+    """Two checkpoints would be written to one path."""
+
+    def __init__(self, first: str, second: str, output: str) -> None:
+        super().__init__(f"'{first:.200}' and '{second:.200}' would both be written as {output}")
+
+
 class NotAccepted(UsageError):
     """An argument is of a type, or has a value, that a function does not accept.
 

@@ -11,7 +11,7 @@ from glob import has_magic
 from typing import TYPE_CHECKING, Final
 
 from ckptmove import errors
-from ckptmove.api.arguments import NotAccepted
+from ckptmove.api.arguments import NotAccepted, OutputsCollide
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.formats.opening import container_class
 from ckptmove.io import journal
@@ -278,6 +278,13 @@ def _(error: errors.MustBeUnpacked) -> str:
     path = error.path or ""
     command = unpacking(path, error.form, locked=error.locked)
     return f"unpack it, and use the directory: {command} && ckptmove inspect {quoted(f'{path}.unpacked')}"
+
+
+@hint_for.register(OutputsCollide)
+def _(_: OutputsCollide) -> Phrase:
+    return Phrase(
+        "convert them one at a time, or leave out ", Argument("output_dir"), ": each is then written next to its source"
+    )
 
 
 @hint_for.register(errors.DistributedFile)

@@ -68,7 +68,7 @@ def open_checkpoint(
         outline: whether to make the outline.
         progress: called with the bytes checked so far and the total.
         members: the files of a directory that belong to the checkpoint, as a search has found them; None for all.
-        exclude: paths in a directory of other checkpoints, which are not read.
+        exclude: folders in a directory that are checkpoints of their own, by their paths in it: they are not read.
         copy: a local copy of a remote checkpoint that keeps what is read, or None.
 
     Raises:

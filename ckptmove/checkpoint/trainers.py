@@ -253,7 +253,12 @@ def is_spoiled(name: str, found: str) -> bool:
         name: of the file.
         found: its content, as in ``NotACheckpoint``.
     """
-    return found in _SPOILED and (name.endswith(_ENDINGS) or file_role(name) is not None)
+    return found in _SPOILED and is_checkpoint_name(name)
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether the name of a file promises a checkpoint."""
+    return name.endswith(_ENDINGS) or file_role(name) is not None
 
 
 def with_file_role(record: TensorRecord, role: Role | None) -> TensorRecord:

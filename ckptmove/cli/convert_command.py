@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from glob import has_magic
@@ -10,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.api import functions as api
+from ckptmove.api.arguments import OutputsCollide
 from ckptmove.cli.batch import for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.paths import as_operand
@@ -106,9 +106,11 @@ def run_convert(
     targets = [api.with_default_output(request) for request in requests]
     made = {one.target for one in targets if one.target != one.path}
     chosen = [one for one in targets if len(targets) == 1 or one.path not in made]
-    doubled = [target for target, count in Counter(one.target for one in chosen).items() if count > 1]
-    if doubled:
-        raise UsageError(f"several checkpoints would be written as {doubled[0]}")
+    sources: dict[str, str] = {}
+    for one in chosen:
+        first = sources.setdefault(one.target, one.path)
+        if first != one.path:
+            raise OutputsCollide(first, one.path, one.target)
     skipped: list[str] = []
 
     def work(request: ConvertRequest) -> tuple[int, tuple[()]]:

@@ -18,6 +18,7 @@ from ckptmove.io.remote.address import Address
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ckptmove.checkpoint.layouts.discover import FoundCheckpoint
     from ckptmove.cli.config import Config
     from ckptmove.io.walk import WalkedFile
 
@@ -32,6 +33,7 @@ class Target(NamedTuple):
     Attributes:
         path: its path, or its address.
         members: the files of a directory that belong to it; None for all.
+        exclude: folders in it that are checkpoints of their own, by their paths in it.
         version: fingerprint of its files; None if unknown.
         is_found: whether a search found it, and no word names it.
         error: why it cannot be looked for; None otherwise.
@@ -39,6 +41,7 @@ class Target(NamedTuple):
 
     path: str
     members: tuple[WalkedFile, ...] | None = None
+    exclude: tuple[str, ...] = ()
     version: str | None = None
     is_found: bool = False
     error: CkptMoveError | None = None
@@ -80,16 +83,18 @@ def find_targets(words: Sequence[str], config: Config, share: str | None) -> Tar
         left_out += others
     single: dict[str, Target] = {}
     for one in found:  # the text of an address has no credentials, which may be all that tells two of them apart
-        single.setdefault(one.path.url if isinstance(one.path, Address) else one.path, one)
+        key = one.path.url if isinstance(one.path, Address) else one.path
+        if single.setdefault(key, one).is_found and not one.is_found:
+            single[key] = one  # what the user named is read as a whole, also next to a search
     return Targets([one for one in single.values() if one.error is not None or belongs(one.path)], left_out)
 
 
 class Search(NamedTuple):
-    """The checkpoints of a command that reads a folder as a whole.
+    """The checkpoints of a command that reads a folder with all that is in it.
 
     Attributes:
         paths: their paths, or addresses.
-        exclude: for a folder that contains others of them, their paths in it.
+        exclude: for each that a search found, the folders below it that are checkpoints of their own.
         failures: errors of the paths that cannot be read, by path.
     """
 
@@ -99,7 +104,7 @@ class Search(NamedTuple):
 
 
 def search(words: Sequence[str], config: Config, command: str) -> Search:
-    """Expand the words of a command that reads a folder as a whole.
+    """Expand the words of a command that reads a folder with all that is in it.
 
     Raises:
         UsageError, NothingConfigured: as of :func:`ckptmove.cli.paths.checkpoint_paths`.
@@ -108,18 +113,11 @@ def search(words: Sequence[str], config: Config, command: str) -> Search:
     if not any(map(_SEARCH.fullmatch, patterns)):
         return Search(checkpoint_paths(words, config, command), {}, {})
     targets = find_targets(words, config, None).targets
-    failures = {one.path: one.error for one in targets if one.error is not None}
-    places = sorted(one.path.replace(os.sep, "/") for one in targets)
-    exclude = {one.path: _within(one.path, places) for one in targets if one.is_found}
-    return Search(tuple(one.path for one in targets), exclude, failures)
-
-
-def _within(folder: str, places: Sequence[str]) -> tuple[str, ...]:
-    """The paths in a folder, relative to it, from a sorted sequence."""
-    folder = folder.replace(os.sep, "/")
-    start = "" if folder == os.curdir else f"{folder.rstrip('/')}/"
-    inner = takewhile(lambda place: place.startswith(start), islice(places, bisect_left(places, start), None))
-    return tuple(place[len(start) :] for place in inner if place != folder)
+    return Search(
+        tuple(one.path for one in targets),
+        {one.path: one.exclude for one in targets},
+        {one.path: one.error for one in targets if one.error is not None},
+    )
 
 
 def identified(target: Target) -> Target:
@@ -196,12 +194,28 @@ def _below(top: str, shown: str) -> tuple[list[Target], int, int]:
         files, errors = walk(top)
         within = partial(_local, shown)
     found = find_checkpoints(files)
+    folders = [one.path for one in found.checkpoints if one.is_folder]
     targets = [Target(error.path or top, error=error) for error in errors]
     targets += [
-        Target(within(one.path), one.files if one.is_folder else None, fingerprint(one.files), is_found=True)
+        Target(
+            within(one.path),
+            one.files if one.is_folder else None,
+            _below_it(one, folders),
+            fingerprint(one.files),
+            is_found=True,
+        )
         for one in found.checkpoints
     ]
     return targets, len(files), found.left_out
+
+
+def _below_it(one: FoundCheckpoint, folders: Sequence[str]) -> tuple[str, ...]:
+    """Those of some sorted folders that are below a checkpoint, by their paths in it."""
+    if not one.is_folder:
+        return ()
+    start = f"{one.path}/" if one.path else ""
+    inner = takewhile(lambda path: path.startswith(start), islice(folders, bisect_left(folders, start), None))
+    return tuple(path[len(start) :] for path in inner if path != one.path)
 
 
 def _local(folder: str, path: str) -> str:

@@ -37,7 +37,7 @@ def run_verify(
     """Verify each checkpoint, write its verdict, and return the highest exit code.
 
     Args:
-        requests: one for each checkpoint; equal but for the path.
+        requests: one for each checkpoint; equal but for the path and what is excluded below it.
         renderer: writes the verdicts.
         failures: errors of the paths that a search found and that cannot be read, by path.
         selection: the findings to report.

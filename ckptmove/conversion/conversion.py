@@ -55,7 +55,8 @@ class ConvertRequest:
     Attributes:
         path: a file or a directory.
         move: the changes to make.
-        exclude: paths in the directory of other checkpoints, which are neither read nor copied.
+        exclude: folders in the directory that are checkpoints of their own, by their paths in it: they are neither read
+            nor copied.
         output: the new file or directory; None for the default.
         default_output: the default output.
         shard_bytes: largest size of a safetensors file in a new directory; None to write no shards.

@@ -59,6 +59,9 @@ def convert(request: ConvertRequest) -> Converted:
                 checkpoint, notes = _gathered(request, checkpoint)  # noqa: PLW2901  # the same files
             conversion = Conversion(request, checkpoint)
             conversion.notes += notes
+            if request.exclude:
+                inner = some(request.exclude, 3)
+                conversion.notes.append(f"left out with links to them, as checkpoints of their own: {inner}")
             with conversion.resources:
                 written = _carry_out(conversion, checkpoint, jobs)
             if checkpoint.traffic_note:

@@ -7,6 +7,7 @@ links to ``blobs`` next to its ``snapshots``.
 from __future__ import annotations
 
 import os
+import posixpath
 import stat
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -85,6 +86,16 @@ class ListedLink(NamedTuple):
     path: str
     target: str
 
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def leads_to(self) -> str:
+        """The path in the directory that it leads to."""
+        return posixpath.normpath(posixpath.join(posixpath.dirname(self.path), self.target))
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -144,20 +155,20 @@ class Listing:
             links=tuple(link for link in self.links if link.path.rpartition("/")[0] in folders),
         )
 
-    def without(self, paths: Collection[str]) -> Listing:
-        """The listing without these files and folders, and without the content of the folders."""
-        if not paths:
+    def without(self, folders: Collection[str]) -> Listing:
+        """The listing without some folders, what is in them, and the links to that."""
+        if not folders:
             return self
 
         def stays(path: str) -> bool:
             parts = path.split("/")
-            return not any("/".join(parts[:end]) in paths for end in range(1, len(parts) + 1))
+            return not any("/".join(parts[:end]) in folders for end in range(1, len(parts) + 1))
 
         return replace(
             self,
             files=tuple(file for file in self.files if stays(file.path)),
             folders=tuple(folder for folder in self.folders if stays(folder.path)),
-            links=tuple(link for link in self.links if stays(link.path)),
+            links=tuple(link for link in self.links if stays(link.path) and stays(link.leads_to)),
         )
 
     def full(self, path: str) -> str:

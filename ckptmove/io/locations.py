@@ -28,6 +28,11 @@ def exists(path: str) -> bool:
     return os.path.lexists(path)
 
 
+def leads_nowhere(path: str) -> bool:
+    """Whether a path is a link whose target does not exist."""
+    return os.path.lexists(path) and not os.path.exists(path)
+
+
 def same_file(one: str, other: str) -> bool:
     """Whether two paths lead to one file: by name, through a symbolic link, or as hard links."""
     try:

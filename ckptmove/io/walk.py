@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.errors import AccessFailed, reason_of
 from ckptmove.io.leftovers import is_unfinished
+from ckptmove.io.locations import leads_nowhere
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +22,7 @@ class WalkedFile(NamedTuple):
 
     Attributes:
         path: its path in the folder, with slashes.
-        size_bytes: its size; None if the server does not tell it.
+        size_bytes: its size; None if the server does not tell it, or if it is a link that leads nowhere.
         version: its time of modification, or its ETag; empty if unknown.
     """
 
@@ -44,6 +45,8 @@ class FolderWalk(NamedTuple):
 
 def walk(folder: str) -> FolderWalk:
     """List the files below a local folder. Links to folders are not followed, links to files are.
+
+    A link that leads nowhere is a file of unknown size.
 
     A hidden file or folder is left out; ``.metadata`` is a file of ``torch.distributed.checkpoint``.
     """
@@ -71,6 +74,8 @@ def _add_file(found: FolderWalk, path: str, entry: os.DirEntry[str]) -> None:
     try:
         if entry.is_file():
             found.files.append(_file(path, entry.stat()))
+        elif entry.is_symlink() and leads_nowhere(entry.path):  # a missing file is an error when it is opened
+            found.files.append(WalkedFile(path, None, ""))
     except FileNotFoundError:
         return  # it was deleted while the folder was listed
     except OSError as error:

@@ -229,6 +229,9 @@ def check_structure(inventory: Inventory, pairings: Sequence[tuple[OptimizerReco
     found = f"{paired:,} found in the model by {_how(pairings)}" if paired else "none found in the model"
     found += "".join(f" ({pairing.reason})" for _, pairing in pairings if pairing.reason)
     detail = f"{amount(listed, 'parameter')} in {amount(groups, 'group')}, {stated:,} with state; {found}"
+    several = inventory.checkpoints if isinstance(inventory, DirectoryInventory) else ()
+    if several:
+        detail += f"; {len(several):,} separate checkpoints, read as one here: give the path of one"
     return passed("structure", detail, **figures) if paired else skipped("structure", detail, **figures)
 
 

@@ -16,7 +16,7 @@ class VerifyRequest(NamedTuple):
 
     Attributes:
         path: a file, a directory or an archive.
-        exclude: paths in the directory of other checkpoints, which are not read.
+        exclude: folders in the directory that are checkpoints of their own, by their paths in it: they are not read.
         to: target device, or None for the device of most of the model.
         against: checkpoint whose values must be equal, or None.
         remap: how the checkpoint was remapped from ``against``.

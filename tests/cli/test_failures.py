@@ -12,7 +12,7 @@ import pytest
 
 from ckptmove import errors
 from ckptmove.api import functions as api
-from ckptmove.api.arguments import NotAccepted
+from ckptmove.api.arguments import NotAccepted, OutputsCollide
 from ckptmove.api.failures import failure_of
 from ckptmove.cli.outcome import retyped
 from ckptmove.conversion.remap import errors as remap_errors
@@ -256,6 +256,7 @@ ERRORS = {
     errors.OutputSuffix("a.npz", ".npz", "torch-zip", "a b.pth"): (4, "--output 'a b.pth'"),
     errors.OutputIsNoReport("a", path="b"): (4, "choose a file that does not exist yet"),
     errors.OutputIsStdout(): (2, "./-"),
+    OutputsCollide("a/x.pth", "b/x.pth", "new/x.pth"): (2, "--output-dir"),
     remap_errors.NotInFormat("safetensors", (("epoch", "an int"), ("a b", "a dict"))): (4, "--drop epoch --drop 'a b'"),
     remap_errors.NotInFormat("safetensors", tuple((key, "a dict") for key in "abcde")): (4, "--drop d ..."),
     remap_errors.NotInFormat("safetensors", (("model", "a dict"),), "model"): (4, "--as-root model"),

@@ -390,6 +390,8 @@ def test_verify_has_a_line_for_each_checkpoint(say, validator) -> None:
     definitions = validator.schema["$defs"]
     validator.evolve(schema={"$ref": "#/$defs/result", "$defs": definitions}).validate(result)
     assert (result["path"], error["path"]) == ("run.pth", "none.pth")
+    assert "not proven" not in said.err
+    assert "1 of 1 fine, 1 of them not proven" in say("verify", "run.pth", "--sample", "1", "--format", "jsonl").err
 
 
 def test_an_inspection_has_no_version_without_lines(ask) -> None:
@@ -415,25 +417,48 @@ def nested(runs, bench):
     shutil.copytree(runs / "hf", bench / "some")
     (bench / "some" / "notes").mkdir()
     (bench / "some" / "notes" / "a.txt").write_text("a")
+    (bench / "some" / "notes" / "tokens.bin").write_bytes(b"GIF89a" + bytes(range(200)))
     shutil.copytree(runs / "hf", bench / "some" / "checkpoint-5")
+    (bench / "some" / "latest").symlink_to("checkpoint-5")
+    (bench / "some" / "best.pt").symlink_to("checkpoint-5/optimizer.pt")
+    (bench / "some" / "same.txt").symlink_to("notes/a.txt")
     return bench / "some"
 
 
+def tensors_of(results):
+    """The number of tensors that each verification has read, by path."""
+    return {one["path"]: one["checks"][1]["evidence"]["tensors"] for one in results}
+
+
 def test_a_folder_is_read_without_the_checkpoints_below_it(ask, say, nested) -> None:
-    alone, both = (ask("inspect", *words)["checkpoints"] for words in (["some/checkpoint-5"], ["some/**"]))
-    assert [one["path"] for one in both] == ["some/", "some/checkpoint-5"]
-    tensors = [one["name"] for one in alone[0]["tensors"]]
-    found = ask("verify", "some/**", "--sample", "99", "--to", "cpu", "--keep", "*")["results"]
-    assert [one["path"] for one in found] == ["some/", "some/checkpoint-5"]
-    counts = [one["checks"][1]["evidence"]["tensors"] for one in found]
-    assert counts == [len(tensors)] * 2
-    assert ask("verify", "some", "--sample", "99")["results"][0]["checks"][1]["evidence"]["tensors"] == sum(counts)
+    (alone,) = ask("inspect", "some/checkpoint-5")["checkpoints"]
+    found = tensors_of(ask("verify", "some/**", "--sample", "99")["results"])
+    assert found == {"some/": len(alone["tensors"]), "some/checkpoint-5": len(alone["tensors"])}
+    assert tensors_of(ask("verify", "some", "--sample", "99")["results"]) == {"some": sum(found.values())}
+    # A part that is named too stays a part; a folder that is named is read with all that is in it.
+    assert (
+        tensors_of(ask("verify", "some/**", "some/optimizer.pt", "--sample", "99")["results"]).items() >= found.items()
+    )
+    for words in (["some/", "some/**"], ["some/**", "some/"]):
+        assert tensors_of(ask("verify", *words, "--sample", "99")["results"])["some/"] == sum(found.values())
 
 
 def test_the_copy_of_a_folder_has_no_checkpoints_from_below_it(ask, say, nested, bench, monkeypatch) -> None:
+    found = ask("convert", "some", "some/checkpoint-5", "--to", "cpu", "--output-dir", "whole")
+    assert "checkpoint-5" not in str(found["conversions"][0]["notes"])
+    assert (bench / "whole" / "some" / "latest" / "optimizer.pt").exists()
     found = ask("convert", "some/**", "--to", "cpu", "--output-dir", "new")
     assert [one["output"] for one in found["conversions"]] == ["new/some", "new/checkpoint-5"]
-    own = ["notes", "notes/a.txt", "optimizer.pt", "rng_state.pth", "trainer_state.json"]
+    assert "checkpoint-5" in str(found["conversions"][0]["notes"])
+    own = [
+        "notes",
+        "notes/a.txt",
+        "notes/tokens.bin",
+        "optimizer.pt",
+        "rng_state.pth",
+        "same.txt",
+        "trainer_state.json",
+    ]
     assert sorted(path.relative_to(bench / "new/some").as_posix() for path in (bench / "new/some").rglob("*")) == own
     monkeypatch.chdir(nested)
     assert say("convert", "**", "--to", "cpu", "-o", "../one", "-q").code == 2  # one output for two checkpoints
@@ -443,7 +468,7 @@ def test_the_copy_of_a_folder_has_no_checkpoints_from_below_it(ask, say, nested,
 @pytest.mark.parametrize("words", [["--sample", "99"], ["--download", "here"]], ids=["sample", "download"])
 def test_a_folder_of_a_bucket_is_read_without_the_checkpoints_below_it(ask, nested, moto, bench, words) -> None:
     for path in nested.rglob("*"):
-        if path.is_file():
+        if path.is_file() and not path.is_symlink():
             key = path.relative_to(bench).as_posix()
             moto.put_object(Bucket="bucket", Key=key, Body=path.read_bytes())
     found = ask("verify", "s3://bucket/some/**", *words)["results"]
@@ -452,3 +477,48 @@ def test_a_folder_of_a_bucket_is_read_without_the_checkpoints_below_it(ask, nest
     assert counts[0] == counts[1] > 0
     copied = {path.relative_to(bench / "here").as_posix() for path in (bench / "here").rglob("*.pt")}
     assert copied == ({"some/optimizer.pt", "checkpoint-5/optimizer.pt"} if words[0] == "--download" else set())
+
+
+def test_another_spelling_of_an_address_excludes_the_same(ask, nested) -> None:
+    for link in ("best.pt", "latest", "same.txt"):  # fsspec lists their targets
+        (nested / link).unlink()
+    found = tensors_of(ask("verify", f"local://{nested}/**", "--sample", "99")["results"])
+    assert len({*found.values()}) == 1
+    assert len(found) == 2
+
+
+def test_checkpoints_of_one_name_need_folders_of_their_own(say, nested, bench) -> None:
+    shutil.copytree(nested, bench / "runs" / "a", symlinks=True)
+    shutil.copytree(nested, bench / "runs" / "b", symlinks=True)
+    said = say("convert", "runs/**", "--to", "cpu", "--output-dir", "new")
+    assert said.code == 2
+    assert "runs/a/checkpoint-5" in said.err
+    assert "runs/b/checkpoint-5" in said.err
+    assert not (bench / "new").exists()
+
+
+def test_a_link_that_leads_nowhere_is_a_missing_checkpoint(lines, say, ask, nested, bench) -> None:
+    (nested / "checkpoint-5" / "optimizer.pt").unlink()
+    (nested / "checkpoint-5" / "optimizer.pt").symlink_to("/gone/optimizer.pt")
+    (bench / "some" / "lost.pth").symlink_to("gone.pth")
+    (bench / "some" / "notes" / "lost.txt").symlink_to("gone.txt")
+    said, found = lines("some/**")
+    assert {one["path"] for one in found if one.get("kind") == "missing-file"} == {"some/", "some/checkpoint-5"}
+    assert said.code == 3
+    errors = ask("inspect", "some/checkpoint-5")["errors"]
+    assert [(one["kind"], one["path"]) for one in errors] == [("missing-file", "some/checkpoint-5/optimizer.pt")]
+    for command in (["verify"], ["convert", "--to", "cuda:0"]):
+        assert say(*command, "some/checkpoint-5").code == 3
+
+
+def test_several_checkpoints_that_are_read_as_one(ask, say, bench) -> None:
+    (bench / "pair").mkdir()
+    for name in ("a.pth", "b.pth"):
+        shutil.copy(SAMPLES / "tutorial-sgd-cpu.pth", bench / "pair" / name)
+    (result,) = ask("verify", "pair")["results"]
+    details = {one["name"]: one["detail"] for one in result["checks"]}
+    assert "2 separate checkpoints, read as one" in details["structure"]
+    said = say("verify", "pair", "--fit", "2x1GiB")  # it would add their sizes
+    assert said.code == 2
+    assert "b.pth" in said.err
+    assert say("verify", "pair/b.pth", "--fit", "2x1GiB").code == 0

@@ -15,7 +15,7 @@ from ckptmove.checkpoint.directories import FileRecord
 from ckptmove.checkpoint.inventory.build import build_inventory
 from ckptmove.checkpoint.layouts.distributed_pieces import DAMAGE, check_piece, checks_in, limits_of, read_object
 from ckptmove.checkpoint.naming import naming
-from ckptmove.errors import DamagedArchive, NotACheckpoint, UnsupportedContainer
+from ckptmove.errors import MissingShard, NotACheckpoint, UnsupportedContainer
 from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
 from ckptmove.formats.opening import recognise
 from ckptmove.io.at_once import at_once
@@ -101,8 +101,8 @@ def find_distributed(listing: Listing) -> tuple[DistributedFolder, ...]:
         if not shards:
             tables = [name for name in tables if _is_table(listing, prefix + name)]
         elif not tables:
-            detail = f"{len(shards):,} *{_SHARD} without .metadata, which is written last: the save did not finish"
-            raise DamagedArchive(listing.full(folder).rstrip("/"), detail)
+            what = f"{len(shards):,} *{_SHARD}, but the file that the save writes last is missing"
+            raise MissingShard(listing.full(f"{prefix}.metadata"), ".metadata", what=what)
         if ".metadata" in tables:
             found.append(DistributedFolder(f"{prefix}.metadata", files, shards))
         else:

@@ -26,9 +26,10 @@ from ckptmove.checkpoint.layouts.zero_files import is_later_rank, partitioned_pa
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint, shifted_progress
 from ckptmove.checkpoint.parts import FilePart, read_file
-from ckptmove.checkpoint.trainers import is_spoiled, trainer_of
-from ckptmove.errors import EmptyDirectory, LimitExceeded, NotACheckpoint, UnreadableInput
+from ckptmove.checkpoint.trainers import is_checkpoint_name, is_spoiled, trainer_of
+from ckptmove.errors import EmptyDirectory, LimitExceeded, MissingFile, NotACheckpoint, UnreadableInput
 from ckptmove.io.listing import list_directory
+from ckptmove.io.locations import leads_nowhere
 from ckptmove.io.recovery import recover_listed
 from ckptmove.model import ArchiveFact
 from ckptmove.text import amount
@@ -95,6 +96,7 @@ class Reader:
         self._lost: list[ArchiveFact] = []
         self._rank_files: list[RankFile] = []
         self._unreadable: list[UnreadableInput | LimitExceeded] = []
+        self._unreadable_files: set[str] = set()
         self._zero_files: list[ZeroFile] = []
         self._partitioned: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._looked_at = 0
@@ -110,6 +112,7 @@ class Reader:
         listing = self._listing
         with self._tolerating():
             require_shards(listing)
+        self._require_linked()
         folders = find_distributed(listing)
         homes = {folder.folder for folder in folders}
         joined: set[str] = set()
@@ -162,14 +165,23 @@ class Reader:
         self._files.close()
 
     @contextmanager
-    def _tolerating(self) -> Iterator[None]:
-        """Continue after the error of one file, if requested."""
+    def _tolerating(self, *files: str) -> Iterator[None]:
+        """Continue after the error of one file, if requested, and keep its path."""
         try:
             yield
         except (UnreadableInput, LimitExceeded) as error:
             if not self._keep_going:
                 raise
             self._unreadable.append(error)
+            self._unreadable_files.update(files)
+
+    def _require_linked(self) -> None:
+        """Raise MissingFile for a link that leads nowhere, if its name promises a checkpoint."""
+        listing = self._listing
+        for link in listing.links if listing.form is None else ():
+            if is_checkpoint_name(link.name) and leads_nowhere(listing.full(link.path)):
+                with self._tolerating(link.path):
+                    raise MissingFile(listing.full(link.path))
 
     def _read_distributed(self, folder: DistributedFolder) -> set[str]:
         """Read a distributed checkpoint; return its folder if the ``__R.metadata`` of all ranks were read with it."""
@@ -198,7 +210,7 @@ class Reader:
     def _read_files(self, files: Iterable[ListedFile]) -> None:
         by_path = {file.path: file for file in files}
         for path in self._listing.read_ahead(by_path):
-            with self._tolerating():
+            with self._tolerating(path):
                 self._read_file(by_path[path])
 
     def _read_file(self, file: ListedFile) -> None:
@@ -242,16 +254,15 @@ class Reader:
 
     def _join_ranks(self) -> None:
         """Make one part of the files of all ranks that are shards of the same tensors, and find missing ones."""
-        listing = self._listing
-        errors = {error.path for error in self._unreadable}
-        unreadable = frozenset(path for path in listing.names if errors and listing.full(path) in errors)
+        unreadable = frozenset(self._unreadable_files)
+        names = self._listing.names
         # A file of a rank that is read, but not as one, makes all of them files of their own.
         groups = [
             one._replace(unreadable=unreadable)
             for one in group_by_rank(self._rank_files)
-            if (listing.names - unreadable).isdisjoint(one.missing)
+            if (names - unreadable).isdisjoint(one.missing)
         ]
-        known = {path for group in groups for path in group.missing} | listing.names
+        known = {path for group in groups for path in group.missing} | names
         if not self._ranks:
             self._lost += (fact for group in groups for fact in group.facts(f"{group.name}."))
             groups = []

@@ -78,9 +78,10 @@ class JsonLinesRenderer(Renderer):
         from ckptmove.text import size
 
         rest = f", {summary.skipped:,} skipped as seen" if summary.skipped else ""
+        doubt = f", {summary.unproven:,} of them not proven" if summary.unproven else ""
         end = "" if summary.is_complete else ", interrupted"
         good, inspected = (number - summary.skipped for number in (summary.good, summary.checkpoints))
-        say(f"{good:,} of {inspected:,} fine{rest}{end}")
+        say(f"{good:,} of {inspected:,} fine{doubt}{rest}{end}")
         rows = [
             (code, severity, name, f"{number:,}") for (code, name, severity), number in sorted(self._findings.items())
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from posixpath import dirname, join, normpath
+from posixpath import dirname
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.checkpoint.inventory.shapes import as_dict
@@ -116,7 +116,7 @@ def with_links(listing: Listing, gone: Iterable[str]) -> frozenset[str]:
     members = Counter(dirname(path) for path in (*listing.names, *folders))
     links: dict[str, list[str]] = {}
     for link in listing.links:
-        links.setdefault(normpath(join(dirname(link.path), link.target)), []).append(link.path)
+        links.setdefault(link.leads_to, []).append(link.path)
     found: set[str] = set()
     left = list(gone)
     while left:

@@ -40,7 +40,7 @@ def download(
         address: the URL.
         target: path of the local copy.
         limits: resource limits for listing a directory.
-        exclude: paths in the directory that are left out.
+        exclude: folders in the directory that are left out, by their paths in it.
         progress: called with the bytes done so far and the total.
         settle: called before the last step, which cannot be undone: signals must not raise exceptions after it.
 

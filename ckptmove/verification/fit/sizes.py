@@ -97,7 +97,7 @@ def verify_fit(request: VerifyRequest, devices: str) -> Verdict:
 
     Raises:
         UsageError: if the value has another form, or is combined with an option for the other checks; if the
-            parameters are in partitions of ZeRO, or in a file of one rank.
+            parameters are in partitions of ZeRO, or in a file of one rank; if there are several checkpoints.
         UnreadableInput: if the checkpoint cannot be read, is damaged, or is not a checkpoint.
         LimitExceeded: if it needs more than the limits allow.
     """
@@ -107,6 +107,7 @@ def verify_fit(request: VerifyRequest, devices: str) -> Verdict:
         why_not = _why_not_whole(checkpoint.inventory)
         if why_not:
             raise UsageError(f"{Argument('fit')} needs whole parameters, and {why_not}")
+        _refuse_several(checkpoint.inventory)
         parts = find_parts(checkpoint.inventory)
     fit = _figures(parts, wanted)
     return verdict_of_fit(request, devices, _check(parts, fit), fit)
@@ -193,6 +194,14 @@ def _why_not_whole(inventory: Inventory) -> str:
     if any(one.subclass in CLASSES for one in inventory.tensors):
         return "this file has the shards of one rank: name the folder"
     return ""
+
+
+def _refuse_several(inventory: Inventory) -> None:
+    """Raise UsageError for a directory of several checkpoints, whose sizes would be added."""
+    found = inventory.checkpoints if isinstance(inventory, DirectoryInventory) else ()
+    if found:
+        several = f"{inventory.path} contains {len(found):,}: name one, such as {found[-1]}"
+        raise UsageError(f"{Argument('fit')} counts one checkpoint, and {several}")
 
 
 def _bytes_on(record: TensorRecord, rank: int, ranks: int) -> int:

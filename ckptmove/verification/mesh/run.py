@@ -95,9 +95,7 @@ class Rank:
         host = cast("Host", self._host)
         with ExitStack() as stack:
             _refuse_options(request)
-            checkpoint = stack.enter_context(
-                open_checkpoint(request.path, request.limits, keep_trees=True, exclude=request.exclude)
-            )
+            checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
             limit_tensor_sizes(checkpoint, request.limits)
             asked = settled(request, checkpoint.inventory)
             started = self._join({})
@@ -119,7 +117,7 @@ class Rank:
             CkptMoveError: as :meth:`verify`, if the checkpoint cannot be read on this rank.
         """
         _refuse_options(request)
-        with open_checkpoint(request.path, request.limits, keep_trees=True, exclude=request.exclude) as checkpoint:
+        with open_checkpoint(request.path, request.limits, keep_trees=True) as checkpoint:
             limit_tensor_sizes(checkpoint, request.limits)
             asked = settled(request, checkpoint.inventory)
         started = self._join({"request": request.to_json()})

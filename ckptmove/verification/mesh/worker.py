@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from ckptmove.checkpoint.opening import open_checkpoint
-from ckptmove.errors import CaseUnusable, UsageError
+from ckptmove.errors import CaseUnusable, CkptMoveError, UsageError
 from ckptmove.verification.case.check import called, on_target
 from ckptmove.verification.case.code.entrance import Entrance
 from ckptmove.verification.case.code.source import line_of
@@ -172,9 +172,7 @@ class _Rank:
                 self._emit({"check": check_to_json(failed(name, lacking) if fails else skipped(name, reason))})
             return
         with ExitStack() as stack:
-            checkpoint = stack.enter_context(
-                open_checkpoint(request.path, request.limits, keep_trees=True, exclude=request.exclude)
-            )
+            checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
             place = stack.enter_context(on_target(site, ranks.size))
             if site.mode == "simulated":
                 from ckptmove.verification.mesh.simulated import sharding  # for a simulated device
@@ -195,7 +193,8 @@ class _Rank:
 
     def _fault(self, error: BaseException) -> Any:
         """The last answer of this rank, after an exception."""
-        text = f"{type(error).__name__}: {' '.join(str(error).split())[:_SHOWN]}"
+        kind = "" if isinstance(error, CkptMoveError) else f"{type(error).__name__}: "
+        text = f"{kind}{' '.join(str(error).split())[:_SHOWN]}"
         frames = [] if self._entrance is None else self._entrance.frames(error.__traceback__)
         figures: dict[str, object] = {"check": self._check, "lost": is_lost(error)}
         if isinstance(error, CrossDeviceError) and self._case is not None:

@@ -158,7 +158,7 @@ def take_step(
         Refused: if a class of another library raises an exception.
         Exception: any exception of torch.
     """
-    # Outside of a simulated device, whose modes run Python code for each operation of torch.
+    # Prepare on the CPU: the modes of a simulated device run Python code for each operation of torch.
     with recipe.running():
         parameters = [_parameter(draft, source, place, recipe) for draft in drafts]
         saved = _saved(recipe, drafts, source, place, with_state=with_state)

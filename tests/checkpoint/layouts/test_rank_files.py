@@ -228,13 +228,14 @@ def test_a_file_that_is_unreadable_is_not_missing(copy) -> None:
         assert not [fact for fact in checkpoint.inventory.facts if fact.kind == "missing-rank"]
 
 
-def test_the_other_files_of_ranks_are_still_read_together(copy) -> None:
+@pytest.mark.parametrize("scheme", ["", "local://"])
+def test_the_other_files_of_ranks_are_still_read_together(copy, scheme) -> None:
     folder = copy("verl")
     whole = {(one.name, one.shape) for one in ckptmove.inspect(folder).inventory.tensors}
     path = folder / "model_world_size_4_rank_1.pt"
     path.write_bytes(path.read_bytes()[:-30])
-    with open_checkpoint(str(folder), keep_going=True) as checkpoint:
-        assert [error.path for error in checkpoint.unreadable] == [str(path)]
+    with open_checkpoint(f"{scheme}{folder}", keep_going=True) as checkpoint:
+        assert [error.path.removeprefix("file://") for error in checkpoint.unreadable] == [str(path)]
         assert {(one.name, one.shape) for one in checkpoint.inventory.tensors} == whole
         kinds = {fact.kind for fact in checkpoint.inventory.facts}
     assert kinds.isdisjoint({"missing-rank", "missing-replica", "short-storage"})

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import ckptmove
 from ckptmove.conversion.remap.errors import NotRemappable
-from ckptmove.errors import UsageError
+from ckptmove.errors import MissingFile, UsageError
 
 MODEL = {"a.bias": torch.arange(3.0), "a.weight": torch.arange(12.0).reshape(3, 4), "b": torch.arange(4)}
 NAMES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -236,8 +236,11 @@ def test_links_and_folders_of_a_dropped_file_are_left_out(options, tmp_path, com
     assert [(one.name, one.reason) for one in result.plan.dropped if not one.tensors] == [(one, reason) for one in lost]
     assert paths(output) == ["best.pth", "empty", "model.pth", "nowhere"]
     assert compared(output, source, **options) == 0
-    (output / "latest.pt").symlink_to("state/optimizer.pt")
+    (output / "all").symlink_to("state")
     assert compared(output, source, **options) == 1
+    (output / "latest.pt").symlink_to("state/optimizer.pt")
+    with pytest.raises(MissingFile):
+        compared(output, source, **options)
 
 
 def test_a_folder_with_another_file_stays(tmp_path, compared):

@@ -170,6 +170,6 @@ def test_options_need_an_original(output):
     ],
 )
 def test_options_pass_through_json(remap):
-    request = VerifyRequest("a.pth", against="b.pth", keep=("x",))
+    request = VerifyRequest("a.pth", exclude=("checkpoint-5", "b"), against="b.pth", keep=("x",))
     request = request._replace(remap=request.remap._replace(**remap))
     assert VerifyRequest.from_json(request.to_json()) == request

@@ -296,3 +296,14 @@ def test_the_largest_magnitude_of_values_of_either_sign(values):
     assert _largest_magnitude(torch.tensor([-3.0, float("nan")])) != _largest_magnitude(
         torch.tensor([-3.0, float("nan")])
     )
+
+
+def test_moments_that_are_columns_of_larger_tensors(make, answers):
+    tree = make.tree("AdamW")
+    for entry in tree["optimizer"]["state"].values():
+        for key in ("exp_avg", "exp_avg_sq"):
+            columns = torch.zeros(*entry[key].shape, 5)
+            columns[..., 2] = entry[key]
+            entry[key] = columns[..., 2]
+    found = answers(make.save(tree), "cuda:0")
+    assert [found[name]["status"] for name in ("restore", "step", "parity", "fresh")] == ["passed"] * 4

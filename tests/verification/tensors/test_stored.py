@@ -39,3 +39,18 @@ def test_each_element_counts(dtype, start, place):
 def test_shapes_are_compared():
     assert not same_bits(torch.ones(2, 3), torch.ones(6))
     assert same_bits(torch.ones(2, 3).T, torch.ones(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride"),
+    [((8, 1), (5, 1)), ((8,), (5,)), ((1,), (5,)), ((6,), (0,)), ((2, 4), (1, 2)), ((0, 3), (3, 1))],
+)
+def test_strided_tensors_are_compared(shape, stride):
+    values = torch.arange(64.0).as_strided(shape, stride)
+    for other in (values.clone(), values.contiguous()):
+        assert same_bits(values, other)
+        assert same_bits(other, values)
+    if values.numel():
+        changed = values.clone()
+        changed[(-1,) * len(shape)] = -7
+        assert not same_bits(values, changed)

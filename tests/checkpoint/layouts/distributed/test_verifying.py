@@ -450,6 +450,14 @@ def test_an_object_that_has_written_its_own_bytes_is_left_alone(distributed, tmp
     assert "1 piece and 1 object of *.distcp" in restore["detail"]
 
 
+def test_columns_of_a_tensor(distributed, tmp_path, answers):
+    whole = torch.arange(24.0).reshape(8, 3)
+    chunks = {"w": (whole, [(rank, (0, rank), (8, 1)) for rank in range(3)])}
+    restore = answers(distributed.save_ranks(tmp_path / "run", chunks))["restore"]
+    assert restore["status"] == "passed"
+    assert "3 pieces" in restore["detail"]
+
+
 def test_pieces_without_crcs_are_said(distributed, tmp_path):
     with saving.crcs(written=False):
         folder = distributed.save(tmp_path / "run", {"w": torch.ones(2), "epoch": 1})
