@@ -112,6 +112,7 @@ def run_convert(
         if first != one.path:
             raise OutputsCollide(first, one.path, one.target)
     skipped: list[str] = []
+    unwritten: list[str] = []
 
     def work(request: ConvertRequest) -> tuple[int, tuple[()]]:
         if request.path in failures:
@@ -123,6 +124,8 @@ def run_convert(
         result = _convert(request, renderer)
         code = NO if request.strict and result.unmatched else YES
         written.append(result.output)
+        if result.output is None and code == YES and not request.dry_run:
+            unwritten.append(request.path)
         renderer.convert(ConvertAnswer(request, result, code, strict_from))
         return code, ()
 
@@ -133,7 +136,7 @@ def run_convert(
                 summary = Summary("convert", work(chosen[0])[0])
             else:
                 summary = for_each("convert", chosen, work, renderer, len(chosen))._replace(
-                    skipped=len(skipped), is_planned=chosen[0].dry_run
+                    skipped=len(skipped), unwritten=len(unwritten), is_planned=chosen[0].dry_run
                 )
         return renderer.finish(summary)
     except StdoutFailed as error:

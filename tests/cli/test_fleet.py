@@ -522,3 +522,11 @@ def test_several_checkpoints_that_are_read_as_one(ask, say, bench) -> None:
     assert said.code == 2
     assert "b.pth" in said.err
     assert say("verify", "pair/b.pth", "--fit", "2x1GiB").code == 0
+
+
+def test_a_conversion_without_a_change_is_counted_apart(say, runs, bench) -> None:
+    shutil.copytree(runs / "dcp" / "step-3", bench / "dcp")
+    said = say("convert", "dcp", "run.pth", "--to", "cpu", "--force", "-q")
+    assert said.out.splitlines()[-1] == "1 of 2 converted, 1 without a change"
+    said = say("convert", "dcp", "run.pth", "--to", "cpu", "--force", "-q", "--dry-run")
+    assert said.out.splitlines()[-1] == "2 of 2 planned, nothing written"

@@ -125,6 +125,7 @@ class Summary(NamedTuple):
         good: number of checkpoints with the exit code 0.
         unproven: how many of those are not proven to resume.
         skipped: how many of those were left out by ``--skip-existing`` or ``--skip-seen``.
+        unwritten: how many of those needed no change, so that nothing was written.
         is_planned: whether nothing was written because of ``--dry-run``.
         is_complete: False if an interruption left checkpoints out.
     """
@@ -136,5 +137,6 @@ class Summary(NamedTuple):
     good: int = 0
     unproven: int = 0
     skipped: int = 0
+    unwritten: int = 0
     is_planned: bool = False
     is_complete: bool = True

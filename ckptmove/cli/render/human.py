@@ -152,7 +152,8 @@ class HumanRenderer(Renderer):
     def _count(self, summary: Summary) -> None:
         doubt = f", {summary.unproven:,} of them not proven" if summary.unproven else ""
         rest = f", {summary.skipped:,} skipped" if summary.skipped else ""
-        done = summary.good - summary.skipped
+        rest += f", {summary.unwritten:,} without a change" if summary.unwritten else ""
+        done = summary.good - summary.skipped - summary.unwritten
         good = "planned, nothing written" if summary.is_planned else _GOOD[summary.command or ""]
         line = f"{done:,} of {summary.checkpoints:,} {good}{doubt}{rest}"
         if self._out.quiet:

@@ -14,6 +14,8 @@ _MARKS: Final = {"passed": "✓", "failed": "✗", "skipped": "–"}  # a dash: 
 _ASCII_MARKS: Final = {"passed": "ok", "failed": "FAILED", "skipped": "-"}
 #: Style of devices in tables.
 DEVICE_STYLE: Final = "cyan"
+#: Cells of a column for which several widths are tried.
+_FEW_CELLS: Final = 100
 #: Smallest width of a shortened column.
 _NARROWEST: Final = 12
 
@@ -93,31 +95,44 @@ def table(page: Page, columns: Sequence[Column], rows: Sequence[Sequence[str]]) 
         max(width(column.title), max((width(row[place]) for row in rows), default=0))
         for place, column in enumerate(columns)
     ]
+    tails: list[int | None] = [None] * len(widths)
     if page.columns is not None:
         spare = page.columns - sum(widths) - 2 * (len(widths) - 1)
         for place, column in enumerate(columns):
             if column.gives_way and spare < 0:
-                narrowed = max(widths[place] + spare, min(_NARROWEST, widths[place]))
-                if _stay_apart({row[place] for row in rows}, narrowed):
-                    spare += widths[place] - narrowed
-                    widths[place] = narrowed
-    yield _line(page, columns, widths, [column.title for column in columns], ["bold"] * len(columns))
+                least = max(widths[place] + spare, min(_NARROWEST, widths[place]))
+                narrowed, tails[place] = _narrowed({row[place] for row in rows}, least, widths[place])
+                spare += widths[place] - narrowed
+                widths[place] = narrowed
+    rooms = list(zip(widths, tails, strict=True))
+    yield _line(page, columns, rooms, [column.title for column in columns], ["bold"] * len(columns))
     styles = [column.style for column in columns]
     for row in rows:
-        yield _line(page, columns, widths, row, styles)
+        yield _line(page, columns, rooms, row, styles)
 
 
-def _stay_apart(cells: set[str], columns: int) -> bool:
-    """Whether different cells stay different when shortened: names of layers differ by a number in the middle."""
-    return len({shorten(cell, columns) for cell in cells}) == len(cells)
+def _narrowed(cells: set[str], least: int, most: int) -> tuple[int, int | None]:
+    """The fewest columns in which different cells stay different when shortened, and those after the ellipsis.
+
+    Names of layers differ by a number in the middle, and paths of files by a folder in front of a long name.
+    """
+    for room in range(least, most) if len(cells) <= _FEW_CELLS else (least,):
+        for tail in ((room - 1) // 2, (room - 1) * 3 // 4, (room - 1) * 7 // 8):
+            if len({shorten(cell, room, tail) for cell in cells}) == len(cells):
+                return room, tail
+    return most, None
 
 
 def _line(
-    page: Page, columns: Sequence[Column], widths: Sequence[int], cells: Sequence[str], styles: Sequence[str]
+    page: Page,
+    columns: Sequence[Column],
+    rooms: Sequence[tuple[int, int | None]],
+    cells: Sequence[str],
+    styles: Sequence[str],
 ) -> str:
     parts = []
-    for column, room, cell, style in zip(columns, widths, cells, styles, strict=True):
-        text = shorten(cell, room)
+    for column, (room, tail), cell, style in zip(columns, rooms, cells, styles, strict=True):
+        text = shorten(cell, room, tail)
         gap = " " * (room - width(text))
         painted = page.paint(text, style)
         parts.append(gap + painted if column.right else painted + gap)

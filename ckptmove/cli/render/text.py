@@ -46,11 +46,17 @@ def width(text: str) -> int:
     return cell_len(text)
 
 
-def shorten(text: str, columns: int) -> str:
-    """Shorten a cleaned text to some columns. It loses its middle, because names differ at their ends."""
+def shorten(text: str, columns: int, tail: int | None = None) -> str:
+    """Shorten a cleaned text to some columns. It loses its middle, because names differ at their ends.
+
+    Args:
+        text: the text.
+        columns: columns that it may take.
+        tail: columns of its end, after the ellipsis; None for half of them.
+    """
     if width(text) <= columns:
         return text
-    tail = max((columns - 1) // 2, 0)
+    tail = max((columns - 1) // 2, 0) if tail is None else tail
     head = max(columns - 1 - tail, 0)
     return f"{_fit(text, head)}…{_fit(text[::-1], tail)[::-1]}"
 

@@ -24,8 +24,23 @@ def test_names_give_way_on_a_narrow_terminal() -> None:
     ]
 
 
-def test_names_that_could_not_be_told_apart_do_not_give_way() -> None:
+def test_names_keep_what_tells_them_apart() -> None:
     rows = [(f"model.encoder.layers.{layer}.self_attn.weight", "12 KiB", "cuda:0") for layer in range(2)]
+    assert list(table(Page(columns=40), COLUMNS, rows))[1:] == [
+        "mod…s.0.self_attn.weight  12 KiB  cuda:0",
+        "mod…s.1.self_attn.weight  12 KiB  cuda:0",
+    ]
+
+
+def test_paths_keep_their_folders_and_their_names() -> None:
+    paths = [f"{run}/checkpoint-{step}/model.safetensors" for run in ("alpha", "beta") for step in (5, 10)]
+    lines = list(table(Page(columns=42), COLUMNS, [(path, "12 KiB", "cpu") for path in paths]))
+    assert len({*lines[1:]}) == 4
+    assert all(len(line) <= 42 for line in lines)
+
+
+def test_many_names_that_could_not_be_told_apart_do_not_give_way() -> None:
+    rows = [(f"model.encoder.layers.{layer}.self_attn.projection.weight", "12", "cpu") for layer in range(101)]
     assert list(table(Page(columns=40), COLUMNS, rows)) == list(table(Page(), COLUMNS, rows))
 
 

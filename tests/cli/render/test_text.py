@@ -59,6 +59,10 @@ def test_what_is_too_wide_loses_its_middle(text, columns, expected) -> None:
     assert shorten(text, columns) == expected
 
 
-@given(st.text(st.characters(categories=["L", "N"])), st.integers(min_value=1, max_value=40))
-def test_a_shortened_text_fits(text, columns) -> None:
+@given(st.text(st.characters(categories=["L", "N"])), st.integers(min_value=1, max_value=40), st.data())
+def test_a_shortened_text_fits(text, columns, data) -> None:
     assert width(shorten(text, columns)) <= columns
+    tail = data.draw(st.integers(min_value=0, max_value=columns - 1))
+    found = shorten(text, columns, tail)
+    assert width(found) <= columns
+    assert found == text or text.endswith(found.partition("…")[2])
