@@ -56,7 +56,8 @@ class Bucket:
                 start_response("200 OK", [])
                 return [str(counted).encode()]
             self._requests += 1
-        time.sleep(self.delay)  # the latency of a network
+        # The latency of a network.
+        time.sleep(self.delay)
         answer: Iterable[bytes] = self._answers(environ, start_response)
         return answer
 

@@ -217,6 +217,11 @@ class DirectoryInventory(Inventory):
         return {folder if file.is_piece else file.prefix: file.folder for file, folder in own}
 
 
+def checkpoints_in(inventory: Inventory) -> tuple[str, ...]:
+    """The checkpoints of a directory that contains several; empty for one checkpoint."""
+    return inventory.checkpoints if isinstance(inventory, DirectoryInventory) else ()
+
+
 def sharding_of(inventory: Inventory) -> str:
     """Why an optimizer in a checkpoint has not the state of whole parameters; empty if it may have."""
     return inventory.sharding if isinstance(inventory, DirectoryInventory) else _why_not_whole(inventory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
+from ckptmove.checkpoint.directories import DirectoryInventory, checkpoints_in, sharding_of
 from ckptmove.conversion.keep import dragged_along
 from ckptmove.conversion.plan import plan_for, plan_move
 from ckptmove.conversion.policy import DESTINATION_RULES
@@ -229,7 +229,7 @@ def check_structure(inventory: Inventory, pairings: Sequence[tuple[OptimizerReco
     found = f"{paired:,} found in the model by {_how(pairings)}" if paired else "none found in the model"
     found += "".join(f" ({pairing.reason})" for _, pairing in pairings if pairing.reason)
     detail = f"{amount(listed, 'parameter')} in {amount(groups, 'group')}, {stated:,} with state; {found}"
-    several = inventory.checkpoints if isinstance(inventory, DirectoryInventory) else ()
+    several = checkpoints_in(inventory)
     if several:
         detail += f"; {len(several):,} separate checkpoints, read as one here: give the path of one"
     return passed("structure", detail, **figures) if paired else skipped("structure", detail, **figures)

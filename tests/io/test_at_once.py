@@ -78,14 +78,16 @@ started, ended = threading.Barrier(3), []
 
 def call(item):
     started.wait()
-    time.sleep(0.3)  # longer than all interruptions
+    # Longer than all interruptions.
+    time.sleep(0.3)
     ended.append(item)
 
 def interrupt():
     started.wait()
     for _ in range(3):
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.05)  # the main thread has begun to wait again
+        # The main thread has begun to wait again.
+        time.sleep(0.05)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 threading.Thread(target=interrupt).start()

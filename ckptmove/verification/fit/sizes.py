@@ -12,7 +12,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.directories import DirectoryInventory, checkpoints_in
 from ckptmove.checkpoint.inventory.partitions import is_partitioned
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
@@ -185,7 +185,7 @@ def refuse_others(request: VerifyRequest) -> None:
 
 def has_whole_parameters(inventory: Inventory) -> bool:
     """Whether the shapes of the parameters are in the inventory."""
-    return not _why_not_whole(inventory)
+    return not (_why_not_whole(inventory) or checkpoints_in(inventory))
 
 
 def _why_not_whole(inventory: Inventory) -> str:
@@ -198,7 +198,7 @@ def _why_not_whole(inventory: Inventory) -> str:
 
 def _refuse_several(inventory: Inventory) -> None:
     """Raise UsageError for a directory of several checkpoints, whose sizes would be added."""
-    found = inventory.checkpoints if isinstance(inventory, DirectoryInventory) else ()
+    found = checkpoints_in(inventory)
     if found:
         several = f"{inventory.path} contains {len(found):,}: name one, such as {found[-1]}"
         raise UsageError(f"{Argument('fit')} counts one checkpoint, and {several}")

@@ -77,7 +77,7 @@ def broken_history(piece: ParameterPiece, source: TensorSource) -> str:
 
 
 def _exceeding(key: str, mean: torch.Tensor, bound: torch.Tensor) -> str:
-    """The number of values whose square is greater than the bound, as text; empty if there are none."""
+    """Text with the number of values whose square exceeds the bound; empty for zero."""
     size = (mean.abs() if mean.is_complex() else mean).float()
     # Only contradictions and NaN have to be counted, which takes three times as long.
     if not size.numel() or bool(torch.addcmul(bound, size, size, value=-1).min() >= 0):
