@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from http_server import serving
 
+from ckptmove.cli.config import Config
 from ckptmove.cli.search import find_targets
 from ckptmove.cli.seen import Seen
 from ckptmove.errors import UsageError
@@ -530,3 +531,13 @@ def test_a_conversion_without_a_change_is_counted_apart(say, runs, bench) -> Non
     assert said.out.splitlines()[-1] == "1 of 2 converted, 1 without a change"
     said = say("convert", "dcp", "run.pth", "--to", "cpu", "--force", "-q", "--dry-run")
     assert said.out.splitlines()[-1] == "2 of 2 planned, nothing written"
+
+
+def test_only_checkpoints_below_a_folder_are_excluded(nested, bench) -> None:
+    for name in ("a", "a-b"):
+        shutil.copytree(nested, bench / "runs" / name, symlinks=True)
+    shutil.copytree(nested / "checkpoint-5", bench / "runs" / "a" / "checkpoint-50")
+    found = {one.path: one.exclude for one in find_targets(["runs/**"], Config(), None).targets}
+    assert found["runs/a"] == ("checkpoint-5", "checkpoint-50")
+    assert found["runs/a-b"] == ("checkpoint-5",)
+    assert found["runs/a/checkpoint-5"] == ()
