@@ -94,25 +94,6 @@ class OutputIsStdout(UsageError):
         super().__init__("a checkpoint cannot be written to standard output")
 
 
-class TorchMissing(UsageError, ImportError):
-    """A function needs torch, which is not installed."""
-
-    kind = "torch-missing"
-
-    def __init__(self, needs: str = "verify runs a real optimizer step and needs torch") -> None:
-        super().__init__(f"{needs}, which is not installed here")
-
-
-class TorchBroken(UsageError, ImportError):
-    """torch cannot be imported. ``reason`` is the last line of the error, or the signal that ended the process."""
-
-    kind = "torch-broken"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"torch is installed here but cannot be imported: {reason}")
-        self.reason = reason
-
-
 class UnreadableInput(CkptMoveError):
     """The input cannot be read, is damaged, or is not a checkpoint."""
 

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from ckptmove import errors
 from ckptmove.io.locations import read_link
 from ckptmove.io.remote.address import redacted
+from ckptmove.verification.machine import ChildKilled
 from ckptmove.verification.mesh.errors import RankFailed
 
 USAGE: Final = 2
@@ -19,6 +20,7 @@ _EXIT_CODES: Final = {
     errors.Refused: REFUSED,
     errors.WriteFailed: 5,
     errors.StdoutFailed: 5,
+    ChildKilled: BUG,
 }
 
 

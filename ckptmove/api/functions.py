@@ -369,7 +369,7 @@ def verify(
         remap: the changes of keys, parts and dtypes that :func:`convert` made to ``against``, by the same arguments.
 
     Raises:
-        TorchMissing: if torch is not installed.
+        PackageMissing: if torch is not installed.
         TorchBroken: if torch cannot be imported.
         UsageError: if the device or the optimizer is unknown, the case is not usable, ``against`` has none of the
             tensors, ``timeout`` is not positive, or ``device_memory`` is no size, or given without a case or for the

@@ -23,6 +23,7 @@ from ckptmove.text import Argument, Phrase, ShellOnly, command_line, quoted, spe
 from ckptmove.verification.case.code.patching import FixNotWritten
 from ckptmove.verification.case.name import ScriptUnusable
 from ckptmove.verification.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
+from ckptmove.verification.machine import ChildKilled, PackageMissing, TorchBroken
 from ckptmove.verification.sample.downloading import VERIFY_IS_LOCAL, CopyExists, WholeNeeded
 
 if TYPE_CHECKING:
@@ -84,8 +85,11 @@ _LOGINS: Final = {
 }
 #: Hints for errors whose facts change nothing.
 _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
-    errors.TorchMissing: "install it: pip install torch; inspect and convert do not need it",
-    errors.TorchBroken: (
+    ChildKilled: Phrase(
+        "the system kills a process when memory runs out: see dmesg, use a machine with more memory, or try ",
+        Argument("jobs", "1"),
+    ),
+    TorchBroken: (
         "see the error with: python -c 'import torch'; then install the build for this machine (pytorch.org)"
     ),
     errors.NothingConfigured: "correct it there, or pass the PATH of a checkpoint",
@@ -151,6 +155,11 @@ def hint_in_python(error: errors.CkptMoveError) -> str:
 
 for _kind, _text in _TEXTS.items():
     hint_for.register(_kind, lambda _error, text=_text: text)
+
+
+@hint_for.register(PackageMissing)
+def _(error: PackageMissing) -> str:
+    return f"install it: pip install {error.package}; inspect and convert do not need it"
 
 
 @hint_for.register(errors.UnknownDevice)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ckptmove.api.arguments import NotAccepted, location, move_request, remap_of, targets
 from ckptmove.api.hinting import hinted
-from ckptmove.errors import TorchBroken, TorchMissing
 from ckptmove.limits import Limits
 from ckptmove.pickles.collector import collector_paused
 from ckptmove.torch_facts.devices import parse_pair
+from ckptmove.verification.machine import PackageMissing, TorchBroken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ def load(
         The saved object: dicts, lists, tensors and numbers, with shared storages.
 
     Raises:
-        TorchMissing, TorchBroken: if torch is not installed, or cannot be imported.
+        PackageMissing, TorchBroken: if torch is not installed, or cannot be imported.
         UsageError: if ``weights_only`` is False, ``map_location`` is a function, ``only`` is empty, a device is
             unknown, or this machine lacks it.
         UnreadableInput: if it cannot be read, is damaged, or is not a checkpoint.
@@ -67,7 +67,7 @@ def load(
         from ckptmove.verification.loading.load import LoadRequest, load_checkpoint, on_current_device
     except ImportError as error:
         if error.name == "torch":
-            raise TorchMissing("load builds tensors and needs torch") from error
+            raise PackageMissing("torch", "load builds tensors and needs") from error
         raise TorchBroken(f"{type(error).__name__}: {error}") from error
 
     is_meta = map_location is not None and str(map_location) == "meta"

@@ -16,7 +16,7 @@ from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.conversion.keep import kept_tensors
 from ckptmove.conversion.remap.expected import expected
-from ckptmove.errors import TorchMissing, UsageError
+from ckptmove.errors import UsageError
 from ckptmove.findings.context import Context, devices_needed, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.formats.opening import container_class
@@ -30,6 +30,7 @@ from ckptmove.verification.evidence import Verdict
 from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
 from ckptmove.verification.fit.case import verify_fit_of_case
 from ckptmove.verification.fit.sizes import verify_fit
+from ckptmove.verification.machine import PackageMissing
 from ckptmove.verification.processes.child import CHILD_CHECKS, ONE_THREAD, child, forked, worker_command
 from ckptmove.verification.processes.forking import can_fork
 from ckptmove.verification.sample.choice import choose_sample
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
     Mode = Literal["real", "simulated", "cpu"]
 
+#: Packages that the child imports.
+_PACKAGES: Final = ("torch", "safetensors", "executing", "asttokens")
 #: Default of ``--timeout`` for a script, which may never make a step.
 _SCRIPT_SECONDS: Final = 300.0
 #: Bytes of a checkpoint for each process. Their checks take far longer than a fork; elsewhere than on Linux, where each
@@ -78,8 +81,9 @@ def verify_checkpoint(
         simulate it: nothing was proven.
 
     Raises:
-        TorchMissing: if torch is not installed.
+        PackageMissing: if torch, or a package that the child imports, is not installed.
         TorchBroken: if torch cannot be imported.
+        ChildKilled: if the child was killed from outside.
         UsageError: if the device or optimizer is unknown, the case is unusable, the original has no tensor in common
             with the checkpoint, or an option's number is out of range.
         UnreadableInput: if the checkpoint or its original cannot be read, is damaged, or is not a checkpoint.
@@ -181,11 +185,12 @@ def refuse_request(request: VerifyRequest) -> None:
     """Raise for options that no checkpoint could fulfil.
 
     Raises:
-        TorchMissing: if torch is not installed.
+        PackageMissing: if torch, or a package that the child imports, is not installed.
         UsageError: if an option has no usable value, or two of them exclude each other.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise TorchMissing
+    missing = next((package for package in _PACKAGES if importlib.util.find_spec(package) is None), None)
+    if missing is not None:
+        raise PackageMissing(missing)
     if request.timeout is not None and not request.timeout > 0:
         raise UsageError(
             Phrase(Argument("timeout"), f" takes a number of seconds greater than 0, not {request.timeout:g}")

@@ -21,18 +21,10 @@ import torch
 
 import ckptmove
 from ckptmove.api.arguments import NotAccepted, optimizer_name, words
-from ckptmove.errors import (
-    CaseUnusable,
-    CkptMoveError,
-    OutputExists,
-    OutputIsSource,
-    TorchBroken,
-    TorchMissing,
-    UnknownDevice,
-    UsageError,
-)
+from ckptmove.errors import CaseUnusable, CkptMoveError, OutputExists, OutputIsSource, UnknownDevice, UsageError
 from ckptmove.io.locations import default_output
 from ckptmove.verification.evidence import Verdict
+from ckptmove.verification.machine import PackageMissing, TorchBroken
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_ckpts"
@@ -232,8 +224,18 @@ def test_the_tag_of_the_default_output(source: Path, options: dict, tag: str) ->
 
 def test_verify_without_torch_says_how_to_get_it(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TorchMissing):
+    with pytest.raises(PackageMissing):
         ckptmove.verify(str(source))
+
+
+def test_verify_without_a_package_of_the_child_names_it_before_a_child_starts(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "safetensors" else 1)
+    with pytest.raises(PackageMissing) as caught:
+        ckptmove.verify(str(source))
+    assert caught.value.package == "safetensors"
+    assert caught.value.hint == "install it: pip install safetensors; inspect and convert do not need it"
 
 
 def test_a_severity_compares_with_its_word(source: Path) -> None:
@@ -442,7 +444,7 @@ def test_load_without_torch_says_how_to_get_it(
         name for name in sys.modules if name.startswith("ckptmove.verification.loading.") and "err" not in name
     ]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(TorchBroken if is_broken else TorchMissing) as caught:
+    with pytest.raises(TorchBroken if is_broken else PackageMissing) as caught:
         ckptmove.load(source)
     assert isinstance(caught.value, ImportError)
     assert ("python -c" if is_broken else "pip install") in caught.value.hint

@@ -22,6 +22,7 @@ from ckptmove.limits import TREE_MEMORY
 from ckptmove.verification.case.code.patching import FixNotWritten
 from ckptmove.verification.case.name import ScriptUnusable
 from ckptmove.verification.loading import errors as loading_errors
+from ckptmove.verification.machine import ChildKilled, PackageMissing, TorchBroken
 from ckptmove.verification.mesh.errors import RankFailed
 from ckptmove.verification.sample.downloading import VERIFY_IS_LOCAL, CopyExists, WholeNeeded
 
@@ -200,8 +201,10 @@ ERRORS = {
     errors.UsageError("w"): (2, ""),
     errors.UnknownDevice("gpu", "cuda:0"): (2, "cuda:0"),
     errors.UnknownDevice("?", None): (2, "cpu"),
-    errors.TorchMissing(): (2, "pip install torch"),
-    errors.TorchBroken("OSError: no"): (2, "python -c 'import torch'"),
+    PackageMissing("torch"): (2, "pip install torch"),
+    PackageMissing("safetensors"): (2, "pip install safetensors"),
+    ChildKilled("it", 9): (70, "memory"),
+    TorchBroken("OSError: no"): (2, "python -c 'import torch'"),
     errors.MissingFile("a"): (3, "the path"),
     errors.MissingFile("a*"): (3, "glob"),
     errors.NothingConfigured("a.toml", ("b*",)): (3, "pass the PATH"),

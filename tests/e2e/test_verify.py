@@ -17,9 +17,10 @@ torch = pytest.importorskip("torch")
 from simulation import on_a_simulated_device
 
 from ckptmove import convert
-from ckptmove.errors import MissingFile, TorchMissing, UsageError
+from ckptmove.errors import MissingFile, UsageError
 from ckptmove.model import Severity
 from ckptmove.verification.checks import CHECKS
+from ckptmove.verification.machine import PackageMissing
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.run import verify_checkpoint
 
@@ -162,7 +163,7 @@ def test_an_optimizer_of_the_folder_at_hand_is_stepped(tmp_path, monkeypatch):
 def test_without_torch_it_says_so(monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else real(name))
-    with pytest.raises(TorchMissing):
+    with pytest.raises(PackageMissing):
         verify(SAMPLES / "adamw-cuda3.pth")
 
 

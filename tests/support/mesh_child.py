@@ -2,8 +2,8 @@
 
     mesh_child.py FOLDER RANK
 
-FOLDER/RANK.json contains the messages; ``"die"`` ends the process, and ``"hang"`` stops it. Rank 0 gets its
-address on the first line, and writes it to FOLDER/address.
+FOLDER/RANK.json contains the messages; ``"die"`` kills the process from outside, ``"crash"`` aborts it, and
+``"hang"`` stops it. Rank 0 gets its address on the first line, and writes it to FOLDER/address.
 """
 
 import json
@@ -38,6 +38,8 @@ if not sys.stdin.readline():
 for message in script:
     if message == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if message == "crash":
+        os.abort()
     if message == "hang":
         sys.stdin.read()
     say(json.dumps(message))

@@ -15,16 +15,17 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ckptmove.checkpoint.opening import open_checkpoint
-from ckptmove.errors import CaseUnusable, TorchBroken, UsageError
+from ckptmove.errors import CaseUnusable, UsageError
 from ckptmove.moves import Remap
 from ckptmove.verification.checks import CHECKS, check_from_json, check_to_json, failed, passed, skipped
 from ckptmove.verification.evidence import RankFault, RanksOfRun
 from ckptmove.verification.file_checks import fail_on_findings
+from ckptmove.verification.machine import TorchBroken
 from ckptmove.verification.mesh.errors import RankFailed
 from ckptmove.verification.mesh.faults import MESH_CHECKS, RANK, rank_failure
 from ckptmove.verification.mesh.launch import find_launch
 from ckptmove.verification.mesh.meeting import GRACE_SECONDS, START_SECONDS, Guest, Host
-from ckptmove.verification.processes.child import CHILD_CHECKS, child, worker_command
+from ckptmove.verification.processes.child import CHILD_CHECKS, KILLED_BY, child, worker_command
 from ckptmove.verification.run import LATE_SHARE, checks_without_torch, refuse_request, settled, verdict
 from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
 
@@ -45,6 +46,9 @@ _INDEXED: Final = frozenset({"cuda", "xpu"})
 _UNREACHED: Final = 3
 _PORTS: Final = "any TCP port of the machine of rank 0 must be open to the machines of the other ranks"
 _KILLED: Final = "its process was killed"
+#: Exit code of all ranks, and the hint, if one was killed from outside.
+_KILLED_FROM_OUTSIDE: Final = 70
+_MEMORY: Final = "the system kills a process when memory runs out: see dmesg on the machine of that rank"
 _CHECKS: Final = ("file", "keys", "restore", "options", "placement", "structure", *MESH_CHECKS[3:])
 
 
@@ -140,7 +144,9 @@ class Rank:
     def killed_rank(self) -> RankFailed | None:
         """The error for a rank that was killed, after which torchrun ends this one; None if there is none."""
         killed = self._host.killed() if self._host is not None else []
-        return RankFailed(killed[0], _KILLED, path=None, hint="", exit_code=1) if killed else None
+        if not killed:
+            return None
+        return RankFailed(killed[0], _KILLED, path=None, hint=_MEMORY, exit_code=_KILLED_FROM_OUTSIDE)
 
     def reports(self, failure: dict[str, Any]) -> bool:
         """Keep an error that ended the command on this rank. Returns whether this rank writes it."""
@@ -255,6 +261,9 @@ class Rank:
         names, order = (CHILD_CHECKS, CHECKS) if asked.case is None else (MESH_CHECKS, _CHECKS)
         ended = _root_causes(endings)
         missing = [name for name in names if name not in checks]
+        killed = [rank for rank in ended if -_exit_code(endings[rank]) in KILLED_BY]
+        if killed:
+            raise RankFailed(killed[0], ended[killed[0]], path=None, hint=_MEMORY, exit_code=_KILLED_FROM_OUTSIDE)
         if ended:
             name = next(
                 (one for rank in ended if (one := _check_of(endings[rank])) in missing), (*missing, names[-1])[0]
@@ -285,7 +294,7 @@ class Rank:
         """Last messages of all ranks."""
         host = cast("Host", self._host)
         own = _ending_of(answers)
-        if host.has_ended_child and cast("int", dict(own.evidence).get("exit_code", 0)) < 0:
+        if host.has_ended_child and _exit_code({"check": check_to_json(own)}) < 0:
             own = failed(RANK, "it still ran when another rank had failed", lost=True)
         facts = {"unusable": answers.unusable, "refusal": answers.refusal, "late": answers.facts.get("late")}
         yield 0, {"check": check_to_json(own), **facts}
@@ -334,6 +343,8 @@ def _refuse_options(request: VerifyRequest) -> None:
 
 def _ending_of(answers: Answers) -> CheckResult:
     """How the child of this rank ended; one without a usable case or request has no such answer."""
+    if answers.killed is not None:
+        return failed(RANK, answers.killed.message, exit_code=-answers.killed.number)
     return answers.checks.get(RANK) or passed(RANK, "ended")
 
 
@@ -350,6 +361,11 @@ def _check_of(ending: Mapping[str, Any]) -> str:
     """Name of the check that a rank was making when it failed; empty if unknown."""
     late = ending.get("late") or {}
     return str(late.get("check") or ending["check"]["evidence"].get("check", ""))
+
+
+def _exit_code(ending: Mapping[str, Any]) -> int:
+    """Exit code of the process of a rank, negative for a signal; 0 if it ended with an answer."""
+    return int(ending["check"]["evidence"].get("exit_code", 0))
 
 
 def _root_causes(endings: Mapping[int, dict[str, Any]]) -> dict[int, str]:

@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, cast
 
-from ckptmove.errors import CaseUnusable, TorchBroken, UsageError
+from ckptmove.errors import CaseUnusable, UsageError
 from ckptmove.text import Argument
 from ckptmove.verification.case.strays import MARK, end_strays
 from ckptmove.verification.checks import CASE, SCRIPT, check_from_json, failed, finding_from_json, skipped
+from ckptmove.verification.machine import ChildKilled, TorchBroken
 from ckptmove.verification.processes.forking import Forked, fork
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}
 _LONGEST_END: Final = 2**16
 #: The user's code that a check runs.
 _OWN_CODE: Final = {CASE: "your case", SCRIPT: "your script"}
+#: Signals by which a process is ended from outside: by the system when memory runs out, by a scheduler, by a person.
+#: SIGABRT and SIGSEGV are its own faults.
+KILLED_BY: Final = frozenset({signal.SIGTERM, *([signal.SIGKILL] if hasattr(signal, "SIGKILL") else [])})
 #: Message of the C++ runtime when a user's hook raises in backward on a simulated device.
 _ABORTED: Final = "terminate called without an active exception"
 #: `-m` would put the current folder first on the child's path; the child must import the modules of this process.
@@ -76,6 +80,7 @@ class Answers:
         refusal: why the request cannot be fulfilled, or empty.
         mode: device mode of the step; None if the child ended before it reported one.
         unusable: why the user's function returns no usable case, or empty.
+        killed: the error of a child that was killed from outside, or None.
         checks: results by name. Checks that the child did not reach are failed or skipped.
         findings: findings about the stored values.
         facts: facts about the run of several ranks, by name; of a name that repeats, the last one.
@@ -87,18 +92,22 @@ class Answers:
     refusal: str = ""
     mode: str | None = None
     unusable: str = ""
+    killed: ChildKilled | None = None
     checks: dict[str, CheckResult] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
     def require_usable(self) -> None:
-        """Check that the child could begin.
+        """Check that the child could begin, and that nothing outside has ended it.
 
         Raises:
+            ChildKilled: if it was killed from outside.
             TorchBroken: if torch cannot be imported.
             CaseUnusable: if the user's function returns no usable case.
             UsageError: if the request cannot be fulfilled.
         """
+        if self.killed is not None:
+            raise self.killed
         if self.torch_failure:
             raise TorchBroken(self.torch_failure)
         if self.unusable:
@@ -324,12 +333,15 @@ def end_of(stream: IO[str]) -> str:
 
 def _fill_missing(answers: Answers, ending: _Ending, wanted: Sequence[str]) -> None:
     """Add a failed or skipped result for each check that the child did not answer."""
+    missing = [name for name in wanted if name not in answers.checks]
+    if missing and ending.timeout is None and -ending.code in KILLED_BY:
+        answers.killed = ChildKilled(_process(missing[0]), -ending.code)
+        return
     last = _last_line(ending.errors) or _reason(ending.code, ending.output, "")
     if answers.torch == "importing" and ending.timeout is None:
         answers.torch_failure = last
     if answers.imports and ending.timeout is None:
         answers.refusal = f"{Argument('optimizer', answers.imports)} cannot be imported: {last}"
-    missing = [name for name in wanted if name not in answers.checks]
     if not missing or answers.unusable:
         return
     if ending.timeout is not None:
@@ -388,12 +400,16 @@ def _reason(code: int, output: str, errors: str, check: str = "") -> str:
             "one of your backward hooks raised an exception, which ends the process on a simulated device: "
             "call the hook's function directly to see the exception"
         )
-    process = f"the process that runs {_OWN_CODE.get(check, 'torch')}"
+    process = _process(check)
     if code < 0:
         return f"{process} was ended by {_signal_name(-code)}{last}"
     if code > 0:
         return f"{process} ended with exit code {code}{last}"
     return f"{process} ended without an answer" + (f"; it printed {output!r}" if output else "")
+
+
+def _process(check: str) -> str:
+    return f"the process that runs {_OWN_CODE.get(check, 'torch')}"
 
 
 def _signal_name(number: int) -> str:

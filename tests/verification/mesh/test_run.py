@@ -13,8 +13,9 @@ import torch
 from distributed_checkpoints import Distributed
 from torchrun import SUPPORT
 
-from ckptmove.errors import CaseUnusable, CkptMoveError, TorchBroken, UsageError
+from ckptmove.errors import CaseUnusable, CkptMoveError, UsageError
 from ckptmove.verification.checks import check_to_json, failed, passed
+from ckptmove.verification.machine import TorchBroken
 from ckptmove.verification.mesh import meeting
 from ckptmove.verification.mesh.errors import RankFailed
 from ckptmove.verification.mesh.faults import MESH_CHECKS
@@ -126,7 +127,7 @@ def test_a_step_that_is_not_compared_proves_nothing(ranks):
     ("script", "check", "text"),
     [
         ([MODE, fault("ValueError: no data")], "case", "rank 1: ValueError: no data"),
-        ([MODE, "die"], "options", "rank 1: the process that runs torch was ended by SIGKILL"),
+        ([MODE, "crash"], "options", "rank 1: the process that runs torch was ended by SIGABRT"),
     ],
 )
 def test_a_rank_that_fails_ends_the_others_and_is_named(ranks, script, check, text):
@@ -137,6 +138,12 @@ def test_a_rank_that_fails_ends_the_others_and_is_named(ranks, script, check, te
     assert [*failing[0].failures] == [text]
     assert [(one.rank, one.check) for one in result.run.faults] == [(1, check)]
     assert ranks.codes == {0: 1, 1: 1, 2: 1}
+
+
+def test_a_rank_killed_from_outside_is_no_answer(ranks):
+    found = ranks.start([MODE, fault("RuntimeError: Connection closed", "options", lost=True)], [MODE, "die"])
+    assert type(found) is RankFailed
+    assert (found.message, found.exit_code) == ("rank 1: the process that runs torch was ended by SIGKILL", 70)
 
 
 def test_if_all_have_lost_another_all_are_named(ranks):

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from ckptmove.api.failures import failure_of
 from ckptmove.verification import worker
 from ckptmove.verification.checks import check_to_json, failed, passed, skipped
+from ckptmove.verification.machine import ChildKilled
 from ckptmove.verification.processes import child as module
 from ckptmove.verification.processes.child import CHILD_CHECKS, child, end_of, worker_command
 from ckptmove.verification.request import VerifyRequest
@@ -41,6 +43,22 @@ def test_an_abort_by_a_hook_in_backward_is_told_in_words():
     said = "terminate called without an active exception"
     answers = answers_of(f"import os, sys; print({said!r}, file=sys.stderr, flush=True); os.abort()")
     assert answers.checks["restore"].detail.startswith("one of your backward hooks raised an exception")
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_a_child_killed_from_outside_says_nothing_of_the_checkpoint(name):
+    answers = answers_of(f"import os, signal\n{ONE}\nos.kill(os.getpid(), signal.{name})")
+    with pytest.raises(ChildKilled) as caught:
+        answers.require_usable()
+    assert caught.value.message == f"the process that runs torch was ended by {name}"
+    assert failure_of(caught.value).exit_code == 70
+
+
+def test_a_child_killed_after_its_last_answer_counts():
+    with child([sys.executable, "-c", f"import os, signal\n{ONE}\nos.kill(os.getpid(), signal.SIGKILL)"], "{}") as one:
+        answers = one.collect(wanted=("restore",))
+    answers.require_usable()
+    assert answers.checks["restore"].status == "passed"
 
 
 def test_what_was_answered_before_a_crash_counts():

@@ -10,6 +10,8 @@ from itertools import takewhile
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from executing import Source
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import CodeType
@@ -81,16 +83,6 @@ class Running(NamedTuple):
     spot: Spot
 
 
-def library() -> Any:
-    """``executing.Source``; None without ``executing`` and ``asttokens``: then fixes are sentences, no edits."""
-    try:
-        import asttokens  # noqa: F401  # `executing` gives positions of nodes only with it
-        from executing import Source
-    except ImportError:
-        return None
-    return Source
-
-
 def line_of(path: str, number: int) -> Line:
     """Line of a file, by the file's name in Python."""
     here = os.getcwd() + os.sep  # noqa: PTH109  # a prefix of text
@@ -110,10 +102,7 @@ def spot_of(found: FrameType | TracebackType) -> Spot:
     """The point that a frame, or the frame of a traceback entry, has reached."""
     frame = found.tb_frame if isinstance(found, TracebackType) else found
     number = found.tb_lineno if isinstance(found, TracebackType) else found.f_lineno
-    line, source = line_of(frame.f_code.co_filename, number), library()
-    if source is None:
-        return Spot(line, frame.f_code, None, None)
-    running = source.executing(found)
+    line, running = line_of(frame.f_code.co_filename, number), Source.executing(found)
     statements = running.statements or ()
     statement = next(iter(statements)) if len(statements) == 1 else None
     return Spot(line, frame.f_code, running.node, statement)
@@ -121,8 +110,7 @@ def spot_of(found: FrameType | TracebackType) -> Spot:
 
 def tree_of(path: str) -> ast.Module:
     """Syntax tree of a file; an empty one if the file is missing or not valid Python."""
-    source = library()
-    return (source and source.for_filename(path).tree) or ast.Module([], [])
+    return Source.for_filename(path).tree or ast.Module([], [])
 
 
 def parents(node: ast.AST | None) -> Iterator[ast.AST]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from executing import Source
+
 from ckptmove.verification.case.code.patching import Edit, digest
 from ckptmove.verification.case.code.source import (
     assigned,
@@ -12,7 +14,6 @@ from ckptmove.verification.case.code.source import (
     callee,
     full_name,
     function_of,
-    library,
     line_of,
     nodes_of,
     parameters_of,
@@ -110,7 +111,7 @@ def replaced(path: str, *changes: tuple[Any, str]) -> Fix:
 
 def text_of(path: str, node: ast.AST) -> str:
     """Source text of a node; in the form of ``ast.unparse`` if it takes several lines."""
-    text: str = library().for_filename(path).asttokens().get_text(node)
+    text: str = Source.for_filename(path).asttokens().get_text(node)
     return text if text and "\n" not in text else ast.unparse(node)
 
 
@@ -244,7 +245,7 @@ def on_device(path: str, call: ast.Call, device: str) -> tuple[ast.expr, str]:
 
 
 def _lines(path: str) -> list[str]:
-    return list(library().for_filename(path).lines)
+    return list(Source.for_filename(path).lines)
 
 
 def _offset(path: str, number: int) -> int:
@@ -253,7 +254,7 @@ def _offset(path: str, number: int) -> int:
 
 
 def _range(path: str, node: ast.AST) -> tuple[int, int]:
-    start, end = library().for_filename(path).asttokens().get_text_range(node, padded=False)
+    start, end = Source.for_filename(path).asttokens().get_text_range(node, padded=False)
     return start, end
 
 

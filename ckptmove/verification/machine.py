@@ -1,0 +1,45 @@
+"""Errors of the machine that runs the checks: nothing is known of the checkpoint."""
+
+from __future__ import annotations
+
+import signal
+
+from ckptmove.errors import CkptMoveError, UsageError
+
+
+class PackageMissing(UsageError, ImportError):
+    """A command needs a package that is not installed.
+
+    Attributes:
+        package: name of the package, as pip takes it.
+    """
+
+    kind = "package-missing"
+
+    def __init__(self, package: str, needs: str = "verify needs") -> None:
+        super().__init__(f"{needs} {package}, which is not installed here")
+        self.package = package
+
+
+class TorchBroken(UsageError, ImportError):
+    """torch cannot be imported. ``reason`` is the last line of the error, or the signal that ended the process."""
+
+    kind = "torch-broken"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"torch is installed here but cannot be imported: {reason}")
+        self.reason = reason
+
+
+class ChildKilled(CkptMoveError):
+    """A process of ``verify`` was killed from outside before it could answer.
+
+    Attributes:
+        number: number of the signal.
+    """
+
+    kind = "child-killed"
+
+    def __init__(self, process: str, number: int) -> None:
+        super().__init__(f"{process} was ended by {signal.Signals(number).name}")
+        self.number = number
