@@ -448,6 +448,11 @@ def _(error: remap_errors.NotCastable) -> str:
     return Phrase("leave it out: ", Argument("drop", error.name))
 
 
+@hint_for.register(remap_errors.ScaledWeightCast)
+def _(_: remap_errors.ScaledWeightCast) -> str:
+    return Phrase("dequantize it with the library that quantized it, or convert without ", Argument("dtype"))
+
+
 @hint_for.register(remap_errors.ShardNotCastable)
 def _(_: remap_errors.ShardNotCastable) -> str:
     return Phrase("gather the shards of all ranks, from their directory to one file: ", _ONE_FILE)

@@ -132,7 +132,7 @@ _ENTRIES: Final = (
         code="O205",
         name="state-missing",
         severity=Severity.WARNING,
-        when="some parameters of a group have state and others do not",
+        when="some parameters of a group have state and others do not, or none has any after steps of the training",
         why="A parameter that never had a gradient (a frozen layer, an unused head) has no state, and that is "
         "healthy. If it was trained, its state was lost: its moments start at zero, its step count at one, and "
         "the loss jumps. The file does not show which of the two it is.",
@@ -182,6 +182,26 @@ _ENTRIES: Final = (
         mend="If no layer was, take another checkpoint: 'ckptmove diff' with an earlier one shows which counts did not "
         "change.",
         found_by="verify",
+    ),
+    Entry(
+        code="O210",
+        name="state-precision",
+        severity=Severity.WARNING,
+        when="a step count is float16 or bfloat16, or moments have a lower precision than their parameters",
+        why="The whole checkpoint was cast before it was saved. bfloat16 counts to 256 and float16 to 2048: then a step "
+        "adds nothing, and Adam's bias correction stays where it was. Moments lose digits, and small second moments "
+        "become zero. load_state_dict casts moments to the dtype of their parameter, and what was lost stays lost.",
+        mend="Cast only the model's state_dict before torch.save, and save the optimizer as it is. From this file, "
+        "resume with the weights alone, or accept other steps.",
+    ),
+    Entry(
+        code="O211",
+        name="schedule-free-mode",
+        severity=Severity.WARNING,
+        when="a schedule-free optimizer was saved in train mode",
+        why="In train mode the model holds the weights at which gradients are taken. The averaged weights, which are "
+        "those to evaluate and to publish, are not in the file. Training resumes from both.",
+        mend="Call optimizer.eval() before torch.save, and optimizer.train() after it.",
     ),
     Entry(
         code="R301",
@@ -235,6 +255,15 @@ _ENTRIES: Final = (
         mend="'ckptmove convert PATH --to mps --cast' makes float64 float32 and complex128 complex64, moments too. It "
         "takes no other dtype: load the file on the CPU and cast there; bfloat16 holds each value of a float8 dtype. "
         "--keep leaves a tensor on the CPU.",
+    ),
+    Entry(
+        code="T402",
+        name="stored-scales",
+        severity=Severity.INFO,
+        when="a quantized weight is stored beside its scales",
+        why="The stored numbers are no weights: each is multiplied by a scale, of its block, channel or tensor, before "
+        "it is used. A cast of the numbers alone gives another model, so 'convert --dtype' refuses it.",
+        mend="Nothing: load it with the library that quantized it.",
     ),
     Entry(
         code="N501",

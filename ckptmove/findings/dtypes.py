@@ -1,12 +1,14 @@
-"""Rules about dtypes: T401."""
+"""Rules about dtypes: T401 and T402."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptmove.checkpoint.scales import scaled_weights
 from ckptmove.errors import UncastableDtype
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import census, convert_command, load_whole, target_device
+from ckptmove.text import amount
 from ckptmove.torch_facts.devices import same_device, split, unsupported_dtypes
 
 if TYPE_CHECKING:
@@ -39,6 +41,15 @@ def dtype_unsupported(inventory: Inventory, context: Context) -> Iterator[Findin
         message = f"{split(target)[0]} has no {census(dtype for _, dtype in lost)}"
         where = [name for name, _ in lost]
         yield found("T401", message, where, _fix(inventory, context, target, where))
+
+
+def stored_scales(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """T402: quantized weights are stored beside their scales."""
+    pairs = scaled_weights(inventory.tensors)
+    if pairs:
+        weights = dict.fromkeys(pair.weight.name for pair in pairs)
+        held = census(f"{pair.weight.dtype} with {pair.scale.name.rpartition('.')[2]}" for pair in pairs)
+        yield found("T402", f"{amount(len(weights), 'weight')} quantized with stored scales: {held}", weights, "")
 
 
 def _fix(inventory: Inventory, context: Context, target: str, where: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Rules about optimizers: O201 to O208.
+"""Rules about optimizers: O201 to O208, O210 and O211.
 
 A file that a healthy run can write is never an error.
 """
@@ -15,16 +15,19 @@ from ckptmove.findings.context import convert_command, file_of, load_expression,
 from ckptmove.formats.opening import container_class
 from ckptmove.text import amount, quoted, some
 from ckptmove.torch_facts.devices import is_accelerator, supports_capturable, supports_fused
-from ckptmove.torch_facts.optimizers import lost_keys
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
+from ckptmove.torch_facts.optimizers import BY_NAME, lost_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ckptmove.findings.context import Context
     from ckptmove.model import Finding, Inventory, OptimizerRecord, ParamGroup, StateEntry, TensorRecord
 
 #: Counters that torch keeps on the CPU unless the group is capturable or fused.
 _COUNTERS: Final = ("step", "mu_product")
+#: Dtypes that cannot hold every step count of a training.
+_HALF: Final = frozenset({"bfloat16", "float16"})
 
 
 def step_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Finding]:
@@ -121,10 +124,10 @@ def state_shape(inventory: Inventory, context: Context) -> Iterator[Finding]:
 
 
 def state_missing(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """O205: part of a group has no state; in a flat optimizer, whose groups are not known, part of the optimizer.
+    """O205: part of a group has no state, or the whole optimizer has none after steps of the training.
 
-    LBFGS is skipped: it keeps all its state on its first parameter. A rank has no state of parameters without elements
-    on it.
+    In a flat optimizer, whose groups are not known, part of the optimizer. LBFGS is skipped: it keeps all its state on
+    its first parameter. A rank has no state of parameters without elements on it.
     """
     for optimizer in () if sharding_of(inventory) else inventory.optimizers:
         if optimizer.algorithm == "LBFGS":
@@ -134,6 +137,12 @@ def state_missing(inventory: Inventory, _context: Context) -> Iterator[Finding]:
             for entry in optimizer.state
             if entry.tensors or any(value is not None for _, value in entry.scalars)
         }
+        after = _steps_made(inventory)
+        if not known and after and _writes_state(optimizer):
+            listed = sum(len(group.params) for group in optimizer.groups)
+            message = f"no parameter of {listed} has state, at {after}: the optimizer was never stepped, or lost it"
+            fix = f"save {inventory.path} again from the run, with the optimizer that is stepped there"
+            yield found("O205", message, [group.where for group in optimizer.groups], fix)
         is_one = optimizer.is_flat and bool(known)
         partial = [group for group in optimizer.groups if is_one or not known.isdisjoint(group.params)]
         missing = [(group, key) for group in partial for key in group.params if key not in known]
@@ -203,6 +212,48 @@ def state_order(inventory: Inventory, context: Context) -> Iterator[Finding]:
             yield found("O208", f"{pairing.reason}; load_state_dict goes by position", where, fix)
 
 
+def state_precision(inventory: Inventory, context: Context) -> Iterator[Finding]:
+    """O210: a step count in half precision, or moments of lower precision than their parameters.
+
+    bfloat16 counts to 256, and float16 to 2048: a step adds nothing then. torch casts moments to the dtype of their
+    parameter when it loads them (torch/optim/optimizer.py ``_process_value_according_to_param_policy``), which does not
+    bring back what was lost.
+    """
+    for optimizer, pairing in zip(inventory.optimizers, context.pairings, strict=True):
+        counts = [tensor for _, key, tensor in _counters(optimizer) if key == "step" and tensor.dtype in _HALF]
+        parameters = pairing.by_key() if pairing.is_certain and optimizer.algorithm is not None else {}
+        lower = [
+            (tensor, parameter.dtype)
+            for entry in optimizer.state
+            if (parameter := parameters.get(entry.key)) is not None and "float" in parameter.dtype
+            for _, tensor in moments(entry, optimizer.algorithm)
+            if "float" in tensor.dtype and ITEM_BYTES[tensor.dtype] < ITEM_BYTES[parameter.dtype]
+        ]
+        parts = [f"{amount(len(counts), 'step count')} in {_dtypes(counts)}, which cannot count on"] if counts else []
+        if lower:
+            of = some([*dict.fromkeys(dtype for _, dtype in lower)], most=2)
+            parts.append(f"{amount(len(lower), 'moment')} in {_dtypes(one for one, _ in lower)} of parameters in {of}")
+        if parts:
+            where = [tensor.name for tensor in (*counts, *(one for one, _ in lower))]
+            fix = "save the optimizer's state in its own dtypes: cast only the model's state_dict before torch.save"
+            yield found("O210", "; ".join(parts), where, fix)
+
+
+def schedule_free_mode(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """O211: a schedule-free optimizer was saved in train mode: its model has the weights of training, not the average.
+
+    From the optimizers of facebookresearch/schedule_free: each group has ``train_mode`` and ``weight_sum``.
+    """
+    for optimizer in inventory.optimizers:
+        options = [(group, dict(group.options)) for group in optimizer.groups]
+        where = [group.where for group, own in options if own.get("train_mode") is True and "weight_sum" in own]
+        if where:
+            message = f"{amount(len(where), 'group')} of a schedule-free optimizer in train mode"
+            yield found(
+                "O211", message, where, "call optimizer.eval() before torch.save, and optimizer.train() after it"
+            )
+
+
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 
@@ -214,6 +265,24 @@ def _counters(optimizer: OptimizerRecord) -> Iterator[tuple[ParamGroup, str, Ten
             for key, tensor in entry.tensors:
                 if key in _COUNTERS:
                     yield groups[entry.key], key, tensor
+
+
+def _steps_made(inventory: Inventory) -> str:
+    """Return the step or the epoch of the training if it is past the first; else empty."""
+    if inventory.step:
+        return f"step {inventory.step:,}"
+    return f"epoch {inventory.epoch:g}" if inventory.epoch else ""
+
+
+def _writes_state(optimizer: OptimizerRecord) -> bool:
+    """Whether every class that the optimizer can be writes state at its first step: SGD does with momentum alone."""
+    rows = [BY_NAME[name] for name in optimizer.candidates]
+    momentum = [dict(group.options).get("momentum") for group in optimizer.groups if group.params]
+    return bool(rows and momentum) and all(bool(row.state) or all(momentum) for row in rows)
+
+
+def _dtypes(tensors: Iterable[TensorRecord]) -> str:
+    return some([*dict.fromkeys(tensor.dtype for tensor in tensors)], most=2)
 
 
 def _unlisted(optimizer: OptimizerRecord) -> list[StateEntry]:

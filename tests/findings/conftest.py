@@ -165,6 +165,22 @@ class Make:
         )
         return optimizer._replace(state=state)
 
+    def cast(self, optimizer: OptimizerRecord, state_key: str, dtype: str) -> OptimizerRecord:
+        """The optimizer with another dtype of one tensor in the state of each parameter."""
+        state = tuple(
+            entry._replace(
+                tensors=tuple(
+                    (key, record._replace(dtype=dtype) if key == state_key else record) for key, record in entry.tensors
+                )
+            )
+            for entry in optimizer.state
+        )
+        return optimizer._replace(state=state)
+
+    def with_options(self, optimizer: OptimizerRecord, **options: object) -> OptimizerRecord:
+        groups = (group._replace(options=(*group.options, *options.items())) for group in optimizer.groups)
+        return optimizer._replace(groups=tuple(groups))
+
     def replace(self, value: Any, **changes: Any) -> Any:
         is_tuple = isinstance(value, tuple)  # all except the inventory
         return value._replace(**changes) if is_tuple else replace(value, **changes)

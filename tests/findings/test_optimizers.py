@@ -141,3 +141,42 @@ class TestOptimizers:
 
         assert [one.where for one in found] == [("optimizer.state.0.exp_avg",)]
         assert make.findings(make.inventory([make.tensor("model.w")], [optimizer]), "O204") == ()
+
+    @pytest.mark.parametrize(
+        ("algorithm", "options", "counters", "expected"),
+        [
+            ("Adam", {}, {"step": 300}, ["O205"]),
+            ("Adam", {}, {"epoch": 3.0}, ["O205"]),
+            ("Adam", {}, {"step": 0, "epoch": 0.0}, []),
+            ("SGD", {"momentum": 0.9}, {"step": 300}, ["O205"]),
+            ("SGD", {"momentum": 0}, {"step": 300}, []),
+            (None, {}, {"step": 300}, []),
+        ],
+    )
+    def test_an_optimizer_without_any_state_after_steps(self, make, algorithm, options, counters, expected) -> None:
+        optimizer = make.with_options(make.optimizer([None] * 4, algorithm=algorithm), **options)
+        inventory = make.replace(make.inventory(optimizers=[optimizer]), **counters)
+
+        assert codes(make.findings(inventory, "O205")) == expected
+
+    @pytest.mark.parametrize(
+        ("state_key", "dtype", "is_found"),
+        [
+            ("step", "float16", True),
+            ("step", "float64", False),
+            ("exp_avg", "bfloat16", True),
+            ("exp_avg_sq", "float8_e4m3fn", True),
+            ("exp_avg", "uint8", False),  # an optimizer that packs its moments
+        ],
+    )
+    def test_the_precision_of_state(self, make, state_key, dtype, is_found) -> None:
+        inventory = make.inventory(optimizers=[make.cast(make.optimizer(), state_key, dtype)])
+
+        found = make.findings(inventory, "O210")
+
+        assert [len(one.where) for one in found] == [4] * is_found
+
+    def test_moments_of_half_precision_parameters_are_healthy(self, make) -> None:
+        optimizer = make.cast(make.optimizer(), "exp_avg", "bfloat16")
+
+        assert make.findings(make.inventory(make.model(dtype="bfloat16"), [optimizer]), "O210") == ()

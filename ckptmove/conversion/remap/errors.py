@@ -259,3 +259,19 @@ class NotPlain(Refused):
 
 def _listed(keys: tuple[str, ...]) -> str:
     return " and ".join(f"'{key:.200}'" for key in keys)
+
+
+class ScaledWeightCast(Refused):
+    """A quantized weight, or the scale that is stored beside it, would be cast by itself.
+
+    Attributes:
+        weight: name of the weight.
+        scale: name of its scale.
+    """
+
+    kind = "scaled-weight"
+
+    def __init__(self, weight: str, scale: str) -> None:
+        super().__init__(f"'{weight:.200}' is quantized, with its scale in '{scale:.200}': a cast of either changes it")
+        self.weight = weight
+        self.scale = scale

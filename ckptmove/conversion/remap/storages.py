@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
-from ckptmove.conversion.remap.errors import NotCastable, ShardNotCastable, SharedStorage
+from ckptmove.checkpoint.scales import scaled_weights
+from ckptmove.conversion.remap.errors import NotCastable, ScaledWeightCast, ShardNotCastable, SharedStorage
 from ckptmove.errors import UsageError
 from ckptmove.formats.local_shards import CLASSES
 from ckptmove.io.cast import CAST_BLOCK, cast_blocks
@@ -155,6 +156,7 @@ def resize(
         UsageError: if ``dtype`` names an unknown role, or a dtype to which nothing can be cast.
         SharedStorage: if a tensor to cast shares its storage with a tensor that is not cast.
         NotCastable: if the elements of a tensor cannot be cast on their own.
+        ScaledWeightCast: if a quantized weight, or the scale beside it, would be cast.
     """
     if not (remap.compact or remap.dtype or moved):
         return StoragePlan({}, (), ())
@@ -164,6 +166,7 @@ def resize(
         for part in record.dense():
             names[part.storage or ""][record.name] = None
     casts = _casts(tensors, remap.dtype)
+    _require_unscaled(tensors, casts)
     changes: dict[str, StorageChange] = {}
     trimmed: list[Trimmed] = []
     edits: list[StorageEdit] = []
@@ -208,6 +211,13 @@ def changed_bytes(
     """
     part = cut(source, segment, change.span.start, change.span.nbytes)
     return part if change.cast is None else _cast_bytes(source, part, change.cast, byteorder, overflowed)
+
+
+def _require_unscaled(tensors: Sequence[TensorRecord], casts: Mapping[str, object]) -> None:
+    """Raise ScaledWeightCast if ``dtype`` casts a quantized weight or its scale: the product would be another."""
+    for weight, scale in scaled_weights(tensors) if casts else ():
+        if any(part.storage in casts for record in (weight, scale) for part in record.dense()):
+            raise ScaledWeightCast(weight.name, scale.name)
 
 
 # --- uses of storages ------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from open_containers import open_container
 from torch import nn
 
 from ckptmove.checkpoint.inventory.walk import Walk
-from ckptmove.conversion.remap.errors import NotCastable, SharedStorage
+from ckptmove.conversion.remap.errors import NotCastable, ScaledWeightCast, SharedStorage
 from ckptmove.conversion.remap.storages import StorageChange, changed_bytes, resize
 from ckptmove.errors import DamagedArchive, UsageError
 from ckptmove.formats.new_torch_zip import NewStorage, new_torch_file
@@ -279,6 +279,16 @@ def test_the_tensors_of_a_role_are_cast(path, asked) -> None:
     assert {name for one in plan.casts for name in one.names} == cast
     assert all((one.cast, one.reason) == (("float64", "float32"), "dtype") for one in plan.casts)
     assert all(one.source == one.target == "cpu" for one in plan.casts)
+
+
+@pytest.mark.parametrize(("weight", "scale"), [(torch.float8_e4m3fn, "weight_scale_inv"), (torch.int8, "SCB")])
+def test_a_quantized_weight_and_its_scale_are_not_cast(path, weight, scale) -> None:
+    saved = {"l.weight": torch.ones(4).to(weight), f"l.{scale}": torch.ones(1), "n.weight": torch.ones(4)}
+    torch.save(saved, path)
+    with pytest.raises(ScaledWeightCast) as caught:
+        planned(path, cast_to("bfloat16"))
+    assert (caught.value.weight, caught.value.scale) == ("l.weight", f"l.{scale}")
+    assert planned(path, cast_to("bfloat16", "optimizer"))[0].casts == ()
 
 
 def test_cut_and_cast(path) -> None:

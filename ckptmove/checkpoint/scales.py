@@ -1,0 +1,47 @@
+"""Find quantized weights whose scales are tensors beside them, by names and dtypes.
+
+The names are those of transformers (float8 with block scales), compressed-tensors, GPTQ, AWQ, bitsandbytes, ComfyUI and
+gpt-oss (MXFP4). A tensor subclass of torchao holds its scale inside, and is none of these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ckptmove.model import TensorRecord
+
+#: Dtypes of stored numbers that need a scale; int32 and int16 pack several into an element.
+_QUANTIZED: Final = ("float8_", "float4_", "int8", "uint8", "int16", "int32")
+
+
+class ScaledWeight(NamedTuple):
+    """A quantized weight and the tensor of its scales."""
+
+    weight: TensorRecord
+    scale: TensorRecord
+
+
+def scaled_weights(tensors: Iterable[TensorRecord]) -> tuple[ScaledWeight, ...]:
+    """Return the quantized weights of models whose scales are stored beside them, in the order of the file."""
+    by_name = {tensor.name: tensor for tensor in tensors if tensor.role != "optimizer"}
+    quantized = [tensor for tensor in by_name.values() if tensor.dtype.startswith(_QUANTIZED)]
+    pairs = ((weight, by_name.get(name)) for weight in quantized for name in _names_of_scale(weight.name))
+    return tuple(ScaledWeight(weight, scale) for weight, scale in pairs if scale is not None)
+
+
+def _names_of_scale(weight: str) -> Iterator[str]:
+    stem, _, leaf = weight.rpartition(".")
+    root = f"{stem}." if stem else ""
+    if leaf == "qweight":
+        yield f"{root}scales"
+    elif leaf.endswith("_packed"):
+        yield f"{weight.removesuffix('_packed')}_scale"
+    elif leaf.endswith("_blocks"):
+        yield f"{weight.removesuffix('_blocks')}_scales"
+    else:
+        yield from (f"{weight}_scale_inv", f"{weight}_scale", f"{weight}.absmax")
+        if leaf == "weight":
+            yield from (f"{root}SCB", f"{root}scale_weight")
