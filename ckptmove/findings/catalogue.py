@@ -188,9 +188,9 @@ _ENTRIES: Final = (
         name="state-precision",
         severity=Severity.WARNING,
         when="a step count is float16 or bfloat16, or moments have a lower precision than their parameters",
-        why="The whole checkpoint was cast before it was saved. bfloat16 counts to 256 and float16 to 2048: then a step "
-        "adds nothing, and Adam's bias correction stays where it was. Moments lose digits, and small second moments "
-        "become zero. load_state_dict casts moments to the dtype of their parameter, and what was lost stays lost.",
+        why="The whole checkpoint was cast before it was saved. bfloat16 counts to 256 and float16 to 2048: a further "
+        "step adds nothing, and Adam's bias correction stays where it was. Moments lose digits, and small second "
+        "moments become zero. load_state_dict casts moments to the dtype of their parameter: what was lost stays lost.",
         mend="Cast only the model's state_dict before torch.save, and save the optimizer as it is. From this file, "
         "resume with the weights alone, or accept other steps.",
     ),
