@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import threading
+from time import monotonic
+
+import fsspec
+import pytest
+
+from ckptmove.errors import SourceChanged
+from ckptmove.io.remote import time_limits
+from ckptmove.io.remote.address import Address
+from ckptmove.io.remote.errors import RemoteFailed
+from ckptmove.io.remote.filesystem import find_place, identify, open_remote
+from ckptmove.io.remote.time_limits import MOST_TIMED, timed
+from ckptmove.limits import Limits
+
+ADDRESS = Address("memory://a.pth")
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Opens what waits for it, at the end of the test."""
+    monkeypatch.setattr(time_limits, "SECONDS", 0.3)
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+@pytest.mark.parametrize("options", [{}, {"nbytes": 10}, {"nbytes": MOST_TIMED}, {"nbytes": 10, "is_bulk": True}])
+def test_a_call_that_takes_too_long_is_left_alone(gate, options) -> None:
+    before = monotonic()
+    with pytest.raises(RemoteFailed, match="the server did not answer in time"):
+        timed(ADDRESS, gate.wait, **options)
+    assert 0.3 <= monotonic() - before < 1.5
+
+
+@pytest.mark.parametrize("options", [{"nbytes": 1 << 20, "is_bulk": True}, {"nbytes": MOST_TIMED + 1}])
+def test_many_bytes_may_take_longer(gate, options) -> None:
+    assert timed(ADDRESS, lambda: gate.wait(0.5), **options) is False
+
+
+def test_the_result_and_the_error_are_those_of_the_call() -> None:
+    assert timed(ADDRESS, lambda: 3) == 3
+    with pytest.raises(SourceChanged):
+        timed(ADDRESS, lambda: (_ for _ in ()).throw(SourceChanged("x")).__next__())
+
+
+@pytest.fixture
+def place():
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/a.pth", b"x" * 100)
+    yield find_place(ADDRESS)
+    fs.rm("/a.pth")
+
+
+def test_a_file_system_that_does_not_answer(gate, place, monkeypatch) -> None:
+    source = open_remote(ADDRESS, Limits())
+    looks = [
+        lambda: source.read(0, 100), source.require_unchanged, lambda: identify(ADDRESS),
+        lambda: open_remote(ADDRESS, Limits()),
+    ]  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(type(source._file._file), "read", lambda *_: gate.wait())
+        patch.setattr(type(place.fs), "info", lambda *_, **__: gate.wait())
+        for look in looks:
+            with pytest.raises(RemoteFailed, match="in time"):
+                look()
+
+
+def test_an_index_page_that_does_not_end(server, gate, monkeypatch) -> None:
+    monkeypatch.setattr("ckptmove.io.remote.filesystem.SECONDS", 0.3)
+    fsspec.filesystem("http").clear_instance_cache()
+    server.faults.append(lambda _: gate.wait())
+    with pytest.raises(RemoteFailed, match="in time"):
+        open_remote(Address(f"{server.url}/runs/"), Limits())
+    fsspec.filesystem("http").clear_instance_cache()
