@@ -99,6 +99,8 @@ def timed(address: Address, call: Callable[[], _Result], nbytes: int = 0, *, is_
 
 def _too_slow(address: Address, received: int, nbytes: int) -> RemoteFailed:
     reason = (
-        f"the server sent {received:,} of {size(nbytes)} in time" if received else "the server did not answer in time"
+        f"the server sent {size(received)} of {size(nbytes)} in time"
+        if received
+        else "the server did not answer in time"
     )
     return RemoteFailed(str(address), reason, address.scheme)

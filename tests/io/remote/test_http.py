@@ -281,8 +281,8 @@ def trickling(pause, *, beginning=b"", in_headers=False):
     [
         ({"pause": 9, "in_headers": True}, "did not answer in time"),
         ({"pause": 0.02, "in_headers": True}, "did not answer in time"),
-        ({"pause": 9, "beginning": DATA[:1000]}, r"sent 1,000 of 256.0 KiB in time"),
-        ({"pause": 0.02}, r"sent \d+ of 256.0 KiB in time"),
+        ({"pause": 9, "beginning": DATA[:1000]}, "sent 1000 B of 256.0 KiB in time"),
+        ({"pause": 0.02}, r"sent \d+ B of 256.0 KiB in time"),
     ],
     ids=["no answer", "a trickle of headers", "a body that stalls", "a trickle"],
 )
@@ -347,7 +347,7 @@ def test_bytes_that_no_longer_come_end_a_download(server, url, monkeypatch) -> N
     fault, done = trickling(0.01, beginning=DATA[WINDOW : 2 * WINDOW])
     server.faults.append(fault)
     monkeypatch.setattr(time_limits, "PACE_SECONDS", 0.4)
-    with pytest.raises(RemoteFailed, match=r"sent 26\d,\d+ of 512.0 KiB in time"):
+    with pytest.raises(RemoteFailed, match=r"sent 25\d\.\d KiB of 512.0 KiB in time"):
         list(source.blocks(Span(WINDOW, 3 * WINDOW), 4096))
     done.set()
     assert len(server.log) == 2
