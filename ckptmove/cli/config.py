@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptmove.errors import UsageError, reason_of
 from ckptmove.io.remote.address import is_url
-from ckptmove.text import Argument, quoted
+from ckptmove.text import Argument, quoted, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _NAME: Final = "pyproject.toml"
 _PREFIX: Final = "CKPTMOVE_"
 _TABLE: Final = "[tool.ckptmove]"
+#: Most bytes of the file: its parser takes seconds for some texts of this size.
+_LARGEST: Final = 1 << 20
 #: Pairs of options that exclude each other, each with the options that belong to the pair.
 _EXCLUSIVE: Final = (("case", "script", "script_args"), ("json", "format"), ("fit", "to"))
 #: Names of types in TOML.
@@ -314,6 +316,8 @@ def _table(path: Path) -> dict[str, object]:
     import tomli
 
     try:
+        if path.stat().st_size > _LARGEST:
+            raise UsageError(f"larger than {size(_LARGEST)}, too large for a project", path=str(path))
         document = tomli.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot be read: {reason_of(error)}", path=str(path)) from error

@@ -85,6 +85,7 @@ def test_no_file_at_all(tmp_path, monkeypatch) -> None:
         ("[tool", "not valid TOML: "),
         (b"\xff", "not valid TOML: "),
         ("a = " + "[" * 5000, "not valid TOML: "),
+        ("#" * (1 << 20) + "#", "larger than 1.0 MiB"),
     ],
 )
 def test_what_makes_no_sense_is_said(project, text, message) -> None:

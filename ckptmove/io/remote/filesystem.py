@@ -21,7 +21,7 @@ from ckptmove.io.remote.errors import ArtifactAddress, RemoteFailed, UnknownSche
 from ckptmove.io.remote.failures import failures_named
 from ckptmove.io.remote.http import HttpFile
 from ckptmove.io.remote.source import RemoteSource
-from ckptmove.io.remote.time_limits import SECONDS, timed
+from ckptmove.io.remote.time_limits import LISTING_SECONDS, SECONDS, range_seconds, timed
 from ckptmove.io.walk import WalkedFile, fingerprint, is_left_out
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def expand(address: Address) -> list[str]:
     place = find_place(address)
     with failures_named(address):
         fs, path = place
-        found = sorted(fs.glob(path))
+        found = sorted(timed(address, lambda: fs.glob(path), LISTING_SECONDS))
         return [Address(fs.unstrip_protocol(one), RemotePath(fs, one)) for one in found] or [address]
 
 
@@ -188,7 +188,7 @@ class _SystemFile:
             return data
 
         with failures_named(self._address):
-            data = timed(self._address, read, end - start, is_bulk=is_bulk)
+            data = timed(self._address, read, range_seconds(end - start, is_bulk=is_bulk))
         self._traffic.add(nbytes=len(data))
         if len(data) != end - start:
             raise SourceChanged(self.path)
@@ -377,7 +377,7 @@ def _find(address: Address, place: RemotePath) -> dict[str, tuple[str, Mapping[s
     with failures_named(address):
         # Without a depth, stores of objects list all levels at once; the links of web pages may form a circle.
         depth = {"maxdepth": DEEPEST} if address.is_http else {}
-        found: dict[str, Any] = fs.find(top, detail=True, **depth)
+        found: dict[str, Any] = timed(address, lambda: fs.find(top, detail=True, **depth), LISTING_SECONDS)
     top = top.rstrip("/")
     if address.is_http:  # fsspec follows links from https to http
         found = {name: details for name, details in found.items() if name.startswith(f"{top}/")}

@@ -32,6 +32,8 @@ PACE_BYTES: Final = 30 << 10
 #: Seconds for each MiB of those, from a file system that tells only when all bytes have come.
 MIB_SECONDS: Final = 60.0
 _MIB: Final = 1 << 20
+#: Seconds for a listing, with all its pages.
+LISTING_SECONDS: Final = 300.0
 #: Longest wait: a signal that comes just before a wait is raised only at its end.
 _LONGEST_WAIT: Final = 0.2
 
@@ -75,29 +77,32 @@ class TimeLimit:
             self._end = monotonic() + PACE_SECONDS
 
 
-def timed(address: Address, call: Callable[[], _Result], nbytes: int = 0, *, is_bulk: bool = False) -> _Result:
+def range_seconds(nbytes: int, *, is_bulk: bool) -> float:
+    """The seconds for a range of a file system; ``is_bulk`` as of :class:`TimeLimit`."""
+    return max(SECONDS, MIB_SECONDS * nbytes / _MIB) if is_bulk or nbytes > MOST_TIMED else SECONDS
+
+
+def timed(address: Address, call: Callable[[], _Result], seconds: float | None = None) -> _Result:
     """Call a function of a file system in a thread, which is left alone if it takes too long.
 
     Args:
-        address: the file.
+        address: the file or the folder.
         call: the function.
-        nbytes: number of bytes that it reads.
-        is_bulk: whether they are one range of many that are read one after the other.
+        seconds: its time; None for ``SECONDS``.
 
     Raises:
         RemoteFailed: if it takes too long.
         Exception: any exception of the function.
     """
-    has_more = is_bulk or nbytes > MOST_TIMED
-    end = monotonic() + (max(SECONDS, MIB_SECONDS * nbytes / _MIB) if has_more else SECONDS)
+    end = monotonic() + (SECONDS if seconds is None else seconds)
     result = started(lambda _: call(), None)
     while not wait([result], max(0, min(_LONGEST_WAIT, end - monotonic()))).done:
         if monotonic() >= end:
-            raise _too_slow(address, 0, nbytes)
+            raise _too_slow(address)
     return result.result()
 
 
-def _too_slow(address: Address, received: int, nbytes: int) -> RemoteFailed:
+def _too_slow(address: Address, received: int = 0, nbytes: int = 0) -> RemoteFailed:
     reason = (
         f"the server sent {size(received)} of {size(nbytes)} in time"
         if received

@@ -10,8 +10,8 @@ from ckptmove.errors import SourceChanged
 from ckptmove.io.remote import time_limits
 from ckptmove.io.remote.address import Address
 from ckptmove.io.remote.errors import RemoteFailed
-from ckptmove.io.remote.filesystem import find_place, identify, open_remote
-from ckptmove.io.remote.time_limits import MOST_TIMED, timed
+from ckptmove.io.remote.filesystem import expand, find_place, identify, open_remote
+from ckptmove.io.remote.time_limits import MOST_TIMED, range_seconds, timed
 from ckptmove.limits import Limits
 
 ADDRESS = Address("memory://a.pth")
@@ -26,17 +26,20 @@ def gate(monkeypatch):
     gate.set()
 
 
-@pytest.mark.parametrize("options", [{}, {"nbytes": 10}, {"nbytes": MOST_TIMED}, {"nbytes": 10, "is_bulk": True}])
-def test_a_call_that_takes_too_long_is_left_alone(gate, options) -> None:
+@pytest.mark.parametrize("seconds", [None, 0.4])
+def test_a_call_that_takes_too_long_is_left_alone(gate, seconds) -> None:
     before = monotonic()
     with pytest.raises(RemoteFailed, match="the server did not answer in time"):
-        timed(ADDRESS, gate.wait, **options)
+        timed(ADDRESS, gate.wait, seconds)
     assert 0.3 <= monotonic() - before < 1.5
 
 
-@pytest.mark.parametrize("options", [{"nbytes": 1 << 20, "is_bulk": True}, {"nbytes": MOST_TIMED + 1}])
-def test_many_bytes_may_take_longer(gate, options) -> None:
-    assert timed(ADDRESS, lambda: gate.wait(0.5), **options) is False
+@pytest.mark.parametrize(
+    ("nbytes", "is_bulk", "seconds"),
+    [(10, False, 60), (MOST_TIMED, False, 60), (10, True, 60), (MOST_TIMED, True, 480), (16 << 20, False, 960)],
+)
+def test_many_bytes_may_take_longer(nbytes, is_bulk, seconds) -> None:
+    assert range_seconds(nbytes, is_bulk=is_bulk) == seconds
 
 
 def test_the_result_and_the_error_are_those_of_the_call() -> None:
@@ -63,6 +66,16 @@ def test_a_file_system_that_does_not_answer(gate, place, monkeypatch) -> None:
         patch.setattr(type(source._file._file), "read", lambda *_: gate.wait())
         patch.setattr(type(place.fs), "info", lambda *_, **__: gate.wait())
         for look in looks:
+            with pytest.raises(RemoteFailed, match="in time"):
+                look()
+
+
+def test_a_listing_that_does_not_end(gate, place, monkeypatch) -> None:
+    monkeypatch.setattr("ckptmove.io.remote.filesystem.LISTING_SECONDS", 0.3)
+    with monkeypatch.context() as patch:
+        for name in ("find", "glob"):
+            patch.setattr(type(place.fs), name, lambda *_, **__: gate.wait())
+        for look in (lambda: open_remote(Address("memory://runs/"), Limits()), lambda: expand(Address("memory://*"))):
             with pytest.raises(RemoteFailed, match="in time"):
                 look()
 
