@@ -141,6 +141,29 @@ def test_a_circle_of_redirects(server, url) -> None:
     assert "redirects" in raised.value.reason
 
 
+@pytest.mark.parametrize("address", ["file:///etc/hostname", "ftp://127.0.0.1/x", "data:text/plain,aaaa"])
+def test_a_redirect_to_another_protocol_is_not_followed(server, url, address) -> None:
+    server.faults.append(always(302, b"", {"Location": address}))
+    with pytest.raises(RemoteFailed, match="redirects to an address that is not of a web server"):
+        opened(url)
+    assert len(server.log) <= 3
+
+
+def test_credentials_do_not_go_to_another_host(server, url) -> None:
+    sent = []
+
+    def redirect(handler):
+        sent.append((handler.path, handler.headers.get("Authorization")))
+        if handler.path == "/a.pth":
+            return False
+        server.send(handler, 302, b"", {"Location": url.replace("127.0.0.1", "localhost")})
+        return True
+
+    server.faults.append(redirect)
+    opened(f"{server.url}/old.pth".replace("//", "//user:pass@"))
+    assert [(path, credentials is None) for path, credentials in sent] == [("/old.pth", False), ("/a.pth", True)]
+
+
 def test_a_server_without_ranges_and_a_large_file(server, url) -> None:
     server.faults.append(lambda handler: server.send_file(handler, server.root / "a.pth", ranges=False) is None)
     with pytest.raises(NoRanges) as raised:
