@@ -1,9 +1,7 @@
 """ckptmove: inspect, convert and verify PyTorch checkpoints for use on another device."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+#: Of ``typing``, which is not imported: ``python -m ckptmove`` runs this module with the current folder on its path.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ckptmove.api.functions import convert, diff, inspect, undo, verify
     from ckptmove.api.loading import load

@@ -1,8 +1,11 @@
 """Run the command line with ``python -m ckptmove``."""
 
-from __future__ import annotations
-
-from ckptmove.cli.main import main
+import sys
 
 if __name__ == "__main__":
+    # ``-m`` puts the current folder first on the path, which may hold a typer.py beside a downloaded checkpoint.
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.10 has no -P
+        del sys.path[0]
+    from ckptmove.cli.main import main
+
     main()

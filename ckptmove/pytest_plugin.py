@@ -6,6 +6,7 @@ pytest imports this module at every start, so it imports ckptmove only when it i
 from __future__ import annotations
 
 import io
+import os
 import re
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
@@ -69,12 +70,16 @@ class CheckpointItem(pytest.Item):
             KeyboardInterrupt: if it was interrupted.
         """
         from ckptmove.cli.app import app
+        from ckptmove.cli.config import ALLOWS_CODE
         from ckptmove.cli.outcome import INTERRUPTED
 
         to = self.config.getoption("--ckptmove-to")
         report = io.StringIO()
-        with redirect_stdout(report), redirect_stderr(report), pytest.raises(SystemExit) as ended:
-            app(["verify", self.name, *([f"--to={to}"] if to else [])])
+        with pytest.MonkeyPatch.context() as environment:
+            # pytest runs code of the project by itself: its conftest.py.
+            environment.setenv(ALLOWS_CODE, os.environ.get(ALLOWS_CODE, "1"))
+            with redirect_stdout(report), redirect_stderr(report), pytest.raises(SystemExit) as ended:
+                app(["verify", self.name, *([f"--to={to}"] if to else [])])
         if ended.value.code == INTERRUPTED:
             raise KeyboardInterrupt
         if ended.value.code:

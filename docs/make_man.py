@@ -29,6 +29,7 @@ EXIT_CODES = (
 _GLYPHS = {"\\": "\\e", "-": "\\-", "'": "\\(aq", '"': "\\(dq", "^": "\\(ha", "`": "\\(ga", "~": "\\(ti"}
 ENVIRONMENT = (
     ("CKPTMOVE_*", "Options of verify, for example CKPTMOVE_TO=cuda:0: docs/ci.md lists them."),
+    ("CKPTMOVE_PROJECT_CODE", "1: verify also runs the code that pyproject.toml names (case, script, optimizer)."),
     ("NO_COLOR", "If it is set and not empty, no output has colors, on a terminal too."),
     ("FORCE_COLOR", "If it is set and not empty, output has colors, in a pipe too. NO_COLOR is stronger."),
     ("COLUMNS", "Width of the terminal."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shutil
 import sys
@@ -89,9 +90,10 @@ def test_a_checkpoint_is_a_test(run, verdicts) -> None:
 
 
 def test_its_options_are_those_of_the_project(run, verdicts, pytester) -> None:
-    pytester.makepyprojecttoml("[tool.ckptmove]\nseed = 7\nto = 'mps'")
+    pytester.makepyprojecttoml("[tool.ckptmove]\nseed = 7\nto = 'mps'\ncase = 'a.b:case'")
     run("--ckptmove", "runs/a.pth").assert_outcomes(passed=1)
-    assert [(request.seed, request.to) for request in verdicts] == [(7, "mps")]
+    assert [(request.seed, request.to, request.case) for request in verdicts] == [(7, "mps", "a.b:case")]
+    assert "CKPTMOVE_PROJECT_CODE" not in os.environ
 
 
 def test_other_tests_and_selections(run, verdicts, pytester) -> None:

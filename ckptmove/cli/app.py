@@ -389,7 +389,14 @@ def verify(
     is_silent = rank is not None and not rank.is_first
     with nullcontext(Renderer()) if is_silent else reporting(out, "verify", files, read) as renderer:
         code = run_verify(
-            requests, renderer, failures=failures, selection=reported, strict=strict, fix=fix, dry_run=dry_run
+            requests,
+            renderer,
+            failures=failures,
+            selection=reported,
+            strict=strict,
+            fix=fix,
+            dry_run=dry_run,
+            withheld=config.withheld,
         )
     raise typer.Exit(code)
 

@@ -1,6 +1,9 @@
 """Options that are not typed: from ``CKPTMOVE_*`` in the environment, then ``[tool.ckptmove]`` of ``pyproject.toml``.
 
 Each option of ``verify`` is a key there and a variable here. Both are derived from the options themselves.
+
+A ``pyproject.toml`` may have come with a downloaded checkpoint. Unless the user allows it, its table runs no code,
+writes only below its folder, and hides no finding that warns of the folder itself.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptmove.errors import UsageError, reason_of
 from ckptmove.io.remote.address import is_url
+from ckptmove.text import Argument, quoted, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,10 +25,22 @@ if TYPE_CHECKING:
 _NAME: Final = "pyproject.toml"
 _PREFIX: Final = "CKPTMOVE_"
 _TABLE: Final = "[tool.ckptmove]"
+#: Most bytes of the file: its parser takes seconds for some texts of this size.
+_LARGEST: Final = 1 << 20
 #: Pairs of options that exclude each other, each with the options that belong to the pair.
 _EXCLUSIVE: Final = (("case", "script", "script_args"), ("json", "format"), ("fit", "to"))
 #: Names of types in TOML.
 _KINDS: Final = {str: "a string", bool: "a boolean", int: "an integer", float: "a number", list: "a list of strings"}
+#: The variable that allows a table what it may not do by itself.
+ALLOWS_CODE: Final = f"{_PREFIX}PROJECT_CODE"
+#: Keys whose code runs: a case, a script, an optimizer class of another module. Then what only their runs need, what
+#: edits files, and what lets a file take more memory.
+_CODE: Final = ("case", "script", "optimizer")
+_WITH_CODE: Final = ("script_args", "fix", "dry_run", "limit_factor")
+#: Keys with files that are written.
+_WRITTEN: Final = frozenset({"junit", "report", "download"})
+#: Findings that warn of a hostile file.
+_WARN: Final = frozenset({"S702", "F805"})
 #: Words for a boolean in the environment, as Typer takes them.
 _BOOLEANS: Final = {
     **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),
@@ -39,11 +55,13 @@ class Config(NamedTuple):
         path: the ``pyproject.toml``, or None if not found.
         values: values by parameter. Paths of the ``pyproject.toml`` are relative to the working directory.
         sources: where each value is from: the path of the ``pyproject.toml``, or the name of the variable.
+        withheld: code of the ``pyproject.toml`` that is not allowed to run: for each key, the option that allows it.
     """
 
     path: str | None = None
     values: Mapping[str, Any] = {}
     sources: Mapping[str, str] = {}
+    withheld: Mapping[str, str] = {}
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
@@ -85,7 +103,8 @@ def load_config(
 
     Raises:
         UsageError: if the file cannot be read or is not TOML; if a key of its table or a variable is unknown; if a
-            value has a wrong type; or if the device (UnknownDevice) or a code is unknown. Its path is the source.
+            value has a wrong type; if the device (UnknownDevice) or a code is unknown; or if the file writes outside of
+            its folder or hides a warning, which the user did not allow. Its path is the source.
     """
     path, table = _nearest(folder)
     texts = _variables()
@@ -102,12 +121,45 @@ def load_config(
         found = {**{name: one for name, one in layer.items() if name not in excluded}, **found}
         taken |= layer.keys()
     _check(found)
+    withheld = {} if path is None or _allows_code() else _withhold(found, path)
     values = {name: one.value for name, one in found.items()}
-    return Config(path, values, {name: one.source for name, one in found.items()})
+    return Config(path, values, {name: one.source for name, one in found.items()}, withheld)
 
 
 def _variables() -> dict[str, str]:
-    return {name: text for name, text in os.environ.items() if name.startswith(_PREFIX) and text}
+    return {
+        name: text for name, text in os.environ.items() if name.startswith(_PREFIX) and text and name != ALLOWS_CODE
+    }
+
+
+def _allows_code() -> bool:
+    """Whether the user allows the code of the project."""
+    text = os.environ.get(ALLOWS_CODE, "")
+    return bool(text and _from_text(text, bool, ALLOWS_CODE))
+
+
+def _withhold(found: dict[str, _Value], path: str) -> dict[str, str]:
+    """Take out what a table may not do by itself. Returns the option that allows it, for each key with code."""
+    from ckptmove.findings.codes import codes_of
+
+    own = {name: one.value for name, one in found.items() if one.source == path}
+    hidden = sorted(codes_of(own.get("ignore", ())) & _WARN)
+    if hidden:
+        rest = f"type {Argument('ignore', hidden[0])}, or set {ALLOWS_CODE}=1"
+        raise UsageError(f"'ignore' in {_TABLE} may not hide {hidden[0]}; {rest}", path=path)
+    if own.get("select"):
+        found["select"] = _Value([*own["select"], *sorted(_WARN)], path)
+    withheld: dict[str, str] = {
+        name: str(Argument(name, own[name]))
+        for name in _CODE
+        if name in own and (name != "optimizer" or ":" in own[name])
+    }
+    if "script" in withheld and own.get("script_args"):
+        withheld["script"] += f" -- {' '.join(map(quoted, own['script_args']))}"
+    unused = ("device_memory",) if {"case", "script"} & withheld.keys() else ()
+    for name in {*withheld, *_WITH_CODE, *unused} & own.keys():
+        del found[name]
+    return withheld
 
 
 def _require_known(texts: Mapping[str, str], known: Mapping[str, type]) -> None:
@@ -205,8 +257,24 @@ def _of_table(table: Mapping[str, object], known: Mapping[str, type], path: str,
         kind = known[keys[key]]
         if not _is_of(value, kind):
             raise UsageError(f"'{key}' in {_TABLE} is not {_KINDS[kind]}", path=path)
+        if key in _WRITTEN and not _allows_code():
+            _require_below(key, value, path)
         found[keys[key]] = _Value(_relative(keys[key], value, start), path)
     return found
+
+
+def _require_below(key: str, value: Any, path: str) -> None:
+    """Refuse a file that is not below the folder of the table, also by a link."""
+    files = [word.partition("=")[2] for word in value] if key == "report" else [value]
+    home = os.path.realpath(Path(path).parent)
+    for file in files:
+        try:
+            real = os.path.realpath(Path(home, file))
+        except ValueError:  # a null byte
+            real = ""
+        if not real.startswith(home.rstrip(os.sep) + os.sep):
+            rest = f"type --{key}, or set {ALLOWS_CODE}=1"
+            raise UsageError(f"'{key}' in {_TABLE} may not write outside of its folder; {rest}", path=path)
 
 
 def _is_of(value: object, kind: type) -> bool:
@@ -248,6 +316,8 @@ def _table(path: Path) -> dict[str, object]:
     import tomli
 
     try:
+        if path.stat().st_size > _LARGEST:
+            raise UsageError(f"larger than {size(_LARGEST)}, too large for a project", path=str(path))
         document = tomli.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot be read: {reason_of(error)}", path=str(path)) from error

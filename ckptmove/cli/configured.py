@@ -39,13 +39,14 @@ def _kind(annotation: Any) -> type:
 
 
 def runs_script(words: Sequence[str], command: Any) -> bool:
-    """Whether a command runs a script: typed in the words before ``--``, or set."""
+    """Whether a command has a script, also one that may not run: typed in the words before ``--``, or set."""
     options = {word.partition("=")[0] for word in words}
     if "--script" in options or "--case" in options or not isinstance(command, ConfiguredCommand):
         return "--script" in options
     callback: Any = command.callback
     with suppress(UsageError):  # the command raises it again
-        return "script" in load_config(Path(), lambda: settings_of(callback)).values
+        config = load_config(Path(), lambda: settings_of(callback))
+        return "script" in config.values or "script" in config.withheld
     return False
 
 

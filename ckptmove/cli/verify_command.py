@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.cli.batch import for_each
+from ckptmove.cli.config import ALLOWS_CODE
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.ranks import on_ranks, own_rank, require_one
 from ckptmove.cli.render.answers import VerifyAnswer
 from ckptmove.cli.signals import settle
 from ckptmove.errors import CkptMoveError, UsageError
+from ckptmove.verification.checks import skipped
 from ckptmove.verification.run import verify_checkpoint
 from ckptmove.verification.sample.downloading import downloaded
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from ckptmove.verification.evidence import Verdict
     from ckptmove.verification.request import VerifyRequest
 
+#: Checks that step the file's own optimizer.
+_STEPS: Final = frozenset({"step", "parity", "fresh"})
+
 
 def run_verify(
     requests: Sequence[VerifyRequest],
@@ -33,6 +38,7 @@ def run_verify(
     strict: bool,
     fix: bool,
     dry_run: bool,
+    withheld: Mapping[str, str],
 ) -> int:
     """Verify each checkpoint, write its verdict, and return the highest exit code.
 
@@ -44,6 +50,7 @@ def run_verify(
         strict: whether warnings, and a resume that is not proven, are failures.
         fix: whether to edit the files of the case or script until it passes.
         dry_run: whether to write the edits as a patch, and not to the files.
+        withheld: code of the project that may not run: for each key, the option that allows it.
 
     Raises:
         UsageError: if ``--against`` or ``--fix`` is set for several checkpoints, or ``--fix`` without a case or script;
@@ -64,7 +71,7 @@ def run_verify(
     def verified(request: VerifyRequest) -> Verdict:
         with ProgressBar(wanted=renderer.shows_progress) as progress:
             verify = verify_checkpoint if rank is None else on_ranks(rank)
-            return verify(request, progress=progress, stage=progress.stage)
+            return _without_code(verify(request, progress=progress, stage=progress.stage), withheld)
 
     def work(request: VerifyRequest) -> tuple[int, tuple[()]]:
         if request.path in failures:
@@ -81,6 +88,23 @@ def run_verify(
     # With --strict, a checkpoint that is not proven has not passed.
     unproven = 0 if strict else sum(one.result.passed and not (one.result.proven or one.result.fit) for one in answers)
     return renderer.finish(summary._replace(unproven=unproven))
+
+
+def _without_code(result: Verdict, withheld: Mapping[str, str]) -> Verdict:
+    """The verdict, with the checks skipped that need code of the project which may not run."""
+    if not withheld:
+        return result
+    reasons = {
+        name: f"not run: only pyproject.toml names this code; type {option}, or set {ALLOWS_CODE}=1"
+        for name, option in withheld.items()
+    }
+    stepped = reasons.pop("optimizer", None)  # its class is not the one that was detected
+    made = [
+        one if stepped is None or one.name not in _STEPS or one.status == "skipped" else skipped(one.name, stepped)
+        for one in result.checks
+    ]
+    checks = (*made, *(skipped(name, reason) for name, reason in reasons.items()))
+    return replace(result, checks=checks, passed=all(one.status != "failed" for one in checks), proven=False)
 
 
 def _require_fixable(requests: Sequence[VerifyRequest], *, fix: bool, dry_run: bool) -> None:

@@ -56,6 +56,7 @@ GUARDED_MODULES = {
     # end a script that does not end; run the exit functions of the child; silence the event loop of fsspec
     "atexit": "io/remote/filesystem.py verification/case/script/check.py verification/processes/child.py",
     "urllib": "cli/render/sarif.py io/remote/address.py",  # quotes a path, splits URLs
+    "asyncio": "io/remote/time_limits.py",  # waits for an answer of a server
     "socket": "io/remote/failures.py verification/mesh/meeting.py",  # names an error; connects the ranks of one run
     "secrets": "verification/mesh/meeting.py",  # makes the token that a rank has to know
     "xml": "cli/render/junit.py",  # writes XML, and reads none

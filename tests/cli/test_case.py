@@ -69,7 +69,8 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.unmeasured
-def test_a_case_is_the_last_check_of_the_verdict(folder, ckptmove):
+def test_a_case_is_the_last_check_of_the_verdict(folder, ckptmove, monkeypatch):
+    monkeypatch.setenv("CKPTMOVE_PROJECT_CODE", "1")
     (folder / "pyproject.toml").write_text('[tool.ckptmove]\ncase = "train.py:case"\nto = "cpu"\n')
     code, out, _ = ckptmove("verify", "run.pth", "--json")
     result = json.loads(out)["results"][0]

@@ -12,6 +12,12 @@ from ckptmove.cli.configured import settings_of
 from ckptmove.errors import UsageError
 
 
+@pytest.fixture
+def allowed(monkeypatch):
+    """A user who allows the code of the project."""
+    monkeypatch.setenv("CKPTMOVE_PROJECT_CODE", "1")
+
+
 def load_config(folder, typed=()):
     return load_config_of(folder, lambda: settings_of(verify), typed)
 
@@ -79,6 +85,7 @@ def test_no_file_at_all(tmp_path, monkeypatch) -> None:
         ("[tool", "not valid TOML: "),
         (b"\xff", "not valid TOML: "),
         ("a = " + "[" * 5000, "not valid TOML: "),
+        ("#" * (1 << 20) + "#", "larger than 1.0 MiB"),
     ],
 )
 def test_what_makes_no_sense_is_said(project, text, message) -> None:
@@ -129,6 +136,7 @@ def test_a_file_in_a_folder_that_may_not_be_searched_is_not_this_user_s(project,
 @pytest.mark.parametrize(
     ("case", "seen"), [("jobs/train.py:case", "../../jobs/train.py:case"), ("jobs.train:case", "jobs.train:case")]
 )
+@pytest.mark.usefixtures("allowed")
 def test_a_case_starts_at_the_file_too_and_a_module_is_found_by_name(project, case, seen) -> None:
     folder = project(f'[tool.ckptmove]\ncase = "{case}"') / "src" / "deep"
     folder.mkdir(parents=True)
@@ -144,6 +152,7 @@ def test_a_case_starts_at_the_file_too_and_a_module_is_found_by_name(project, ca
         ("report", ["json=a=b.json", "junit=/abs.xml"], ["json=../a=b.json", "junit=/abs.xml"]),
     ],
 )
+@pytest.mark.usefixtures("allowed")
 def test_other_paths_start_at_the_file_too(project, key, value, seen) -> None:
     folder = project(f"[tool.ckptmove]\n{key} = {value!r}") / "src"
     folder.mkdir()
@@ -158,6 +167,7 @@ WORDS = {"to": ("'mps'", "mps", "mps"), "ignore": ("['D']", "D", ["D"]), "select
 
 
 @pytest.mark.parametrize(("name", "kind"), settings_of(verify).items(), ids=settings_of(verify))
+@pytest.mark.usefixtures("allowed")
 def test_every_option_of_verify_is_a_key_and_a_variable(project, monkeypatch, name, kind) -> None:
     written, text, value = WORDS.get(name, SAMPLES[kind])
     folder = project(f"[tool.ckptmove]\n{name.replace('_', '-')} = {written}")
@@ -225,7 +235,78 @@ def test_a_typed_fit_leaves_the_device_of_the_project_out(project) -> None:
     assert load_config(folder).values == {"to": "cuda", "seed": 1}
 
 
+@pytest.mark.usefixtures("allowed")
 def test_arguments_alone_are_for_the_script_of_the_file(project, monkeypatch) -> None:
     folder = project("[tool.ckptmove]\nscript = 'a.py'\nscript-args = ['--x']")
     monkeypatch.setenv("CKPTMOVE_SCRIPT_ARGS", "--y '1 2'")
     assert load_config(folder).values == {"script": "a.py", "script_args": ["--y", "1 2"]}
+
+
+@pytest.mark.parametrize(
+    ("table", "kept", "withheld"),
+    [
+        ("case = 'a.py:f'\nfix = true\ndevice-memory = '1G'", {}, {"case": "--case a.py:f"}),
+        ("script = 'a.py'\ndry-run = true", {}, {"script": "--script a.py"}),
+        ("script = 'a b.py'\nscript-args = ['x', 'y z']", {}, {"script": "--script 'a b.py' -- x 'y z'"}),
+        (
+            "optimizer = 'os:system'\ndevice-memory = '1G'",
+            {"device_memory": "1G"},
+            {"optimizer": "--optimizer os:system"},
+        ),
+        ("optimizer = 'AdamW'\nlimit-factor = 1000", {"optimizer": "AdamW"}, {}),
+        ("select = ['D']", {"select": ["D", "F805", "S702"]}, {}),
+    ],
+)
+def test_what_a_table_may_not_do_by_itself_is_left_out(project, monkeypatch, table, kept, withheld) -> None:
+    folder = project(f"[tool.ckptmove]\n{table}\nseed = 1")
+    for text in ("", "0"):
+        monkeypatch.setenv("CKPTMOVE_PROJECT_CODE", text)
+        config = load_config(folder)
+        assert (config.values, config.withheld) == ({"seed": 1, **kept}, withheld)
+    monkeypatch.setenv("CKPTMOVE_PROJECT_CODE", "1")
+    config = load_config(folder)
+    assert not config.withheld
+    assert len(config.values) == len(table.splitlines()) + 1
+
+
+def test_code_in_the_environment_is_the_word_of_the_user(project, monkeypatch) -> None:
+    folder = project("[tool.ckptmove]\ncase = 'a.py:f'")
+    monkeypatch.setenv("CKPTMOVE_SCRIPT", "b.py")
+    assert load_config(folder)[1::2] == ({"script": "b.py"}, {})
+    assert not load_config(folder, {"case"}).withheld
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("junit = '../a.xml'", "'junit' in [tool.ckptmove] may not write outside of its folder; type --junit, or set "),
+        ("report = ['json=a.json', 'html=/a.html']", "'report' in [tool.ckptmove] may not write outside"),
+        ("report = ['html=link/a.html']", "'report' in [tool.ckptmove] may not write outside"),
+        ("download = 'link'", "'download' in [tool.ckptmove] may not write outside"),
+        ('junit = "a\\u0000"', "'junit' in [tool.ckptmove] may not write outside"),
+        ("ignore = ['S']", "'ignore' in [tool.ckptmove] may not hide S702; type --ignore S702, or set "),
+        ("ignore = ['ambiguous-archive']", "may not hide F805"),
+    ],
+)
+def test_what_would_mislead_or_write_elsewhere_is_refused(project, tmp_path, monkeypatch, table, message) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "link").symlink_to(tmp_path)
+    (inner / "pyproject.toml").write_text(f"[tool.ckptmove]\n{table}")
+    with pytest.raises(UsageError) as caught:
+        load_config(inner)
+    assert message in caught.value.message
+    assert caught.value.path == str(inner / "pyproject.toml")
+    monkeypatch.setenv("CKPTMOVE_PROJECT_CODE", "yes")
+    assert len(load_config(inner).values) == 1
+
+
+def test_the_permission_is_a_boolean_and_no_key(project, monkeypatch) -> None:
+    monkeypatch.setenv("CKPTMOVE_PROJECT_CODE", "maybe")
+    assert load_config(project("")) == Config(path=load_config(project("")).path)
+    with pytest.raises(UsageError) as caught:
+        load_config(project("[tool.ckptmove]\nseed = 1"))
+    assert caught.value.path == "CKPTMOVE_PROJECT_CODE"
+    monkeypatch.delenv("CKPTMOVE_PROJECT_CODE")
+    with pytest.raises(UsageError, match="unknown key 'project-code'"):
+        load_config(project("[tool.ckptmove]\nproject-code = true"))

@@ -69,7 +69,8 @@ def test_a_script_is_the_last_check_of_the_verdict(folder, ckptmove, workers):
     assert result["proven"] is True
 
 
-def test_the_configuration_has_a_script_too(folder, ckptmove):
+def test_the_configuration_has_a_script_too(folder, ckptmove, monkeypatch):
+    monkeypatch.setenv("CKPTMOVE_PROJECT_CODE", "1")
     (folder / "pyproject.toml").write_text('[tool.ckptmove]\nscript = "train.py"\nscript-args = ["run.pth", "0"]\n')
     code, out, _ = ckptmove("verify", "run.pth", "--to", "cpu", "--json")
     _, check = checked(out)
@@ -86,7 +87,10 @@ def test_the_configuration_has_a_script_too(folder, ckptmove):
         ('script = "other.py"\nscript-args = ["-x"]', ["--script", "train.py", "--", "run.pth", "0"], ["run.pth", "0"]),
     ],
 )
-def test_words_after_the_dashes_are_for_the_script_of_the_configuration(folder, ckptmove, table, words, arguments):
+def test_words_after_the_dashes_are_for_the_script_of_the_configuration(
+    folder, ckptmove, monkeypatch, table, words, arguments
+):
+    monkeypatch.setenv("CKPTMOVE_PROJECT_CODE", "1")
     (folder / "pyproject.toml").write_text(f"[tool.ckptmove]\n{table}\n")
     _, out, _ = ckptmove("verify", "run.pth", "--to", "cpu", "--json", *words)
     _, check = checked(out)
@@ -98,6 +102,11 @@ def parsed(words):
     command = typer.main.get_command(app).commands["verify"]
     params = command.make_context("verify", words, resilient_parsing=True).params
     return [*(params["paths"] or ())], [*(params["script_args"] or ())]
+
+
+def test_words_after_the_dashes_are_for_a_script_that_may_not_run_too(folder):
+    (folder / "pyproject.toml").write_text('[tool.ckptmove]\nscript = "train.py"\n')
+    assert parsed(["run.pth", "--", "-x"]) == (["run.pth"], ["-x"])
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def uses(node):
 
 def test_the_action_is_valid() -> None:
     published("github-actions.json").validate(ACTION)
-    assert list(ACTION["inputs"]) == ["command", "paths", "to", "args", "version"]
+    assert list(ACTION["inputs"]) == ["command", "paths", "to", "args", "project-code", "version"]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -152,6 +152,14 @@ def test_the_action_takes_more_options(bench) -> None:
     assert (done.returncode, output["exit-code"]) == (0, "0")
     assert (bench / "work/new file.pth").exists()
     assert (bench / "work/x.sarif").exists()
+
+
+@pytest.mark.parametrize(("allowed", "says"), [("", "CKPTMOVE_PROJECT_CODE=1"), ("true", "no function 'case'")])
+def test_the_action_runs_code_of_the_project_if_it_is_told_to(bench, allowed, says) -> None:
+    (bench / "work/train.py").write_text("")
+    (bench / "work/pyproject.toml").write_text("[tool.ckptmove]\ncase = 'train.py:case'\n")
+    _, output, summary = run(bench, COMMAND="verify", PATHS="'a b.pth'", TO="cuda:3", PROJECT_CODE=allowed)
+    assert says in f"{summary}{Path(output['report']).read_text()}"
 
 
 @pytest.mark.parametrize(

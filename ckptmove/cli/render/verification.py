@@ -115,7 +115,8 @@ def needs_case(answer: VerifyAnswer) -> bool:
     result = answer.result
     is_whole = result.sample is None or result.sample.is_all
     has_state = any(dict(check.evidence).get("with_state") for check in result.checks)
-    return result.passed and not result.proven and not answer.request.runs_training and is_whole and has_state
+    has_case = any(check.name in {"case", "script"} for check in result.checks)
+    return result.passed and not result.proven and not has_case and is_whole and has_state
 
 
 def has_edit(result: Verdict) -> bool:

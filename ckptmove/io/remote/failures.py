@@ -51,6 +51,7 @@ _REASONS: Final = {
         "the server closed the connection before the end of its answer",
     ),
     "TooManyRedirects": "the server redirects in a circle",
+    "RedirectClientError": "the server redirects to an address that is not of a web server",
     "ClientConnectorSSLError": "the server does not answer in TLS",
 }
 _LONGEST: Final = 200

@@ -21,6 +21,7 @@ from ckptmove.io.remote.errors import ArtifactAddress, RemoteFailed, UnknownSche
 from ckptmove.io.remote.failures import failures_named
 from ckptmove.io.remote.http import HttpFile
 from ckptmove.io.remote.source import RemoteSource
+from ckptmove.io.remote.time_limits import LISTING_SECONDS, SECONDS, range_seconds, timed
 from ckptmove.io.walk import WalkedFile, fingerprint, is_left_out
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ _VERSIONS: Final = (
     "ETag", "etag", "generation", "version_id", "LastModified", "last_modified", "mtime", "updated", "blob_id",
     "created",
 )  # fmt: skip
-#: Options of aiohttp: proxies of the environment and passwords of ``.netrc``, as curl and pip use them.
-_CLIENT: Final = {"trust_env": True}
 #: s3fs sends a request up to five times, and botocore each of those up to five times, with 15 seconds for an answer.
 #: Two of botocore's are enough: a server that does not answer would take six minutes for each file.
 _ATTEMPTS: Final = {"retries": {"mode": "standard", "total_max_attempts": 2}}
@@ -97,7 +96,10 @@ def _silence(loops: Sequence[Any]) -> None:
 def _options(address: Address) -> dict[str, Any]:
     """Options of the file system that the configuration of fsspec does not set."""
     if address.is_http:
-        return {"client_kwargs": _CLIENT}
+        from aiohttp import ClientTimeout
+
+        # Proxies of the environment and passwords of ``.netrc``, as curl and pip use them; a time for each index page.
+        return {"client_kwargs": {"trust_env": True, "timeout": ClientTimeout(total=SECONDS)}}
     if address.scheme in {"s3", "s3a"} and not {"AWS_MAX_ATTEMPTS", "AWS_RETRY_MODE"} & os.environ.keys():
         return {"config_kwargs": _ATTEMPTS}
     return {}
@@ -151,7 +153,7 @@ def expand(address: Address) -> list[str]:
     place = find_place(address)
     with failures_named(address):
         fs, path = place
-        found = sorted(fs.glob(path))
+        found = sorted(timed(address, lambda: fs.glob(path), LISTING_SECONDS))
         return [Address(fs.unstrip_protocol(one), RemotePath(fs, one)) for one in found] or [address]
 
 
@@ -176,12 +178,17 @@ class _SystemFile:
         #: Each request of s3fs names the ETag of the file that it opened.
         self._is_pinned = "s3" in place.fs.protocol
 
-    def fetch(self, start: int, end: int) -> bytes:
+    def fetch(self, start: int, end: int, *, is_bulk: bool = False) -> bytes:
         """Request the bytes from ``start`` to ``end`` (exclusive); errors as of :class:`RemoteFile`."""
         self._traffic.add(requests=1)
-        with failures_named(self._address):
+
+        def read() -> bytes:
             self._file.seek(start)
             data: bytes = self._file.read(end - start)
+            return data
+
+        with failures_named(self._address):
+            data = timed(self._address, read, range_seconds(end - start, is_bulk=is_bulk))
         self._traffic.add(nbytes=len(data))
         if len(data) != end - start:
             raise SourceChanged(self.path)
@@ -194,7 +201,7 @@ class _SystemFile:
         self._traffic.add(requests=1)
         with failures_named(self._address):
             self._place.fs.invalidate_cache()
-            details = self._place.fs.info(self._place.path)
+            details = timed(self._address, lambda: self._place.fs.info(self._place.path))
         if _version(details) != self.version:
             raise SourceChanged(self.path)
 
@@ -210,21 +217,30 @@ def _version(details: Mapping[str, Any]) -> tuple[object, ...]:
 def _open(address: Address, place: RemotePath, traffic: Traffic) -> RemoteFile | None:
     """Open a file; None for a directory."""
     with failures_named(address):
-        try:
-            file = place.fs.open(place.path, "rb", cache_type="none")
-        except (FileNotFoundError, IsADirectoryError):
-            if place.fs.isdir(place.path):
-                return None
-            raise
-        # A file of s3fs or gcsfs has asked for its details already.
-        details = getattr(file, "details", None) or place.fs.info(place.path)
-        if details["type"] == "directory":
-            file.close()
+        found = timed(address, lambda: _looked_up(place))
+    if found is None:
+        return None
+    file, details = found
+    if details["size"] is None:
+        file.close()
+        raise RemoteFailed(str(address), "the server does not tell its size", address.scheme)
+    return _SystemFile(address, place, file, details, traffic)
+
+
+def _looked_up(place: RemotePath) -> tuple[Any, Mapping[str, Any]] | None:
+    """The file and its details; None for a directory."""
+    try:
+        file = place.fs.open(place.path, "rb", cache_type="none")
+    except (FileNotFoundError, IsADirectoryError):
+        if place.fs.isdir(place.path):
             return None
-        if details["size"] is None:
-            file.close()
-            raise RemoteFailed(str(address), "the server does not tell its size", address.scheme)
-        return _SystemFile(address, place, file, details, traffic)
+        raise
+    # A file of s3fs or gcsfs has asked for its details already.
+    details = getattr(file, "details", None) or place.fs.info(place.path)
+    if details["type"] == "directory":
+        file.close()
+        return None
+    return file, details
 
 
 @dataclass(frozen=True)
@@ -361,7 +377,7 @@ def _find(address: Address, place: RemotePath) -> dict[str, tuple[str, Mapping[s
     with failures_named(address):
         # Without a depth, stores of objects list all levels at once; the links of web pages may form a circle.
         depth = {"maxdepth": DEEPEST} if address.is_http else {}
-        found: dict[str, Any] = fs.find(top, detail=True, **depth)
+        found: dict[str, Any] = timed(address, lambda: fs.find(top, detail=True, **depth), LISTING_SECONDS)
     top = top.rstrip("/")
     if address.is_http:  # fsspec follows links from https to http
         found = {name: details for name, details in found.items() if name.startswith(f"{top}/")}
@@ -463,7 +479,7 @@ def identify(address: Address) -> tuple[Address, tuple[WalkedFile, ...] | None, 
         return address, None, None
     place = find_place(address)
     with failures_named(address):
-        details = place.fs.info(place.path)
+        details = timed(address, lambda: place.fs.info(place.path))
     if details["type"] == "directory":
         known, files = walk_remote(address)
         return known, tuple(files), fingerprint(files)

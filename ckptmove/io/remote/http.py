@@ -13,6 +13,7 @@ from ckptmove.errors import MissingFile, SourceChanged
 from ckptmove.io.remote.errors import NoRanges, RemoteFailed
 from ckptmove.io.remote.failures import DENIED, MISSING, failures_named
 from ckptmove.io.remote.source import WINDOW
+from ckptmove.io.remote.time_limits import TimeLimit
 
 if TYPE_CHECKING:
     from ckptmove.io.contracts import Traffic
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
 
 #: Seconds before each new attempt, after a connection was dropped or a server was busy.
 PAUSES: Final = [0.25, 1.0]
-#: Seconds to connect, and to wait for the next bytes.
+#: Seconds to connect.
 CONNECT_SECONDS: Final = 30.0
-READ_SECONDS: Final = 60.0
 #: A whole file of this size is read, if the server ignores ranges.
 MOST_WHOLE: Final = 1 << 20
 _OK, _PARTIAL, _UNSATISFIABLE = 200, 206, 416
@@ -88,15 +88,20 @@ class HttpFile:
             raise RemoteFailed(self.path, reason, address.scheme)
         self.size, self.head = answer.total, answer.body
 
-    def fetch(self, start: int, end: int) -> bytes:
+    def fetch(self, start: int, end: int, *, is_bulk: bool = False) -> bytes:
         """Request the bytes from ``start`` to ``end`` (exclusive).
+
+        Args:
+            start: offset of the first byte.
+            end: offset of the byte after the last.
+            is_bulk: as of :class:`RemoteFile`.
 
         Raises:
             MissingFile, RemoteFailed: if the server or the network fails.
             SourceChanged: if the file was written since it was opened.
             NoRanges: if the server sends another range, or ignores the range of this request.
         """
-        answer = self._answer(start, end)
+        answer = self._answer(start, end, is_bulk=is_bulk)
         is_asked_for = answer.body is not None and answer.begin == start and len(answer.body) == end - start
         if (answer.version, answer.total) != self.version and (is_asked_for or not answer.flaw):
             raise SourceChanged(self.path)
@@ -110,17 +115,18 @@ class HttpFile:
     def close(self) -> None:
         """Do nothing: fsspec closes the session."""
 
-    def _answer(self, start: int, end: int) -> _Answer:
+    def _answer(self, start: int, end: int, *, is_bulk: bool = False) -> _Answer:
         """Request a range, again if the connection is dropped or the server is busy."""
         from aiohttp import ClientConnectorError, ClientError
         from fsspec.asyn import sync
 
         pauses = iter(PAUSES)
+        limit = TimeLimit(self._address, end - start, is_bulk=is_bulk)
         while True:
             pause = next(pauses, None)
             with failures_named(self._address):
                 try:
-                    answer: _Answer = sync(self._fs.loop, self._get, start, end)
+                    answer: _Answer = sync(self._fs.loop, self._get, start, end, limit)
                 except ClientConnectorError:  # refused, unknown host, TLS
                     raise
                 except (ClientError, TimeoutError, ConnectionError):
@@ -138,7 +144,7 @@ class HttpFile:
             raise RemoteFailed(self.path, reason, self._address.scheme, is_denied=is_denied)
         return answer
 
-    async def _get(self, start: int, end: int) -> _Answer:
+    async def _get(self, start: int, end: int, limit: TimeLimit) -> _Answer:
         from aiohttp import ClientTimeout
 
         session = await self._fs.set_session()
@@ -146,9 +152,9 @@ class HttpFile:
         # Compressed bytes would have other offsets.
         wanted = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
         options["headers"] = {**(options.get("headers") or {}), **wanted}
-        options.setdefault("timeout", ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=READ_SECONDS))
+        options.setdefault("timeout", ClientTimeout(total=None, connect=CONNECT_SECONDS))
         self._traffic.add(requests=1)
-        async with session.get(self._fs.encode_url(self._address.url), **options) as response:
+        async with await limit.wait(session.get(self._fs.encode_url(self._address.url), **options)) as response:
             self._traffic.add(requests=len(response.history))
             headers = response.headers
             content_range = _CONTENT_RANGE.match(headers.get("Content-Range", ""))
@@ -159,7 +165,7 @@ class HttpFile:
             if response.status == _PARTIAL:
                 total, most = (total, end - start) if content_range is not None else (None, 0)
             is_wanted = response.status in {_OK, _PARTIAL} and (response.content_length or 0) <= most
-            body = await _at_most(response.content, most) if is_wanted else None
+            body = await _at_most(response.content, most, limit) if is_wanted else None
             self._traffic.add(nbytes=len(body or b""))
             if body is not None and response.status == _OK:
                 total = until = len(body)
@@ -180,11 +186,12 @@ def _flaw(response: Any, asked: range, sent: range) -> str:
     return f"the server sent another range: asked for bytes {asked[0]}-{asked[-1]}, it answered with {named}"
 
 
-async def _at_most(stream: Any, most: int) -> bytes | None:
+async def _at_most(stream: Any, most: int, limit: TimeLimit) -> bytes | None:
     """All bytes of a body; None if they are more."""
     body = bytearray()
-    while block := await stream.read(most + 1 - len(body)):
+    while block := await limit.wait(stream.read(most + 1 - len(body))):
         body += block
+        limit.receive(len(block))
         if len(body) > most:
             return None
     return bytes(body)

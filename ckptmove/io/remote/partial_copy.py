@@ -143,8 +143,8 @@ class _KeptFile:
         self.path, self.size, self.head, self.version = file.path, file.size, file.head, file.version
         self._file, self._copy, self._name = file, copy, name
 
-    def fetch(self, start: int, end: int) -> bytes:
-        data = self._file.fetch(start, end)
+    def fetch(self, start: int, end: int, *, is_bulk: bool = False) -> bytes:
+        data = self._file.fetch(start, end, is_bulk=is_bulk)
         self._copy.add(self._name, start, data)
         return data
 

@@ -41,11 +41,17 @@ class RemoteFile(Protocol):
     head: bytes
     version: tuple[object, ...]
 
-    def fetch(self, start: int, end: int) -> bytes:
-        """Request the bytes from ``start`` to ``end`` (exclusive).
+    def fetch(self, start: int, end: int, *, is_bulk: bool = False) -> bytes:
+        """Request bytes.
+
+        Args:
+            start: offset of the first byte.
+            end: offset of the byte after the last.
+            is_bulk: whether the range is one of many that are read one after the other, which may take minutes if the
+                bytes keep coming.
 
         Raises:
-            RemoteFailed: if the server or the network fails.
+            RemoteFailed: if the server or the network fails, or takes too long.
             SourceChanged: if the file was written since it was opened.
         """
         ...
@@ -96,11 +102,14 @@ class RemoteSource:
             RemoteFailed: if the server or the network fails.
             SourceChanged: if the file was written since it was opened.
         """
+        return self._read(start, end)
+
+    def _read(self, start: int, end: int, *, is_bulk: bool = False) -> bytes:
         check_within(self, start, end)
         pieces: list[bytes] = []
         with self._lock:
             while start < end:
-                window = self._holding(start) or self._request(start, end)
+                window = self._holding(start) or self._request(start, end, is_bulk=is_bulk)
                 pieces.append(window.data[start - window.start : end - window.start])
                 start += len(pieces[-1])
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -114,14 +123,14 @@ class RemoteSource:
         check_within(self, span.start, span.end)
         step = max(CHUNK // block_bytes, 1) * block_bytes
         for start in range(span.start, span.end, step):
-            chunk = memoryview(self.read(start, min(start + step, span.end)))
+            chunk = memoryview(self._read(start, min(start + step, span.end), is_bulk=True))
             for at in range(0, len(chunk), block_bytes):
                 yield chunk[at : at + block_bytes]
 
     def fetch(self, start: int, end: int) -> None:
         """Request exactly the bytes from ``start`` to ``end`` (exclusive), for a copy that keeps what is read."""
         with self._lock:
-            self._file.fetch(start, end)
+            self._file.fetch(start, end, is_bulk=True)
 
     def require_unchanged(self) -> None:
         """Raise SourceChanged if the file was written to since it was opened."""
@@ -143,7 +152,7 @@ class RemoteSource:
                 return window
         return None
 
-    def _request(self, start: int, end: int) -> _Window:
+    def _request(self, start: int, end: int, *, is_bulk: bool) -> _Window:
         """Fetch the bytes from ``start`` on, up to the next window, with those that are probably read next."""
         last = max((window for window in self._windows if window.end <= start), default=_Window(0, b""))
         before = last.end
@@ -156,7 +165,7 @@ class RemoteSource:
             start, end = max(before, self.size - WINDOW), self.size
         else:
             start, end = max(before, start - _AROUND), max(end, start + _AROUND)
-        window = _Window(start, self._file.fetch(start, min(end, after)))
+        window = _Window(start, self._file.fetch(start, min(end, after), is_bulk=is_bulk))
         self._keep(window)
         return window
 

@@ -5,16 +5,19 @@ import gzip
 import os
 import socket
 import threading
+from time import monotonic, sleep
 
 import pytest
+from aiohttp import ClientSession, ServerTimeoutError
 
 from ckptmove.errors import MissingFile, SourceChanged
-from ckptmove.io.remote import http
+from ckptmove.io.remote import http, time_limits
 from ckptmove.io.remote.address import Address
 from ckptmove.io.remote.errors import NoRanges, RemoteFailed
 from ckptmove.io.remote.filesystem import open_remote
 from ckptmove.io.remote.source import WINDOW
 from ckptmove.limits import Limits
+from ckptmove.model import Span
 
 DATA = os.urandom(5 * WINDOW)
 
@@ -138,6 +141,29 @@ def test_a_circle_of_redirects(server, url) -> None:
     assert "redirects" in raised.value.reason
 
 
+@pytest.mark.parametrize("address", ["file:///etc/hostname", "ftp://127.0.0.1/x", "data:text/plain,aaaa"])
+def test_a_redirect_to_another_protocol_is_not_followed(server, url, address) -> None:
+    server.faults.append(always(302, b"", {"Location": address}))
+    with pytest.raises(RemoteFailed, match="redirects to an address that is not of a web server"):
+        opened(url)
+    assert len(server.log) <= 3
+
+
+def test_credentials_do_not_go_to_another_host(server, url) -> None:
+    sent = []
+
+    def redirect(handler):
+        sent.append((handler.path, handler.headers.get("Authorization")))
+        if handler.path == "/a.pth":
+            return False
+        server.send(handler, 302, b"", {"Location": url.replace("127.0.0.1", "localhost")})
+        return True
+
+    server.faults.append(redirect)
+    opened(f"{server.url}/old.pth".replace("//", "//user:pass@"))
+    assert [(path, credentials is None) for path, credentials in sent] == [("/old.pth", False), ("/a.pth", True)]
+
+
 def test_a_server_without_ranges_and_a_large_file(server, url) -> None:
     server.faults.append(lambda handler: server.send_file(handler, server.root / "a.pth", ranges=False) is None)
     with pytest.raises(NoRanges) as raised:
@@ -252,13 +278,102 @@ def test_a_file_that_changes(server, url, change) -> None:
     source.close()
 
 
-def test_a_server_that_does_not_answer(server, url, monkeypatch) -> None:
-    monkeypatch.setattr(http, "READ_SECONDS", 0.1)
+def trickling(pause, *, beginning=b"", in_headers=False):
+    """Send a beginning of the range, and then a byte now and then."""
+
+    def fault(handler):
+        left = handler.headers["Range"].removeprefix("bytes=").split("-")
+        start, end = int(left[0]), int(left[1]) + 1
+        head = f"HTTP/1.1 206 x\r\nContent-Range: bytes {start}-{end - 1}/{len(DATA)}\r\n".encode()
+        head += f"ETag: {handler.server_of_files.etag(handler.server_of_files.root / 'a.pth')}\r\n".encode()
+        head += f"Content-Length: {end - start}\r\n\r\n".encode()
+        sent = b"" if in_headers else head + beginning
+        handler.wfile.write(sent)
+        for byte in (head + DATA[start:end])[len(sent) :]:
+            if done.wait(pause):
+                break
+            handler.wfile.write(bytes([byte]))
+        return True
+
     done = threading.Event()
-    server.faults.append(lambda _: done.wait(5) or True)
-    with pytest.raises(RemoteFailed, match="in time"):
+    return fault, done
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"pause": 9, "in_headers": True}, "did not answer in time"),
+        ({"pause": 0.02, "in_headers": True}, "did not answer in time"),
+        ({"pause": 9, "beginning": DATA[:1000]}, "sent 1000 B of 256.0 KiB in time"),
+        ({"pause": 0.02}, r"sent \d+ B of 256.0 KiB in time"),
+    ],
+    ids=["no answer", "a trickle of headers", "a body that stalls", "a trickle"],
+)
+def test_a_server_that_takes_too_long_is_asked_once(server, url, monkeypatch, options, reason) -> None:
+    monkeypatch.setattr(time_limits, "SECONDS", 0.3)
+    fault, done = trickling(**options)
+    server.faults.append(fault)
+    before = monotonic()
+    with pytest.raises(RemoteFailed, match=reason):
         opened(url)
     done.set()
+    assert monotonic() - before < 1.5
+    assert len(server.log) == 1
+
+
+def test_attempts_share_the_time(server, url, monkeypatch) -> None:
+    monkeypatch.setattr(time_limits, "SECONDS", 0.3)
+    monkeypatch.setattr(http, "PAUSES", [0.2] * 20)
+    server.faults.append(always(503))
+    with pytest.raises(RemoteFailed, match="in time"):
+        opened(url)
+    assert len(server.log) <= 3
+
+
+def test_a_connection_that_is_not_made_in_time_is_tried_again(server, url, monkeypatch) -> None:
+    attempts = []
+
+    async def get(*_args, **_options):
+        attempts.append(1)
+        raise ServerTimeoutError
+
+    monkeypatch.setattr(ClientSession, "get", get)
+    with pytest.raises(RemoteFailed, match="in time"):
+        opened(url)
+    assert len(attempts) == 3
+
+
+def test_bytes_that_keep_coming_may_take_longer(server, url, monkeypatch) -> None:
+    first, second = opened(url), opened(url)
+    left = 3 * WINDOW
+
+    def slow(handler):
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes {WINDOW}-{WINDOW + left - 1}/{len(DATA)}")
+        handler.send_header("Content-Length", str(left))
+        handler.send_header("ETag", server.etag(server.root / "a.pth"))
+        handler.end_headers()
+        for at in range(0, left, left // 12):
+            handler.wfile.write(DATA[WINDOW + at :][: left // 12])
+            sleep(0.08)
+        return True
+
+    server.faults.append(slow)
+    monkeypatch.setattr(time_limits, "SECONDS", 0.5)
+    assert b"".join(first.blocks(Span(WINDOW, WINDOW + left), 4096)) == DATA[WINDOW : WINDOW + left]
+    with pytest.raises(RemoteFailed, match="in time"):  # the same range is metadata here
+        second.read(WINDOW, WINDOW + left)
+
+
+def test_bytes_that_no_longer_come_end_a_download(server, url, monkeypatch) -> None:
+    source = opened(url)
+    fault, done = trickling(0.01, beginning=DATA[WINDOW : 2 * WINDOW])
+    server.faults.append(fault)
+    monkeypatch.setattr(time_limits, "PACE_SECONDS", 0.4)
+    with pytest.raises(RemoteFailed, match=r"sent 25\d\.\d KiB of 512.0 KiB in time"):
+        list(source.blocks(Span(WINDOW, 3 * WINDOW), 4096))
+    done.set()
+    assert len(server.log) == 2
 
 
 def test_nobody_listens(url) -> None:

@@ -31,7 +31,7 @@ class File:
     def __init__(self):
         self.size, self.asked, self.version = len(DATA), [], (len(DATA),)
 
-    def fetch(self, start, end):
+    def fetch(self, start, end, *, is_bulk=False):
         self.asked.append(Span(start, end))
         return DATA[start:end]
 

@@ -19,7 +19,7 @@ class Held:
     def __init__(self, data: bytes, head: int = 0) -> None:
         self.data, self.size, self.head, self.log, self.is_closed = data, len(data), data[:head], [], False
 
-    def fetch(self, start, end):
+    def fetch(self, start, end, *, is_bulk=False):
         assert 0 <= start < end <= self.size
         self.log.append((start, end))
         return self.data[start:end]
