@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import warnings
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -46,6 +47,10 @@ _BOOLEANS: Final = {
     **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),
     **dict.fromkeys(("0", "false", "f", "no", "n", "off"), False),
 }
+
+
+class UnknownVariable(UserWarning):
+    """A variable ``CKPTMOVE_*`` has the name of no option."""
 
 
 class Config(NamedTuple):
@@ -102,16 +107,16 @@ def load_config(
         typed: parameters that were typed. Values that exclude one of them are left out.
 
     Raises:
-        UsageError: if the file cannot be read or is not TOML; if a key of its table or a variable is unknown; if a
-            value has a wrong type; if the device (UnknownDevice) or a code is unknown; or if the file writes outside of
-            its folder or hides a warning, which the user did not allow. Its path is the source.
+        UsageError: if the file cannot be read or is not TOML; if a key of its table is unknown; if a value has a wrong
+            type; if the device (UnknownDevice) or a code is unknown; or if the file writes outside of its folder or
+            hides a warning, which the user did not allow. Its path is the source.
     """
     path, table = _nearest(folder)
     texts = _variables()
     if not table and not texts:
         return Config(path)
     known = {"checkpoints": list, **settings()}
-    _require_known(texts, known)
+    texts = _known_only(texts, known)
     from_file = _of_table(table, known, path, folder) if path is not None else {}
     found: dict[str, _Value] = {}
     taken = {*typed}
@@ -162,14 +167,15 @@ def _withhold(found: dict[str, _Value], path: str) -> dict[str, str]:
     return withheld
 
 
-def _require_known(texts: Mapping[str, str], known: Mapping[str, type]) -> None:
-    """Refuse a mistyped variable: a check that it should have set would be left out silently."""
-    names = [parameter.upper() for parameter in known]
-    unknown = sorted({text.removeprefix(_PREFIX) for text in texts}.difference(names))
-    if unknown:
-        near = get_close_matches(unknown[0], names, 1)
+def _known_only(texts: Mapping[str, str], known: Mapping[str, type]) -> dict[str, str]:
+    """Leave out variables of no option, with a warning: another program may have set them."""
+    names = {parameter.upper() for parameter in known}
+    own = {variable.removeprefix(_PREFIX): variable for variable in texts}
+    for name in sorted(own.keys() - names):
+        near = get_close_matches(name, names, 1)
         rest = f"did you mean {_PREFIX}{near[0]}?" if near else "the names are those of the options of verify"
-        raise UsageError(f"unknown variable; {rest}", path=_PREFIX + unknown[0])
+        warnings.warn(f"{own[name]}: ignored, as no option has this name; {rest}", UnknownVariable, stacklevel=2)
+    return {own[name]: texts[own[name]] for name in own.keys() & names}
 
 
 def _require_one(layer: Mapping[str, _Value], place: str) -> None:

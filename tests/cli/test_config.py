@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ckptmove.cli.app import verify
-from ckptmove.cli.config import Config
+from ckptmove.cli.config import Config, UnknownVariable
 from ckptmove.cli.config import load_config as load_config_of
 from ckptmove.cli.configured import settings_of
 from ckptmove.errors import UsageError
@@ -197,6 +197,19 @@ def test_the_environment_comes_before_the_file(project, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("variable", "hint"),
+    [("CKPTMOVE_STRIKT", "did you mean CKPTMOVE_STRICT?"), ("CKPTMOVE_VERSION", "ignored"), ("CKPTMOVE_X", "ignored")],
+)
+def test_a_variable_of_no_option_is_a_warning(tmp_path, monkeypatch, variable, hint) -> None:
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("CKPTMOVE_TO", "cpu")
+    with pytest.warns(UnknownVariable, match=f"{variable}: ignored") as caught:
+        config = load_config(tmp_path)
+    assert hint in str(caught[0].message)
+    assert config.values == {"to": "cpu"}
+
+
+@pytest.mark.parametrize(
     ("variable", "text", "message"),
     [
         ("CKPTMOVE_STRICT", "maybe", "'maybe' is not a boolean"),
@@ -205,8 +218,6 @@ def test_the_environment_comes_before_the_file(project, monkeypatch) -> None:
         ("CKPTMOVE_IGNORE", "'D101", "is not a list of strings"),
         ("CKPTMOVE_IGNORE", "Z9", "'Z9'"),
         ("CKPTMOVE_TO", "gpu", "'gpu'"),
-        ("CKPTMOVE_STRCT", "1", "CKPTMOVE_STRICT"),
-        ("CKPTMOVE_X", "1", "unknown variable"),
     ],
 )
 def test_what_makes_no_sense_in_the_environment_is_said(tmp_path, monkeypatch, variable, text, message) -> None:
