@@ -153,6 +153,19 @@ def command_line(words: Iterable[str]) -> str:
     return " ".join(map(quoted, words))
 
 
+def in_python(text: str, separator: str = os.sep) -> str:
+    """A text as a literal of Python, in the quotes that :func:`quoted` does not put around a command."""
+    body = repr(f"{text}\"'")[1:-4]  # with both kinds of quotes in the text, repr escapes the single ones alone
+    if separator == "\\":
+        return f"'{body}'"
+    return '"' + body.replace('"', '\\"') + '"'
+
+
+def python_command(code: str) -> Command:
+    """The command that runs some Python."""
+    return Command(f"python -c {quoted(code)}")
+
+
 def _in_quotes(letter: str) -> str:
     if letter.isprintable():
         return f"\\{letter}" if letter in "\\'" else letter

@@ -130,9 +130,14 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
     from ckptmove.checkpoint.pairing import pair_all
     from ckptmove.findings.context import Context
     from ckptmove.findings.registry import find_all
+    from ckptmove.findings.remedies import Source
 
     target = request.target if request.target is not None else request.expect
-    context = Context(parse_target(target) if target is not None else None, request.device_count)
+    context = Context(
+        parse_target(target) if target is not None else None,
+        request.device_count,
+        source=Source(request.path, request.limits),
+    )
     with open_checkpoint(
         request.path,
         request.limits,
@@ -267,7 +272,12 @@ def convert_checkpoint(request: ConvertRequest) -> Converted:
         raise NotLocal(output, "convert writes local files")
     from ckptmove.conversion.convert import convert as carry_out
 
-    return carry_out(with_default_output(request))
+    made = carry_out(with_default_output(request))
+    if not made.is_refused:
+        return made
+    from ckptmove.findings.remedies import note_on
+
+    return replace(made, notes=(*made.notes, *note_on(made, request)))
 
 
 def with_default_output(request: ConvertRequest) -> ConvertRequest:

@@ -43,8 +43,7 @@ _SHOWN_DROPS: Final = 4
 _FACTORS: Final = (10, 100, 1000)
 #: Containers that a conversion never changes in place.
 _MADE_ANEW: Final = frozenset({"directory", "archive"})
-#: Hints for files that are no checkpoint, by kind. ``{shell}`` is the path for a shell, ``{folder}`` its folder for a
-#: shell, ``{python}`` the path for Python.
+#: Hints for files that are no checkpoint, by kind. ``{shell}`` is the path for a shell, ``{folder}`` its folder.
 _MENDS: Final = {
     "bytes that cannot be inflated": _AGAIN,
     "an empty file": "the save or the copy stopped at the start: use an earlier checkpoint",
@@ -61,7 +60,7 @@ _MENDS: Final = {
     "a rar archive": "unpack it first: unrar x {shell}",
     "a text file": "ckptmove reads files of torch.save; look at this one with: head {shell}",
     "bytes of no known format": "ckptmove reads files of torch.save; identify this one with: file {shell}",
-    "a mobile module in FlatBuffer form": "save it as an archive: torch.jit.load({python}).save('module.pt')",
+    "a mobile module in FlatBuffer form": "save it again as an archive, in the program that made it: torch.jit.save",
     "a symbolic link out of its directory": "links out of the directory are not followed: use a copy without links, "
     "cp -rL DIRECTORY COPY",
     **dict.fromkeys(
@@ -106,11 +105,8 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     errors.UneditableGraph: (
         "export the model on the target device: torch.export.export(model.to('DEVICE'), inputs_on_that_device)"
     ),
-    errors.UneditablePickle: (
-        "if you trust its source, load it, save it again with torch.save, and convert the new file"
-    ),
+    errors.UneditablePickle: "save it again in the program that made it, and convert the new file",
     remap_errors.MixedByteOrders: _SAME_FILES,
-    NotLoadable: "load it with the library that wrote it: torch.jit.load, or torch.export.load",
     remap_errors.InsideObject: Phrase(
         "replace objects by plain values, whose parts can be removed: ", Argument("plain", True)
     ),
@@ -316,16 +312,14 @@ def _folder_of(path: str) -> str:
 
 def _filled(hint: str, path: str, folder: str) -> str:
     """A hint with a path in its placeholder, if it has one."""
-    paths = {"{shell}": quoted(path), "{folder}": quoted(folder), "{python}": repr(path)}
+    paths = {"{shell}": quoted(path), "{folder}": quoted(folder)}
     mark = next((mark for mark in paths if mark in hint), None)
     return hint if mark is None else hint.replace(mark, paths[mark])
 
 
 @hint_for.register(errors.UnsupportedContainer)
 def _(error: errors.UnsupportedContainer) -> str:
-    path = error.path or ""
-    folder = _folder_of(path) if path.endswith(".metadata") else path
-    return _filled(container_class(error.container).unsupported_hint, path, folder)
+    return container_class(error.container).unsupported_hint
 
 
 @hint_for.register(errors.DamagedArchive)
@@ -413,7 +407,12 @@ def _(error: remap_errors.NotPlain) -> str:
 
 @hint_for.register(NotWeightsOnly)
 def _(error: NotWeightsOnly) -> str:
-    return _DISTRUST if error.is_dangerous else "load plain values in place of its objects: plain=True"
+    return _DISTRUST if error.is_dangerous else error.instead
+
+
+@hint_for.register(NotLoadable)
+def _(error: NotLoadable) -> str:
+    return f"list its tensors: ckptmove inspect --tensors {quoted(error.path or '')}"
 
 
 @hint_for.register(NotAccepted)

@@ -40,7 +40,6 @@ class FileRecord(NamedTuple):
         size_bytes: its size.
         tensors: number of its tensors.
         devices: device tags of its tensors, in the order of the file.
-        expression: Python that opens it, if it is a member of an archive; else None.
         weights_only_since: first version of torch, 2.4 or later, whose ``torch.load(weights_only=True)`` accepts its
             pickle without further options; None if no version does.
         refused: the globals in it that no version accepts; empty if no version accepts its opcodes.
@@ -55,7 +54,6 @@ class FileRecord(NamedTuple):
     size_bytes: int
     tensors: int
     devices: tuple[str, ...]
-    expression: str | None = None
     weights_only_since: str | None = OLDEST_TORCH
     refused: tuple[str, ...] = ()
     part: str | None = None

@@ -47,11 +47,8 @@ def after_inspection(answer: InspectAnswer) -> str:
         if "*" in last:  # files of ranks
             last = posixpath.dirname(last) or "**"
         return command_line(["ckptmove", "inspect", posixpath.join(path, last)])
-    fix: str | None = next((finding.fix for finding in findings if isinstance(finding.fix, Command)), None)
-    if fix is None and any(finding.code == "S701" for finding in findings):
-        from ckptmove.findings.context import remap_command
-
-        fix = remap_command(inventory, (), "--plain") or None  # the fix of S701 is Python, which keeps the classes
+    fixes = (finding.fix for finding in findings if isinstance(finding.fix, Command))
+    fix = next((fix for fix in fixes if fix.startswith("ckptmove ")), "")  # others load the file
     judged = request.expect or request.target
     devices = [] if request.device_count is None else ["--devices", str(request.device_count)]
     local = ["--download", "."] if is_url(path) else []

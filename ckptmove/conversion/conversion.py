@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
-from ckptmove.conversion.notes import conversion_notes, is_refused, overflow_note, source_warnings, unmatched_options
+from ckptmove.conversion.notes import (
+    conversion_notes,
+    is_refused,
+    overflow_note,
+    source_warnings,
+    unmatched_options,
+)
 from ckptmove.conversion.plan import plan_before_remap, plan_move, require_dtypes
 from ckptmove.conversion.results import Converted
 from ckptmove.conversion.target_format import target_format

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.conversion.conversion import Conversion
+from ckptmove.conversion.remap.folder import RemappedFolder
 from ckptmove.conversion.target_format import names_format, target_format
 from ckptmove.errors import ArchiveOfFiles, DamagedArchive, InPlaceImpossible
 from ckptmove.io.cores import cores
@@ -148,6 +149,8 @@ def _try_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> None:
     if conversion.remapped is not None:
         if checkpoint.listing is None or conversion.format != "same":
             _lay_out(conversion, checkpoint)
+        else:
+            RemappedFolder(conversion, conversion.remapped, checkpoint)
     elif checkpoint.listing is None:
         _try_moves(checkpoint.file, conversion.plan)
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.mentions import is_in_code, named_ids
 from ckptmove.conversion.keep import dragged_along, flag_paths
-from ckptmove.formats.opening import container_class
 from ckptmove.model import LACKING
 from ckptmove.moves import Unmatched
-from ckptmove.text import Argument, Command, amount, quoted
+from ckptmove.text import Argument, amount
 from ckptmove.torch_facts import devices
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def unmatched_options(inventory: Inventory, request: MoveRequest) -> Iterator[Un
 
 
 def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
-    """Notes on tensors that are also kept, devices still named, and names that the new pickle imports."""
+    """Notes on tensors that are also kept, devices still named, and dangerous names that the new pickle imports."""
     dragged = [one.name for one in dragged_along(plan.kept, plan.request.keep)]
     if dragged:
         yield f"also kept, because they share storage with a match of {Argument('keep')}: {_some(dragged)}"
@@ -63,7 +62,7 @@ def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
     if plan.inflates:
         stored = f"{amount(len(plan.inflates), 'deflated storage')} {'is' if len(plan.inflates) == 1 else 'are'} stored"
         yield f"{stored} uncompressed in the new file, so that it can be memory-mapped (F803)"
-    yield from _refused_names(inventory, plan.format or inventory.container)
+    yield from _dangerous_names(inventory)
 
 
 def is_refused(inventory: Inventory) -> bool:
@@ -133,15 +132,11 @@ def _means(value: str, tag: str) -> bool:
     return devices.same_device(value, tag) or value == devices.split(tag)[0]
 
 
-def _refused_names(inventory: Inventory, container: str) -> Iterator[str]:
-    """Notes on names in the pickle of the new file that are not loaded with ``weights_only=True``."""
+def _dangerous_names(inventory: Inventory) -> Iterator[str]:
     dangerous = [use.name for use in inventory.globals if use.verdict == "dangerous"]
     if dangerous:
         names = _some(dangerous)
-        yield f"the pickle of the new file can still run {names} (S702): never load it without weights_only=True"
-    elif container_class(container).is_torch_save and is_refused(inventory):
-        allowed = f"ckptmove inspect {quoted(inventory.path)} shows how to allow it"
-        yield Command(f"torch.load(weights_only=True) still refuses it (S701): {allowed}")
+        yield f"the pickle of the new file can still run {names} (S702): do not load it"
 
 
 def source_warnings(source: Inventory, new: Inventory, *, is_one_file: bool) -> Iterator[str]:

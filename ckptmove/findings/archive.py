@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import posixpath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import convert_command, file_of, load_whole, remap_command
+from ckptmove.findings.context import convert_command, remap_command
 from ckptmove.formats.opening import container_class
 from ckptmove.model import Severity
 from ckptmove.text import amount, quoted, some
@@ -24,6 +22,8 @@ _WORTH_BYTES: Final = 1024
 _WORTH_SHARE: Final = 0.01
 #: Files that a message names.
 _SHOWN: Final = 4
+#: Fix for files with code, which ``convert`` does not write anew.
+_SAVE_AGAIN: Final = "save it again in the program that made it"
 
 
 def crc_mismatch(inventory: Inventory, _context: Context) -> Iterator[Finding]:
@@ -104,10 +104,9 @@ def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     cloned = (
         f"save it again with .clone() of {amount(len(where), 'view')}: torch.save writes the storage under a view whole"
     )
-    resave = cloned if wasted else _resave_line(inventory, places[0], ".small")
     is_cut = bool(orphans) or any(one.at_ends for one in wasted.values())
     compact = remap_command(inventory, places, "--compact") if is_cut else ""
-    yield found("F804", "; ".join(parts), places, compact or resave)
+    yield found("F804", "; ".join(parts), places, compact or (cloned if wasted else _SAVE_AGAIN))
 
 
 def _kept_for_undo(inventory: Inventory) -> Iterator[Finding]:
@@ -153,19 +152,8 @@ def ambiguous_archive(inventory: Inventory, _context: Context) -> Iterator[Findi
         nbytes = sum(fact.nbytes for fact in facts)
         message = f"{nbytes:,} bytes in {amount(len(facts), 'place')} belong to no record and to no pickle"
         where = [fact.record for fact in facts]
-        fix = remap_command(inventory, where, "--compact") or _resave_line(inventory, where[0], ".plain")
+        fix = remap_command(inventory, where, "--compact") or _SAVE_AGAIN
         yield found("F805", message, where, fix)
-
-
-def _resave_line(inventory: Inventory, place: str, ending: str) -> str:
-    """Return Python code that loads the file of a tensor or a record, and saves it under a new name."""
-    file = file_of(inventory, place)
-    is_folder = isinstance(inventory, DirectoryInventory) and inventory.form is None
-    path = posixpath.join(inventory.path, file.path) if file is not None and is_folder else inventory.path
-    load = load_whole(inventory, place)
-    function = load.partition("(")[0]
-    save = function.replace(".load", ".save") if function.startswith(("torch.jit.", "torch.export.")) else "torch.save"
-    return f"{save}({load}, {f'{path}{ending}'!r})"
 
 
 def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:

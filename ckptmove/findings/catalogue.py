@@ -303,8 +303,11 @@ _ENTRIES: Final = (
         why="weights_only=True is the default since torch 2.6: 'Weights only load failed'. With weights_only=False "
         "the file may run any code it holds. A note where transformers or accelerate resume anyway: they allow the "
         "state of NumPy's generator, and do not read training_args.bin.",
-        mend="'ckptmove convert PATH --plain' replaces the objects by plain values, without running the file. Or, if "
-        "you trust its origin, allow those names with torch.serialization.add_safe_globals before loading.",
+        mend="The finding names the first of these that works on the file. 'ckptmove convert PATH --plain' replaces "
+        "the objects by plain values. For the classes of torchao, of DTensors and of jagged tensors, import their "
+        "module before torch.load(weights_only=True). ckptmove.load(PATH) reads opcodes that torch refuses. None of "
+        "them runs code of the file. If no fix is named, save it again without the objects, in the program that made "
+        "it.",
     ),
     Entry(
         code="S702",
@@ -322,8 +325,7 @@ _ENTRIES: Final = (
         "older one (from 2.4 on)",
         why="The list of accepted names has grown: bytes came with torch 2.5; sets, complex numbers and uint16 with "
         "2.6; float8_e8m0fnu with 2.7. An older torch raises 'Unsupported global'.",
-        mend="Load it with the newer torch, or allow the names in the older one with "
-        "torch.serialization.add_safe_globals, which accepts no dtype.",
+        mend="Load it with the newer torch.",
     ),
     Entry(
         code="F801",
@@ -376,7 +378,8 @@ _ENTRIES: Final = (
         why="torch.save writes none. torch.load ignores them; a scanner, or a reader that looks for records from "
         "the front, may take them for another checkpoint than the one that torch loads. Worse faults (two records of "
         "one name, records that share bytes, headers that disagree) are errors, not findings.",
-        mend="Trust the file no more than its source. 'ckptmove convert PATH --compact' leaves them out.",
+        mend="Trust the file no more than its source. 'ckptmove convert PATH --compact' leaves them out; it does not "
+        "change an archive with code, which its own program has to save again.",
     ),
     Entry(
         code="F806",

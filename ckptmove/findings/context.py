@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
-from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.errors import UsageError
 from ckptmove.formats.opening import container_class
 from ckptmove.text import Command, command_line, quoted
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.directories import FileRecord
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.findings.candidates import Lacking
-    from ckptmove.formats.contract import Container
+    from ckptmove.findings.remedies import Source
     from ckptmove.model import Inventory, TensorRecord
 
 
@@ -38,6 +37,7 @@ class Context(NamedTuple):
         home: device with most bytes of the model; computed once for all rules.
         pairings: parameters of each optimizer, matched with the model; computed once.
         lacking: parameters of each optimizer without a tensor in the checkpoint; computed once.
+        source: where the checkpoint was read from; None for an inventory alone, on which no remedy can be tried.
     """
 
     target: str | None = None
@@ -46,6 +46,7 @@ class Context(NamedTuple):
     home: str | None = None
     pairings: tuple[Pairing, ...] = ()
     lacking: tuple[Lacking, ...] = ()
+    source: Source | None = None
 
 
 def is_incomplete(inventory: Inventory) -> bool:
@@ -127,7 +128,7 @@ def convert_command(inventory: Inventory, context: Context, where: Sequence[str]
         return "convert cannot change a distributed checkpoint: fix it in the script after loading"
     subject = checkpoint_of(inventory, where)
     if subject is None:
-        return _look_at_each(inventory)
+        return look_at_each(inventory)
     path, own = subject
     if own is not inventory:
         context = context._replace(home=None)
@@ -149,7 +150,7 @@ def remap_command(inventory: Inventory, where: Sequence[str], *options: str) -> 
         return ""
     subject = checkpoint_of(inventory, where)
     if subject is None:
-        return _look_at_each(inventory)
+        return look_at_each(inventory)
     return Command(command_line(["ckptmove", "convert", subject[0], *options]))
 
 
@@ -164,53 +165,9 @@ def checkpoint_of(inventory: Inventory, where: Sequence[str]) -> tuple[str, Inve
     return posixpath.join(inventory.path, owner), replace(inventory, tensors=inventory.below(owner))
 
 
-def _look_at_each(inventory: Inventory) -> str:
+def look_at_each(inventory: Inventory) -> str:
+    """Return the command that inspects each checkpoint of a directory alone."""
     return Command(command_line(["ckptmove", "inspect", posixpath.join(inventory.path, "**")]))
-
-
-def load_expression(inventory: Inventory, where: str = "") -> str:
-    """Return Python code that loads a file without running its content, and gets the value at a path of nested dicts.
-
-    In a directory or an archive, the path begins with the file; without a path, it is the first file of ``torch.save``.
-    torch runs the content of a tar, and pickle that of a bare pickle: :func:`ckptmove.findings.safety.cautioned` adds a
-    warning.
-    """
-    source, container, keys = _file_and_keys(inventory, where)
-    rest = "".join(f"[{key!r}]" for key in keys)
-    call = container.load_call(source)
-    if container.loader == "torch.export.load":  # it returns a program, which has no keys
-        return f"{call})"
-    mode = "" if container.weights_only is None else f", weights_only={container.weights_only}"
-    return f"{call}{mode}){rest}"
-
-
-def open_load(inventory: Inventory, file: str = "") -> str:
-    """Return the call that loads the file, or a file of a directory, without the closing parenthesis."""
-    source, container, _ = _file_and_keys(inventory, file)
-    return container.load_call(source)
-
-
-def _file_and_keys(inventory: Inventory, where: str) -> tuple[str, type[Container], list[str]]:
-    """Return the file of a path as a Python expression, its format, and the keys of the path in it."""
-    if not isinstance(inventory, DirectoryInventory):
-        return repr(inventory.path), container_class(inventory.container), _keys(inventory, where) if where else []
-    saved = (file for file in inventory.files if container_class(file.container).is_torch_save)
-    first = next(saved, inventory.files[0])
-    file = file_of(inventory, where) or first
-    rest = where.removeprefix(file.prefix).removeprefix(".")
-    if file.prefix in inventory.root_keys and any(tensor.name == where for tensor in inventory.tensors):
-        keys = [rest]  # the whole file is one state_dict
-    else:
-        roots = tuple(key[len(file.prefix) + 1 :] for key in inventory.root_keys if key.startswith(f"{file.prefix}."))
-        keys = _keys(replace(inventory, root_keys=roots), rest) if rest else []
-    source = file.expression or repr(posixpath.join(inventory.path, file.path))
-    return source, container_class(file.container), keys
-
-
-def load_whole(inventory: Inventory, where: str) -> str:
-    """Return Python code that loads the whole file of a tensor, an object or a record, by its path from the root."""
-    file = file_of(inventory, where)
-    return load_expression(inventory, "" if file is None else file.prefix)
 
 
 def file_of(inventory: Inventory, where: str) -> FileRecord | None:
@@ -222,14 +179,6 @@ def file_of(inventory: Inventory, where: str) -> FileRecord | None:
         if where in {file.prefix, file.path} or where.startswith((f"{file.prefix}.", f"{file.path}/"))
     ]
     return max(around, key=lambda file: len(file.prefix), default=None)
-
-
-def _keys(inventory: Inventory, where: str) -> list[str]:
-    """Split a path into the keys of nested dicts; only keys of the root contain dots."""
-    end = RootKeys(inventory).first(where)
-    if end != -1:
-        return [where[:end], *where[end + 1 :].split(".")]
-    return [where] if where in inventory.root_keys else where.split(".")
 
 
 def census(tags: Iterable[str]) -> str:

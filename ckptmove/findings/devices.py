@@ -19,7 +19,6 @@ from ckptmove.findings.context import (
     is_out_of_range,
     is_placed,
     known_count,
-    load_whole,
     target_device,
 )
 from ckptmove.model import Severity
@@ -260,7 +259,7 @@ def _mention_fix(inventory: Inventory, context: Context, strays: list[Mention]) 
         index = str(split(target)[1] or 0) if is_accelerator(target) else ""
         first = strays[0]
         value = f"[{index}]" if first.value.startswith("[") else index or "None"
-        return f"checkpoint = {load_whole(inventory, first.where)}  # then set {first.where} to {value}"
+        return f"in the script that reads it, set {first.where} to {value}"
     options = ["--rewrite-strings"] if "string" in kinds else []
     return convert_command(inventory, context, [mention.where for mention in strays], *options)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ckptmove.checkpoint.scales import scaled_weights
 from ckptmove.errors import UncastableDtype
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import census, convert_command, load_whole, target_device
+from ckptmove.findings.context import census, convert_command, target_device
 from ckptmove.text import amount
 from ckptmove.torch_facts.devices import same_device, split, unsupported_dtypes
 
@@ -60,5 +60,5 @@ def _fix(inventory: Inventory, context: Context, target: str, where: list[str]) 
         plan_move(inventory, MoveRequest(to=target, cast=True))
     except UncastableDtype as error:
         name, dtype = error.tensors[0]
-        return f"checkpoint = {load_whole(inventory, name)}  # and cast {name} from {dtype}: {error.reason}"
+        return f"in the script that reads it, cast {name} from {dtype}: {error.reason}"
     return convert_command(inventory, context, where, "--cast")

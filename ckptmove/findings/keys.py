@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint.state_dicts import RootKeys, model_tensors, strip_wrappers
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import load_expression, remap_command
+from ckptmove.findings.context import remap_command
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ def wrapper_prefix(inventory: Inventory, _context: Context) -> Iterator[Finding]
             where = names[container]
             place = f" of {container}" if container else ""
             message = f"every key{place} starts with '{prefix}' ({amount(len(where), 'tensor')})"
-            fix = remap_command(inventory, where, *_plain(inventory), "--strip-prefix") or _strip_line(
-                inventory, container, prefix
-            )
+            fix = remap_command(inventory, where, *_plain(inventory), "--strip-prefix") or _strip_line(prefix)
             yield found("K601", message, where, fix)
 
 
@@ -42,11 +40,10 @@ def _plain(inventory: Inventory) -> tuple[str, ...]:
     return ("--plain",) if has_modules or inventory.layout == "module" else ()
 
 
-def _strip_line(inventory: Inventory, container: str, prefix: str) -> str:
-    steps = [f"state_dict = {load_expression(inventory, container)}"]
+def _strip_line(prefix: str) -> str:
     # One wrapper at a time, because the function strips _metadata of the state_dict only so.
-    steps += [
+    steps = [
         f"torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state_dict, {part + '.'!r})"
         for part in prefix.rstrip(".").split(".")
     ]
-    return "; ".join(steps)
+    return f"in the script that reads it: {'; '.join(steps)}"

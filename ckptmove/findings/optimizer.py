@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.directories import sharding_of
 from ckptmove.checkpoint.pairing import moments
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import convert_command, file_of, load_expression, load_whole, target_device
-from ckptmove.formats.opening import container_class
+from ckptmove.findings.context import convert_command, file_of, target_device
 from ckptmove.text import amount, quoted, some
 from ckptmove.torch_facts.devices import is_accelerator, supports_capturable, supports_fused
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
@@ -185,7 +184,7 @@ def group_size(inventory: Inventory, context: Context) -> Iterator[Finding]:
         if faults:
             where = [path for paths in faults.values() for path in paths]
             is_mended = optimizer.mistyped and len(faults) == 1
-            fix = _convert_keys(inventory, optimizer) if is_mended else _restore_model_only(inventory, optimizer)
+            fix = _convert_keys(optimizer) if is_mended else _restore_model_only(inventory, optimizer)
             yield found("O206", "; ".join(faults), where, fix)
 
 
@@ -293,22 +292,15 @@ def _unlisted(optimizer: OptimizerRecord) -> list[StateEntry]:
     return [entry for entry in unlisted if entry.key.isdecimal() or not is_by_number]
 
 
-def _convert_keys(inventory: Inventory, optimizer: OptimizerRecord) -> str:
-    """Return Python code that gives the state the keys of the groups: ``dcp_to_torch`` converts all keys to text."""
+def _convert_keys(optimizer: OptimizerRecord) -> str:
+    """Return the lines that give the state the keys of the groups: ``dcp_to_torch`` converts all keys to text."""
     keys = "{str(key): key for group in state['param_groups'] for key in group['params']}"
     mended = "{keys[str(key)]: value for key, value in state['state'].items()}"
-    return f"state = {load_expression(inventory, optimizer.where)}; keys = {keys}; state['state'] = {mended}"
+    where = optimizer.where or "the file"
+    return f"in the training script, with {where} as state: keys = {keys}; state['state'] = {mended}"
 
 
 def _restore_model_only(inventory: Inventory, optimizer: OptimizerRecord) -> str:
-    if container_class(inventory.container).is_distributed:
-        names = [tensor.name for tensor in inventory.tensors if tensor.role == "model"]
-        roots = {key for key in inventory.root_keys if names and all(name.startswith(f"{key}.") for name in names)}
-        state = "".join(f"{{{key!r}: model.state_dict()}}" for key in roots) or "model.state_dict()"
-        load = f"torch.distributed.checkpoint.load(state, checkpoint_id={inventory.path!r})"
-        return f"state = {state}; {load}  # only the model: the optimizer state does not fit"
     file = file_of(inventory, optimizer.where)
-    if file is not None and "model" not in file.roles:
-        return f"restore only the model, without {file.path}: the optimizer state does not fit"
-    load = load_whole(inventory, optimizer.where)
-    return f"checkpoint = {load}  # and restore only the model: the optimizer state does not fit"
+    from_file = "" if file is None else f" of {file.path}" if "model" in file.roles else f", without {file.path}"
+    return f"restore only the model{from_file}: the optimizer state does not fit"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.state_dicts import model_tensors
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import census, convert_command, load_expression, load_whole, target_device
+from ckptmove.findings.context import census, convert_command, target_device
 from ckptmove.text import amount
 from ckptmove.torch_facts.devices import NO_DEVICE, is_accelerator, split
 
@@ -45,11 +45,9 @@ def rng_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Findi
         return
     held = census(f"{tensor.dtype} on {tensor.device}" for tensor in states)
     message = f"{amount(len(states), 'RNG state')} not uint8 on the CPU: {held}"
-    cast = next((tensor for tensor in states if tensor.dtype != "uint8"), None)
+    cast = next((tensor.name for tensor in states if tensor.dtype != "uint8"), None)
     where = [tensor.name for tensor in states]
-    fix = convert_command(inventory, context, where)
-    if cast is not None:
-        fix = f"checkpoint = {load_whole(inventory, cast.name)}  # and do not restore its RNG states: they were cast"
+    fix = convert_command(inventory, context, where) if cast is None else f"do not restore {cast}: it was cast"
     yield found("R301", message, where, fix)
 
 
@@ -88,8 +86,8 @@ def rng_count(inventory: Inventory, context: Context) -> Iterator[Finding]:
     where, count = lists[0]
     has = amount(devices, f"{kind} device")
     message = f"{where} holds {amount(count, 'RNG state')}, and the target machine has {has}"
-    states = f"{load_expression(inventory, where)}[:{devices}]"
-    fix = f"for index, state in enumerate({states}): torch.{kind}.set_rng_state(state, index)"
+    loop = f"for index, state in enumerate(states[:{devices}]): torch.{kind}.set_rng_state(state, index)"
+    fix = f"in the training script, with {where} as states: {loop}"
     yield found("R303", message, [path for path, _ in lists], fix)
 
 
@@ -115,7 +113,9 @@ def scheduler_rate(inventory: Inventory, _context: Context) -> Iterator[Finding]
     place = next(place for place, one in enumerate(last) if one != own[place])
     message = f"{where}[{place}] is {last[place]:g}, and lr of the optimizer's group {place} {own[place]:g}"
     loop = "for group, lr in zip(optimizer.param_groups, scheduler.get_last_lr()): group['lr'] = lr"
-    yield found("R304", message, [where], f"checkpoint = {load_whole(inventory, where)}  # and, restored: {loop}")
+    yield found(
+        "R304", message, [where], f"in the training script, once {where or 'the scheduler'} is restored: {loop}"
+    )
 
 
 def _is_moved_or_cast(tensor: TensorRecord) -> bool:

@@ -1,53 +1,36 @@
 """Rules about the names that loading a file would import: S701 to S703.
 
-No fix allows a dangerous name.
+No fix allows a name, or loads the file in a way that runs code from it.
 """
 
 from __future__ import annotations
 
-import ast
 import re
-from keyword import iskeyword
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.trainers import resumes_despite
 from ckptmove.findings.catalogue import found
-from ckptmove.findings.context import checkpoint_of, open_load, remap_command
-from ckptmove.formats.local_shards import SHARDED_TENSOR
+from ckptmove.findings.context import checkpoint_of, look_at_each
+from ckptmove.findings.remedies import choose
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OLDEST_TORCH, Severity
 from ckptmove.text import amount, quoted, some
 from ckptmove.torch_facts.weights_only import DTENSOR_MODULE, DTENSOR_NAMES, WEIGHTS_ONLY_UNTIL, newest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ckptmove.checkpoint.directories import FileRecord
     from ckptmove.findings.context import Context
     from ckptmove.model import Finding, GlobalUse, Inventory
 
 _SHOWN: Final = 4
-#: Most characters of a fix that allows names, without the call that loads the file.
-_SHORT: Final = 150
-#: Modules whose objects have moved: torch compares names, so add_safe_globals needs the name in the file as well.
-_MOVED: Final = ("numpy.core.", "numpy._core.", "pathlib.")
-#: The first torch whose add_safe_globals accepts pairs of object and name (``_get_user_allowed_globals``).
-_PAIRS_SINCE: Final = "2.6"
-#: Modules of ``torch.optim`` that are its attributes: it deletes the modules of its optimizers from itself.
-_OPTIM_MODULES: Final = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.")
 #: Dotted name of a module; a folder of a remote repository may have a version, with dashes, in its name.
 _PATH: Final = re.compile(r"[\w-]+(?:\.[\w-]+)*")
-#: Modules that a load expression may name.
-_LOADING: Final = frozenset({"io", "pickle", "tarfile", "torch", "zipfile"})
-#: Calls that run code from a file, and their warning.
-_RUNNING: Final = ("weights_only=False", "pickle.load(", "torch.jit.load(", "torch.export.load(")
-_CAUTION: Final = "only if you trust its origin"
-#: numpy restores an array through the class of its dtype, whose name is not in the file.
-_NUMPY_DTYPES: Final = "*{type(numpy.dtype(code)) for code in numpy.typecodes['All']}"
 
 
-def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+def weights_only(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """S701: ``torch.load(weights_only=True)``, the default since torch 2.6, refuses the file.
 
     Does not apply to the ``.metadata`` of a distributed checkpoint: torch reads it with ``pickle.load``.
@@ -55,8 +38,8 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     container = container_class(inventory.container)
     if not container.is_editable:
         return
-    yield from _dtensors(inventory)
     refused, files = _refused(inventory)
+    yield from _dtensors(inventory, context, is_alone=not refused)
     opcodes, filled = inventory.foreign_opcodes, inventory.filled_classes
     is_tar = container.weights_only is False
     if not refused and not opcodes and not is_tar:
@@ -72,65 +55,52 @@ def weights_only(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     later = _newer_names(inventory)
     message += f"; before torch {' also '.join(_older_refusals(later))}" if later else ""
     where = [file.path for file in files] or [use.name for use in refused]
-    load = open_load(inventory, files[0].path if files else "")
-    is_hostile = any(use.verdict == "dangerous" or not _PATH.fullmatch(use.name) for use in refused)
-    if is_hostile:
-        yield found("S701", message, where, _do_not_load(inventory))
-        return
-    if _resumes(inventory, files):
+    fix = _remedy(inventory, context, files)
+    if not _is_hostile(inventory) and _resumes(inventory, files):
         message += "; its trainer allows them when it resumes, or does not read the file"
-        fix = f"needed only to load it yourself: {_list_names(inventory)}"
-        yield found("S701", message, where, fix)._replace(severity=Severity.INFO)
+        yield found("S701", message, where, fix and f"needed only to load it yourself: {fix}")._replace(
+            severity=Severity.INFO
+        )
         return
-    yield found("S701", message, where, _loading(inventory, refused, load, where))
+    yield found("S701", message, where, fix)
 
 
-def _loading(inventory: Inventory, refused: Sequence[GlobalUse], load: str, where: Sequence[str]) -> str:
-    """How to load what weights-only mode refuses, or the command that writes it in another form."""
-    container = container_class(inventory.container)
-    plain = remap_command(inventory, where, "--plain") if checkpoint_of(inventory, where) is not None else ""
-    if any(use.name == SHARDED_TENSOR for use in refused):
-        return _for_sharded_tensors(inventory, load, where)
-    if container.weights_only is None:
-        runs = "the code in it" if container.has_code else "code from the file"
-        fix = f"{_imports(load)}{load})  # runs {runs}: {_CAUTION}"
-    elif not (fix := allowing_line(inventory)):
-        fix = f"{_imports(load)}{load}, weights_only=False)  # runs code from the file: {_CAUTION}"
-    elif plain and len(fix) - len(load) > _SHORT:
-        return f"{plain}  # or allow the names: {_list_names(inventory)}"
-    if plain:
-        fix += f"{';' if '  # ' in fix else '  #'} or without the classes: {plain}"
-    return fix
+def _remedy(inventory: Inventory, context: Context, files: Sequence[FileRecord]) -> str:
+    """How to load what weights-only mode refuses; empty if nothing helps."""
+    if _is_hostile(inventory):
+        return _do_not_load(inventory)
+    subject = checkpoint_of(inventory, [file.path for file in files])
+    if subject is None:
+        return look_at_each(inventory)
+    remedy = None if context.source is None else choose(inventory, context.source, subject[0], files)
+    return "" if remedy is None else remedy.command
 
 
-def _for_sharded_tensors(inventory: Inventory, load: str, where: Sequence[str]) -> str:
-    """A command that gathers ShardedTensors, or else the line that loads those of one rank on this rank."""
-    if isinstance(inventory, DirectoryInventory) and not inventory.sharding:
-        return remap_command(inventory, where, "-o", f"{inventory.path}.pth")
-    return f"{_imports(load)}{load}, weights_only=False)  # on as many ranks; runs code from the file: {_CAUTION}"
+def _is_hostile(inventory: Inventory) -> bool:
+    """Whether the file has a dangerous name, or one that is none."""
+    return any(use.verdict == "dangerous" or not _PATH.fullmatch(use.name) for use in inventory.globals)
 
 
-def _dtensors(inventory: Inventory) -> Iterator[Finding]:
-    """S701 for DTensors, which weights-only mode accepts once their module is imported."""
+def _dtensors(inventory: Inventory, context: Context, *, is_alone: bool) -> Iterator[Finding]:
+    """S701 for DTensors, which weights-only mode accepts once their module is imported.
+
+    If other names are refused too, the finding for those has the remedy.
+    """
     names = [use.name for use in inventory.globals if use.name in DTENSOR_NAMES]
     if names and container_class(inventory.container).loader == "torch.load":
         rows = inventory.files if isinstance(inventory, DirectoryInventory) else ()
-        files = [file.path for file in rows if not DTENSOR_NAMES.isdisjoint(file.refused)]
-        load = open_load(inventory, files[0] if files else "")
+        files = [file for file in rows if not DTENSOR_NAMES.isdisjoint(file.refused)]
         message = f"torch.load(weights_only=True) accepts its DTensors after 'import {DTENSOR_MODULE}'"
-        finding = found(
-            "S701", message, files or names, f"{_imports(load, [DTENSOR_MODULE])}{load}, weights_only=True)"
-        )
-        yield finding._replace(severity=Severity.INFO)
+        where = [file.path for file in files] or names
+        fix = _remedy(inventory, context, files) if is_alone else ""
+        yield found("S701", message, where, fix)._replace(severity=Severity.INFO)
 
 
 def _exported(inventory: Inventory, refused: Sequence[GlobalUse], parts: Sequence[str]) -> Finding:
     """S701 for ``torch.export.load``, which falls back to loading without weights-only mode."""
     is_dangerous = any(use.verdict == "dangerous" for use in refused)
-    call = open_load(inventory)
-    load = f"{_imports(call)}{call})  # runs code from the file: {_CAUTION}"
     message = f"torch.export.load also runs code that weights_only=True refuses: {' and '.join(parts)}"
-    return found("S701", message, [use.name for use in refused], _do_not_load(inventory) if is_dangerous else load)
+    return found("S701", message, [use.name for use in refused], _do_not_load(inventory) if is_dangerous else "")
 
 
 def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Finding]:
@@ -151,18 +121,8 @@ def weights_only_older(inventory: Inventory, _context: Context) -> Iterator[Find
     message = f"torch.load(weights_only=True) before torch {' refuses '.join(_older_refusals(later))}"
     files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
     where = [file.path for file in files if file.weights_only_since != OLDEST_TORCH]
-    load = open_load(inventory, where[0] if where else "")
-    yield found("S703", message, where or [use.name for use in later], _allow(inventory, load))
-
-
-def cautioned(finding: Finding, inventory: Inventory) -> Finding:
-    """Add a warning to a fix that runs code from the file; replace the fix if the file has dangerous names."""
-    if not any(word in finding.fix for word in _RUNNING) or _CAUTION in finding.fix:
-        return finding
-    if any(use.verdict == "dangerous" for use in inventory.globals):
-        return finding._replace(fix=_do_not_load(inventory))
-    comment = "; " if "  # " in finding.fix else "  # "
-    return finding._replace(fix=f"{finding.fix}{comment}runs code from the file: {_CAUTION}")
+    first = newest(use.weights_only_since for use in later)
+    yield found("S703", message, where or [use.name for use in later], f"load it with torch {first} or later")
 
 
 def _refused(inventory: Inventory) -> tuple[list[GlobalUse], list[FileRecord]]:
@@ -204,38 +164,6 @@ def _list_names(inventory: Inventory) -> str:
     return f"ckptmove inspect --globals {quoted(inventory.path)}"
 
 
-def allowing_line(inventory: Inventory) -> str:
-    """Return the line that allows the names that weights-only mode refuses, and loads the first file with them.
-
-    Returns:
-        Python, with its imports; empty if weights-only mode accepts the file, or if no line can allow what it refuses.
-    """
-    container = container_class(inventory.container)
-    refused, files = _refused(inventory)
-    is_torch = container.is_editable and container.weights_only
-    if not refused or not is_torch or inventory.foreign_opcodes or inventory.filled_classes:
-        return ""
-    if any(use.verdict == "dangerous" for use in inventory.globals) or not all(map(_is_valid_name, refused)):
-        return ""
-    return _allow(inventory, open_load(inventory, files[0].path if files else ""))
-
-
-def _allow(inventory: Inventory, load: str) -> str:
-    """Return the line that allows the names of a file, with the oldest torch that can run it if not all can."""
-    refused, files = _refused(inventory)
-    names = [use.name for use in refused]
-    unlisted = files[0].refused if files else [use.name for use in inventory.globals]
-    later = _newer_names(inventory)
-    pairs = [_PAIRS_SINCE for name in names if name.startswith(_MOVED)]
-    oldest = newest([*pairs, *(use.weights_only_since for use in later if not _is_allowable(use))])
-    names += [use.name for use in later if oldest == OLDEST_TORCH]
-    modules, allowed = _allowed(names)
-    modules |= set() if DTENSOR_NAMES.isdisjoint(unlisted) else {DTENSOR_MODULE}
-    allow = f"torch.serialization.add_safe_globals([{', '.join(allowed)}]); " if names else ""
-    since = "" if oldest == OLDEST_TORCH else f"  # torch {oldest} or later"
-    return f"{_imports(load, modules)}{allow}{load}, weights_only=True){since}"
-
-
 def _newer_names(inventory: Inventory) -> list[GlobalUse]:
     """Return the names that the newest torch accepts, but not every supported torch."""
     if not isinstance(inventory, DirectoryInventory) and not container_class(inventory.container).is_torch_save:
@@ -248,34 +176,3 @@ def _older_refusals(later: Sequence[GlobalUse]) -> tuple[str, str]:
     first = newest(use.weights_only_since for use in later)
     names = [f"{use.name}{'' if (at := use.weights_only_since) == first else f' (since {at})'}" for use in later]
     return first, f"{amount(len(names), 'name')}: {some(names, _SHOWN)}"
-
-
-def _is_allowable(use: GlobalUse) -> bool:
-    """Whether an older torch can allow a name: its object must exist there and have a ``__name__``, unlike a dtype."""
-    return not use.name.startswith("torch.") or use.weights_only_since == "2.5"
-
-
-def _allowed(names: list[str]) -> tuple[set[str], list[str]]:
-    """Return the modules of some names, and the arguments for ``add_safe_globals``."""
-    modules = set()
-    objects = []
-    for name in names:
-        current = name.replace("numpy.core.", "numpy._core.", 1) if name.startswith("numpy.core.") else name
-        if current.startswith("torch.optim.") and not current.startswith(_OPTIM_MODULES):
-            current = f"torch.optim.{current.rpartition('.')[2]}"
-        modules.add(current.rpartition(".")[0] or "builtins")
-        objects.append(f"({current}, {name!r})" if name.startswith(_MOVED) else current)
-    if "numpy.dtype" in names:
-        objects.append(_NUMPY_DTYPES)
-    return modules, objects
-
-
-def _is_valid_name(use: GlobalUse) -> bool:
-    """Whether a line of Python can contain the name: a file may have any text as a name, even code."""
-    return all(part.isidentifier() and not iskeyword(part) for part in use.name.split("."))
-
-
-def _imports(load: str, modules: Collection[str] = ()) -> str:
-    """Return the import statement that a fix line needs."""
-    named = {node.id for node in ast.walk(ast.parse(f"{load})")) if isinstance(node, ast.Name)}
-    return f"import {', '.join(sorted({*modules, *(named & _LOADING)}))}; "

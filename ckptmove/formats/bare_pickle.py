@@ -47,10 +47,6 @@ class BarePickle(Container):
     weights_only = None
 
     @classmethod
-    def load_call(cls, file: str) -> str:
-        return f"pickle.load(open({file}, 'rb')"
-
-    @classmethod
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> BarePickle:
         return cls(source, limits)
 

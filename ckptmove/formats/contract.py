@@ -57,8 +57,7 @@ class Container(ABC):
         weights_only: value of this argument that loads the file. False if weights-only mode rejects the format. None
             if the loader has no such argument.
         not_weights_only: the reason why ``torch.load(weights_only=True)`` rejects the format, for messages.
-        unsupported_hint: what to do with a file that is recognized but not supported. ``{python}`` is its path for
-            Python, ``{shell}`` for a shell, ``{folder}`` its folder for a shell.
+        unsupported_hint: what to do with a file that is recognized but not supported.
         opened: names of loader functions whose every call was parsed as data, so that their effect is known.
             A finding does not report them as unknown globals.
         placeholder: prefix of the strings in the tree that replace long strings; empty if no string is replaced.
@@ -106,15 +105,6 @@ class Container(ABC):
             DistributedFile: if the format is read as a directory only.
             DamagedArchive, DamagedPickle, LimitExceeded, CrcMismatch, UnsupportedContainer: if it cannot be read.
         """
-
-    @classmethod
-    def load_call(cls, file: str) -> str:
-        """Python that loads a file on the CPU, without its last arguments and the closing parenthesis.
-
-        Args:
-            file: Python for its path, or for what reads it.
-        """
-        return f"torch.load({file}, map_location='cpu'"
 
     @abstractmethod
     def object_pickle(self) -> bytes:

@@ -106,10 +106,6 @@ class TorchExport(TorchZip):
     )
     _own_pickles = ()
 
-    @classmethod
-    def load_call(cls, file: str) -> str:
-        return f"torch.export.load({file}"  # it has no map_location
-
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
         """Read the JSON of the programs, and the pickles.
 

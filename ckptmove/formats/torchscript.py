@@ -66,17 +66,10 @@ class TorchScript(TorchZip):
     is_script = True
     loader = "torch.jit.load"
     weights_only = None
-    not_weights_only = (
-        "it is a TorchScript archive, which weights_only=True refuses since torch 2.6 (use torch.jit.load)"
-    )
-    unsupported_hint = "torch.jit.load({python}, map_location='cpu') moves it"
+    not_weights_only = "it is a TorchScript archive, which weights_only=True refuses since torch 2.6"
     #: The record that every archive of this format has.
     _main: ClassVar[str] = "data.pkl"
     _own_pickles = ("data.pkl", *(one.record for one in _MORE_PICKLES))
-
-    @classmethod
-    def load_call(cls, file: str) -> str:
-        return f"torch.jit.load({file}, map_location='cpu'"
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
         """Check the records in the directory.

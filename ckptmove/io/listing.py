@@ -226,11 +226,6 @@ class Listing:
         del path
         return limits
 
-    def expression(self, path: str) -> str | None:
-        """Python that opens a file, if its path does not."""
-        del path
-        return None
-
     def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
         """Facts about the bytes of a file, after comparing them with a CRC; a directory has none."""
         del path

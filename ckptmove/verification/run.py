@@ -19,6 +19,7 @@ from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import UsageError
 from ckptmove.findings.context import Context, devices_needed, target_device
 from ckptmove.findings.registry import find_all
+from ckptmove.findings.remedies import Source
 from ckptmove.formats.opening import container_class
 from ckptmove.io.cores import cores
 from ckptmove.moves import MoveRequest, Remap
@@ -263,7 +264,12 @@ def checks_without_torch(
     """
     inventory = checkpoint.inventory
     target = None if asked.to is None else parse_target(asked.to)
-    context = Context(target=target, device_count=asked.devices, kept=kept_tensors(inventory, asked.keep))
+    context = Context(
+        target=target,
+        device_count=asked.devices,
+        kept=kept_tensors(inventory, asked.keep),
+        source=Source(asked.path, asked.limits),
+    )
     findings = tuple(
         one
         for one in find_all(inventory if facts is None else replace(inventory, facts=facts), context)

@@ -96,7 +96,9 @@ def test_a_device_named_where_the_model_does_not_go_is_told(tmp_path, named, to,
     torch.save({"model": {"w": torch.ones(2)}, "args": config}, tmp_path / "a.pt")
     told = ckptmove.convert(tmp_path / "a.pt", to=to, output=str(tmp_path / "b.pt")).notes
     hint = "(rewrite_strings=True moves strings)"
-    refused = ("torch.load(weights_only=True) still refuses it (S701): ckptmove inspect PATH shows how to allow it",)
+    refused = (
+        "torch.load(weights_only=True) still refuses it (S701): plain=True replaces its objects by plain values",
+    )
     assert tuple(note.replace(str(tmp_path / "a.pt"), "PATH") for note in told) == (
         ((f"configs still name another device: args.device = {named} {hint}",) if is_told else ())
         + (refused if kind == "namespace" else ())
@@ -144,7 +146,7 @@ def test_what_a_copy_cannot_mend_is_told(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2), "x": _Attack()}, tmp_path / "evil.pt")
     [told] = ckptmove.convert(tmp_path / "evil.pt", to="mps").notes
     assert f"{os.system.__module__}.system (S702)" in told
-    assert "never load it without weights_only=True" in told
+    assert told.endswith("do not load it")
     assert "S702" in {finding.code for finding in ckptmove.inspect(tmp_path / "evil.mps.pt").findings}
 
     torch.save({"a": torch.ones(1000), "b": torch.ones(5), "c": torch.ones(7)}, tmp_path / "whole.pt")

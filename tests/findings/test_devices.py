@@ -300,4 +300,4 @@ class TestMentions:
 
         [finding] = make.findings(inventory, "D104")
 
-        assert finding.fix.endswith(f"# then set a.device_ids to {mended}")
+        assert finding.fix.endswith(f", set a.device_ids to {mended}")

@@ -66,13 +66,12 @@ def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
     )
 
 
-def file_record(path: str, inventory: Inventory, expression: str | None) -> FileRecord:
+def file_record(path: str, inventory: Inventory) -> FileRecord:
     """Row of a file in the table of files.
 
     Args:
         path: its path in the directory.
         inventory: its inventory, as a part of the whole.
-        expression: Python that opens the file, if its path does not.
     """
     return FileRecord(
         path=path,
@@ -82,7 +81,6 @@ def file_record(path: str, inventory: Inventory, expression: str | None) -> File
         size_bytes=inventory.size_bytes,
         tensors=len(inventory.tensors),
         devices=tuple(dict.fromkeys(tensor.device for tensor in inventory.tensors)),
-        expression=expression,
         weights_only_since=_since(inventory),
         refused=()
         if inventory.foreign_opcodes

@@ -106,7 +106,7 @@ class RankFilesPart(OpenPart):
         self.rows = tuple(
             file.part.rows[0]._replace(
                 part=name,
-                roles=file_record(name, self.inventory, None).roles,
+                roles=file_record(name, self.inventory).roles,
                 tensors=len(self.inventory.tensors),
                 devices=tuple(dict.fromkeys(one.device for one in file.part.inventory.tensors if one.storage)),
             )

@@ -229,7 +229,7 @@ class Reader:
                         self._zero_files.append(stated)
                         self._partitioned[stated.folder] += partitioned_parameters(path, part)
                     inventory = moved_inventory(path, part.inventory, self._base)
-                    row = file_record(path, inventory, listing.expression(path))
+                    row = file_record(path, inventory)
                     part.put_into(self._files, inventory, self._base, row)
                     self._look_into(part, path)
                     rank_file = read_rank_file(part)

@@ -59,9 +59,6 @@ class TarMembers(Members):
     def contents(self, path: str) -> Iterator[bytes | memoryview]:
         return self.source.blocks(self.span(path), _BLOCK)
 
-    def expression(self, path: str) -> str:
-        return f"tarfile.open({self.source.path!r}).extractfile({self._members[path].name!r})"
-
     def lay_out(self, changed: Mapping[str, Sequence[Segment]], removed: Collection[str]) -> tuple[Segment, ...]:
         """Segments of the tar with some members changed or left out, and everything else unchanged.
 

@@ -147,9 +147,6 @@ class ZipMembers(Members):
         if (crc, nbytes) != (record.crc, record.nbytes):
             raise CrcMismatch(self.source.path, path)
 
-    def expression(self, path: str) -> str:
-        return f"io.BytesIO(zipfile.ZipFile({self.source.path!r}).read({self._records[path].name!r}))"
-
     def flaws(self, path: str) -> tuple[ArchiveFact, ...]:
         return () if self._sound(path) else (ArchiveFact("crc-mismatch", path, self._records[path].nbytes, path),)
 

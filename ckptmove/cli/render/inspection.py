@@ -9,7 +9,6 @@ from ckptmove.api.figures import shares
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
 from ckptmove.cli.render.text import clean, sentence
-from ckptmove.findings.safety import allowing_line
 from ckptmove.model import Severity
 from ckptmove.text import amount, size, some
 from ckptmove.torch_facts.devices import NO_DEVICE
@@ -45,7 +44,7 @@ _BAR, _ASCII_BAR = "█", "#"
 #: Meanings of verdicts. A verdict is about a name only: a file of safe names may still hold wrong or huge values.
 _VERDICTS: Final = {
     "safe": "a known name of checkpoints, harmless by itself",
-    "unknown": "unknown to ckptmove: look at its module before you allow it",
+    "unknown": "unknown to ckptmove: look at its module",
     "dangerous": "can do harm, and no checkpoint needs it",
 }
 
@@ -392,7 +391,3 @@ def _globals(page: Page, inventory: Inventory) -> Iterator[str]:
     for verdict, meaning in _VERDICTS.items():
         for line in page.wrap(f"{verdict:<9}  {meaning}", 11) if verdict in used else ():
             yield page.paint(line, "dim")
-    line = allowing_line(inventory)
-    if line:
-        yield ""
-        yield f"to allow them, if you trust the file: {sentence(line)}"

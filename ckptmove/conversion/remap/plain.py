@@ -262,10 +262,10 @@ class _Plain:
             return name, convert(call)
         name, args, is_new = _constructor(call, name)
         pairs = as_dict(call)
-        if pairs is not None:
-            return name, pairs
-        if call.appended is not None:
-            return name, call.appended
+        if pairs is not None or call.appended is not None:
+            if not _repeats(call.state, pairs):
+                raise NoPlainValue(_TWO_FORMS)
+            return name, call.appended if pairs is None else pairs
         if not name:
             raise NoPlainValue("another call computes its class")
         if call.state is not None:
@@ -276,7 +276,7 @@ class _Plain:
 
     def _attributes(self, call: Call, name: str, args: tuple[Value, ...]) -> Value:
         """Return the attributes of an object, or the state that its ``__getstate__`` returned."""
-        if any(isinstance(value, Node) and type(value) is not Global for value in args):
+        if any(value is not None and type(value) is not Global for value in args):
             raise NoPlainValue(_TWO_FORMS)
         parts = tuple_items(call.state)
         is_pair = len(parts) == 2 and all(part is None or as_dict(part) is not None for part in parts)
@@ -404,9 +404,15 @@ def _built(name: str, args: tuple[Value, ...], *, is_new: bool) -> Value:
         return Dict([], [])
     if is_class and len(args) == 1 and (not isinstance(args[0], Call) or as_dict(args[0]) is not None):
         return args[0]
-    if is_new:
+    if is_class:  # a namedtuple, or an object whose __reduce__ gives the arguments of its class
         return Tuple(args, (-1,) * len(args))
     raise NoPlainValue(UNKNOWN)
+
+
+def _repeats(state: Value, items: Dict | None) -> bool:
+    """Whether the attributes of a dict or a list are none, or names of its items, as in ``self.__dict__ = self``."""
+    own, known = as_dict(state), set() if items is None else string_keys(items)
+    return state is None or (own is not None and string_keys(own) <= known)
 
 
 def _hashed(key: Value, resolved: Callable[[Value], Value]) -> tuple[object, ...] | None:

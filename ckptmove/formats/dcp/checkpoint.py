@@ -70,10 +70,7 @@ class DistributedCheckpoint(Container):
     why_no_devices = "a distributed checkpoint stores no device: each tensor is loaded to where the model has it"
     is_editable = False
     loader = "torch.distributed.checkpoint.load"
-    unsupported_hint = (
-        "if you trust its source, convert it to one file: "
-        "python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} FILE"
-    )
+    unsupported_hint = "save it again in the program that made it, with tensors of torch's own dtypes and no extensions"
 
     @classmethod
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> DistributedCheckpoint:

@@ -17,14 +17,16 @@ class NotWeightsOnly(Refused, UnpicklingError):
     Attributes:
         names: functions and classes that weights-only mode does not allow.
         is_dangerous: whether one of them is a function that no checkpoint needs.
+        instead: what reads it, tried on the checkpoint; empty if nothing does.
     """
 
     kind = "not-weights-only"
 
-    def __init__(self, path: str, names: tuple[str, ...], *, is_dangerous: bool) -> None:
+    def __init__(self, path: str, names: tuple[str, ...], *, is_dangerous: bool, instead: str) -> None:
         super().__init__(f"weights-only mode does not allow {some(names, _SHOWN)}", path=path)
         self.names = names
         self.is_dangerous = is_dangerous
+        self.instead = instead
 
 
 class NotLoadable(Refused, ValueError):

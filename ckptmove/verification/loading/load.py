@@ -107,7 +107,7 @@ def _loaded(request: LoadRequest) -> Any:
             try:
                 return build(root, storages.storage, request.limits.depth)
             except NotAllowed as error:
-                raise _refusal(path, uses, str(error)) from None
+                raise _refusal(request, uses, str(error)) from None
             except CkptMoveError:
                 raise
             except _REJECTED as error:
@@ -187,10 +187,18 @@ def _use(move: MoveRequest | None) -> TreeUse:
     return "edit" if is_edit else "build"
 
 
-def _refusal(path: str, uses: Iterable[GlobalUse], name: str) -> NotWeightsOnly:
+def _refusal(request: LoadRequest, uses: Iterable[GlobalUse], name: str) -> NotWeightsOnly:
+    from ckptmove.findings.remedies import Source
+    from ckptmove.torch_facts.registered import modules_of
+
     refused = [use for use in uses if not use.weights_only]
     names = tuple(use.name for use in refused) or (name,)
-    return NotWeightsOnly(path, names, is_dangerous=any(use.verdict == "dangerous" for use in refused))
+    is_dangerous, instead = any(use.verdict == "dangerous" for use in refused), ""
+    if not is_dangerous and Source(request.path, request.limits).loads(plain=True):
+        instead = "load plain values in place of its objects: plain=True"
+    elif modules := modules_of(names):
+        instead = f"torch.load(weights_only=True) accepts it after: import {', '.join(modules)}"
+    return NotWeightsOnly(request.path, names, is_dangerous=is_dangerous, instead=instead)
 
 
 def _first_line(error: BaseException) -> str:

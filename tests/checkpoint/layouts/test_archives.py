@@ -9,9 +9,7 @@ import tarfile
 import warnings
 import zipfile
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -31,7 +29,6 @@ from ckptmove.errors import (
     OutputIsFolder,
     OutputIsSource,
 )
-from ckptmove.findings.context import load_expression
 from ckptmove.formats.safetensors_file import SafetensorsFile
 from ckptmove.io.source import FileSource
 from ckptmove.limits import Limits
@@ -243,18 +240,6 @@ def test_the_bytes_of_tensors_are_not_read(archives, build, kind, monkeypatch):
     monkeypatch.setattr(FileSource, "blocks", counted_blocks)
     assert ckptmove.inspect(path).inventory.tensors[0].nbytes == 1 << 24
     assert sum(done) < 1 << 19
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_fix_opens_the_member_that_the_path_begins_with(archives, kind):
-    inventory = ckptmove.inspect(archives.make(kind)).inventory
-    weight = next(tensor for tensor in inventory.tensors if tensor.name.endswith("0.weight"))
-    path = next(one.path for one in inventory.files if weight.name.startswith(one.path))
-    expression = load_expression(inventory, path)
-    with ExitStack() as opened:
-        tars = SimpleNamespace(open=lambda name: opened.enter_context(tarfile.open(name)))
-        names = {"io": io, "tarfile": tars, "torch": torch, "zipfile": zipfile}
-        assert list(eval(expression, names)) == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
 # --- convert ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A fix loads the file of its finding, also if there are other files."""
+"""A fix names the file of its finding, also if there are other files."""
 
 from __future__ import annotations
 
@@ -26,19 +26,11 @@ def fixes(path):
     return {one.code: one.fix for one in ckptmove.inspect(path).findings}
 
 
+@pytest.mark.parametrize("form", ["directory", "zip"])
 @pytest.mark.parametrize(("code", "name"), [("D104", "args.bin"), ("R301", "random.pkl"), ("R304", "scheduler.bin")])
-def test_a_fix_loads_the_file_that_is_meant(folder, code, name):
-    assert fixes(folder)[code].startswith(
-        f"checkpoint = torch.load({str(folder / name)!r}, map_location='cpu', weights_only=True)  # "
-    )
-
-
-def test_a_fix_loads_the_member_that_is_meant(folder, tmp_path):
-    path = shutil.make_archive(str(tmp_path / "packed"), "zip", folder)
-    source = f"io.BytesIO(zipfile.ZipFile({path!r}).read('scheduler.bin'))"
-    assert fixes(path)["R304"].startswith(
-        f"checkpoint = torch.load({source}, map_location='cpu', weights_only=True)  # "
-    )
+def test_a_fix_names_the_file_that_is_meant(folder, code, name, form, tmp_path):
+    path = folder if form == "directory" else shutil.make_archive(str(tmp_path / "packed"), "zip", folder)
+    assert name in fixes(path)[code]
 
 
 class Wrapper(torch.Tensor):
@@ -59,9 +51,7 @@ class Wrapper(torch.Tensor):
 def test_a_dtype_is_cast_by_hand_in_the_file_that_has_it(folder):
     torch.save({"w": Wrapper(torch.ones(2, dtype=torch.float64))}, folder / "wide.bin")
     [fix] = [one.fix for one in ckptmove.inspect(folder, target="mps").findings if one.code == "T401"]
-    assert fix.startswith(
-        f"checkpoint = torch.load({str(folder / 'wide.bin')!r}, map_location='cpu', weights_only=True)  # and cast "
-    )
+    assert "cast wide.bin.w from float64" in fix
 
 
 def test_state_that_is_not_the_models_is_left_out(build):
@@ -75,15 +65,13 @@ def test_state_that_is_not_the_models_is_left_out(build):
     assert "load(" not in fix
 
 
-def test_a_file_of_both_is_loaded_for_its_model(build):
+def test_a_file_of_both_is_restored_for_its_model(build):
     model, optimizer = build.trained()
     state = optimizer.state_dict()
     del state["param_groups"][0]["betas"]
     build.save(build.root / "runs" / "a.bin", {"note": 1})
     build.save(build.root / "runs" / "b.pth", {"model": model.state_dict(), "optimizer": state, "epoch": 2})
-    source = str(build.root / "runs" / "b.pth")
-    expected = f"checkpoint = torch.load({source!r}, map_location='cpu', weights_only=True)  # and restore"
-    assert fixes(build.root / "runs")["O207"].startswith(expected)
+    assert "the model of b.pth" in fixes(build.root / "runs")["O207"]
 
 
 def test_of_two_names_the_longer_one_is_the_file(build):

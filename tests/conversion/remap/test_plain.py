@@ -293,7 +293,41 @@ def test_objects_in_unusual_arguments_of_a_tensor() -> None:
     assert replaced == (("", "library.Hooks", "dict"),)
 
 
+class FromArguments:
+    """An object whose ``__reduce__`` names the arguments of its class."""
+
+    def __init__(self, size: int, name: str) -> None:
+        self.size, self.name = size, name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return FromArguments, (self.size, self.name)
+
+
+def test_an_object_that_its_class_makes_becomes_its_arguments() -> None:
+    found = loaded(saved({"weight": torch.ones(2), "config": FromArguments(3, "small")}))
+    assert found.value["config"] == (3, "small")
+
+
+class DictOfAttributes(dict):  # type: ignore[type-arg]
+    """A dict whose items are its attributes too, as many configs are."""
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+        self.__dict__ = self
+
+
+def test_a_dict_whose_attributes_are_its_items() -> None:
+    found = loaded(saved({"weight": torch.ones(2), "config": DictOfAttributes(lr=0.1)}))
+    assert found.value["config"] == {"lr": 0.1}
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def filled(made: Call, **values: object) -> Call:
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
 
 
 def with_kwargs() -> Call:
@@ -304,8 +338,10 @@ def with_kwargs() -> Call:
 
 REFUSED = [
     (call("library.compute"), "library.compute"),
-    (call("library.Class", 1, 2), "library.Class"),
-    (call("library.Class", call("library.Other")), "library.Class"),
+    (call("library.compute", 1, 2), "library.compute"),
+    (filled(call("library.Class", 1), state=dict_of(a=1)), "library.Class"),
+    (filled(call("library.Items"), state=dict_of(a=1), appended=List([1], [-1])), "library.Items"),
+    (filled(call("library.Items"), state=dict_of(a=1), assigned=dict_of(b=1)), "library.Items"),
     (Call(None, tuple_of(), -1), "a call"),
     (Call(call("a.B"), tuple_of(), -1), "a call"),
     (with_kwargs(), "collections.OrderedDict"),

@@ -304,6 +304,7 @@ def test_without_other_changes_no_module_for_them_is_imported(map_location) -> N
     needed = {
         "ckptmove.checkpoint.inventory", "ckptmove.checkpoint.inventory.storages", "ckptmove.verification",
         "ckptmove.verification.loading", *(f"ckptmove.verification.loading.{name}" for name in LOADING),
+        "ckptmove.verification.machine",
         "ckptmove.verification.tensors", "ckptmove.verification.tensors.dtypes",
     }  # fmt: skip
     assert {name for name in found if name.startswith(rooms)} == needed

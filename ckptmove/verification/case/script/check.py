@@ -17,6 +17,9 @@ from typing import IO, TYPE_CHECKING, Final
 
 import torch
 
+from ckptmove.conversion.notes import is_refused
+from ckptmove.findings.remedies import Source, choose
+from ckptmove.formats.opening import container_class
 from ckptmove.text import Argument
 from ckptmove.verification.case.blame import blame
 from ckptmove.verification.case.check import on_target
@@ -89,7 +92,7 @@ def check_script(
     entrance = Entrance(CaseName(path, "", is_file=True))
     entrance.is_loaded = True  # no fix may assume that the script is only imported
     home = line_of(str(Path(path).absolute()), 0)
-    session = Session(bench.request.path, entrance, home, end, arguments, _foreign(bench))
+    session = Session(bench.request.path, entrance, home, end, arguments, _foreign(bench), _remedy(bench))
     figures: dict[str, object] = {"script": path, "arguments": list(arguments), "device": site.target}
     figures["simulated"] = site.mode == "simulated"
     started = time.perf_counter()
@@ -149,6 +152,15 @@ def _foreign(bench: Bench) -> list[str]:
     inventories = [part.inventory for part in bench.checkpoint.parts if part.inventory.container == "dcp"]
     names = [use.name for one in inventories for use in one.globals if use.verdict != "safe"]
     return [name for name in names if name.rpartition(".")[0] not in _DISTRIBUTED]
+
+
+def _remedy(bench: Bench) -> str:
+    """What helps a script that loads objects of the checkpoint, tried before the script runs; empty if nothing does."""
+    inventory = bench.checkpoint.inventory
+    if container_class(inventory.container).weights_only and not is_refused(inventory):
+        return ""
+    found = choose(inventory, Source(bench.request.path, bench.request.limits))
+    return "" if found is None else found.command
 
 
 def _end_process() -> None:
@@ -260,7 +272,7 @@ def _of_exception(error: BaseException, scene: Scene, session: Session, name: st
     elif not kinds.isdisjoint(_MISSING) and not is_inside:
         reason = f"{name} needs something that this machine does not have: {found.fault}"
     elif any(one is session.refusal for one in _chain(error)):
-        fix = session.plain_copy()
+        fix = session.remedy
     elif session.loads and (command := prefixes.of_message(str(error), inventory)):
         fix = command
     elif _NO_INPUT in str(error):

@@ -10,7 +10,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from ckptmove.text import quoted
 from ckptmove.verification.case.code.source import line_of
 from ckptmove.verification.checks import SCRIPT, listed, skipped
 
@@ -64,6 +63,7 @@ class Session:
         end: Callable[[CheckResult], None],
         arguments: Sequence[str],
         foreign: Sequence[str] = (),
+        remedy: str = "",
     ) -> None:
         """Begin with nothing loaded.
 
@@ -74,6 +74,7 @@ class Session:
             end: sends the result and ends the process, for a script that does not end.
             arguments: command-line arguments of the script.
             foreign: names in a ``.metadata`` of the checkpoint whose code unpickling might run.
+            remedy: command that helps if weights-only mode refuses the checkpoint; empty if none does.
         """
         self.entrance = entrance
         self.check: CheckResult | None = None
@@ -90,12 +91,12 @@ class Session:
         self.is_loading = False
         self.is_harmless = False
         self.skipped_steps = 0
-        self.path = path
         self._path = os.path.realpath(path)
         self._home = home
         self._end = end
         self.arguments = arguments
         self._foreign = foreign
+        self.remedy = remedy
         self._timer: threading.Timer | None = None
 
     def stop(self, check: CheckResult) -> NoReturn:
@@ -197,11 +198,7 @@ class Session:
         Raises:
             Stopped: always.
         """
-        self.stop_unproven(f"it would unpickle the checkpoint ({reason})", self.plain_copy())
-
-    def plain_copy(self) -> str:
-        """Fix for a script that needs the checkpoint without objects."""
-        return f"use a copy without objects: ckptmove convert {quoted(self.path)} --plain"
+        self.stop_unproven(f"it would unpickle the checkpoint ({reason})", self.remedy)
 
     def refuse_program(self, words: Sequence[str]) -> None:
         """Stop a script that would start a program with the checkpoint among its arguments."""

@@ -1,0 +1,176 @@
+"""What helps with a checkpoint that ``torch.load(weights_only=True)`` refuses. Each remedy is tried on that checkpoint.
+
+None of them runs code of the file, or allows a name that is not known to be harmless.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.errors import CkptMoveError
+from ckptmove.formats.local_shards import SHARDED_TENSOR
+from ckptmove.formats.opening import container_class
+from ckptmove.io.file_object import OpenFile
+from ckptmove.io.locations import default_output
+from ckptmove.io.remote.address import Address
+from ckptmove.limits import Limits
+from ckptmove.moves import MovePlan, MoveRequest, Remap
+from ckptmove.text import Argument, Command, command_line, in_python, python_command
+from ckptmove.torch_facts.registered import modules_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from ckptmove.checkpoint.directories import FileRecord
+    from ckptmove.conversion.conversion import ConvertRequest
+    from ckptmove.conversion.results import Converted
+    from ckptmove.model import Inventory
+
+
+class Source(NamedTuple):
+    """Where a checkpoint was read from, to try remedies on it.
+
+    Attributes:
+        location: path, URL or file object.
+        limits: resource limits for reading it.
+        move: changes that the user has asked for anyway.
+    """
+
+    location: str
+    limits: Limits = Limits()
+    move: MoveRequest = MoveRequest(None)
+
+    def below(self, path: str) -> Source:
+        """One of several checkpoints in a directory, by its path in it; the directory itself if that is empty."""
+        if not path:
+            return self
+        if isinstance(self.location, Address):
+            return self._replace(location=Address(posixpath.join(self.location.url, path)))
+        return self._replace(location=posixpath.join(self.location, path))
+
+    def converts(self, *, plain: bool, output: str | None = None) -> bool:
+        """Whether ``convert`` can write a file that weights-only mode accepts."""
+        from ckptmove.conversion.conversion import ConvertRequest
+        from ckptmove.conversion.convert import convert
+
+        move = self.move._replace(remap=self.move.remap._replace(plain=plain))
+        try:
+            made = convert(
+                ConvertRequest(
+                    path=self.location,
+                    move=move,
+                    output=output,
+                    default_output=default_output(self.location, "new"),
+                    dry_run=True,
+                    limits=self.limits,
+                )
+            )
+        except CkptMoveError:
+            return False
+        return not made.is_refused
+
+    def loads(self, *, plain: bool = False) -> bool:
+        """Whether ``ckptmove.load`` can build its values, which calls only what weights-only mode allows."""
+        from ckptmove.conversion.remap.remapping import remap
+
+        try:
+            with open_checkpoint(self.location, self.limits, keep_trees=True) as checkpoint:
+                inventory = checkpoint.inventory
+                is_allowed = all(use.weights_only for use in inventory.globals) and not inventory.filled_classes
+                if any(container_class(part.inventory.container).has_code for part in checkpoint.parts):
+                    return False
+                remap(checkpoint, MovePlan(MoveRequest(None, remap=Remap(plain=plain))), self.limits, as_file=True)
+        except CkptMoveError:
+            return False
+        return plain or is_allowed
+
+
+class Remedy(NamedTuple):
+    """What helps with a checkpoint that weights-only mode refuses.
+
+    Attributes:
+        kind: objects become ``plain`` values in a copy; the shards in several files are ``gathered`` in one; the
+            ``import`` of some modules makes weights-only mode accept it; or ``load`` reads it, which does not unpickle.
+        command: a command line.
+    """
+
+    kind: Literal["plain", "gathered", "import", "load"]
+    command: Command
+
+
+def choose(inventory: Inventory, source: Source, path: str = "", files: Sequence[FileRecord] = ()) -> Remedy | None:
+    """Return the first remedy that works; None if none does, or if the file has dangerous names.
+
+    Args:
+        inventory: the checkpoint that weights-only mode refuses.
+        source: where it was read from.
+        path: the one of several checkpoints in a directory that holds what is refused, as a user sees its path; empty
+            for all of it.
+        files: the refused files of a directory or an archive.
+    """
+    is_hidden = isinstance(source.location, Address) and source.location.url != inventory.path
+    if is_hidden or isinstance(source.location, OpenFile) or _is_dangerous(inventory):
+        return None
+    path = path or inventory.path
+    own = source.below(path.removeprefix(inventory.path).lstrip("/"))
+    for plain, output in _ways(inventory, path):
+        if own.converts(plain=plain, output=output):
+            options = [*["--plain"][:plain], *(("-o", output) if output is not None else ())]
+            kind: Literal["plain", "gathered"] = "plain" if output is None else "gathered"
+            return Remedy(kind, Command(command_line(["ckptmove", "convert", path, *options])))
+    refused = {name for file in files for name in file.refused} or {
+        use.name for use in inventory.globals if not use.weights_only
+    }
+    if inventory.filled_classes:
+        return None
+    if refused:
+        return None if inventory.foreign_opcodes else _import(inventory, refused, files)
+    return Remedy("load", python_command(f"import ckptmove; ckptmove.load({in_python(path)})")) if own.loads() else None
+
+
+def _is_dangerous(inventory: Inventory) -> bool:
+    return any(use.verdict == "dangerous" for use in inventory.globals)
+
+
+def _ways(inventory: Inventory, path: str) -> Iterator[tuple[bool, str | None]]:
+    """Whether objects become plain values, and the output; ShardedTensors are whole only in one file."""
+    is_sharded = any(use.name == SHARDED_TENSOR for use in inventory.globals)
+    if is_sharded and isinstance(inventory, DirectoryInventory):
+        yield False, f"{path.rstrip('/')}.pth"
+        yield True, f"{path.rstrip('/')}.pth"
+    yield True, None
+
+
+def _import(inventory: Inventory, refused: Collection[str], files: Sequence[FileRecord]) -> Remedy | None:
+    """The import after which ``torch.load`` accepts a file; None for a member of an archive, which has no path."""
+    modules = modules_of(refused)
+    is_member = isinstance(inventory, DirectoryInventory) and inventory.form is not None
+    container = files[0].container if files else inventory.container
+    if not modules or is_member or not container_class(container).is_torch_save:
+        return None
+    path = posixpath.join(inventory.path, files[0].path) if files else inventory.path
+    load = f"torch.load({in_python(path)}, map_location={in_python('cpu')}, weights_only=True)"
+    code = f"import {', '.join(sorted({'torch', *modules}))}; {load}"
+    return Remedy("import", python_command(code))
+
+
+def note_on(made: Converted, request: ConvertRequest) -> Iterator[str]:
+    """Note on a conversion whose new file weights-only mode refuses, with what helps besides its own changes."""
+    source = Source(request.path, request.limits, request.move)
+    try:
+        with open_checkpoint(request.path, request.limits) as checkpoint:
+            inventory = checkpoint.inventory
+    except CkptMoveError:
+        return  # the source was replaced
+    if _is_dangerous(inventory) or not container_class(made.container).is_torch_save:
+        return
+    note, found = "torch.load(weights_only=True) still refuses it (S701)", choose(inventory, source)
+    if found is None:
+        yield note
+    elif found.kind == "plain" and not made.in_place:
+        yield f"{note}: {Argument('plain', True)} replaces its objects by plain values"
+    else:
+        yield Command(f"{note}: {found.command}")

@@ -1,0 +1,317 @@
+"""What helps with a checkpoint that weights-only mode refuses: the first that works on it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import io
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import torch
+
+import ckptmove
+from ckptmove.errors import CkptMoveError
+from ckptmove.findings.remedies import Source, choose, note_on
+from ckptmove.io.remote.address import Address
+from ckptmove.limits import Limits
+from ckptmove.model import GlobalUse
+from ckptmove.moves import MoveRequest
+from ckptmove.text import Command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WEIGHT = torch.arange(6.0).reshape(2, 3)
+
+
+class Config:
+    """Attributes in ``__dict__``."""
+
+    def __init__(self) -> None:
+        self.lr, self.layers = 0.1, [1, 2]
+
+
+@dataclasses.dataclass
+class DataConfig:
+    """Fields in ``__dict__``."""
+
+    lr: float = 0.1
+    inner: Config = dataclasses.field(default_factory=Config)
+
+
+@dataclasses.dataclass
+class SlotConfig:
+    """Fields in slots."""
+
+    __slots__ = ("lr", "name")
+
+    lr: float
+    name: str
+
+
+class Sizes(NamedTuple):
+    """A tuple with names."""
+
+    depth: int
+    width: int
+
+
+class Mode(enum.Enum):
+    """A member with a value."""
+
+    TRAIN = "train"
+
+
+class Schedule:
+    """Made by a call of its class."""
+
+    def __init__(self, warmup: int, steps: int) -> None:
+        self.warmup, self.steps = warmup, steps
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Schedule, (self.warmup, self.steps)
+
+
+class Attributes(dict):  # type: ignore[type-arg]
+    """A dict whose items are attributes, as of omegaconf's and easydict's users."""
+
+    __getattr__ = dict.get
+
+
+CONFIGS = {
+    "class": (Config(), {"lr": 0.1, "layers": [1, 2]}),
+    "dataclass": (DataConfig(), {"lr": 0.1, "inner": {"lr": 0.1, "layers": [1, 2]}}),
+    "slots": (SlotConfig(0.1, "a"), {"lr": 0.1, "name": "a"}),
+    "namedtuple": (Sizes(3, 4), (3, 4)),
+    "enum": (Mode.TRAIN, "train"),
+    "namespace": (argparse.Namespace(lr=0.1, on=True), {"lr": 0.1, "on": True}),
+    "reduce": (Schedule(10, 100), (10, 100)),
+    "dict": (Attributes(lr=0.1), {"lr": 0.1}),
+}
+
+
+def remedy_of(path: Path) -> str:
+    """The fix of S701."""
+    (finding,) = (one for one in ckptmove.inspect(path).findings if one.code == "S701")
+    assert not finding.fix or isinstance(finding.fix, Command)
+    return finding.fix
+
+
+def run(command: str, folder: Path) -> None:
+    """Run a command as it is pasted into a shell."""
+    words = shlex.split(command)
+    assert words[0] in {"ckptmove", "python"}
+    begin = [sys.executable, "-m", "ckptmove"] if words[0] == "ckptmove" else [sys.executable]
+    done = subprocess.run([*begin, *words[1:]], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("config", "plain"), CONFIGS.values(), ids=CONFIGS)
+def test_a_config_of_the_user_becomes_plain_values(config, plain, tmp_path) -> None:
+    path = tmp_path / "run.pt"
+    torch.save({"model": {"weight": WEIGHT}, "config": config, "epoch": 3}, path)
+
+    words = shlex.split(remedy_of(path))
+
+    assert words == ["ckptmove", "convert", str(path), "--plain"]
+    ckptmove.convert(path, plain=True)
+    found = torch.load(tmp_path / "run.new.pt", weights_only=True)
+    assert torch.equal(found["model"]["weight"], WEIGHT)
+    assert (found["config"], found["epoch"]) == (plain, 3)
+
+
+def test_a_pickled_module_becomes_its_state_dict(tmp_path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    torch.save(model, tmp_path / "it's a model.pt")
+
+    run(remedy_of(tmp_path / "it's a model.pt"), tmp_path)
+
+    found = torch.load(tmp_path / "it's a model.new.pt", weights_only=True)
+    assert all(torch.equal(found[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["run.tar", "run.pkl", "protocol 4.pt"])
+def test_other_forms_become_a_file_that_torch_loads(name, tmp_path) -> None:
+    import pickle
+
+    from old_tar import tar_of
+
+    value = {"weight": WEIGHT, "config": argparse.Namespace(lr=1)}
+    path = tmp_path / name
+    if name == "run.tar":
+        path.write_bytes(tar_of({"weight": WEIGHT}))
+    elif name == "run.pkl":
+        path.write_bytes(pickle.dumps(value))
+    else:
+        torch.save({"weight": WEIGHT}, path, pickle_protocol=4)
+
+    run(remedy_of(path), tmp_path)
+
+    found = torch.load(path.with_suffix(f".new{path.suffix}"), weights_only=True)
+    assert torch.equal(found["weight"], WEIGHT)
+
+
+def test_classes_that_their_module_registers_need_its_import(tmp_path) -> None:
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    path = tmp_path / 'a "file".pt'
+    torch.save({"jagged": jagged}, path)
+
+    command = remedy_of(path)
+
+    assert "import torch, torch._dynamo; torch.load(" in command
+    run(command, tmp_path)
+
+
+def test_a_file_of_a_directory_is_loaded_by_its_own_path(tmp_path) -> None:
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    torch.save({"jagged": jagged}, tmp_path / "model.pt")
+    torch.save({"weight": WEIGHT}, tmp_path / "other.pt")
+
+    command = remedy_of(tmp_path)
+
+    assert f"{tmp_path}/model.pt" in command
+    run(command, tmp_path)
+
+
+def test_a_member_of_an_archive_has_no_path_to_load(tmp_path) -> None:
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    torch.save({"jagged": jagged}, tmp_path / "model.pt")
+    with zipfile.ZipFile(tmp_path / "run.zip", "w") as archive:
+        archive.write(tmp_path / "model.pt", "model.pt")
+
+    assert remedy_of(tmp_path / "run.zip") == ""
+
+
+def test_integers_that_torch_never_loads_are_loaded_by_ckptmove(tmp_path) -> None:
+    path = tmp_path / "run.pt"
+    torch.save({"weight": WEIGHT, "number": 1 << 3000}, path)
+
+    command = remedy_of(path)
+
+    assert shlex.split(command) == ["python", "-c", f'import ckptmove; ckptmove.load("{path}")']
+    run(command, tmp_path)
+    assert ckptmove.load(path)["number"] == 1 << 3000
+
+
+@pytest.mark.parametrize("name", ["uuid._get_command_stdout", "builtins.getattr", "logging.basicConfig"])
+def test_nothing_helps_with_a_function_that_is_not_known(name, tmp_path) -> None:
+    module, _, attribute = name.rpartition(".")
+    path = tmp_path / "run.pt"
+    data = f"\x80\x02}}X\x01\x00\x00\x00xc{module}\n{attribute}\n(X\x02\x00\x00\x00lstRs."
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", data.encode("latin-1"))
+        archive.writestr("archive/version", "3\n")
+
+    fixes = [one.fix for one in ckptmove.inspect(path).findings if one.code in {"S701", "S702"}]
+
+    assert all(fix == "" or fix.startswith("do not load it") for fix in fixes)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_nothing_helps_with_two_kinds_of_refusal(tmp_path) -> None:
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    torch.save({"jagged": jagged}, tmp_path / "opcodes.pt", pickle_protocol=4)
+    module = torch.jit.script(torch.nn.Linear(1, 1))
+    module.save(tmp_path / "script.pt")
+    inventory = ckptmove.inspect(tmp_path / "script.pt").inventory
+
+    assert remedy_of(tmp_path / "opcodes.pt") == ""
+    assert choose(inventory, Source(str(tmp_path / "script.pt"))) is None
+
+
+def test_what_only_its_reader_can_open_has_no_command(tmp_path) -> None:
+    torch.save({"weight": WEIGHT, "config": argparse.Namespace(lr=1)}, tmp_path / "run.pt")
+    data = io.BytesIO((tmp_path / "run.pt").read_bytes())
+
+    inspection = ckptmove.inspect(data)
+
+    assert [one.fix for one in inspection.findings if one.code == "S701"] == [""]
+    secret = Address("https://host/run.pt?signature=secret")
+    assert choose(inspection.inventory, Source(secret)) is None
+
+
+def test_a_path_below_a_url() -> None:
+    below = Source(Address("s3://bucket/run"), Limits()).below("step-1")
+
+    assert isinstance(below.location, Address)
+    assert below.location == "s3://bucket/run/step-1"
+
+
+def test_items_of_a_class_that_takes_none_are_not_loaded(tmp_path) -> None:
+    torch.save({"weight": WEIGHT}, tmp_path / "run.pt")
+    inventory = dataclasses.replace(
+        ckptmove.inspect(tmp_path / "run.pt").inventory,
+        globals=(GlobalUse("collections.deque", None, "safe"),),
+        filled_classes=("collections.deque",),
+        path=str(tmp_path / "absent.pt"),
+    )
+
+    assert choose(inventory, Source(str(tmp_path / "absent.pt"))) is None
+    assert not Source(str(tmp_path / "absent.pt")).loads()
+
+
+def test_one_of_several_checkpoints(tmp_path) -> None:
+    optimizer: Any = torch.optim.SGD([torch.nn.Parameter(WEIGHT)], momentum=0.9)
+    for step in (1, 2):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        extra = {"config": argparse.Namespace(lr=1)} if step == 2 else {}
+        torch.save({"model": {"weight": WEIGHT}, "optimizer": optimizer.state_dict(), **extra}, folder / "run.pt")
+
+    assert remedy_of(tmp_path) == f"ckptmove convert {tmp_path}/checkpoint-2 --plain"
+    shutil.copy(tmp_path / "checkpoint-2" / "run.pt", tmp_path / "checkpoint-1" / "run.pt")
+    assert remedy_of(tmp_path).startswith(f"ckptmove inspect '{tmp_path}{os.sep}**'")
+
+
+def jagged_file(path: Path) -> Path:
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    torch.save({"weight": WEIGHT, "jagged": jagged}, path)
+    return path
+
+
+def test_a_conversion_names_the_same_remedy(tmp_path) -> None:
+    torch.save({"weight": WEIGHT, "config": argparse.Namespace(lr=1)}, tmp_path / "run.pt")
+    refused = "torch.load(weights_only=True) still refuses it (S701)"
+
+    *_, note = ckptmove.convert(jagged_file(tmp_path / "jagged.pt"), to="cuda:0").notes
+    assert note.startswith(f"{refused}: python -c ")
+    assert isinstance(note, Command)
+    *_, note = ckptmove.convert(tmp_path / "run.pt", to="cuda:0", in_place=True).notes
+    assert note == f"{refused}: ckptmove convert {tmp_path}/run.pt --plain"
+
+
+def test_a_conversion_of_what_nothing_helps_with(tmp_path) -> None:
+    torch.save({"weight": WEIGHT, "lazy": torch.nn.UninitializedParameter()}, tmp_path / "run.pt")
+
+    [note] = ckptmove.convert(tmp_path / "run.pt", to="cuda:0").notes
+
+    assert note == "torch.load(weights_only=True) still refuses it (S701)"
+
+
+def test_a_source_that_is_gone_has_no_note(tmp_path) -> None:
+    request: Any = SimpleNamespace(path=str(tmp_path / "absent.pt"), limits=Limits(), move=MoveRequest(None))
+
+    assert [*note_on(SimpleNamespace(container="torch-zip"), request)] == []  # type: ignore[arg-type]
+
+
+def test_a_load_names_what_reads_the_file(tmp_path) -> None:
+    torch.save({"config": argparse.Namespace(lr=1)}, tmp_path / "run.pt")
+    torch.save({"lazy": torch.nn.UninitializedParameter()}, tmp_path / "lazy.pt")
+    hints = {}
+    for path in (tmp_path / "run.pt", tmp_path / "lazy.pt", jagged_file(tmp_path / "jagged.pt")):
+        with pytest.raises(CkptMoveError) as raised:
+            ckptmove.load(path)
+        hints[path.name] = raised.value.hint
+
+    assert hints["run.pt"].endswith("plain=True")
+    assert hints["jagged.pt"].endswith("import torch._dynamo")
+    assert not hints["lazy.pt"]
