@@ -30,7 +30,6 @@ class OpenCheckpoint:
         inventory: its content.
         parts: its checkpoint files and distributed checkpoints.
         read_from: files on the disk that contain it.
-        recovered: what was restored after an interrupted conversion in place; empty if nothing was.
         outline: outline of its trees and other files, if requested.
         unreadable: errors of files that were left out.
         listing: its files; None if it is one file.
@@ -45,7 +44,6 @@ class OpenCheckpoint:
     inventory: Inventory
     parts: tuple[OpenPart, ...]
     read_from: tuple[DiskPlace, ...]
-    recovered: str = ""
     outline: tuple[OutlineLine, ...] = ()
     unreadable: tuple[UnreadableInput | LimitExceeded, ...] = ()
     listing: Listing | None = None
