@@ -113,7 +113,7 @@ def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint, jobs: int) ->
         return write_directory(conversion, checkpoint, listing)
     require_new_file(request.path, request.target, request.default_output, force=request.force)
     source, segments = _lay_out(conversion, checkpoint)
-    with FileSink(request.target, force=request.force) as sink:
+    with FileSink(request.target, force=request.force, mode=checkpoint.mode) as sink:
         overflowed = conversion.overflowed.append
         written = write_segments(source, segments, sink, request.path, request.progress, overflowed, jobs)
         sink.commit(request.settle)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, reason_of
 from ckptmove.io.leftovers import is_unfinished
-from ckptmove.io.portable import shared_folder
+from ckptmove.io.portable import ALL, shared_folder
 from ckptmove.io.recovery import with_journals
 from ckptmove.io.source import KINDS, DiskPlace, open_source, stamp_of
 from ckptmove.model import Span
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 #: Folders inside of each other: those of a training run are three or four.
 DEEPEST: Final = 64
-#: Who may read, write and execute; no copy inherits setuid and the like.
-_PERMISSIONS: Final = 0o777
 _BLOCK: Final = 1 << 20
 
 
@@ -288,7 +286,7 @@ class _Lister:
         self.links: list[ListedLink] = []
 
     def run(self) -> None:
-        mode = os.stat(self._path).st_mode & _PERMISSIONS
+        mode = os.stat(self._path).st_mode & ALL
         self.folders.append(ListedFolder("", mode))
         todo = [("", 0, False)]
         while todo:
@@ -306,7 +304,7 @@ class _Lister:
                     )
                 path = prefix + entry.name
                 if entry.is_dir(follow_symlinks=False):
-                    self.folders.append(ListedFolder(path, entry.stat(follow_symlinks=False).st_mode & _PERMISSIONS))
+                    self.folders.append(ListedFolder(path, entry.stat(follow_symlinks=False).st_mode & ALL))
                     todo.append((path, depth + 1, is_hidden or entry.name.startswith(".")))
                 elif entry.is_symlink() and not self._is_blob(entry):
                     self._link(path, entry)
@@ -330,7 +328,7 @@ class _Lister:
         kind = KINDS.get(stat.S_IFMT(found.st_mode))
         if kind is not None:
             raise NotACheckpoint(entry.path, kind)
-        mode = found.st_mode & _PERMISSIONS
+        mode = found.st_mode & ALL
         self.files.append(ListedFile(path, found.st_size, mode, stamp_of(found), is_hidden))
 
     def _link(self, path: str, entry: os.DirEntry[str]) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 import os
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import WriteFailed
-from ckptmove.io.portable import SEPARATORS
+from ckptmove.io.portable import ALL, NEW_FILE, SEPARATORS
 from ckptmove.io.remote.address import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 #: For a mistyped path: entries of its folder to compare with, and the least similarity.
 _MOST_ENTRIES: Final = 1000
@@ -56,6 +59,26 @@ def other_names(path: str) -> int:
     with suppress(OSError):
         return os.stat(path).st_nlink - 1
     return 0
+
+
+def shared_mode(paths: Iterable[str]) -> int:
+    """The permission bits that all files at some paths have, and all that is in a folder; of a new file without any.
+
+    What can be read from the files may be shown to those who can read all of them.
+    """
+    modes = [mode for path in paths for mode in _modes(path)]
+    shared = ALL if modes else NEW_FILE
+    for mode in modes:
+        shared &= mode
+    return shared
+
+
+def _modes(path: str) -> Iterator[int]:
+    walked = os.walk(path) if is_folder(path) else ()
+    inner = (os.path.join(folder, name) for folder, _, names in walked for name in ("", *names))
+    for one in chain([path], inner):
+        with suppress(OSError, ValueError):  # a URL, or a file that another error reports
+            yield os.stat(one).st_mode
 
 
 def inode_of(path: str) -> int:
