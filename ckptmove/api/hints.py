@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove import errors
 from ckptmove.api.arguments import NotAccepted, OutputsCollide
+from ckptmove.conversion.archive import UnsafeMember
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.formats.opening import container_class
 from ckptmove.io import changes, journal
@@ -367,6 +368,11 @@ def _(error: errors.NothingToUndo) -> str:
         shown = f"ckptmove inspect {quoted(error.path or '')}"
         return f"the original is unchanged: use that; to see the devices of this one: {shown}"
     return f"convert it back: ckptmove convert {quoted(error.path or '')} --to DEVICE"
+
+
+@hint_for.register(UnsafeMember)
+def _(error: UnsafeMember) -> str:
+    return f"ask for an archive without it; to see all of them: ckptmove inspect {quoted(error.path or '')}"
 
 
 @hint_for.register(changes.InterruptedConversion)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 #: For a mistyped path: entries of its folder to compare with, and the least similarity.
 _MOST_ENTRIES: Final = 1000
 _NEARLY: Final = 0.8
+_DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 
 def is_folder(path: str) -> bool:
@@ -50,8 +52,9 @@ def link_target(path: str) -> str:
 
 
 def leads_out(path: str) -> bool:
-    """Whether the name of a member of an archive leads out of the directory that it is written to."""
-    return bool(Path(path).anchor) or ".." in Path(path).parts
+    """Whether the name of a member of an archive leads out of the directory that it is written to, on any system."""
+    parts = path.replace("\\", "/").split("/")
+    return ".." in parts or (len(parts) > 1 and not parts[0]) or _DRIVE.match(path) is not None
 
 
 def other_names(path: str) -> int:

@@ -15,6 +15,7 @@ from ckptmove.api import functions as api
 from ckptmove.api.arguments import NotAccepted, OutputsCollide
 from ckptmove.api.failures import failure_of
 from ckptmove.cli.outcome import retyped
+from ckptmove.conversion.archive import UnsafeMember
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.io import changes, journal
 from ckptmove.io.remote import errors as remote_errors
@@ -228,6 +229,7 @@ ERRORS = {
     errors.CaseUnusable("no", path="a b.py", known=("one", "two")): (2, "--case 'a b.py:one'"),
     ScriptUnusable("no", path="a.py"): (2, "--script train.py -- "),
     errors.InPlaceImpossible("a", "it is a directory"): (4, "--output NEW instead of --in-place"),
+    UnsafeMember("a b", "../c"): (4, "ckptmove inspect 'a b'"),
     errors.NothingToUndo("a b"): (4, "ckptmove convert 'a b' --to DEVICE"),
     changes.RestoresMore("a b", "c"): (4, "ckptmove convert 'a b' --undo --force"),
     changes.RestoresMore("a", "c", "j k"): (4, "rm 'j k'"),
