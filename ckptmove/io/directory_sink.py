@@ -30,7 +30,7 @@ class DirectorySink:
 
     With ``force``, an existing directory is replaced if the new one has all of its files. It is moved into a hidden
     folder, the new one is renamed, and then the old one is removed. One of them is complete at any time; after a crash
-    in between, the next run moves the old one back. A symbolic link is replaced, not its target.
+    in between, the next run tells how to move the old one back. A symbolic link is replaced, not its target.
 
     Attributes:
         leftover: path of the replaced directory if the system refused to remove it; else None.
