@@ -173,15 +173,15 @@ def _judge(
         now = _read(present, limits)
         known = _unsafe(now.inventory)
     except (UnreadableInput, LimitExceeded):
-        found, known = _in_its_place(then, restored, limits, changed, intended), set[str]()
+        found, known = _in_its_place(then, restored, limits, changed, intended or present), set[str]()
         if found is None:
             return "the file cannot be read as it is, so nothing shows what it was"
         now = found
-    return next(_differences(now, then, changed, known), "")
+    return _difference(now, then, changed, known)
 
 
 def _in_its_place(
-    then: _Read, restored: ByteSource, limits: Limits, changed: Sequence[Span], intended: ByteSource | None
+    then: _Read, restored: ByteSource, limits: Limits, changed: Sequence[Span], intended: ByteSource
 ) -> _Read | None:
     """What to compare the restored file with if the present one is not readable; None if there is nothing."""
     try:
@@ -190,11 +190,10 @@ def _in_its_place(
         size = restored.size
     if not any(span.start < size for span in changed):
         return _read(PartSource(restored, Span(0, size)), limits)
-    if intended is not None:
-        with suppress(UnreadableInput, LimitExceeded):
-            found = _read(intended, limits)
-            if _only_devices_differ(then, found):
-                return found
+    with suppress(UnreadableInput, LimitExceeded):
+        found = _read(intended, limits)
+        if _only_devices_differ(then, found):
+            return found
     return None
 
 
@@ -216,8 +215,10 @@ def _only_devices_differ(one: _Read, other: _Read) -> bool:
     return data == one.pickle
 
 
-def _differences(now: _Read, then: _Read, changed: Sequence[Span], known: set[str]) -> Iterator[str]:
-    """What differs in more than a conversion changes, as clauses.
+def _difference(  # noqa: PLR0911  # a reason for each check
+    now: _Read, then: _Read, changed: Sequence[Span], known: set[str]
+) -> str:
+    """What differs in more than a conversion changes, as a clause; empty if nothing does.
 
     Args:
         now: the present file, or its archive from before the first conversion.
@@ -226,27 +227,24 @@ def _differences(now: _Read, then: _Read, changed: Sequence[Span], known: set[st
         known: codes of the unsafe findings about the present file.
     """
     if then.container.name != now.container.name or then.container.byteorder != now.container.byteorder:
-        yield "the format of the file differs"
-        return
+        return "the format of the file differs"
     unsafe = _unsafe(then.inventory) - known
     if unsafe:
-        yield f"the file would then have the finding {min(unsafe)}"
+        return f"the file would then have the finding {min(unsafe)}"
     names = {use.name for use in then.inventory.globals} - {use.name for use in now.inventory.globals}
     if names:
-        yield f"its pickle would import {some(sorted(names), 1)}"
+        return f"its pickle would import {some(sorted(names), 1)}"
     if not _are_within(changed, then, now):
-        yield "bytes would change that no conversion in place writes"
+        return "bytes would change that no conversion in place writes"
     if [*map(_without_device, then.inventory.storages)] != [*map(_without_device, now.inventory.storages)]:
-        yield "storages would change"
-        return
+        return "storages would change"
     for storage in then.inventory.storages:
         if not _has_same_bytes(storage.key, then.container, now.container, changed):
-            yield f"the bytes of storage {storage.key:.40} would change"
+            return f"the bytes of storage {storage.key:.40} would change"
     if dict(then.container.extras()) != dict(now.container.extras()):
-        yield "records other than its pickle would change"
+        return "records other than its pickle would change"
     path = difference(then.side, now.side)
-    if path:
-        yield f"another value would stand at {path:.80}"
+    return f"another value would stand at {path:.80}" if path else ""
 
 
 def _unsafe(inventory: Inventory) -> set[str]:

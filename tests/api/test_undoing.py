@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 import ckptmove
-from ckptmove.errors import JournalInTheWay
+from ckptmove.api import undoing
+from ckptmove.errors import JournalInTheWay, NothingToUndo
 from ckptmove.io import patch as changes_in_place
 from ckptmove.io.changes import InterruptedConversion, RestoresMore
 from ckptmove.io.journal import ChangedRange, Journal, journal_path
 from ckptmove.io.part import ChangedSource, MemorySource
+from ckptmove.limits import Limits
 from ckptmove.model import Span
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
@@ -234,3 +236,100 @@ def test_a_changed_source_reads_as_the_changed_file():
     assert b"".join(changed.blocks(Span(5, 104), 7)) == bytes(expected[5:])
     assert ChangedSource(whole, (), 50).read(40, 50) == whole.read(40, 50)
     changed.close()
+
+
+@pytest.mark.parametrize("then", OTHER.values(), ids=OTHER)
+def test_whatever_differs_is_a_reason(then):
+    """Also if no byte outside of the tail changes."""
+    now = archive()
+    assert undoing._judge(MemorySource("a", now), MemorySource("a", then), Limits())
+    assert not undoing._judge(MemorySource("a", now), MemorySource("a", now), Limits())
+
+
+def test_another_format_is_a_reason():
+    now = (SAMPLES / LEGACY).read_bytes()
+    assert undoing._judge(MemorySource("a", now), MemorySource("a", archive()), Limits()).startswith("the format")
+
+
+def test_a_stream_that_a_crash_has_emptied_is_restored_from_its_journal(tmp_path, monkeypatch):
+    path = Path(shutil.copy(SAMPLES / LEGACY, tmp_path / "run.pth"))
+    before = path.read_bytes()
+    interrupted(path, monkeypatch, "cuda:0")
+    changed = path.read_bytes()
+    first = next(at for at, pair in enumerate(zip(before, changed, strict=True)) if pair[0] != pair[1])
+    path.write_bytes(changed[: first - 20] + bytes(64) + changed[first + 44 :])
+    ckptmove.undo(path)
+    assert path.read_bytes() == before
+
+
+def zipped(path):
+    with zipfile.ZipFile(path, "w") as whole:
+        whole.write(SAMPLES / ZIP, "a.pth")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, zipped])
+def test_what_has_nothing_to_undo(tmp_path, make):
+    make(tmp_path / "run")
+    with pytest.raises(NothingToUndo):
+        ckptmove.undo(tmp_path / "run")
+    with pytest.raises(NothingToUndo):
+        ckptmove.undo(shutil.copy(SAMPLES / ZIP, tmp_path / "run.pth"))
+
+
+def judged(now, then):
+    return undoing._judge(MemorySource("a", now), MemorySource("a", then), Limits())
+
+
+def test_a_device_object_may_get_or_lose_its_index():
+    whole = archive(value=b"ctorch\ndevice\n" + text("cuda") + b"K\x00\x86R")
+    for word in ("cpu", "cuda"):
+        assert not judged(archive(value=b"ctorch\ndevice\n" + text(word) + b"\x85R"), whole)
+    assert judged(archive(value=b"ctorch\nSize\n" + text("cuda") + b"\x85R"), whole)
+
+
+@pytest.mark.parametrize("pair", [(b")", b"]"), (b"]", b"]K\x01a"), (b"](K\x01K\x02e", b"](K\x01K\x03e")])
+def test_containers_are_compared(pair):
+    assert judged(archive(value=pair[0]), archive(value=pair[1]))
+
+
+def test_a_storage_that_is_missing_stays_missing():
+    assert not judged(OTHER["another-storage"], OTHER["another-storage"])
+
+
+def test_a_stream_of_another_length_is_no_conversion_in_place(tmp_path):
+    path, then = tmp_path / "run.pth", (SAMPLES / LEGACY).read_bytes()
+    ckptmove.convert(SAMPLES / LEGACY, to="cpu", output=tmp_path / "new.pth")
+    now = (tmp_path / "new.pth").read_bytes()
+    for torn in (None, bytes(len(now))):
+        forge(path, now, then, torn=torn)
+        with pytest.raises(RestoresMore):
+            ckptmove.undo(path)
+
+
+def test_a_finished_conversion_is_tried_and_forced(tmp_path):
+    path = Path(shutil.copy(SAMPLES / ZIP, tmp_path / "run.pth"))
+    before = path.read_bytes()
+    ckptmove.convert(path, to="cpu", in_place=True)
+    ckptmove.undo(path, dry_run=True)
+    assert path.read_bytes() != before
+    ckptmove.undo(path, force=True)
+    assert path.read_bytes() == before
+
+
+def test_a_journal_that_restores_what_is_there(tmp_path):
+    path = tmp_path / "run.pth"
+    forge(path, archive(), archive())
+    ckptmove.undo(path)
+    assert [one.name for one in tmp_path.iterdir()] == ["run.pth"]
+
+
+def test_an_archive_whose_tail_is_torn_is_compared_with_what_is_before_it(tmp_path, monkeypatch):
+    path = Path(shutil.copy(SAMPLES / ZIP, tmp_path / "run.pth"))
+    size = path.stat().st_size
+    ckptmove.convert(path, to="cuda:10", in_place=True)
+    before = path.read_bytes()
+    interrupted(path, monkeypatch, "cpu")
+    data = path.read_bytes()
+    path.write_bytes(data[:size] + bytes(len(data) - size))
+    ckptmove.undo(path)
+    assert path.read_bytes() == before
