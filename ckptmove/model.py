@@ -26,7 +26,7 @@ FactKind: TypeAlias = Literal[
     "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",
     "encoded-storage", "stray-bytes", "kept-for-undo", "unnamed-file", "newer-file", "other-save",
     "damaged-piece", "missing-end", "missing-rank", "missing-replica", "other-step", "absent-shard",
-    "other-replica", "replica-file", "inner-archive", "graph-device"]  # fmt: skip
+    "other-replica", "replica-file", "inner-archive", "graph-device", "outside-member", "special-member"]  # fmt: skip
 LACKING: Final = frozenset({"missing-storage", "short-storage", "past-end"})  # bytes are missing, and in every copy too
 
 
@@ -278,6 +278,8 @@ class ArchiveFact(NamedTuple):
             ``replica-file``: a file whose replica is not that of most ranks.
             ``missing-end``: a tar of files may be cut off. ``inner-archive``: an archive in an archive, which is not
             read. ``graph-device``: a weight that its graph expects on another device.
+            ``outside-member``: a member of an archive whose name, or the target of its link, leads out of the folder
+            that it is unpacked to; ``special-member``: one with a setuid or setgid bit, a device or a pipe.
         record: name of the record or key of the storage; for a stream, which has no names, a description.
         nbytes: number of bytes that are missing, unreachable or stored.
         storage: key of the storage, if its record has another name than in an archive: in a directory, for example.

@@ -1,9 +1,9 @@
-"""Fuzz in-place conversions, recovery and undo of a file in a folder with a journal, leftovers and links.
+"""Fuzz in-place conversions and undo of a file in a folder with a journal, leftovers and links.
 
 An input is a folder, in which ``model.pth`` is the checkpoint. It is written to a temporary folder.
 
-The invariant: no other file changes. Without an intact journal of its own, the checkpoint is not recovered. ``--undo``
-restores it byte for byte.
+The invariant: no other file changes, and none by reading. A checkpoint with a journal of its own is not read.
+``--undo`` restores it byte for byte.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.api.undoing import undo_in_place
 from ckptmove.conversion.convert import convert
-from ckptmove.conversion.in_place import undo_in_place
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import CkptMoveError
 from ckptmove.io.journal import decode, home_of, journal_path
 from ckptmove.io.leftovers import clear_leftovers, is_temporary
-from ckptmove.io.recovery import recover
+from ckptmove.io.outputs import do_nothing
+from ckptmove.io.recovery import require_settled
 from fuzz.harness import LIMITS, asked_for, bytes_of, in_each_way, opened, require, require_planned
 from fuzz.packing import lay_out
 from fuzz.wholes import content_of, folder_in_memory
@@ -35,14 +36,15 @@ CHECKPOINT: Final = "model.pth"
 
 
 def examine_changes(data: bytes) -> None:
-    """Remove the leftovers in a folder, then recover, undo and convert its checkpoint."""
+    """Remove the leftovers in a folder, then read, undo and convert its checkpoint."""
     with folder_in_memory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a recovery warns
+        warnings.simplefilter("ignore")  # removed leftovers are warned about
         home = Path(folder, "input")
         lay_out(data, home)
         path = home / CHECKPOINT
         _clear(home)
-        _recover(path, home)
+        _read(path, home)
+        _undone(path, home)  # a journal is gone now, unless its undo is refused
         was = path.read_bytes() if path.is_file() else b""
         first = _undone(path, home)
         in_each_way(lambda request: _convert(path, home, request, {was, first}))
@@ -60,19 +62,16 @@ def _clear(home: Path) -> None:
     require(all(Path(path).name in names for path in after), "a new file appeared")
 
 
-def _recover(path: Path, home: Path) -> None:
-    """Recover the file; check that it is unchanged, or restored as its own journal records."""
-    before, journal, real = content_of(home), _journal_of(path), os.path.realpath(path)
+def _read(path: Path, home: Path) -> None:
+    """Read the file; check that this changes nothing, and that a file with a journal of its own is not read."""
+    before, journal = content_of(home), _journal_of(path)
     try:
-        recover(str(path))
+        require_settled(str(path))
+        require(journal is None or not path.is_file(), "a file that may be half changed was read")
+    except CkptMoveError:
+        pass
     finally:
-        after = content_of(home)
-        _require_alone(path, before, after)
-        if after.get(real) != before.get(real):
-            require(
-                journal is not None and after[real] == _as_before(journal, before[real]), "the file was not restored"
-            )
-    require(not recover(str(path)), "it was recovered twice")
+        require(content_of(home) == before, "reading changed a file")
 
 
 def _as_before(journal: Journal, changed: bytes | str | None) -> bytes:
@@ -85,15 +84,17 @@ def _as_before(journal: Journal, changed: bytes | str | None) -> bytes:
 
 def _undone(path: Path, home: Path) -> bytes | None:
     """The bytes that an undo restores; None if it is refused. The file itself is then put back."""
-    before = content_of(home)
+    before, journal, real = content_of(home), _journal_of(path), os.path.realpath(path)
     try:
-        result = undo_in_place(str(path), dry_run=False, limits=LIMITS)
+        result = undo_in_place(str(path), dry_run=False, force=False, limits=LIMITS, settle=do_nothing)
     except CkptMoveError:
         require(content_of(home) == before, "a refused undo changed a file")
         return None
     _require_alone(path, before, content_of(home))
     undone = path.read_bytes()
     require(len(undone) == result.size, "an undo reports another size than that of the file")
+    if journal is not None and undone != before[real]:
+        require(undone == _as_before(journal, before[real]), "the file was not restored")
     path.write_bytes(_body(before, path))
     return undone
 

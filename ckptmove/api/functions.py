@@ -292,27 +292,37 @@ def with_default_output(request: ConvertRequest) -> ConvertRequest:
 
 @hinted()
 def undo(
-    path: FilePath, *, dry_run: bool = False, settle: Callable[[], None] = do_nothing, limits: Limits | None = None
+    path: FilePath,
+    *,
+    dry_run: bool = False,
+    force: bool = False,
+    settle: Callable[[], None] = do_nothing,
+    limits: Limits | None = None,
 ) -> UndoResult:
-    """Restore a file from before its first conversion in place, byte for byte.
+    """Restore a file from before its first conversion in place, or from before one that was interrupted.
+
+    The bytes are those from before. Only a conversion is undone: what is restored may differ from the file in devices
+    and in the flags that follow them.
 
     Args:
         path: the file.
         dry_run: whether to stop before the change.
+        force: whether to restore the file although it differs in more, for example in its keys.
         settle: as in :func:`convert`.
         limits: resource limits for reading it.
 
     Raises:
         UnreadableInput: if the file cannot be read, is damaged, or is not a checkpoint.
-        Refused: if the file has no record of a conversion in place, or another process is converting it.
+        Refused: if the file has no record of a conversion in place, another process is converting it, or the result
+            differs in more than a conversion to another device changes.
         WriteFailed: if the file cannot be changed; it stays unchanged.
     """
-    from ckptmove.conversion.in_place import undo_in_place
+    from ckptmove.api.undoing import undo_in_place
 
     local = local_path(path, "undo takes")
     if isinstance(local, Address):
         raise NotLocal(local, "only local files are converted in place")
-    return undo_in_place(local, dry_run=dry_run, limits=limits or Limits(), settle=settle)
+    return undo_in_place(local, dry_run=dry_run, force=force, limits=limits or Limits(), settle=settle)
 
 
 @named_remap

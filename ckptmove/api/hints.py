@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove import errors
 from ckptmove.api.arguments import NotAccepted, OutputsCollide
+from ckptmove.conversion.archive import UnsafeMember
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.formats.opening import container_class
-from ckptmove.io import journal
+from ckptmove.io import changes, journal
 from ckptmove.io.locations import read_link, similar_path
 from ckptmove.io.remote import errors as remote_errors
 from ckptmove.io.remote.address import is_url
@@ -372,6 +373,26 @@ def _(error: errors.NothingToUndo) -> str:
     return f"convert it back: ckptmove convert {quoted(error.path or '')} --to DEVICE"
 
 
+@hint_for.register(UnsafeMember)
+def _(error: UnsafeMember) -> str:
+    return f"ask for an archive without it; to see all of them: ckptmove inspect {quoted(error.path or '')}"
+
+
+@hint_for.register(changes.InterruptedConversion)
+def _(error: changes.InterruptedConversion) -> str:
+    return f"roll it back: {_undo(error.path)}"
+
+
+@hint_for.register(changes.RestoresMore)
+def _(error: changes.RestoresMore) -> str:
+    removed = f"; if the file is whole, and you did not convert it: rm {quoted(error.journal)}" if error.journal else ""
+    return f"if you converted it yourself: {_undo(error.path)} --force{removed}"
+
+
+def _undo(path: str | None) -> str:
+    return f"ckptmove convert {quoted(path or '')} --undo"
+
+
 @hint_for.register(errors.LimitExceeded)
 def _(error: errors.LimitExceeded) -> str:
     factor = next((one for one in _FACTORS if one * error.limit >= error.actual), None)
@@ -469,7 +490,7 @@ def _(error: errors.ChangeFailed) -> str:
 @hint_for.register(errors.JournalInTheWay)
 def _(error: errors.JournalInTheWay) -> str:
     return (
-        "if the file was renamed after a crash, rename it back and run: ckptmove inspect OLD; "
+        f"if the file was renamed after a crash, rename it back and run: {_undo('OLD')}; "
         f"if the file is complete: rm {quoted(error.journal)}"
     )
 
@@ -479,7 +500,7 @@ def _(error: errors.RollbackFailed) -> str:
     if error.reason == journal.UNKNOWN_JOURNAL:
         rewritten = f"rm {quoted(error.journal)}"
         return f"use the ckptmove version that wrote it; or, if the file was rewritten since: {rewritten}"
-    return f"make both writable, free some space, then run: ckptmove inspect {quoted(error.path or '')}"
+    return f"make both writable, free some space, then run: {_undo(error.path)}"
 
 
 @hint_for.register(FixNotWritten)

@@ -9,6 +9,7 @@ from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.formats.opening import container_class
 from ckptmove.io.contracts import Versioned
+from ckptmove.io.locations import shared_mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +31,6 @@ class OpenCheckpoint:
         inventory: its content.
         parts: its checkpoint files and distributed checkpoints.
         read_from: files on the disk that contain it.
-        recovered: what was restored after an interrupted conversion in place; empty if nothing was.
         outline: outline of its trees and other files, if requested.
         unreadable: errors of files that were left out.
         listing: its files; None if it is one file.
@@ -45,7 +45,6 @@ class OpenCheckpoint:
     inventory: Inventory
     parts: tuple[OpenPart, ...]
     read_from: tuple[DiskPlace, ...]
-    recovered: str = ""
     outline: tuple[OutlineLine, ...] = ()
     unreadable: tuple[UnreadableInput | LimitExceeded, ...] = ()
     listing: Listing | None = None
@@ -77,6 +76,11 @@ class OpenCheckpoint:
     def nbytes(self) -> int:
         """Total size of the files of its parts."""
         return sum(part.inventory.size_bytes for part in self.parts)
+
+    @property
+    def mode(self) -> int:
+        """Permission bits of its files: those that all have; of a new file if it is not on the disk."""
+        return shared_mode(place.path for place in self.read_from)
 
     @property
     def is_whole(self) -> bool:

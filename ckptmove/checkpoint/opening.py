@@ -11,8 +11,9 @@ from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
 from ckptmove.checkpoint.parts import FilePart, read_file
 from ckptmove.errors import ArchiveOfFiles
 from ckptmove.io.file_object import FileObjectSource, OpenFile
+from ckptmove.io.listing import list_directory
 from ckptmove.io.locations import is_folder
-from ckptmove.io.recovery import recover
+from ckptmove.io.recovery import require_settled
 from ckptmove.io.remote.address import Address, as_location
 from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
@@ -48,7 +49,7 @@ def open_checkpoint(
     exclude: Collection[str] = (),
     copy: PartialCopy | None = None,
 ) -> Iterator[OpenCheckpoint]:
-    """Read a checkpoint without the bytes of its tensors, after undoing an interrupted conversion in place.
+    """Read a checkpoint without the bytes of its tensors. A file with a journal beside it is not read.
 
     The tree of a single file is kept until the checkpoint is closed, unless it is not needed. The trees of a directory
     or an archive are dropped one by one, because thousands of them do not fit into memory.
@@ -75,7 +76,7 @@ def open_checkpoint(
         UnreadableInput: if it is unreadable, damaged or not a checkpoint.
         ArchiveOfFiles: if it is an archive of files, and ``files`` is not set.
         LimitExceeded: if it needs more than the limits allow.
-        BeingConverted, RollbackFailed: as of :func:`ckptmove.io.recovery.recover`.
+        BeingConverted, InterruptedConversion: as of :func:`ckptmove.io.recovery.require_settled`.
     """
     limits = limits or Limits()
     with ExitStack() as stack:
@@ -113,9 +114,7 @@ def open_checkpoint(
 
 
 def _listing(folder: str, limits: Limits, members: Sequence[WalkedFile] | None) -> Listing:
-    from ckptmove.checkpoint.layouts.reading import list_recovered
-
-    listing = list_recovered(folder, limits)
+    listing = list_directory(folder, limits)
     return listing if members is None else listing.only({member.path for member in members})
 
 
@@ -123,9 +122,9 @@ def _file(path: str, limits: Limits, stack: ExitStack, *, files: bool, tree: Tre
     """Read a checkpoint file, or list an archive of files."""
     if isinstance(path, OpenFile):
         return _read(FileObjectSource(path), None, limits, stack, files=files, tree=tree)
-    recovered = recover(path)
+    require_settled(path)
     source = open_source(path)
-    return _read(source, source.place, limits, stack, files=files, tree=tree, recovered=recovered)
+    return _read(source, source.place, limits, stack, files=files, tree=tree)
 
 
 def _remote(
@@ -156,7 +155,6 @@ def _read(
     *,
     files: bool,
     tree: TreeUse,
-    recovered: str = "",
 ) -> OpenCheckpoint | Listing:
     """Read a checkpoint file, or list an archive of files."""
     stack.callback(source.close)
@@ -170,7 +168,7 @@ def _read(
         return list_archive(source, limits)
     stack.callback(part.close)
     source.require_unchanged()
-    return OpenCheckpoint(part.inventory, (part,), () if place is None else (place,), recovered)
+    return OpenCheckpoint(part.inventory, (part,), () if place is None else (place,))
 
 
 def _looked_into(

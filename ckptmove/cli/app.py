@@ -205,7 +205,7 @@ def convert(
         convert_command.require_alone(context.params)
         named = single_path(paths or (), config, "convert --undo")
         with reporting(out, "convert") as renderer:
-            code = convert_command.run_undo(named, renderer, dry_run=dry_run, limits=limits)
+            code = convert_command.run_undo(named, renderer, dry_run=dry_run, force=force, limits=limits)
         raise typer.Exit(code)
     changes = remap_options(**remap)
     move = move_request(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: Options that ``--undo`` can be combined with, as parameters of the command.
 _WITH_UNDO: Final = frozenset(
-    {"paths", "undo", "dry_run", "limit_factor", "json", "format", "quiet", "verbose", "version", "help"}
+    {"paths", "undo", "dry_run", "force", "limit_factor", "json", "format", "quiet", "verbose", "version", "help"}
 )
 
 
@@ -171,15 +171,15 @@ def require_alone(options: Mapping[str, object]) -> None:
         UsageError: if one was.
     """
     if any(value for name, value in options.items() if name not in _WITH_UNDO):
-        raise UsageError("--undo restores the file and takes no other option than --dry-run")
+        raise UsageError("--undo restores the file and takes no other option than --dry-run and --force")
 
 
-def run_undo(path: str, renderer: Renderer, *, dry_run: bool, limits: Limits) -> int:
+def run_undo(path: str, renderer: Renderer, *, dry_run: bool, force: bool, limits: Limits) -> int:
     """Undo a conversion in place, write the report, and return the exit code.
 
     Raises:
         CkptMoveError: as :func:`ckptmove.undo`.
         StdoutFailed: if the report cannot be written; the file is restored.
     """
-    renderer.undo(api.undo(path, dry_run=dry_run, settle=settle, limits=limits))
+    renderer.undo(api.undo(path, dry_run=dry_run, force=force, settle=settle, limits=limits))
     return renderer.finish(Summary("convert", YES))

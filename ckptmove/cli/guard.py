@@ -35,7 +35,6 @@ from ckptmove.errors import (
     UnknownDevice,
     UnsupportedDtype,
 )
-from ckptmove.io.changes import RolledBack
 from ckptmove.io.outputs import LeftoversRemoved
 from ckptmove.io.remote.address import redacted
 from ckptmove.pickles.collector import collector_paused
@@ -74,8 +73,7 @@ class GuardedGroup(TyperGroup):
         try:
             open_closed_streams()
             with collector_paused(), warnings.catch_warnings():  # a command ends before reference cycles matter
-                for category in (RolledBack, LeftoversRemoved):
-                    warnings.simplefilter("always", category)
+                warnings.simplefilter("always", LeftoversRemoved)
                 warnings.showwarning = _show
                 code = _guarded(lambda: run(words, PROGRAM, complete_var, False, windows_expand_args, **extra), words)
                 code = _agreed(code, words)

@@ -8,7 +8,7 @@ from ckptmove.checkpoint.layouts import zip_members
 from ckptmove.checkpoint.layouts.merge import split_plan
 from ckptmove.checkpoint.naming import naming
 from ckptmove.conversion.remap.folder import RemappedFolder
-from ckptmove.errors import CrcMismatch
+from ckptmove.errors import CrcMismatch, Refused
 from ckptmove.io.contracts import BytesSegment
 from ckptmove.io.segments import blocks_of, length, shifted, without_checks
 from ckptmove.moves import MovePlan
@@ -21,6 +21,20 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.conversion.conversion import Conversion
     from ckptmove.io.contracts import Segment
+
+
+class UnsafeMember(Refused):
+    """A member of the archive is not safe to unpack, and a copy would have it too.
+
+    Attributes:
+        name: the member.
+    """
+
+    kind = "unsafe-member"
+
+    def __init__(self, path: str, name: str) -> None:
+        super().__init__(f"member '{name:.200}' is not safe to unpack (F815), and a copy would have it", path=path)
+        self.name = name
 
 
 def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing: Members) -> tuple[Segment, ...]:
@@ -43,6 +57,17 @@ def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
         conversion.notes.append(f"compressed in the source, stored uncompressed in the new archive: {inflated}")
     segments = listing.lay_out(changes.segments, removed)
     return segments if conversion.request.check else without_checks(segments)
+
+
+def require_safe(listing: Members) -> None:
+    """Check that no member of a copy would be unsafe to unpack.
+
+    Raises:
+        UnsafeMember: if one would be.
+    """
+    for fact in listing.facts:
+        if fact.kind in {"outside-member", "special-member"}:
+            raise UnsafeMember(listing.path, fact.record)
 
 
 class _Changes:

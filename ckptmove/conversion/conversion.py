@@ -156,8 +156,7 @@ class Conversion:
         if self._container != inventory.container or self.format == "shards":
             self.plan = self.plan._replace(format=self._container)
         new = inventory if self.remapped is None else self.remapped.inventory
-        self.notes = [note for note in (checkpoint.recovered,) if note and request.in_place]
-        self.notes += conversion_notes(new, self.plan)
+        self.notes = [*conversion_notes(new, self.plan)]
         if self.remapped is not None and self.remapped.is_reordered and new.optimizers:
             self.notes.append(_GUESSED_ORDER)
         self.notes += _of_first_rank(checkpoint)

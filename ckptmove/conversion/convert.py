@@ -100,6 +100,10 @@ def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint, jobs: int) ->
         from ckptmove.conversion.in_place import change_file
 
         return change_file(conversion, checkpoint.file)
+    if conversion.format == "same" and listing is not None and listing.form is not None:
+        from ckptmove.conversion.archive import require_safe
+
+        require_safe(cast("Members", listing))
     if conversion.format == "shards":
         from ckptmove.conversion.sharded_output import write_shards
 
@@ -114,7 +118,7 @@ def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint, jobs: int) ->
         return write_directory(conversion, checkpoint, listing)
     require_new_file(request.path, request.target, request.default_output, force=request.force)
     source, segments = _lay_out(conversion, checkpoint)
-    with FileSink(request.target, force=request.force) as sink:
+    with FileSink(request.target, force=request.force, mode=checkpoint.mode) as sink:
         overflowed = conversion.overflowed.append
         written = write_segments(source, segments, sink, request.path, request.progress, overflowed, jobs)
         sink.commit(request.settle)

@@ -1,32 +1,23 @@
-"""Convert a checkpoint file in place, and undo it."""
+"""Convert a checkpoint file in place."""
 
 from __future__ import annotations
 
-import time
-from contextlib import closing
 from typing import TYPE_CHECKING, cast
 
-from ckptmove.checkpoint.naming import naming
-from ckptmove.conversion.results import UndoResult
-from ckptmove.errors import ArchiveOfFiles, InPlaceImpossible, NothingToUndo
-from ckptmove.formats.opening import container_of
-from ckptmove.io.locations import is_folder, link_target, other_names
-from ckptmove.io.outputs import do_nothing
+from ckptmove.errors import InPlaceImpossible
+from ckptmove.io.locations import link_target, other_names
 from ckptmove.io.patch import apply_patch
-from ckptmove.io.recovery import recover
-from ckptmove.io.source import open_source
 from ckptmove.pickles.edits import apply_plan
 from ckptmove.text import Argument, Command, amount, command_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.conversion.conversion import Conversion
     from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.io.changes import Patch
     from ckptmove.io.source import DiskPlace
-    from ckptmove.limits import Limits
     from ckptmove.moves import MovePlan
 
 
@@ -45,47 +36,16 @@ def change_file(conversion: Conversion, part: FilePart) -> int:
     patch = _patch(part, plan) if remapped is None else _remapped_patch(part, conversion, remapped)
     size = part.inventory.size_bytes
     place = cast("DiskPlace", part.disk)  # the file is on disk
-    conversion.notes += _other_names(part.path)
+    conversion.notes += notes_on_names(part.path)
     if not conversion.is_writing:
         return 0
     part.close()
     apply_patch(part.path, patch, place.stamp, request.settle)
-    conversion.notes.append(_way_back(part.path, patch, size))
+    conversion.notes.append(_way_back(part.path, patch, size, is_remapped=remapped is not None))
     return patch.nbytes
 
 
-def undo_in_place(path: str, *, dry_run: bool, limits: Limits, settle: Callable[[], None] = do_nothing) -> UndoResult:
-    """Undo all in-place conversions of a file; arguments and errors as of :func:`ckptmove.undo`."""
-    began = time.perf_counter()
-    if is_folder(path):
-        raise NothingToUndo(path, "it is a directory, and only files can be converted in place", "directory")
-    with naming(path):
-        recovered = recover(path)
-        with closing(open_source(path)) as source:
-            try:
-                container = container_of(source, limits)
-            except ArchiveOfFiles as error:
-                raise NothingToUndo(
-                    path, "it is an archive of files, which cannot be converted in place", "archive"
-                ) from error
-            try:
-                patch = container.undo()
-            except NothingToUndo as error:
-                error.container = container.name
-                raise
-        if not dry_run:
-            apply_patch(path, patch, source.place.stamp, settle)
-    return UndoResult(
-        path=path,
-        size=patch.size,
-        removed=source.size - patch.size,
-        is_done=not dry_run,
-        seconds=time.perf_counter() - began,
-        notes=(recovered,) if recovered else (),
-    )
-
-
-def _other_names(path: str) -> Iterator[str]:
+def notes_on_names(path: str) -> Iterator[str]:
     """Notes on links to the file, because the change affects them too."""
     target = link_target(path)
     if target:
@@ -95,14 +55,22 @@ def _other_names(path: str) -> Iterator[str]:
         yield f"the change also affects {amount(others, 'other hard link')} to the file"
 
 
-def _way_back(path: str, patch: Patch, size: int) -> str:
-    """Note on how to undo the change; ``size`` is the size of the file before it, in bytes."""
+def _way_back(path: str, patch: Patch, size: int, *, is_remapped: bool) -> str:
+    """Note on how to undo the change.
+
+    Args:
+        path: the file.
+        patch: the change.
+        size: size of the file before it, in bytes.
+        is_remapped: whether more than devices changed, which an undo restores only if it is forced.
+    """
     if not patch.writes:
         return "the original is restored, byte for byte"
     if not patch.can_undo:
         return "this format supports no undo: to undo the change, convert the file back"
     scope = " all conversions in place" if patch.writes[0][0] < size else ""
-    return Command(f"to undo{scope}: {command_line(['ckptmove', 'convert', path, '--undo'])}")
+    words = ["ckptmove", "convert", path, "--undo", *["--force"] * is_remapped]
+    return Command(f"to undo{scope}: {command_line(words)}")
 
 
 def _patch(part: FilePart, plan: MovePlan) -> Patch:

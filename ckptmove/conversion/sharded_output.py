@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import Segment
     from ckptmove.io.listing import ListedFile, Listing
 
-_FOLDER_MODE: Final = 0o755
-_FILE_MODE: Final = 0o644
+#: Permission bits to read a file, and to read and write it: shards are not executed.
+_READ: Final = 0o444
+_FILE: Final = 0o666
 
 
 def write_shards(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
@@ -47,11 +48,12 @@ def write_shards(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
     if not conversion.is_writing:
         return 0
     require_new_folder(request.path, request.target, force=request.force)
+    mode = checkpoint.mode & _FILE
     total, written = sum(sum(map(length, segments)) for segments in files.values()) + copied.nbytes, 0
     with DirectorySink(request.target, frozenset((*files, *copied.files, *copied.links)), force=request.force) as sink:
         sink.reserve(total)
-        for path, mode in copied.folders.items():
-            sink.folder(path, mode)
+        for path, folder_mode in copied.folders.items():
+            sink.folder(path, folder_mode)
         for path, target in copied.links.items():
             sink.link(path, target)
         source = NewFiles(cast("Remapped", conversion.remapped), conversion).source
@@ -62,11 +64,11 @@ def write_shards(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
                 if request.progress is not None:
                     request.progress(before + done, total)
 
-            with sink.file(name, _FILE_MODE) as new:
+            with sink.file(name, mode) as new:
                 written += write_segments(source, segments, new, name, count, conversion.overflowed.append)
         listing = cast("Listing", checkpoint.listing)  # with files to copy, there is one
         for name, file in copied.files.items():
-            with naming(listing.full(file.path)), sink.file(name, file.mode or _FILE_MODE) as new:
+            with naming(listing.full(file.path)), sink.file(name, file.mode or mode) as new:
                 for block in listing.contents(file.path):
                     new.write(block)
                 listing.require_unchanged(file)
@@ -114,9 +116,10 @@ class _OtherFiles(NamedTuple):
 
 def _other_files(conversion: Conversion, checkpoint: OpenCheckpoint, new: Collection[str]) -> _OtherFiles:
     """Everything below the top of the source except checkpoints, indexes of shards, and links to them."""
-    listing = checkpoint.listing
+    listing, mode = checkpoint.listing, checkpoint.mode & _FILE
+    mode |= (mode & _READ) >> 2  # who may read a file may search its folder
     if listing is None:
-        return _OtherFiles({"": _FOLDER_MODE}, {}, {})
+        return _OtherFiles({"": mode}, {}, {})
     gone = replaced_by_shards(checkpoint, listing, new)
     files = {file.path.removeprefix(checkpoint.top): file for file in listing.files if file.path not in gone}
     for path in files:
@@ -126,7 +129,7 @@ def _other_files(conversion: Conversion, checkpoint: OpenCheckpoint, new: Collec
     lost = [link.path for link in listing.links if link.path in gone]
     if lost:
         conversion.notes.append(f"links to replaced files are not copied: {', '.join(lost)}")
-    folders = {"": _FOLDER_MODE, **dict.fromkeys(_parents(files), _FOLDER_MODE)}
+    folders = {"": mode, **dict.fromkeys(_parents(files), mode)}
     folders |= {folder.path: folder.mode for folder in listing.folders if folder.path not in gone}
     return _OtherFiles(dict(sorted(folders.items())), files, links)
 

@@ -434,6 +434,16 @@ _ENTRIES: Final = (
         "apart in training. Each rank resumes from its own values.",
         mend="Resume from an earlier checkpoint, or copy the file of the rank that has the right values.",
     ),
+    Entry(
+        code="F815",
+        name="unsafe-member",
+        severity=Severity.ERROR,
+        when="an archive has a member whose name or link leads out of the folder that it is unpacked to (../, an "
+        "absolute path, a drive, also with backslashes), a file with a setuid or setgid bit, a device or a pipe",
+        why="Some programs follow such a name when they unpack it, and write over files elsewhere. A setuid file runs "
+        "with the rights of its owner. No trainer writes such members.",
+        mend="Do not unpack it. Ask for an archive without such members. convert refuses to copy it.",
+    ),
 )
 
 #: Every code, in the documented order.

@@ -53,6 +53,7 @@ RULES: Final[tuple[FindingRule, ...]] = (
     archive.missing_ranks,
     archive.absent_shards,
     archive.other_replicas,
+    archive.unsafe_members,
 )
 
 #: Rules that compare files with each other: skipped if a file could not be read.

@@ -63,6 +63,7 @@ class TarMember(NamedTuple):
         header: its header, with the extensions of pax or GNU tar before it.
         span: its bytes as stored, without the padding of the last block.
         target: of a link, the path in the archive that it leads to; else empty.
+        mode: its permission bits.
     """
 
     name: str
@@ -70,6 +71,7 @@ class TarMember(NamedTuple):
     header: Span
     span: Span
     target: str
+    mode: int
 
 
 def read_members(source: ByteSource, limits: Limits) -> tuple[TarMember, ...]:
@@ -229,7 +231,8 @@ def _member(source: ByteSource, info: tarfile.TarInfo, header: Span, extensions:
     begin = _after_sparse_map(source, header.end) if info.type == tarfile.GNUTYPE_SPARSE else header.end
     if begin + padded(size) > source.size:
         raise DamagedArchive(source.path, f"it ends before the end of member '{name:.80}'")
-    return TarMember(name, kind, Span(header.start, begin), Span(begin, begin + size), _target(info, name, extensions))
+    target = _target(info, name, extensions)
+    return TarMember(name, kind, Span(header.start, begin), Span(begin, begin + size), target, info.mode)
 
 
 def _target(info: tarfile.TarInfo, name: str, extensions: Mapping[bytes, bytes]) -> str:

@@ -1,6 +1,8 @@
-"""Define the values of a change in place: the patch, and a warning."""
+"""Define the patch of a change in place, and the errors of interrupted changes."""
 
 from typing import NamedTuple
+
+from ckptmove.errors import Refused, UnreadableInput
 
 
 class Patch(NamedTuple):
@@ -22,5 +24,25 @@ class Patch(NamedTuple):
         return sum(len(data) for _, data in self.writes)
 
 
-class RolledBack(UserWarning):
-    """An interrupted conversion in place was rolled back before the checkpoint was read."""
+class InterruptedConversion(UnreadableInput):
+    """A conversion in place of the file was interrupted, or a journal beside it says so."""
+
+    kind = "interrupted-conversion"
+
+    def __init__(self, path: str) -> None:
+        super().__init__("a conversion in place was interrupted, so the file may be half changed", path=path)
+
+
+class RestoresMore(Refused):
+    """What an undo would restore differs from the file in more than a conversion to another device changes.
+
+    Attributes:
+        reason: the first difference, as a clause.
+        journal: path of the journal with the bytes to restore; empty if they are in the file.
+    """
+
+    kind = "restores-more"
+
+    def __init__(self, path: str, reason: str, journal: str = "") -> None:
+        super().__init__(f"the undo would change more than devices: {reason}", path=path)
+        self.reason, self.journal = reason, journal

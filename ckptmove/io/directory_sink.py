@@ -17,7 +17,7 @@ from ckptmove.errors import CkptMoveError, OutputExists, OutputHoldsMore, WriteF
 from ckptmove.io.leftovers import OWNER, Claim
 from ckptmove.io.new_file import NewFile, require_room, write_failed
 from ckptmove.io.outputs import do_nothing
-from ckptmove.io.portable import open_file, sync_folder, syncing
+from ckptmove.io.portable import ALL, open_file, sync_folder, syncing, without_umask
 from ckptmove.io.sink import require_usable, sync_name
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class DirectorySink:
 
     With ``force``, an existing directory is replaced if the new one has all of its files. It is moved into a hidden
     folder, the new one is renamed, and then the old one is removed. One of them is complete at any time; after a crash
-    in between, the next run moves the old one back. A symbolic link is replaced, not its target.
+    in between, the next run tells how to move the old one back. A symbolic link is replaced, not its target.
 
     Attributes:
         leftover: path of the replaced directory if the system refused to remove it; else None.
@@ -92,12 +92,12 @@ class DirectorySink:
 
         Args:
             path: relative path; empty for the directory itself.
-            mode: its permission bits; write permission for the owner is added.
+            mode: its permission bits before the umask; write permission for the owner is added.
         """
         with self._write_errors(path):
             full = self._temp / path
             full.mkdir(OWNER, exist_ok=not path)
-            self._folders.append((full, mode | OWNER))
+            self._folders.append((full, without_umask(mode) | OWNER))
 
     def link(self, path: str, target: str) -> None:
         """Create a symbolic link in it."""
@@ -109,14 +109,18 @@ class DirectorySink:
         """Create a file in it, durable on exit; several files may be written at a time.
 
         It has its final name from the start: the directory is hidden until :meth:`commit` has run.
+
+        Args:
+            path: relative path.
+            mode: its permission bits before the umask.
         """
         with self._write_errors(path):
             place = self._temp / path
-            fd = open_file(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            fd = open_file(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & ALL)
             file = NewFile(str(self._output / path), place, fd)
             try:
                 yield file
-                file.make_durable(mode)
+                file.make_durable()
             finally:
                 file.close()
 
@@ -133,8 +137,9 @@ class DirectorySink:
             OutputHoldsMore: if the directory to be replaced got another file meanwhile.
         """
         with self._write_errors():
+            before = self._output.stat().st_mode if self._output.is_dir() else ALL
             for folder, mode in reversed(self._folders):
-                folder.chmod(mode)
+                folder.chmod(mode & (before | OWNER) if folder == self._temp else mode)
                 sync_folder(folder)
             with syncing(self._output.parent) as sync:
                 if self._check_output():

@@ -67,6 +67,11 @@ class Journal(NamedTuple):
         """The writes that restore the file."""
         return tuple((run.start, run.old) for run in self.runs if run.old)
 
+    @property
+    def new(self) -> tuple[tuple[int, bytes], ...]:
+        """The writes of the change."""
+        return tuple((run.start, run.new) for run in self.runs if run.new)
+
     def encode(self) -> bytes:
         """Return the journal as bytes, with a CRC-32 of all others at the end."""
         name = os.fsencode(self.name)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.io.outputs import LeftoversRemoved
 from ckptmove.io.portable import UNTRUSTED, host_name, open_file, own_user
+from ckptmove.text import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +116,7 @@ class Claim:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove the leftovers of ended processes in a folder, move replaced outputs back, and warn about each.
+    """Remove the leftovers of ended processes in a folder, and warn about each and about what is kept.
 
     Files that cannot be accessed or removed are skipped.
     """
@@ -204,16 +205,17 @@ def _clear_part(names: TemporaryNames) -> str:
 
 
 def _clear_replaced(names: TemporaryNames) -> str:
-    """Remove the folder of a replaced output, or move its content back if the new output has not taken the name."""
+    """Remove the folder of a replaced output; if that is not replaced yet, tell how to move it back.
+
+    It is not moved: these names may have come with the folder, and no file may appear because of its name.
+    """
     if not os.path.lexists(names.part):
         shutil.rmtree(names.old)
         return f"{names.old}: already replaced by an interrupted conversion, and removed"
-    message = ""
-    for old in names.old.iterdir():
-        output = names.old.parent / old.name
-        if os.path.lexists(output):
-            return f"{old}: the earlier content of {output}, left by an interrupted conversion; both are kept"
-        old.rename(output)
-        message = f"{output}: restored; the conversion that was replacing it was interrupted"
-    names.old.rmdir()
-    return message
+    old = next(names.old.iterdir(), None)
+    if old is None:
+        names.old.rmdir()
+        return ""
+    output = names.old.parent / old.name
+    way = "" if os.path.lexists(output) else f"; to restore it: {command_line(['mv', str(old), str(output)])}"
+    return f"{old}: the earlier content of {output}, left by an interrupted conversion; it is kept{way}"

@@ -10,13 +10,14 @@ import os
 import posixpath
 import stat
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from ckptmove.errors import AccessFailed, LimitExceeded, NotACheckpoint, reason_of
 from ckptmove.io.leftovers import is_unfinished
-from ckptmove.io.portable import shared_folder
+from ckptmove.io.portable import ALL, shared_folder
+from ckptmove.io.recovery import with_journals
 from ckptmove.io.source import KINDS, DiskPlace, open_source, stamp_of
 from ckptmove.model import Span
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 #: Folders inside of each other: those of a training run are three or four.
 DEEPEST: Final = 64
-#: Who may read, write and execute; no copy inherits setuid and the like.
-_PERMISSIONS: Final = 0o777
 _BLOCK: Final = 1 << 20
 
 
@@ -106,6 +105,7 @@ class Listing:
         files: by path.
         folders: each before its content.
         links: by path.
+        with_journals: paths of files beside which lies the journal of a conversion in place.
         container: name of its kind in the public contract.
         form: form of an archive; None for a directory.
         has_checksums: whether it has a CRC of each file.
@@ -116,6 +116,7 @@ class Listing:
     files: tuple[ListedFile, ...]
     folders: tuple[ListedFolder, ...]
     links: tuple[ListedLink, ...]
+    with_journals: tuple[str, ...] = field(default=(), kw_only=True)
     container: ClassVar[str] = "directory"
     form: ClassVar[ArchiveForm | None] = None
     has_checksums: ClassVar[bool] = False
@@ -151,6 +152,7 @@ class Listing:
         return replace(
             self,
             files=files,
+            with_journals=tuple(path for path in self.with_journals if path in paths),
             folders=tuple(folder for folder in self.folders if folder.path in folders),
             links=tuple(link for link in self.links if link.path.rpartition("/")[0] in folders),
         )
@@ -167,6 +169,7 @@ class Listing:
         return replace(
             self,
             files=tuple(file for file in self.files if stays(file.path)),
+            with_journals=tuple(filter(stays, self.with_journals)),
             folders=tuple(folder for folder in self.folders if stays(folder.path)),
             links=tuple(link for link in self.links if stays(link.path) and stays(link.leads_to)),
         )
@@ -245,11 +248,13 @@ def list_directory(path: str, limits: Limits) -> Listing:
         lister.run()
     except OSError as error:
         raise AccessFailed(error.filename or path, reason_of(error)) from error
+    files = tuple(sorted(lister.files, key=lambda file: file.path))
     return Listing(
         path,
-        tuple(sorted(lister.files, key=lambda file: file.path)),
+        files,
         tuple(sorted(lister.folders, key=lambda folder: folder.path)),
         tuple(sorted(lister.links, key=lambda link: link.path)),
+        with_journals=tuple(with_journals([file.path for file in files])),
     )
 
 
@@ -276,7 +281,7 @@ class _Lister:
         self.links: list[ListedLink] = []
 
     def run(self) -> None:
-        mode = os.stat(self._path).st_mode & _PERMISSIONS
+        mode = os.stat(self._path).st_mode & ALL
         self.folders.append(ListedFolder("", mode))
         todo = [("", 0, False)]
         while todo:
@@ -294,7 +299,7 @@ class _Lister:
                     )
                 path = prefix + entry.name
                 if entry.is_dir(follow_symlinks=False):
-                    self.folders.append(ListedFolder(path, entry.stat(follow_symlinks=False).st_mode & _PERMISSIONS))
+                    self.folders.append(ListedFolder(path, entry.stat(follow_symlinks=False).st_mode & ALL))
                     todo.append((path, depth + 1, is_hidden or entry.name.startswith(".")))
                 elif entry.is_symlink() and not self._is_blob(entry):
                     self._link(path, entry)
@@ -318,7 +323,7 @@ class _Lister:
         kind = KINDS.get(stat.S_IFMT(found.st_mode))
         if kind is not None:
             raise NotACheckpoint(entry.path, kind)
-        mode = found.st_mode & _PERMISSIONS
+        mode = found.st_mode & ALL
         self.files.append(ListedFile(path, found.st_size, mode, stamp_of(found), is_hidden))
 
     def _link(self, path: str, entry: os.DirEntry[str]) -> None:

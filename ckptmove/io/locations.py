@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import WriteFailed
-from ckptmove.io.portable import SEPARATORS
+from ckptmove.io.portable import ALL, NEW_FILE, SEPARATORS
 from ckptmove.io.remote.address import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 #: For a mistyped path: entries of its folder to compare with, and the least similarity.
 _MOST_ENTRIES: Final = 1000
 _NEARLY: Final = 0.8
+_DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 
 def is_folder(path: str) -> bool:
@@ -47,8 +52,9 @@ def link_target(path: str) -> str:
 
 
 def leads_out(path: str) -> bool:
-    """Whether the name of a member of an archive leads out of the directory that it is written to."""
-    return bool(Path(path).anchor) or ".." in Path(path).parts
+    """Whether the name of a member of an archive leads out of the directory that it is written to, on any system."""
+    parts = path.replace("\\", "/").split("/")
+    return ".." in parts or (len(parts) > 1 and not parts[0]) or _DRIVE.match(path) is not None
 
 
 def other_names(path: str) -> int:
@@ -56,6 +62,26 @@ def other_names(path: str) -> int:
     with suppress(OSError):
         return os.stat(path).st_nlink - 1
     return 0
+
+
+def shared_mode(paths: Iterable[str]) -> int:
+    """The permission bits that all files at some paths have, and all that is in a folder; of a new file without any.
+
+    What can be read from the files may be shown to those who can read all of them.
+    """
+    modes = [mode for path in paths for mode in _modes(path)]
+    shared = ALL if modes else NEW_FILE
+    for mode in modes:
+        shared &= mode
+    return shared
+
+
+def _modes(path: str) -> Iterator[int]:
+    walked = os.walk(path) if is_folder(path) else ()
+    inner = (os.path.join(folder, name) for folder, _, names in walked for name in ("", *names))
+    for one in chain([path], inner):
+        with suppress(OSError, ValueError):  # a URL, or a file that another error reports
+            yield os.stat(one).st_mode
 
 
 def inode_of(path: str) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import WriteFailed, reason_of
 from ckptmove.io.cloning import begin_as_clone
+from ckptmove.io.portable import ALL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,11 +87,11 @@ class NewFile:
         """Return a writer for the bytes from ``start`` on, as :meth:`ByteSink.at`; not on Windows."""
         return RangeWriter(self.path, self._fd, start)
 
-    def make_durable(self, mode: int | None) -> None:
+    def make_durable(self, mode: int | None = None) -> None:
         """Set the permission bits, if given, and flush the file to the disk."""
         os.ftruncate(self._fd, self._written)
         if mode is not None:
-            self._place.chmod(mode)
+            self._place.chmod(mode & ALL)
         os.fsync(self._fd)
 
     def close(self) -> None:

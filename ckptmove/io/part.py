@@ -1,4 +1,4 @@
-"""Define byte sources on another one: a span of its bytes, bytes decoded from it, and one that reports progress."""
+"""Define byte sources on another one: a span of it, bytes decoded from it, changed bytes, and reported progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckptmove.io.contracts import ReadsInto
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ckptmove.io.contracts import ByteSource, Progress
 
@@ -95,6 +95,41 @@ class MemorySource:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class ChangedSource:
+    """Another source with some of its bytes replaced, and another length. The replaced bytes are in memory.
+
+    Attributes:
+        path: the file.
+        size: its length in bytes after the change.
+        is_remote: whether the other source is remote.
+    """
+
+    def __init__(self, whole: ByteSource, writes: Sequence[tuple[int, bytes]], size: int) -> None:
+        """Lay writes, in their order, over a source; what is longer than both is zeros."""
+        self.path, self.size, self.is_remote = whole.path, size, whole.is_remote
+        self._whole, self._writes = whole, writes
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return the bytes from ``start`` to ``end`` (exclusive)."""
+        check_within(self, start, end)
+        known = self._whole.read(start, min(end, self._whole.size)) if start < self._whole.size else b""
+        data = bytearray(known.ljust(end - start, b"\0"))
+        for place, new in self._writes:
+            first, last = max(start, place), min(end, place + len(new))
+            if first < last:
+                data[first - start : last - start] = new[first - place : last - place]
+        return bytes(data)
+
+    def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
+        """Yield the bytes of a span in blocks of at most ``block_bytes``; all of them stay valid."""
+        del buffers  # no buffer is reused
+        for start in range(span.start, span.end, block_bytes):
+            yield memoryview(self.read(start, min(start + block_bytes, span.end)))
+
+    def close(self) -> None:
+        """Do nothing: the code that opened the whole source closes it."""
 
 
 def check_within(source: ByteSource, start: int, end: int) -> None:

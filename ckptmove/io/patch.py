@@ -3,7 +3,7 @@
 No byte changes before the journal that can restore it is durable.
 
 A process that changes a file or rolls back a change holds the lock of the file, which the system releases when the
-process ends. A journal next to a file that is not locked was left by a process that has ended.
+process ends. A journal next to a file that is not locked was left by a process that has ended, or came with the folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import stat
 import zlib
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import (
     BeingConverted,
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 #: A long run of zeros may come from a crash; a shorter one can be a saved number.
 _LOST: Final = re.compile(rb"\0{32,}")
 
-_UNDONE: Final = "an interrupted conversion in place was rolled back"
-_NOT_BEGUN: Final = "a conversion in place was interrupted before it changed the file; its journal was removed"
-_OUTDATED: Final = "the journal of an interrupted conversion in place was removed: the file was rewritten since"
+_UNDONE: Final = "rolls back a conversion in place that was interrupted"
+_NOT_BEGUN: Final = "removes the journal of a conversion in place that was interrupted before it changed the file"
+_OUTDATED: Final = "removes the journal of an interrupted conversion in place: the file was rewritten since"
 
 
 def apply_patch(path: str, patch: Patch, before: Stamp, settle: Callable[[], None] = do_nothing) -> None:
@@ -58,14 +58,14 @@ def apply_patch(path: str, patch: Patch, before: Stamp, settle: Callable[[], Non
     Raises:
         BeingConverted: if another process is changing the file.
         SourceChanged: if the file has changed since the patch was made.
-        ChangeFailed: if the system fails; the file is unchanged. If only the journal could not be removed, the next run
-            rolls the change back.
+        ChangeFailed: if the system fails; the file is unchanged. If only the journal could not be removed, the change
+            is to be rolled back.
         JournalInTheWay: if the path of the journal holds the journal of another file.
         RollbackFailed: if the system fails, and then fails to restore the file.
     """
     journal_file = journal_path(path)
     try:
-        with _locked(path) as fd:
+        with _locked(path, os.O_RDWR) as fd:
             found = os.fstat(fd)
             if stamp_of(found) != before:
                 raise SourceChanged(path)
@@ -87,11 +87,34 @@ def apply_patch(path: str, patch: Patch, before: Stamp, settle: Callable[[], Non
         raise ChangeFailed(path, reason_of(error)) from error
 
 
-def roll_back(path: str) -> str:
-    """Roll back the change that is recorded in the journal of a file, if there is one.
+class Interrupted(NamedTuple):
+    """What an interrupted change left next to a file.
 
-    Returns:
-        A message about the action; empty without one.
+    Attributes:
+        journal: its journal; None if it is torn, and nothing has changed yet.
+        is_of_file: whether the file is at some point of the change; False if it was rewritten since.
+        stamp: stamp of the file.
+    """
+
+    journal: Journal | None
+    is_of_file: bool
+    stamp: Stamp
+
+    @property
+    def change(self) -> Journal | None:
+        """The change to roll back; None if the journal is only to be removed."""
+        return self.journal if self.is_of_file else None
+
+    @property
+    def message(self) -> str:
+        """What a rollback does."""
+        if self.journal is None:
+            return _NOT_BEGUN
+        return _UNDONE if self.is_of_file else _OUTDATED
+
+
+def read_journal(path: str) -> Interrupted | None:
+    """Read the journal next to a file; None if there is none, or it is the journal of another file.
 
     Raises:
         BeingConverted: if the process that makes the change is still running.
@@ -99,31 +122,50 @@ def roll_back(path: str) -> str:
     """
     journal_file = journal_path(path)
     try:
-        with _locked(path) as fd:
-            journal = decode(_read(journal_file, {own_user(), os.fstat(fd).st_uid, 0}))
-            if journal is None:
-                message = _NOT_BEGUN
-            elif journal.name != home_of(path)[1]:
-                return ""  # two names with the same checksum, or the file was renamed
-            elif _fits(fd, journal):
-                _change(fd, journal.old, journal.old_size)
-                message = _UNDONE
-            else:
-                message = _OUTDATED
-            _remove(journal_file)
+        with _locked(path, os.O_RDONLY) as fd:
+            found = os.fstat(fd)
+            journal = decode(_read(journal_file, {own_user(), found.st_uid, 0}))
+            if journal is not None and journal.name != home_of(path)[1]:
+                return None  # two names with the same checksum, or the file was renamed
+            return Interrupted(journal, journal is None or _fits(fd, journal), stamp_of(found))
     except FileNotFoundError:
-        return ""  # the change was finished meanwhile, or the file is gone
+        return None  # the change was finished meanwhile, or the file is gone
     except (OSError, ValueError) as error:
         raise RollbackFailed(path, journal_file, reason_of(error)) from error
-    return message
+
+
+def roll_back(path: str, found: Interrupted, settle: Callable[[], None] = do_nothing) -> None:
+    """Roll back an interrupted change, and remove its journal.
+
+    Args:
+        path: the file.
+        found: what :func:`read_journal` returned.
+        settle: called when the file is restored; an interruption after that comes too late.
+
+    Raises:
+        BeingConverted: if another process is changing the file.
+        SourceChanged: if the file has changed since its journal was read.
+        RollbackFailed: if the system refuses.
+    """
+    journal_file = journal_path(path)
+    try:
+        with _locked(path, os.O_RDWR) as fd:
+            if stamp_of(os.fstat(fd)) != found.stamp:
+                raise SourceChanged(path)
+            if found.change is not None:
+                _change(fd, found.change.old, found.change.old_size)
+            settle()
+            _remove(journal_file)
+    except OSError as error:
+        raise RollbackFailed(path, journal_file, reason_of(error)) from error
 
 
 @contextmanager
-def _locked(path: str) -> Iterator[int]:
-    """Open a file for reading and writing, with its lock against other ckptmove processes."""
+def _locked(path: str, flags: int) -> Iterator[int]:
+    """Open a file, with its lock against other ckptmove processes."""
     from filelock import lock_descriptor
 
-    fd = open_file(path, os.O_RDWR)
+    fd = open_file(path, flags)
     try:
         if not lock_descriptor(fd, blocking=False):
             raise BeingConverted(path)

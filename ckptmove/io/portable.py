@@ -26,12 +26,22 @@ _DEVICES: Final = frozenset({
     "CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$",
     *(f"{port}{number}" for port in ("COM", "LPT") for number in "123456789\xb9\xb2\xb3"),
 })  # fmt: skip
+#: Permission bits of a new file before the umask, and all that a file can get: no copy inherits setuid and the like.
+NEW_FILE: Final = 0o666
+ALL: Final = 0o777
 _NOT_IN_NAMES: Final = frozenset('"*:<>?|')
 
 
-def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
+def open_file(path: str | os.PathLike[str], flags: int, mode: int = NEW_FILE) -> int:
     """Open a file in binary mode; child processes do not inherit the descriptor (PEP 446)."""
     return os.open(path, flags | _AS_BYTES, mode)
+
+
+def without_umask(mode: int) -> int:
+    """Return the permission bits that a new folder gets. For an instant, other threads create private files."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mode & ALL & ~mask
 
 
 @contextmanager

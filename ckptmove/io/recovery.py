@@ -1,52 +1,47 @@
-"""Roll back an interrupted conversion in place before a checkpoint is opened.
+"""Find files whose conversion in place was interrupted. Such a file is not read, and only ``--undo`` rolls it back.
 
-Without a journal this costs one lookup. A rollback always warns.
+Without a journal this costs one lookup. Nothing is written: a journal may be forged, and come with its folder.
 """
 
 from __future__ import annotations
 
 import os
-import warnings
 from typing import TYPE_CHECKING
 
+from ckptmove.errors import RollbackFailed
+from ckptmove.io.changes import InterruptedConversion
 from ckptmove.io.journal import is_journal, journal_name, journal_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 
-def recover(path: str) -> str:
-    """Roll back an interrupted conversion in place of a file, with a warning.
-
-    Returns:
-        The message of the warning; empty without a journal.
+def require_settled(path: str) -> None:
+    """Check that no conversion in place of a file is under way, or was interrupted.
 
     Raises:
-        BeingConverted: if the conversion is still running.
-        RollbackFailed: if the rollback fails.
+        BeingConverted: if one is under way.
+        InterruptedConversion: if one was interrupted: the file has a journal, which need not be readable.
     """
     try:
         if not os.path.lexists(journal_path(path)):
-            return ""
+            return
     except ValueError:
-        return ""  # an invalid name: opening it reports the error
-    from ckptmove.io.changes import RolledBack
-    from ckptmove.io.patch import roll_back
+        return  # an invalid name: opening it reports the error
+    from ckptmove.io.patch import read_journal
 
-    message = roll_back(path)
-    if message:
-        warnings.warn(f"{path}: {message}", RolledBack, stacklevel=2)
-    return message
+    try:
+        if read_journal(path) is None:
+            return
+    except RollbackFailed:
+        pass  # the rollback reports why its journal cannot be read
+    raise InterruptedConversion(path)
 
 
-def recover_listed(folder: str, paths: Sequence[str]) -> bool:
-    """Recover all files of a directory; return whether any was recovered."""
+def with_journals(paths: Sequence[str]) -> Iterator[str]:
+    """Those files of a directory that have a journal next to them; paths with slashes."""
     journals = {path for path in paths if is_journal(path.rpartition("/")[2])}
-    if not journals:
-        return False
-    found = False
-    for path in paths:
+    for path in paths if journals else ():
         home, slash, name = path.rpartition("/")
         if home + slash + journal_name(name) in journals:
-            found = bool(recover(os.path.join(folder, path))) or found
-    return found
+            yield path

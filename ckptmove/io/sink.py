@@ -16,7 +16,7 @@ from ckptmove.errors import CkptMoveError, NotDurable, OutputExists, WriteFailed
 from ckptmove.io.leftovers import Claim
 from ckptmove.io.new_file import NewFile, write_failed
 from ckptmove.io.outputs import do_nothing
-from ckptmove.io.portable import is_reserved, open_file, syncing
+from ckptmove.io.portable import ALL, NEW_FILE, is_reserved, open_file, syncing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,10 +36,18 @@ class FileSink(NewFile):
     ``force``, a regular file is replaced. A symbolic link is replaced, not its target.
     """
 
-    def __init__(self, output: str, *, force: bool) -> None:
-        """Choose a temporary name, without opening anything."""
+    def __init__(self, output: str, *, force: bool, mode: int = NEW_FILE) -> None:
+        """Choose a temporary name, without opening anything.
+
+        Args:
+            output: path of the file.
+            force: whether an existing output is replaced.
+            mode: permission bits of the file, of which the umask is taken away, as ``cp`` does. A file that replaces
+                another one gets no other bits than that one has. No byte is ever in a file with more bits.
+        """
         self._output = Path(output)
         self._force = force
+        self._mode = mode & ALL
         self._claim = Claim(self._output.parent)
         super().__init__(output, self._claim.names.part)
 
@@ -55,7 +63,7 @@ class FileSink(NewFile):
             self._claim.take()
             self._place = self._claim.names.part
             try:
-                self._fd = open_file(self._place, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                self._fd = open_file(self._place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._mode)
             except BaseException:
                 self._claim.release()
                 raise
@@ -76,7 +84,7 @@ class FileSink(NewFile):
 
         Args:
             settle: called right before the rename; an interruption after that comes too late.
-            mode: permission bits of the file; by default those of a new file.
+            mode: the permission bits of the file, whatever the umask and an earlier file are.
 
         Raises:
             WriteFailed: if the system fails.
@@ -84,7 +92,8 @@ class FileSink(NewFile):
             OutputExists: if the output appeared meanwhile, without ``force``.
         """
         with self._write_errors():
-            self.make_durable(mode)
+            before = self._check_output()
+            self.make_durable(before & self._mode if mode is None and before is not None else mode)
             self._check_output()
             self.close()  # Windows cannot rename an open file; the claim stays valid
             # Opened before the rename, so that a folder that cannot be opened fails while there is no output yet.
@@ -96,12 +105,13 @@ class FileSink(NewFile):
                     self._take_name()
                 sync_name(sync, self._output)
 
-    def _check_output(self) -> None:
+    def _check_output(self) -> int | None:
+        """Raise an error if the output must not be replaced; return the mode of a file that is replaced."""
         require_usable(self._output)
         try:
             mode = self._output.lstat().st_mode
         except FileNotFoundError:
-            return
+            return None
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not self._force:
@@ -109,6 +119,7 @@ class FileSink(NewFile):
         if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
             # Renaming to /dev/null would remove it for the whole system.
             raise WriteFailed(str(self._output), "neither a regular file nor a link to one")
+        return mode if stat.S_ISREG(mode) else None
 
     def _take_name(self) -> None:
         try:
@@ -118,7 +129,7 @@ class FileSink(NewFile):
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            os.close(open_file(self._output, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            os.close(open_file(self._output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._mode))
             try:
                 self._place.replace(self._output)
             except BaseException:

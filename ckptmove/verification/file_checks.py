@@ -38,7 +38,8 @@ _HOW: Final = {
 FAILED_BY: Final = {
     "D102": "placement", "D103": "placement", "O202": "placement", "R301": "placement", "T401": "placement",
     "O204": "structure", "O206": "structure", "O207": "structure", "O208": "structure",
-    "S702": "file", "F801": "file", "F802": "file", "F807": "file", "F808": "file", "F810": "file", "F803": "restore",
+    "S702": "file", "F801": "file", "F802": "file", "F807": "file", "F808": "file", "F810": "file", "F815": "file",
+    "F803": "restore",
     "N501": "numbers", "N502": "numbers",
 }  # fmt: skip
 

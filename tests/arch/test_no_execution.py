@@ -73,7 +73,7 @@ HARMLESS_OS = {
     "fdatasync", "fdopen", "fsdecode", "fsencode", "fspath", "fstat", "fsync", "ftruncate", "getcwd",
     "geteuid", "getpgrp", "getpid", "isatty", "link", "listdir", "lseek", "open", "path", "pathsep", "posix_fadvise",
     "pipe", "posix_fallocate", "pread", "preadv", "pwrite", "read", "readlink", "readv", "rename", "replace",
-    "scandir", "sched_getaffinity", "sep", "stat", "stat_result", "strerror", "uname", "unlink", "urandom",
+    "scandir", "sched_getaffinity", "sep", "stat", "stat_result", "strerror", "umask", "uname", "unlink", "urandom",
     "utime", "walk", "write", "writev",
 }  # fmt: skip
 #: Names of ``os`` that can do harm, and where they may be used.

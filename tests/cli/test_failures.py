@@ -15,8 +15,9 @@ from ckptmove.api import functions as api
 from ckptmove.api.arguments import NotAccepted, OutputsCollide
 from ckptmove.api.failures import failure_of
 from ckptmove.cli.outcome import retyped
+from ckptmove.conversion.archive import UnsafeMember
 from ckptmove.conversion.remap import errors as remap_errors
-from ckptmove.io import journal
+from ckptmove.io import changes, journal
 from ckptmove.io.remote import errors as remote_errors
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.verification.case.code.patching import FixNotWritten
@@ -228,7 +229,10 @@ ERRORS = {
     errors.CaseUnusable("no", path="a b.py", known=("one", "two")): (2, "--case 'a b.py:one'"),
     ScriptUnusable("no", path="a.py"): (2, "--script train.py -- "),
     errors.InPlaceImpossible("a", "it is a directory"): (4, "--output NEW instead of --in-place"),
+    UnsafeMember("a b", "../c"): (4, "ckptmove inspect 'a b'"),
     errors.NothingToUndo("a b"): (4, "ckptmove convert 'a b' --to DEVICE"),
+    changes.RestoresMore("a b", "c"): (4, "ckptmove convert 'a b' --undo --force"),
+    changes.RestoresMore("a", "c", "j k"): (4, "rm 'j k'"),
     errors.BeingConverted("a"): (4, "wait"),
     errors.ChangeFailed("a", os.strerror(errno.EACCES)): (5, "make it writable"),
     errors.ChangeFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
@@ -237,8 +241,9 @@ ERRORS = {
     errors.RollbackFailed("a", "j k", journal.UNKNOWN_JOURNAL): (5, "rm 'j k'"),
     errors.RollbackFailed("a b", "j", "no"): (
         5,
-        "make both writable, free some space, then run: ckptmove inspect 'a b'",
+        "make both writable, free some space, then run: ckptmove convert 'a b' --undo",
     ),
+    changes.InterruptedConversion("a b"): (3, "roll it back: ckptmove convert 'a b' --undo"),
     errors.ArchiveOfFiles("a", "a tar archive", "tar"): (3, "torch.save"),
     errors.MustBeUnpacked("a b", "c", "zip"): (3, "python -m zipfile -e 'a b' 'a b.unpacked'"),
     errors.MissingShard("a b/c", "d"): (3, "into 'a b'"),

@@ -125,7 +125,6 @@ def test_in_a_directory_the_file_is_named(ask, bench) -> None:
         ("--undo", "--keep", "model.*"),
         ("--undo", "-o", "new.pth"),
         ("--undo", "--in-place"),
-        ("--undo", "--force"),
         ("--undo", "--cast"),
         ("--undo", "--rewrite-strings"),
         ("--undo", "--no-check"),
@@ -290,53 +289,67 @@ def test_a_kill_is_noticed_by_the_next_command(say, ask, bench, place) -> None:
         process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert len(names(bench)) == 3
-    said = say("inspect", "run.pth", "-q", "--select", "N")
-    assert said.code == 0
-    assert said.err.startswith("warning: run.pth: ")
-    assert "interrupted" in said.err
+    left = {name: (bench / name).read_bytes() for name in names(bench)}
+    for words in (
+        ("inspect", "run.pth"),
+        ("diff", "run.pth", "dragged.pth"),
+        ("verify", "run.pth"),
+        ("convert", "run.pth", "--to", "mps", "--dry-run"),
+        ("convert", "run.pth", "--to", "mps", "-o", "new.pth"),
+        ("convert", "run.pth", "--to", "mps", "--in-place"),
+    ):
+        error = ask(*words)["error"]
+        assert (error["kind"], error["exit_code"], error["path"]) == ("interrupted-conversion", 3, "run.pth")
+        assert error["hint"].endswith(": ckptmove convert run.pth --undo")
+    assert ask("convert", "run.pth", "--undo", "--dry-run")["ok"]
+    assert left == {name: (bench / name).read_bytes() for name in names(bench)}
+    document = ask("convert", "run.pth", "--undo")
+    assert "interrupted" in document["notes"][0]
     assert (bench / "run.pth").read_bytes() == before
     assert names(bench) == ["dragged.pth", "run.pth"]
-    assert say("inspect", "run.pth", "-q", "--select", "N").err == ""
+    assert ask("inspect", "run.pth")["ok"]
 
 
-@pytest.mark.parametrize("words", [("inspect", "run"), ("convert", "run", "--to", "mps"), ("diff", "run", "run")])
-def test_a_directory_is_recovered_file_by_file(say, bench, words) -> None:
-    (bench / "run").mkdir()
-    for name in ("a.pth", "b.pth"):
-        shutil.copy(bench / "run.pth", bench / "run" / name)
-        with started(5, "kill", "convert", f"run/{name}", "--to", "cpu", "--in-place", "-q") as process:
-            process.communicate()
-    said = say(*words)
-    assert said.err.count("warning: run/") == 2
-    assert names(bench / "run") == ["a.pth", "b.pth"]
-
-
-@pytest.mark.parametrize("words", [("--to", "mps", "--in-place"), ("--to", "mps", "-o", "new.pth")])
-def test_the_next_conversion_notices_too(ask, bench, words) -> None:
-    with started(5, "kill", "convert", "run.pth", "--to", "cpu", "--in-place", "-q") as process:
+def broken_off(path, place=5):
+    """Kill a conversion in place of a file."""
+    with started(place, "kill", "convert", path, "--to", "cpu", "--in-place", "-q") as process:
         process.communicate()
-    document = ask("convert", "run.pth", *words)
-    assert document["ok"]
-    if "--in-place" in words:
-        assert "interrupted" in document["notes"][0]
 
 
-def test_verify_notices_too(say, bench, original, simulates) -> None:
-    with started(5, "kill", "convert", "run.pth", "--to", "cpu", "--in-place", "-q") as process:
-        process.communicate()
-    said = say("verify", "run.pth", "--to", "cuda:3", "-q")
-    assert said.code == 0
-    assert said.err.startswith("warning: run.pth: ")
-    assert "interrupted" in said.err
+def test_what_people_read_about_an_interrupted_conversion(say, bench, original) -> None:
+    broken_off("run.pth")
+    said = say("inspect", "run.pth", "dragged.pth")
+    assert said.code == 3
+    assert "dragged.pth" in said.out  # the others are reported
+    said = say("convert", "run.pth", "--undo")
+    assert said.out.splitlines()[1].endswith("rolls back a conversion in place that was interrupted")
     assert (bench / "run.pth").read_bytes() == original
 
 
-def test_an_undo_notices_too(ask, say, bench, original) -> None:
+@pytest.mark.parametrize("words", [("convert", "run", "--to", "mps"), ("diff", "run", "run"), ("verify", "run")])
+def test_a_directory_with_such_a_file_is_not_read(ask, bench, words) -> None:
+    (bench / "run").mkdir()
+    for name in ("a.pth", "b.pth"):
+        shutil.copy(bench / "run.pth", bench / "run" / name)
+    broken_off("run/b.pth")
+    before = {name: (bench / "run" / name).read_bytes() for name in names(bench / "run")}
+    error = ask(*words)["error"]
+    assert (error["kind"], error["exit_code"], error["path"]) == ("interrupted-conversion", 3, "run/b.pth")
+    document = ask("inspect", "run")
+    assert document["exit_code"] == 3
+    assert [one["path"] for one in document["errors"]] == ["run/b.pth"]
+    assert {file["path"] for file in document["checkpoints"][0]["files"]} == {"a.pth"}
+    assert before == {name: (bench / "run" / name).read_bytes() for name in names(bench / "run")}
+
+
+def test_an_interrupted_conversion_is_undone_alone(ask, bench, original) -> None:
     ask("convert", "run.pth", "--to", "cpu", "--in-place")
+    converted = (bench / "run.pth").read_bytes()
     with started(5, "kill", "convert", "run.pth", "--to", "mps", "--in-place", "-q") as process:
         process.communicate()
-    document = ask("convert", "run.pth", "--undo")
-    assert "interrupted" in document["notes"][0]
+    assert ask("convert", "run.pth", "--undo")["ok"]
+    assert (bench / "run.pth").read_bytes() == converted
+    ask("convert", "run.pth", "--undo")
     assert (bench / "run.pth").read_bytes() == original
 
 
@@ -360,10 +373,10 @@ def test_what_cannot_be_rolled_back_names_the_journal_and_the_command(ask, bench
     (journal,) = [name for name in names(bench) if name.endswith(".journal")]
     with monkeypatch.context() as patches:
         refuse_writing(patches, errno.EROFS)
-        error = ask("inspect", "run.pth")["error"]
+        error = ask("convert", "run.pth", "--undo")["error"]
     assert (error["kind"], error["exit_code"]) == ("rollback-failed", 5)
     assert journal in error["message"]
-    assert error["hint"].endswith(" inspect run.pth")
+    assert error["hint"].endswith(" convert run.pth --undo")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -165,6 +165,7 @@ TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any
             "F808": "missing-rank",
             "F809": "absent-shard",
             "F810": "other-replica",
+            "F815": "outside-member",
         }.items()
     },
 }  # fmt: skip

@@ -66,13 +66,18 @@ def test_a_folder_is_removed(tmp_path, pair):
     assert names(tmp_path) == []
 
 
-def test_what_was_moved_aside_is_put_back(tmp_path, pair):
-    filled(pair[0])
+def test_what_was_moved_aside_is_kept_and_named(tmp_path, pair):
+    """These names may come with the folder: no file appears because of them."""
+    pair[0].mkdir()
     pair[1].mkdir()
     filled(pair[1] / "out")
-    said = cleared(tmp_path)
-    assert said[0].startswith(f"{tmp_path / 'out'}: restored; ")
-    assert len(said) == 2
+    before = names(tmp_path)
+    (said,) = cleared(tmp_path)
+    assert said.startswith(f"{pair[1] / 'out'}: ")
+    assert said.endswith(f": mv {pair[1] / 'out'} {tmp_path / 'out'}")
+    assert names(tmp_path) == before
+    (pair[1] / "out").rename(tmp_path / "out")
+    assert len(cleared(tmp_path)) == 1
     assert names(tmp_path) == ["out", "out/a.txt"]
 
 

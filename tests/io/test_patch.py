@@ -12,12 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove.errors import BeingConverted, ChangeFailed, JournalInTheWay, RollbackFailed, SourceChanged
+from ckptmove.errors import (
+    BeingConverted,
+    ChangeFailed,
+    JournalInTheWay,
+    RollbackFailed,
+    SourceChanged,
+)
 from ckptmove.io import patch as room
-from ckptmove.io.changes import Patch, RolledBack
+from ckptmove.io.changes import InterruptedConversion, Patch
 from ckptmove.io.journal import UNKNOWN_JOURNAL, ChangedRange, Journal, decode, is_journal, journal_name, journal_path
-from ckptmove.io.patch import apply_patch, roll_back
-from ckptmove.io.recovery import recover, recover_listed
+from ckptmove.io.patch import apply_patch, read_journal
+from ckptmove.io.patch import roll_back as roll_back_found
+from ckptmove.io.recovery import require_settled, with_journals
 from ckptmove.io.source import stamp_of
 from ckptmove.model import Span
 
@@ -35,6 +42,15 @@ def file(tmp_path):
 
 def change(path, patch=TAIL):
     apply_patch(str(path), patch, stamp_of(path.stat()))
+
+
+def roll_back(path):
+    """Read the journal and roll it back; return the message, or an empty one without a journal."""
+    found = read_journal(path)
+    if found is None:
+        return ""
+    roll_back_found(path, found)
+    return found.message
 
 
 def kill_before_the_end(path, monkeypatch, patch=TAIL):
@@ -64,7 +80,7 @@ def test_it_changes_what_it_says_and_can_be_taken_back(file, monkeypatch, patch,
     kill_before_the_end(file, monkeypatch, patch)
     assert file.read_bytes() == expected
     assert len(names(file.parent)) == 2
-    assert roll_back(str(file)).endswith("rolled back")
+    assert roll_back(str(file)).startswith("rolls back")
     assert file.read_bytes() == OLD
     assert (file.stat().st_ino, file.stat().st_mode) == (inode, mode)
     change(file, patch)
@@ -167,16 +183,16 @@ def test_a_byte_that_is_neither_old_nor_new_was_saved_since(file, monkeypatch, d
 def test_the_journal_of_another_name_is_left_alone(file, monkeypatch):
     kill_before_the_end(file, monkeypatch)
     other = file.rename(file.parent / "other.pth")
-    assert recover(str(other)) == ""
+    require_settled(str(other))
     Path(journal_path(str(file))).rename(journal_path(str(other)))
-    assert recover(str(other)) == ""
+    require_settled(str(other))
     assert other.read_bytes() != OLD
     assert journal_name("other.pth") in names(file.parent)
 
 
 def test_a_journal_that_is_in_the_way_is_named(file):
     Path(journal_path(str(file))).write_bytes(journal(name="other.pth").encode())
-    assert recover(str(file)) == ""
+    require_settled(str(file))
     with pytest.raises(JournalInTheWay, match=journal_name("run.pth")) as caught:
         change(file)
     assert caught.value.journal == journal_path(str(file))
@@ -305,8 +321,7 @@ def test_a_change_that_cannot_be_taken_back_either_leaves_its_journal(file, monk
         patches.setattr(os, "write", fail)
         with pytest.raises(RollbackFailed):
             change(file)
-    with pytest.warns(RolledBack, match=f"{file}: .*rolled back"):
-        assert recover(str(file))
+    assert roll_back(str(file)).startswith("rolls back")
     assert file.read_bytes() == OLD
     assert names(file.parent) == ["run.pth"]
 
@@ -329,7 +344,8 @@ def test_a_file_that_shrinks_while_it_is_read_has_no_more_bytes(file):
 def test_there_is_nothing_to_roll_back(file):
     assert roll_back(str(file)) == ""
     assert roll_back(str(file.parent / "gone")) == ""
-    assert recover(str(file)) == recover(str(file.parent / "gone")) == recover("a\0b") == recover("\ud800") == ""
+    for path in (str(file), str(file.parent / "gone"), "a\0b", "\ud800"):
+        require_settled(path)
 
 
 def test_the_name_of_a_journal_has_one_length_and_hides():
@@ -338,20 +354,34 @@ def test_the_name_of_a_journal_has_one_length_and_hides():
     assert not is_journal("a.journal")
 
 
-def test_the_files_of_a_directory_are_recovered_by_their_journals(tmp_path, monkeypatch):
-    (tmp_path / "inside").mkdir()
+def test_a_file_with_a_journal_is_not_read(file, monkeypatch):
+    kill_before_the_end(file, monkeypatch)
+    before = file.read_bytes()
+    with pytest.raises(InterruptedConversion) as caught:
+        require_settled(str(file))
+    assert caught.value.hint == ""
+    Path(journal_path(str(file))).write_bytes(journal(anchors=(Span(3, 2), Span(0, 0))).encode())
+    with pytest.raises(InterruptedConversion):  # also with a journal that no rollback can read
+        require_settled(str(file))
+    assert file.read_bytes() == before
+    assert len(names(file.parent)) == 2
+
+
+def test_a_file_that_changes_after_its_journal_was_read_is_left_alone(file, monkeypatch):
+    kill_before_the_end(file, monkeypatch)
+    found = read_journal(str(file))
+    file.write_bytes(b"other")
+    with pytest.raises(SourceChanged):
+        roll_back_found(str(file), found)
+    assert file.read_bytes() == b"other"
+    assert len(names(file.parent)) == 2
+
+
+def test_the_files_of_a_directory_are_found_by_their_journals():
     paths = ["a.pth", "inside/b.pth", "inside/c.pth"]
-    for path in paths:
-        (tmp_path / path).write_bytes(OLD)
-    assert not recover_listed(str(tmp_path), paths)
-    for path in paths[:2]:
-        kill_before_the_end(tmp_path / path, monkeypatch)
-    listed = [*paths, journal_name("a.pth"), f"inside/{journal_name('b.pth')}"]
-    with pytest.warns(RolledBack) as said:
-        assert recover_listed(str(tmp_path), listed)
-    assert len(said) == 2
-    assert {(tmp_path / path).read_bytes() for path in paths} == {OLD}
-    assert not recover_listed(str(tmp_path), [*paths, journal_name("d.pth")])
+    assert not [*with_journals(paths)]
+    listed = [*paths, journal_name("a.pth"), f"inside/{journal_name('b.pth')}", journal_name("c.pth")]
+    assert [*with_journals(listed)] == paths[:2]
 
 
 def test_a_journal_that_cannot_be_written_is_removed(file, monkeypatch):

@@ -305,3 +305,12 @@ def test_a_folder_that_cannot_be_opened_fails_before_the_name_is_taken(tmp_path,
         write(tmp_path / "out.pt")
     monkeypatch.undo()
     assert names(tmp_path) == []
+
+
+def test_no_byte_is_ever_in_a_file_that_more_people_can_read(tmp_path):
+    with FileSink(str(tmp_path / "out.pt"), force=False, mode=0o600) as sink:
+        (temporary,) = [path for path in tmp_path.iterdir() if path.suffix == ".part"]
+        assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
+        sink.write(b"x")
+        sink.commit()
+    assert stat.S_IMODE((tmp_path / "out.pt").stat().st_mode) == 0o600

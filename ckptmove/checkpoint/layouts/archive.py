@@ -102,10 +102,8 @@ def _is_one(source: ByteSource, limits: Limits) -> bool:
 
 def _lists_one(source: ByteSource, form: ArchiveForm, limits: Limits) -> bool:
     members = _FORMS[form](source, limits)
-    # A fact here means that the end is missing, so more members may have existed.
-    return bool(members.facts) or any(
-        _begins_as_one(members, file.path) for file in members.files if not file.is_hidden
-    )
+    # If the end is missing, more members may have existed.
+    return members.is_cut or any(_begins_as_one(members, file.path) for file in members.files if not file.is_hidden)
 
 
 def _begins_as_one(members: Members, path: str) -> bool:

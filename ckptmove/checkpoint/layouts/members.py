@@ -10,21 +10,25 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from ckptmove.errors import MustBeUnpacked
 from ckptmove.io.listing import ListedFile, Listing
+from ckptmove.io.locations import leads_out
 from ckptmove.io.part import PartSource
 from ckptmove.io.source import DiskPlace
+from ckptmove.model import ArchiveFact
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.io.source import FileSource, Stamp
-    from ckptmove.model import ArchiveFact, ArchiveForm, Span
+    from ckptmove.model import ArchiveForm, Span
 
 #: Names that macOS adds for every file of an archive.
 _APPLE_FOLDER: Final = "__MACOSX"
 _APPLE_FILE: Final = "._"
 #: Forms in words.
 _DESCRIBED: Final[dict[ArchiveForm, str]] = {"zip": "a zip archive without data.pkl", "tar": "a tar archive"}
+#: Permission bits that give a program the rights of the owner or the group of its file.
+_SET_ID: Final = 0o6000
 _CUT: Final = " that is cut off, so members may be missing"
 
 
@@ -51,7 +55,12 @@ class Members(Listing, ABC):
     @property
     def described(self) -> str:
         """Its format in words, and whether its end is missing."""
-        return _DESCRIBED[self.form] + (_CUT if self.facts else "")
+        return _DESCRIBED[self.form] + (_CUT if self.is_cut else "")
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its end is missing."""
+        return any(fact.kind == "missing-end" for fact in self.facts)
 
     def full(self, path: str) -> str:
         """Path of a member as users see it; a name in an archive may be absolute."""
@@ -116,6 +125,25 @@ class Members(Listing, ABC):
         source = PartSource(self.source, span)
         source.path = full_path(self.source.path, path)
         return source
+
+
+def unsafe_member(
+    name: str, nbytes: int, mode: int, target: str = "", *, is_special: bool = False
+) -> tuple[ArchiveFact, ...]:
+    """A fact about a member that is not safe to unpack, if it is not.
+
+    Args:
+        name: its name as written.
+        nbytes: its size.
+        mode: its permission bits; 0 for a folder, in which setgid only chooses the group of new files.
+        target: of a link, where it leads to.
+        is_special: whether it is a device or a pipe.
+    """
+    if leads_out(name) or leads_out(target):
+        return (ArchiveFact("outside-member", shown_path(name), nbytes, name),)
+    if is_special or mode & _SET_ID:
+        return (ArchiveFact("special-member", shown_path(name), nbytes, name),)
+    return ()
 
 
 def full_path(archive: str, path: str) -> str:

@@ -28,9 +28,8 @@ from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint, shifted_progress
 from ckptmove.checkpoint.parts import FilePart, read_file
 from ckptmove.checkpoint.trainers import is_checkpoint_name, is_spoiled, trainer_of
 from ckptmove.errors import EmptyDirectory, LimitExceeded, MissingFile, NotACheckpoint, UnreadableInput
-from ckptmove.io.listing import list_directory
 from ckptmove.io.locations import leads_nowhere
-from ckptmove.io.recovery import recover_listed
+from ckptmove.io.recovery import require_settled
 from ckptmove.model import ArchiveFact
 from ckptmove.text import amount
 
@@ -49,19 +48,6 @@ if TYPE_CHECKING:
 
 #: Bytes of the pickles of remote files whose trees are kept.
 _MOST_KEPT: Final = 1 << 21
-
-
-def list_recovered(path: str, limits: Limits) -> Listing:
-    """List a directory, after undoing interrupted conversions in place.
-
-    Raises:
-        NotACheckpoint, LimitExceeded, AccessFailed: as of :func:`ckptmove.io.listing.list_directory`.
-        BeingConverted, RollbackFailed: as of :func:`ckptmove.io.recovery.recover`.
-    """
-    listing = list_directory(path, limits)
-    if recover_listed(path, [file.path for file in listing.files]):
-        listing = list_directory(path, limits)
-    return listing
 
 
 class Reader:
@@ -113,6 +99,7 @@ class Reader:
         with self._tolerating():
             require_shards(listing)
         self._require_linked()
+        self._require_settled()
         folders = find_distributed(listing)
         homes = {folder.folder for folder in folders}
         joined: set[str] = set()
@@ -123,7 +110,8 @@ class Reader:
         shards = find_shards(listing)
         pieces = {file.path for file in listing.files if _is_piece(file.path, homes)}
         pieces |= {file.path for folder in shards for file in folder.files}
-        left = [file for file in listing.files if not file.is_hidden and file.path not in pieces]
+        passed = pieces | self._unreadable_files
+        left = [file for file in listing.files if not file.is_hidden and file.path not in passed]
         texts = [file for file in left if listing.is_text(file.path)]
         self._read_files(file for file in left if not listing.is_text(file.path))
         for one in shards:
@@ -182,6 +170,12 @@ class Reader:
             if is_checkpoint_name(link.name) and leads_nowhere(listing.full(link.path)):
                 with self._tolerating(link.path):
                     raise MissingFile(listing.full(link.path))
+
+    def _require_settled(self) -> None:
+        """Raise InterruptedConversion for a file with a journal beside it, also if it is only copied."""
+        for path in self._listing.with_journals:
+            with self._tolerating(path):
+                require_settled(self._listing.full(path))
 
     def _read_distributed(self, folder: DistributedFolder) -> set[str]:
         """Read a distributed checkpoint; return its folder if the ``__R.metadata`` of all ranks were read with it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.layouts.members import Members, shown_path
+from ckptmove.checkpoint.layouts.members import Members, shown_path, unsafe_member
 from ckptmove.formats.tar_index import BLOCK, padded, read_to_end, resized_header
 from ckptmove.io.contracts import BytesSegment, CopySegment
 from ckptmove.io.segments import length
@@ -39,6 +39,10 @@ class TarMembers(Members):
         if lacking:
             nbytes = lacking + (_ENDING - 1) * BLOCK
             self._facts = (ArchiveFact("missing-end", "the blocks of zeros at the end of the tar", nbytes),)
+        for member in everything:
+            mode, is_special = 0 if member.kind == "folder" else member.mode, member.kind == "other"
+            nbytes = member.span.nbytes
+            self._facts += unsafe_member(member.name, nbytes, mode, member.target, is_special=is_special)
         members = [member for member in everything if member.kind not in {"folder", "other"}]
         sparse = next((member.name for member in members if member.kind == "sparse"), None)
         if sparse is not None:

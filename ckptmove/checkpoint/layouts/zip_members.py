@@ -9,9 +9,10 @@ import zlib
 from collections import deque
 from contextlib import suppress
 from functools import cached_property
+from posixpath import dirname, join, normpath
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.layouts.members import Members, full_path, shown_path
+from ckptmove.checkpoint.layouts.members import Members, full_path, shown_path, unsafe_member
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NotACheckpoint
 from ckptmove.formats.opening import recognise
 from ckptmove.formats.zip_archive.headers import LocalHeaders
@@ -33,6 +34,10 @@ _BLOCK: Final = 1 << 20
 #: Limit for the total inflated size of all compressed checkpoints of an archive, before and after a conversion. A
 #: conversion holds all of them in memory.
 MOST_INFLATED_BYTES: Final = 1 << 26
+#: Type in the mode of a member, as Unix has it (``sys/stat.h``); and the harmless ones: none, file, folder, symlink.
+_TYPE: Final = 0o170000
+_SYMLINK: Final = 0o120000
+_PLAIN: Final = frozenset({0, 0o100000, 0o040000, _SYMLINK})
 #: Bytes of a compressed member that show whether it may be a checkpoint.
 _HEAD: Final = 4096
 
@@ -68,6 +73,7 @@ class ZipMembers(Members):
         self._spans = dict(_spans(source, LocalHeaders(source, self._directory), records))
         self._inflated: set[str] = set()
         self._left = MOST_INFLATED_BYTES
+        self._facts = tuple(fact for record in records for fact in self._unsafe(record))
 
     def look(self, path: str) -> None:
         """Check the first bytes of a compressed member, to inflate only possible checkpoints completely.
@@ -172,6 +178,16 @@ class ZipMembers(Members):
             if record.method == DEFLATED and record.place not in done and not self._sound(path):
                 raise CrcMismatch(self.source.path, path)  # its bytes are copied without inflating them
         return Layout(LocalHeaders(self.source, self._directory), alignment=1).build(new, gone)
+
+    def _unsafe(self, record: ZipRecord) -> tuple[ArchiveFact, ...]:
+        mode = self._directory.records.mode(record.place)
+        target, kind = "", mode & _TYPE
+        if kind == _SYMLINK and record.nbytes <= _HEAD:
+            text = b"".join(self._contents(record)).decode("utf-8", "backslashreplace")
+            target = normpath(join(dirname(record.name), text))
+        is_special = kind not in _PLAIN
+        mode = 0 if record.name.endswith("/") else mode
+        return unsafe_member(record.name, record.nbytes, mode, target, is_special=is_special)
 
     def _contents(self, record: ZipRecord) -> Iterator[bytes | memoryview]:
         blocks = self.source.blocks(self._spans[record.place], _BLOCK)

@@ -10,7 +10,7 @@ from ckptmove.conversion.policy import DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RU
 from ckptmove.text import Command, amount, size, some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ckptmove.cli.render.answers import ConvertAnswer
     from ckptmove.cli.render.page import Page
@@ -43,7 +43,17 @@ def conversion_lines(page: Page, path: str, result: Converted, *, verbose: bool)
     yield from plan_lines(page, result.plan, verbose=verbose)
     yield ""
     yield page.paint(brief_line(path, result), "bold green")
-    for note in result.notes:
+    yield from _note_lines(page, result.notes)
+
+
+def undo_lines(page: Page, result: UndoResult) -> Iterator[str]:
+    """The outcome of ``--undo``, and its notes."""
+    yield undo_line(result)
+    yield from _note_lines(page, result.notes)
+
+
+def _note_lines(page: Page, notes: Sequence[str]) -> Iterator[str]:
+    for note in notes:
         line = f"note: {sentence(note)}"
         yield from [line] if isinstance(note, Command) else page.wrap(line, 2)
 

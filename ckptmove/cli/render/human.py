@@ -70,7 +70,7 @@ class HumanRenderer(Renderer):
     def undo(self, result: UndoResult) -> None:
         from ckptmove.cli.render import conversion
 
-        self._out.lines([conversion.undo_line(result)])
+        self._out.lines(conversion.undo_lines(self._out.page, result))
 
     def edits(self, files: Sequence[FixedFile]) -> None:
         from ckptmove.cli.render import verification

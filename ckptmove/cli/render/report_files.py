@@ -13,6 +13,8 @@ from ckptmove.cli.render.answers import Summary
 from ckptmove.cli.render.formats import DOCUMENTS, open_report
 from ckptmove.cli.render.renderer import Renderer
 from ckptmove.errors import CkptMoveError, OutputIsNoReport, ReportFailed, UsageError, WriteFailed, reason_of
+from ckptmove.io.locations import shared_mode
+from ckptmove.io.portable import NEW_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -88,9 +90,10 @@ def replace_earlier(
 
 def _open_files(reports: Sequence[str], paths: Sequence[str]) -> list[ReportFile]:
     files: list[ReportFile] = []
+    mode = shared_mode(paths)
     for word in reports:
         path, document = open_document(word)
-        files.append(ReportFile(path, document, [*paths, *(file.path for file in files)]))
+        files.append(ReportFile(path, document, [*paths, *(file.path for file in files)], mode))
     return files
 
 
@@ -181,6 +184,7 @@ class ReportFile:
         path: the file; an earlier report of this kind is replaced.
         document: collects the answers.
         others: paths that the command reads or writes, and the files of other reports.
+        mode: permission bits of the checkpoints: nobody can read in the report what they cannot read there.
 
     Raises:
         UsageError: if ``path`` is ``-``.
@@ -188,7 +192,7 @@ class ReportFile:
         ReportFailed: if the file cannot be written. It is tried at once, before hours are spent on checks.
     """
 
-    def __init__(self, path: str, document: Document, others: Sequence[str]) -> None:
+    def __init__(self, path: str, document: Document, others: Sequence[str], mode: int = NEW_FILE) -> None:
         if path == "-":
             raise UsageError("a report is not written to standard output; use ./- for a file named -")
         path = os.path.realpath(path) if os.path.islink(path) else path  # the link stays
@@ -196,9 +200,10 @@ class ReportFile:
             raise OutputIsNoReport("the report would replace a checkpoint or another output of this command", path=path)
         if not _is_replaceable(path, document.head):
             raise OutputIsNoReport(f"the report would replace a file that is not {document.title}", path=path)
-        with _open_sink(path):
-            pass  # an uncommitted sink leaves no file
         self.path = path
+        self._mode = mode & NEW_FILE
+        with self._open_sink():
+            pass  # an uncommitted sink leaves no file
         self.document = document
 
     def write(self, summary: Summary) -> None:
@@ -207,9 +212,19 @@ class ReportFile:
         Raises:
             ReportFailed: if the file cannot be written.
         """
-        with _open_sink(self.path) as sink:
+        with self._open_sink() as sink:
             sink.write(self.document.document(summary).encode("utf-8", "backslashreplace"))
             sink.commit()
+
+    @contextmanager
+    def _open_sink(self) -> Iterator[FileSink]:
+        from ckptmove.io.sink import FileSink
+
+        try:
+            with FileSink(self.path, force=True, mode=self._mode) as sink:
+                yield sink
+        except WriteFailed as error:
+            raise ReportFailed(self.path, error.reason) from error
 
 
 def _is_same(one: str, other: str) -> bool:
@@ -231,14 +246,3 @@ def _is_replaceable(path: str, head: bytes) -> bool:
             return file.read(len(head)) in {b"", head}
     except OSError as error:
         raise ReportFailed(path, reason_of(error)) from error
-
-
-@contextmanager
-def _open_sink(path: str) -> Iterator[FileSink]:
-    from ckptmove.io.sink import FileSink
-
-    try:
-        with FileSink(path, force=True) as sink:
-            yield sink
-    except WriteFailed as error:
-        raise ReportFailed(path, error.reason) from error

@@ -31,6 +31,11 @@ FLAG_UTF8: Final = 0x0800
 ZIP64_EXTRA: Final = 0x0001
 #: MS-DOS bit of the external attributes.
 _IS_FOLDER: Final = 0x10
+#: Place in an entry of the system of its writer, and of the external attributes. Unix and macOS.
+_HOST_AT: Final = 5
+_ATTRIBUTES_AT: Final = 38
+_ATTRIBUTES: Final = struct.Struct("<L")
+_UNIX: Final = (3, 19)
 U16_MAX: Final = 0xFFFF
 U32_MAX: Final = 0xFFFFFFFF
 
@@ -151,6 +156,12 @@ class ZipRecords:
     def entry(self, place: int) -> bytes:
         """Return the bytes of an entry."""
         return self.raw[self.raw_starts[place] : self.raw_starts[place + 1]]
+
+    def mode(self, place: int) -> int:
+        """Return the type and the permission bits of a file, as a writer on Unix stores them; else 0."""
+        entry = self.entry(place)
+        (attributes,) = _ATTRIBUTES.unpack_from(entry, _ATTRIBUTES_AT)
+        return attributes >> 16 if entry[_HOST_AT] in _UNIX else 0
 
     def in_file_order(self) -> Sequence[int]:
         """Return the places of the entries in the order of their headers."""

@@ -12,6 +12,7 @@ import torch
 import ckptmove
 from ckptmove.conversion.remap.errors import KeysCollide
 from ckptmove.errors import InPlaceImpossible
+from ckptmove.io.changes import RestoresMore
 
 
 def saved(path, make=remaps.zipped):
@@ -32,7 +33,11 @@ def test_keys_change_in_place_and_back(make, tmp_path, compared):
     assert compared(path, copy, strip_prefix=True, rename={"a.*": "b.*"}) == 0
     ckptmove.convert(path, in_place=True, add_prefix="net.", to="cuda:0")
     assert "net.b.weight" in remaps.load(path)["model"]
-    ckptmove.undo(path)
+    with pytest.raises(RestoresMore):  # other keys
+        ckptmove.undo(path)
+    assert path.read_bytes() != before
+    assert result.notes[-1].endswith(" --undo --force")
+    ckptmove.undo(path, force=True)
     assert path.read_bytes() == before
 
 

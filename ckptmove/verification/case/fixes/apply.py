@@ -243,7 +243,7 @@ def _has(path: str, data: bytes) -> bool:
 
 def _write(path: str, data: bytes, mode: int, *, force: bool) -> None:
     try:
-        with FileSink(path, force=force) as sink:
+        with FileSink(path, force=force, mode=mode) as sink:
             sink.write(data)
             sink.commit(mode=mode)
     except NotDurable:
