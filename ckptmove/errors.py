@@ -154,13 +154,20 @@ class AccessFailed(UnreadableInput, OSError):
 
 
 class NotACheckpoint(UnreadableInput):
-    """The file is not a checkpoint. ``found`` is a noun phrase for its content: ``an empty file``."""
+    """The file is not a checkpoint.
+
+    Attributes:
+        found: noun phrase for its content: ``an empty file``.
+        runs: dangerous names in a pickle inside of it; None if it holds no pickle.
+    """
 
     kind = "not-a-checkpoint"
 
-    def __init__(self, path: str, found: str) -> None:
-        super().__init__(f"not a checkpoint: {found}", path=path)
+    def __init__(self, path: str, found: str, runs: tuple[str, ...] | None = None) -> None:
+        warned = f"; unpickling what it holds can run {some(runs, _SHOWN)}" if runs else ""
+        super().__init__(f"not a checkpoint: {found}{warned}", path=path)
         self.found = found
+        self.runs = runs
 
 
 class UnsupportedContainer(UnreadableInput):
@@ -556,6 +563,7 @@ class EmptyDirectory(NotACheckpoint):
         form: kind of the archive; None for a directory.
         inner: path of an archive inside it, if any.
         is_cut: whether its end is missing, which may have held more files.
+        runs: as of :class:`NotACheckpoint`, of all its files.
     """
 
     kind = "empty-directory"
@@ -569,9 +577,10 @@ class EmptyDirectory(NotACheckpoint):
         *,
         inner: str = "",
         is_cut: bool = False,
+        runs: tuple[str, ...] = (),
     ) -> None:
         nested = f", which contains another archive: '{inner:.80}'" if inner else ""
-        super().__init__(path, f"{described}{nested}; no file in it is a checkpoint (checked {files:,})")
+        super().__init__(path, f"{described}{nested}; no file in it is a checkpoint (checked {files:,})", runs)
         self.files = files
         self.form = form
         self.inner = inner

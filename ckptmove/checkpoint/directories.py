@@ -74,6 +74,34 @@ class FileRecord(NamedTuple):
         return self.path if self.part is None else self.part
 
 
+class UnreadFile(NamedTuple):
+    """A file that was not read, although a loader may unpickle it.
+
+    Attributes:
+        path: its path in the directory.
+        found: why it was not read, as a noun phrase for its content.
+        runs: the dangerous names in the pickle that it holds.
+    """
+
+    path: str
+    found: str
+    runs: tuple[str, ...] = ()
+
+
+class CodeBeside(NamedTuple):
+    """Code that a loader would import.
+
+    Attributes:
+        path: the file that names it.
+        key: what names it there; empty for a class of a model.
+        files: the files with the code; empty if they may be anywhere.
+    """
+
+    path: str
+    key: str
+    files: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DirectoryInventory(Inventory):
     """Inventory of a directory or an archive, as one dict that maps the path of each file to its content.
@@ -88,12 +116,16 @@ class DirectoryInventory(Inventory):
         is_incomplete: whether a file could not be read and was left out.
         partitioned: numbers of elements of the parameters in ZeRO's partitions, by dtype; of one checkpoint if all have
             the same.
+        unread: files that were not read, although a loader may unpickle them.
+        code: code beside the checkpoints.
     """
 
     files: tuple[FileRecord, ...]
     form: ArchiveForm | None = None
     is_incomplete: bool = False
     partitioned: Mapping[str, int] = field(default_factory=dict)
+    unread: tuple[UnreadFile, ...] = ()
+    code: tuple[CodeBeside, ...] = ()
 
     @property
     def sharding(self) -> str:

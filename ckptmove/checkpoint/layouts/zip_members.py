@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.layouts.members import Members, full_path, shown_path
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NotACheckpoint
-from ckptmove.formats.opening import recognise
+from ckptmove.formats.opening import NUMPY_ARRAY, recognise
 from ckptmove.formats.zip_archive.headers import LocalHeaders
 from ckptmove.formats.zip_archive.index import DEFLATED, read_directory
 from ckptmove.formats.zip_archive.layout import Layout, NewRecord
@@ -81,8 +81,13 @@ class ZipMembers(Members):
             full = full_path(self.source.path, path)
             if record.nbytes and not head:
                 raise NotACheckpoint(full, "bytes that cannot be inflated")
-            with suppress(DamagedArchive):  # the first bytes of a zip look like a damaged zip
-                recognise(MemorySource(full, head))
+            is_cut = len(head) < record.nbytes
+            try:
+                with suppress(DamagedArchive):  # the first bytes of a zip look like a damaged zip
+                    recognise(MemorySource(full, head), is_cut=is_cut)
+            except NotACheckpoint as error:
+                if not (is_cut and error.found == NUMPY_ARRAY and error.runs is not None):
+                    raise  # the pickle of an array of objects is read whole
 
     def open(self, path: str) -> ByteSource:
         """The bytes of a member; a compressed one is inflated if all inflated members fit in memory together.
