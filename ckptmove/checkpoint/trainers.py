@@ -166,10 +166,10 @@ _SPOILED: Final = frozenset({
     "bytes of no known format",
 })  # fmt: skip
 #: Names of files that these libraries load by themselves, whatever the files hold: transformers, peft, diffusers,
-#: accelerate (utils/constants.py of each), Lightning, DeepSpeed, Megatron, and stable-baselines3 (common/save_util.py).
+#: accelerate (utils/constants.py of each), DeepSpeed, Megatron, and stable-baselines3 (common/save_util.py).
 _LOADED: Final = re.compile(
     r"""
-    .*\.(?:ckpt|safetensors|distcp)
+    .*\.(?:safetensors|distcp)
     | training_args\.bin | (?:optimizer|scheduler|scaler|sampler|dl_state_dict)(?:_\d+)?\.(?:pt|bin)
     | rng_state(?:_\d+)?\.pth | random_states_\d+\.pkl | custom_checkpoint_\d+\.pkl
     | (?:diffusion_)?pytorch_model[\w.-]*\.bin | (?:adapter_)?model(?:_\d+)?(?:-\d{5}-of-\d{5})?\.bin
@@ -268,7 +268,11 @@ def is_spoiled(name: str, found: str) -> bool:
         name: of the file.
         found: its content, as in ``NotACheckpoint``.
     """
-    return _LOADED.fullmatch(name) is not None or (found in _SPOILED and is_checkpoint_name(name))
+    if _LOADED.fullmatch(name) is not None:
+        return True
+    if name.endswith(".ckpt"):
+        return found != "a text file"  # SpeechBrain writes counter.ckpt and brain.ckpt as text
+    return found in _SPOILED and is_checkpoint_name(name)
 
 
 def is_checkpoint_name(name: str) -> bool:
