@@ -154,20 +154,13 @@ class AccessFailed(UnreadableInput, OSError):
 
 
 class NotACheckpoint(UnreadableInput):
-    """The file is not a checkpoint.
-
-    Attributes:
-        found: noun phrase for its content: ``an empty file``.
-        runs: dangerous names in a pickle inside of it; None if it holds no pickle.
-    """
+    """The file is not a checkpoint, but ``found``. ``runs``: dangerous names in a pickle in it; None without one."""
 
     kind = "not-a-checkpoint"
 
     def __init__(self, path: str, found: str, runs: tuple[str, ...] | None = None) -> None:
-        warned = f"; unpickling what it holds can run {some(runs, _SHOWN)}" if runs else ""
-        super().__init__(f"not a checkpoint: {found}{warned}", path=path)
-        self.found = found
-        self.runs = runs
+        super().__init__(f"not a checkpoint: {found}{_warned(runs)}", path=path)
+        self.found, self.runs = found, runs
 
 
 class UnsupportedContainer(UnreadableInput):
@@ -197,8 +190,8 @@ class DamagedArchive(UnreadableInput):
         self.runs = runs
 
 
-def _warned(runs: tuple[str, ...]) -> str:
-    """Warn that a load runs dangerous names before it reaches the damage; empty without any."""
+def _warned(runs: tuple[str, ...] | None) -> str:
+    """Warn that a load runs dangerous names, also before it reaches damage; empty without any."""
     return f"; loading it without weights_only can still run {some(runs, _SHOWN)}" if runs else ""
 
 
@@ -563,7 +556,6 @@ class EmptyDirectory(NotACheckpoint):
         form: kind of the archive; None for a directory.
         inner: path of an archive inside it, if any.
         is_cut: whether its end is missing, which may have held more files.
-        runs: as of :class:`NotACheckpoint`, of all its files.
     """
 
     kind = "empty-directory"
@@ -577,10 +569,9 @@ class EmptyDirectory(NotACheckpoint):
         *,
         inner: str = "",
         is_cut: bool = False,
-        runs: tuple[str, ...] = (),
     ) -> None:
         nested = f", which contains another archive: '{inner:.80}'" if inner else ""
-        super().__init__(path, f"{described}{nested}; no file in it is a checkpoint (checked {files:,})", runs)
+        super().__init__(path, f"{described}{nested}; no file in it is a checkpoint (checked {files:,})")
         self.files = files
         self.form = form
         self.inner = inner

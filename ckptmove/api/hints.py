@@ -260,8 +260,6 @@ def _(error: errors.NotACheckpoint) -> str:
 @hint_for.register(errors.EmptyDirectory)
 def _(error: errors.EmptyDirectory) -> str:
     path = error.path or ""
-    if error.runs:
-        return _DISTRUST
     if error.form is not None and error.inner:
         name = quoted(f"{path}.unpacked/{error.inner}")
         return f"unpack it, and use that file: {unpacking(path, error.form)} && ckptmove inspect {name}"

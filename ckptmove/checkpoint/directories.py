@@ -249,6 +249,11 @@ class DirectoryInventory(Inventory):
         return {folder if file.is_piece else file.prefix: file.folder for file, folder in own}
 
 
+def unread_of(inventory: Inventory) -> tuple[UnreadFile, ...]:
+    """The files of a directory that were not read, although a loader may unpickle them."""
+    return inventory.unread if isinstance(inventory, DirectoryInventory) else ()
+
+
 def checkpoints_in(inventory: Inventory) -> tuple[str, ...]:
     """The checkpoints of a directory that contains several; empty for one checkpoint."""
     return inventory.checkpoints if isinstance(inventory, DirectoryInventory) else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.checkpoint.directories import unread_of
 from ckptmove.checkpoint.inventory.mentions import is_in_code, named_ids
 from ckptmove.conversion.keep import dragged_along, flag_paths
 from ckptmove.formats.opening import container_class
@@ -135,6 +136,9 @@ def _means(value: str, tag: str) -> bool:
 
 def _refused_names(inventory: Inventory, container: str) -> Iterator[str]:
     """Notes on names in the pickle of the new file that are not loaded with ``weights_only=True``."""
+    hostile = [file.path for file in unread_of(inventory) if file.runs]
+    if hostile and container == inventory.container:
+        yield f"files that can run code when they are unpickled (S702) are copied as they are: {_some(hostile)}"
     dangerous = [use.name for use in inventory.globals if use.verdict == "dangerous"]
     if dangerous:
         names = _some(dangerous)

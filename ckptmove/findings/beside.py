@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.directories import DirectoryInventory, unread_of
 from ckptmove.findings.catalogue import found
 from ckptmove.text import Command, amount, quoted, some
 
@@ -20,7 +20,7 @@ _SHOWN: Final = 4
 
 def dangerous_beside(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """S702: a file that is no checkpoint holds a pickle, which names what no checkpoint needs."""
-    hostile = [file for file in _unread(inventory) if file.runs]
+    hostile = [file for file in unread_of(inventory) if file.runs]
     if hostile:
         names = dict.fromkeys(name for file in hostile for name in file.runs)
         files = some([f"{file.path} ({file.found})" for file in hostile], _SHOWN)
@@ -42,7 +42,7 @@ def code_beside(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 
 def unread_files(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """S705: files that a loader may unpickle were not read."""
-    quiet = [file for file in _unread(inventory) if not file.runs]
+    quiet = [file for file in unread_of(inventory) if not file.runs]
     pointers = [file for file in quiet if file.found == "a git-lfs pointer"]
     others = [file for file in quiet if file not in pointers]
     if pointers:
@@ -51,10 +51,6 @@ def unread_files(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     if others:
         files = some([f"{file.path} ({file.found})" for file in others], _SHOWN)
         yield found("S705", f"{amount(len(others), 'file')} not read: {files}", [file.path for file in others], "")
-
-
-def _unread(inventory: Inventory) -> tuple[UnreadFile, ...]:
-    return inventory.unread if isinstance(inventory, DirectoryInventory) else ()
 
 
 def _listed(files: list[UnreadFile]) -> str:

@@ -98,8 +98,8 @@ def runs_inside(source: ByteSource, head: bytes, limits: Limits, *, is_cut: bool
         inner = _of_objects(source)
     else:
         data = decompressed(source.read(0, min(_LOOK, source.size)), _LOOK)
-        inner, is_cut = MemorySource(source.path, data), True
-    if inner is None or not is_pickle(inner, inner.read(0, min(_HEAD, inner.size)), is_cut=is_cut):
+        inner, is_cut = MemorySource(source.path, data), is_cut or _LOOK in {len(data), min(_LOOK, source.size)}
+    if inner is None or not inner.size or not is_pickle(inner, inner.read(0, min(_HEAD, inner.size)), is_cut=is_cut):
         return None
     from ckptmove.formats.bare_pickle import BarePickle
     from ckptmove.torch_facts.weights_only import dangerous

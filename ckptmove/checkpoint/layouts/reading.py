@@ -318,16 +318,13 @@ class Reader:
             first.others = tuple(others)
             raise first
         if not self._parts:
+            runs = dict.fromkeys(name for file in self._unread for name in file.runs)
+            if runs:
+                raise NotACheckpoint(listing.path, listing.described, tuple(runs))
             inner = "".join(fact.record for fact in self._inner[:1])
             is_cut = any(fact.kind == "missing-end" for fact in listing.facts)
             raise EmptyDirectory(
-                listing.path,
-                self._looked_at,
-                listing.described,
-                listing.form,
-                inner=inner,
-                is_cut=is_cut,
-                runs=tuple(dict.fromkeys(name for file in self._unread for name in file.runs)),
+                listing.path, self._looked_at, listing.described, listing.form, inner=inner, is_cut=is_cut
             )
         if not self._has_something:
             raise NotACheckpoint(listing.path, "a distributed checkpoint without any tensor or object")

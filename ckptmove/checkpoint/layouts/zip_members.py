@@ -74,6 +74,7 @@ class ZipMembers(Members):
 
         Raises:
             NotACheckpoint: if it is not a checkpoint.
+            MustBeUnpacked, CrcMismatch: as :meth:`open`, for an array of objects.
         """
         record = self._records[path]
         if record.method == DEFLATED:
@@ -87,7 +88,8 @@ class ZipMembers(Members):
                     recognise(MemorySource(full, head), is_cut=is_cut)
             except NotACheckpoint as error:
                 if not (is_cut and error.found == NUMPY_ARRAY and error.runs is not None):
-                    raise  # the pickle of an array of objects is read whole
+                    raise
+                recognise(self.open(path))  # the pickle of an array of objects is read whole
 
     def open(self, path: str) -> ByteSource:
         """The bytes of a member; a compressed one is inflated if all inflated members fit in memory together.
