@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory, unread_of
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _SHOWN: Final = 4
 
 
-def dangerous_beside(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+def dangerous_beside(inventory: Inventory) -> Iterator[Finding]:
     """S702: a file that is no checkpoint holds a pickle, which names what no checkpoint needs."""
     hostile = [file for file in unread_of(inventory) if file.runs]
     if hostile:
@@ -33,10 +34,10 @@ def code_beside(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     for code in inventory.code if isinstance(inventory, DirectoryInventory) else ():
         if code.key:
             message = f"{code.path} names code that ckptmove verify can run: {code.key}"
-            fix = "read that code before you run verify in this folder"
+            fix = f"read {_path(inventory, code.path)} and that code before you run ckptmove verify beside it"
         else:
             message = f"{code.path} names code in {some(code.files, _SHOWN)}, which trust_remote_code=True runs"
-            fix = "read that code before you load the model with trust_remote_code=True"
+            fix = f"read {_path(inventory, code.files[0])} before you load the model with trust_remote_code=True"
         yield found("S704", message, [code.path, *code.files], fix)
 
 
@@ -55,6 +56,10 @@ def unread_files(inventory: Inventory, _context: Context) -> Iterator[Finding]:
 
 def _listed(files: list[UnreadFile]) -> str:
     return some([file.path for file in files], _SHOWN)
+
+
+def _path(inventory: Inventory, file: str) -> str:
+    return quoted(posixpath.join(inventory.path, file))
 
 
 def _fetch(inventory: Inventory) -> str:

@@ -39,7 +39,6 @@ RULES: Final[tuple[FindingRule, ...]] = (
     keys.wrapper_prefix,
     safety.weights_only,
     safety.dangerous_global,
-    beside.dangerous_beside,
     safety.weights_only_older,
     beside.code_beside,
     beside.unread_files,

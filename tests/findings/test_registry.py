@@ -141,10 +141,10 @@ TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any
     "S704": (
         lambda make: beside(make, code=(CodeBeside("config.json", "", ("modeling_x.py",)),)),
         {},
-        lambda make: beside(make),
+        lambda make: beside(make, unread=(UnreadFile("vocab.pkl", "an empty file"),)),
     ),
     "S705": (
-        lambda make: beside(make, unread=(UnreadFile("vocab.pkl", "an empty file"),)),
+        lambda make: beside(make, unread=(UnreadFile("vocab.pkl", "a git-lfs pointer"),)),
         {},
         lambda make: beside(make, unread=(UnreadFile("stats.npy", "a numpy array", ("os.system",)),)),
     ),

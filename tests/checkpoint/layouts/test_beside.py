@@ -194,7 +194,7 @@ def test_a_conversion_says_that_it_copies_them(folder, tmp_path):
     add(folder, "stats.npz", arrays())
     as_folder = ckptmove.convert(folder, output=tmp_path / "new", to="cuda:0")
     as_file = ckptmove.convert(folder, output=tmp_path / "one.pth", to="cuda:0")
-    assert [any("stats.npz" in line for line in one.warnings) for one in (as_folder, as_file)] == [True, False]
+    assert [any("stats.npz" in line for line in one.notes) for one in (as_folder, as_file)] == [True, False]
 
 
 # --- hidden folders ---------------------------------------------------------------------------------------------------
