@@ -135,13 +135,13 @@ class AccessFailed(UnreadableInput, OSError):
 
 
 class NotACheckpoint(UnreadableInput):
-    """The file is not a checkpoint. ``found`` is a noun phrase for its content: ``an empty file``."""
+    """The file is not a checkpoint, but ``found``. ``runs``: dangerous names in a pickle in it; None without one."""
 
     kind = "not-a-checkpoint"
 
-    def __init__(self, path: str, found: str) -> None:
-        super().__init__(f"not a checkpoint: {found}", path=path)
-        self.found = found
+    def __init__(self, path: str, found: str, runs: tuple[str, ...] | None = None) -> None:
+        super().__init__(f"not a checkpoint: {found}{_warned(runs)}", path=path)
+        self.found, self.runs = found, runs
 
 
 class UnsupportedContainer(UnreadableInput):
@@ -171,8 +171,8 @@ class DamagedArchive(UnreadableInput):
         self.runs = runs
 
 
-def _warned(runs: tuple[str, ...]) -> str:
-    """Warn that a load runs dangerous names before it reaches the damage; empty without any."""
+def _warned(runs: tuple[str, ...] | None) -> str:
+    """Warn that a load runs dangerous names, also before it reaches damage; empty without any."""
     return f"; loading it without weights_only can still run {some(runs, _SHOWN)}" if runs else ""
 
 

@@ -57,6 +57,8 @@ _MENDS: Final = {
     "a bzip2 file": "unpack it first: bunzip2 -c {shell} > unpacked.pth",
     "an xz file": "unpack it first: xz -dc {shell} > unpacked.pth",
     "a zstd file": "unpack it first: zstd -dc {shell} > unpacked.pth",
+    "a zlib file": "decompress it first: python -c 'import sys, zlib; "
+    "sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))' < {shell} > unpacked.pkl",
     "a 7z archive": "unpack it first: 7z x {shell}",
     "a rar archive": "unpack it first: unrar x {shell}",
     "a text file": "ckptmove reads files of torch.save; look at this one with: head {shell}",
@@ -250,6 +252,8 @@ def _(error: remote_errors.NoRanges) -> str:
 @hint_for.register(errors.NotACheckpoint)
 def _(error: errors.NotACheckpoint) -> str:
     path = error.path or ""
+    if error.runs:
+        return _DISTRUST
     if _WEB.match(path) and error.found == "a text file":
         return f"ckptmove reads files of torch.save; look at this one with: curl -s {quoted(path)} | head"
     if _DIRECTORY_PAGE.fullmatch(path) and error.found == "an HTML page":

@@ -72,6 +72,34 @@ class FileRecord(NamedTuple):
         return self.path if self.part is None else self.part
 
 
+class UnreadFile(NamedTuple):
+    """A file that was not read, although a loader may unpickle it.
+
+    Attributes:
+        path: its path in the directory.
+        found: why it was not read, as a noun phrase for its content.
+        runs: the dangerous names in the pickle that it holds.
+    """
+
+    path: str
+    found: str
+    runs: tuple[str, ...] = ()
+
+
+class CodeBeside(NamedTuple):
+    """Code that a loader would import.
+
+    Attributes:
+        path: the file that names it.
+        key: what names it there; empty for a class of a model.
+        files: the files with the code; empty if they may be anywhere.
+    """
+
+    path: str
+    key: str
+    files: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DirectoryInventory(Inventory):
     """Inventory of a directory or an archive, as one dict that maps the path of each file to its content.
@@ -86,12 +114,16 @@ class DirectoryInventory(Inventory):
         is_incomplete: whether a file could not be read and was left out.
         partitioned: numbers of elements of the parameters in ZeRO's partitions, by dtype; of one checkpoint if all have
             the same.
+        unread: files that were not read, although a loader may unpickle them.
+        code: code beside the checkpoints.
     """
 
     files: tuple[FileRecord, ...]
     form: ArchiveForm | None = None
     is_incomplete: bool = False
     partitioned: Mapping[str, int] = field(default_factory=dict)
+    unread: tuple[UnreadFile, ...] = ()
+    code: tuple[CodeBeside, ...] = ()
 
     @property
     def sharding(self) -> str:
@@ -213,6 +245,11 @@ class DirectoryInventory(Inventory):
         """Folder of each checkpoint, by the prefix of its names: its path, or the folder if it is distributed."""
         own = ((file, file.path.rpartition("/")[0]) for file in self.files)
         return {folder if file.is_piece else file.prefix: file.folder for file, folder in own}
+
+
+def unread_of(inventory: Inventory) -> tuple[UnreadFile, ...]:
+    """The files of a directory that were not read, although a loader may unpickle them."""
+    return inventory.unread if isinstance(inventory, DirectoryInventory) else ()
 
 
 def checkpoints_in(inventory: Inventory) -> tuple[str, ...]:

@@ -165,6 +165,21 @@ _SPOILED: Final = frozenset({
     "an empty file", "bytes that cannot be inflated", "nothing but zero bytes", "a git-lfs pointer", "an HTML page",
     "bytes of no known format",
 })  # fmt: skip
+#: Names of files that these libraries load by themselves, whatever the files hold: transformers, peft, diffusers,
+#: accelerate (utils/constants.py of each), DeepSpeed, Megatron, and stable-baselines3 (common/save_util.py).
+_LOADED: Final = re.compile(
+    r"""
+    .*\.(?:safetensors|distcp)
+    | training_args\.bin | (?:optimizer|scheduler|scaler|sampler|dl_state_dict)(?:_\d+)?\.(?:pt|bin)
+    | rng_state(?:_\d+)?\.pth | random_states_\d+\.pkl | custom_checkpoint_\d+\.pkl
+    | (?:diffusion_)?pytorch_model[\w.-]*\.bin | (?:adapter_)?model(?:_\d+)?(?:-\d{5}-of-\d{5})?\.bin
+    | (?:optimizer|pytorch_lora_weights|learned_embeds|prompt_encoder|value_head|heads)(?:_\w+)?\.bin
+    | (?:\w+_)?(?:zero_pp_rank_\d+_)?mp_rank_\d+\w*\.pt | (?:layer|expert)_.*model_states\.pt
+    | (?:model_optim_rng|model_rng|distrib_optim|common)\.pt
+    | consolidated(?:\.\d+)?\.pth | policy(?:\.optimizer)?\.pth | pytorch_variables\.pth
+    """,
+    re.VERBOSE,
+)
 
 
 def trainer_of(layout: str) -> Trainer:
@@ -253,6 +268,10 @@ def is_spoiled(name: str, found: str) -> bool:
         name: of the file.
         found: its content, as in ``NotACheckpoint``.
     """
+    if _LOADED.fullmatch(name) is not None:
+        return True
+    if name.endswith(".ckpt"):
+        return found != "a text file"  # SpeechBrain writes counter.ckpt and brain.ckpt as text
     return found in _SPOILED and is_checkpoint_name(name)
 
 

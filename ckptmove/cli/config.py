@@ -41,7 +41,7 @@ _WITH_CODE: Final = ("script_args", "fix", "dry_run", "limit_factor")
 #: Keys with files that are written.
 _WRITTEN: Final = frozenset({"junit", "report", "download"})
 #: Findings that warn of a hostile file.
-_WARN: Final = frozenset({"S702", "F805"})
+_WARN: Final = frozenset({"S702", "F805", "F815"})
 #: Words for a boolean in the environment, as Typer takes them.
 _BOOLEANS: Final = {
     **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),

@@ -138,7 +138,8 @@ class _Look:
         try:
             return request, target.version, api.inspect_checkpoint(request, progress)
         except NotACheckpoint as error:
-            if not target.is_found or target.members is not None or is_spoiled(target.path, error.found):
+            name = target.path.replace("\\", "/").rpartition("/")[2]
+            if not target.is_found or target.members is not None or error.runs or is_spoiled(name, error.found):
                 raise
             return request, None, None
 

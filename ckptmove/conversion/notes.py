@@ -5,6 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.checkpoint.directories import unread_of
 from ckptmove.checkpoint.inventory.mentions import is_in_code, named_ids
 from ckptmove.conversion.keep import dragged_along, flag_paths
 from ckptmove.model import LACKING
@@ -62,7 +63,7 @@ def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
     if plan.inflates:
         stored = f"{amount(len(plan.inflates), 'deflated storage')} {'is' if len(plan.inflates) == 1 else 'are'} stored"
         yield f"{stored} uncompressed in the new file, so that it can be memory-mapped (F803)"
-    yield from _dangerous_names(inventory)
+    yield from _dangerous_names(inventory, plan.format or inventory.container)
 
 
 def is_refused(inventory: Inventory) -> bool:
@@ -132,7 +133,11 @@ def _means(value: str, tag: str) -> bool:
     return devices.same_device(value, tag) or value == devices.split(tag)[0]
 
 
-def _dangerous_names(inventory: Inventory) -> Iterator[str]:
+def _dangerous_names(inventory: Inventory, container: str) -> Iterator[str]:
+    """Notes on names that can run code when the new file is unpickled."""
+    hostile = [file.path for file in unread_of(inventory) if file.runs]
+    if hostile and container == inventory.container:
+        yield f"files that can run code when they are unpickled (S702) are copied as they are: {_some(hostile)}"
     dangerous = [use.name for use in inventory.globals if use.verdict == "dangerous"]
     if dangerous:
         names = _some(dangerous)

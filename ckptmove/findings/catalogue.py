@@ -328,6 +328,27 @@ _ENTRIES: Final = (
         mend="Load it with the newer torch.",
     ),
     Entry(
+        code="S704",
+        name="code-beside",
+        severity=Severity.INFO,
+        when="code that a loader would import lies beside the checkpoint: auto_map of a config.json with its .py file, "
+        "or a case or script of [tool.ckptmove] in a pyproject.toml",
+        why="The checkpoint itself may be harmless, but from_pretrained(..., trust_remote_code=True) runs the code, "
+        "and ckptmove verify runs the case or script. No inspection of the checkpoint covers it.",
+        mend="Read the code before you load the model in this way.",
+    ),
+    Entry(
+        code="S705",
+        name="unread-file",
+        severity=Severity.INFO,
+        when="a file beside the checkpoint was not read, although a loader may unpickle it: .bin, .pkl or .pt with "
+        "something else in it, a compressed pickle, an archive, an array of objects, a pickle in a hidden folder, or a "
+        "git-lfs pointer",
+        why="Nothing is known of its content but what the finding names. Programs open such files by their names.",
+        mend="Inspect it by its own path, after unpacking it if it is compressed. For a git-lfs pointer, fetch the "
+        "real file with 'git lfs pull'.",
+    ),
+    Entry(
         code="F801",
         name="crc-mismatch",
         severity=Severity.ERROR,

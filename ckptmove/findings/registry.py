@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.checkpoint.pairing import pair_all
-from ckptmove.findings import archive, devices, dtypes, keys, optimizer, resume, safety
+from ckptmove.findings import archive, beside, devices, dtypes, keys, optimizer, resume, safety
 from ckptmove.findings.candidates import find_lacking
 from ckptmove.findings.context import is_incomplete, target_device
 
@@ -43,6 +43,8 @@ RULES: Final[tuple[FindingRule, ...]] = (
     safety.weights_only,
     safety.dangerous_global,
     safety.weights_only_older,
+    beside.code_beside,
+    beside.unread_files,
     archive.crc_mismatch,
     archive.truncated,
     archive.compressed_records,

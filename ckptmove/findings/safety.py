@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.trainers import resumes_despite
+from ckptmove.findings.beside import dangerous_beside
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import checkpoint_of, look_at_each
 from ckptmove.findings.remedies import choose
@@ -104,13 +105,14 @@ def _exported(inventory: Inventory, refused: Sequence[GlobalUse], parts: Sequenc
 
 
 def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """S702: the pickle names functions that no checkpoint needs."""
+    """S702: the pickle, or one in a file beside it, names functions that no checkpoint needs."""
     names = [use.name for use in inventory.globals if use.verdict == "dangerous"]
     if names:
         loader = container_class(inventory.container).loader
         loading = loader if loader == "torch.export.load" else "loading without weights_only"
         message = f"{loading} could run {some(names, _SHOWN)}"
         yield found("S702", message, names, _do_not_load(inventory))
+    yield from dangerous_beside(inventory)
 
 
 def weights_only_older(inventory: Inventory, _context: Context) -> Iterator[Finding]:

@@ -7,12 +7,12 @@ file has the format, not before.
 from __future__ import annotations
 
 import re
-import zlib
 from functools import cache
-from io import BytesIO
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import ArchiveOfFiles, DamagedArchive, NotACheckpoint
+from ckptmove.formats.enclosed_pickle import BZIP2, GZIP, NUMPY, XZ, gunzipped, is_zlib, runs_inside
+from ckptmove.formats.pickle_signature import is_pickle
 from ckptmove.formats.zip_archive.index import END_BYTES, END_SIGNATURE, ZipDirectory, read_directory
 from ckptmove.formats.zip_archive.names import export_form, object_folder
 from ckptmove.limits import Limits
@@ -24,41 +24,38 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import ByteSource
 
 _HEAD: Final = 4096
+#: What :class:`NotACheckpoint` calls a file of ``numpy.save``.
+NUMPY_ARRAY: Final = "a numpy array"
 #: Signatures of formats that are not checkpoints.
 _MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
-    (b"\x1f\x8b", "a gzip file"),
+    (GZIP, "a gzip file"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
     (b"Rar!\x1a\x07", "a rar archive"),
-    (b"BZh", "a bzip2 file"),
-    (b"\xfd7zXZ\x00", "an xz file"),
+    (BZIP2, "a bzip2 file"),
+    (XZ, "an xz file"),
     (b"\x28\xb5\x2f\xfd", "a zstd file"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
-    (b"\x93NUMPY", "a numpy array"),
+    (NUMPY, NUMPY_ARRAY),
     (b"GGUF", "a GGUF file"),
     (b"PK\x05\x06", "an empty zip archive"),
     (b"version https://git-lfs.github.com/spec/", "a git-lfs pointer"),
 )
+#: Those that may hold a pickle.
+_ENCLOSING: Final = frozenset({"a gzip file", "a bzip2 file", "an xz file", "a zlib file", NUMPY_ARRAY})
 #: torch/serialization.py ``MAGIC_NUMBER`` as LONG1 and STOP, and as text in protocols 0 and 1.
 _LEGACY: Final = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"L119547037146038801333356L\n.")
 _LEGACY_WITHIN: Final = 32
 #: Module of the root class of ``.metadata``: its first name, after PROTO and FRAME at most.
 _DISTRIBUTED: Final = b"torch.distributed.checkpoint.metadata"
 _DISTRIBUTED_WITHIN: Final = 16
-#: PROTO and its argument, written since protocol 2.
-_NEW_PICKLE: Final = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
-#: First opcodes of a pickle of protocol 0 or 1 whose root is a container or an object.
-_OLD_PICKLE: Final = (b"(", b"}", b"]", b")", b"c")
 #: ``MAX_HEADER_SIZE`` of safetensors.
 _MOST_HEADER_BYTES: Final = 100_000_000
 #: Records of a TorchScript archive, next to ``code/``; ``model.json`` in version 1.0.
 _SCRIPT_RECORDS: Final = frozenset({"constants.pkl", "model.json"})
 #: The file identifier in torch/csrc/jit/serialization/mobile_bytecode.fbs; the offset of the root comes first.
 _FLATBUFFER: Final = b"PTMF"
-#: ``wbits`` that makes zlib read the gzip format; and the length of a tar header.
-_GZIP: Final = 16 + zlib.MAX_WBITS
+#: Length of a tar header.
 _TAR_HEADER: Final = 512
-#: Each member costs a copy of the bytes after it.
-_GZIP_MEMBERS: Final = 64
 # Compiled on first use, for a file of no known format.
 _HTML: Final = rb"(?i)\s*<(!doctype html|html|head)\b"
 #: The index that ``save_pretrained`` of transformers writes next to the shards: ``metadata``, then ``weight_map``.
@@ -75,6 +72,7 @@ class _Start(NamedTuple):
         head: first bytes of the file; empty for a zip archive, whose directory decides.
         directory: central directory of a zip archive; None for any other file.
         names: names of its records.
+        is_cut: whether ``source`` is only the start of the file.
     """
 
     source: ByteSource
@@ -82,6 +80,7 @@ class _Start(NamedTuple):
     head: bytes
     directory: ZipDirectory | None
     names: list[str]
+    is_cut: bool
 
 
 @cache
@@ -141,8 +140,12 @@ def container_of(source: ByteSource, limits: Limits) -> Container:
     return container_class(name).open(source, directory, limits)
 
 
-def recognise(source: ByteSource) -> str:
+def recognise(source: ByteSource, *, is_cut: bool = False) -> str:
     """The name of the format of a file.
+
+    Args:
+        source: its bytes.
+        is_cut: whether they are only the start of the file.
 
     Raises:
         ArchiveOfFiles: if it is a zip or a tar of files, which may be checkpoints.
@@ -151,46 +154,24 @@ def recognise(source: ByteSource) -> str:
         LimitExceeded: if it is an archive that needs more than the default limits allow.
         SourceChanged, AccessFailed: as the source.
     """
-    return _examine(source, Limits())[0]
+    return _examine(source, Limits(), is_cut=is_cut)[0]
 
 
-def _examine(source: ByteSource, limits: Limits) -> tuple[str, ZipDirectory | None]:
+def _examine(source: ByteSource, limits: Limits, *, is_cut: bool = False) -> tuple[str, ZipDirectory | None]:
     """The name of the format of a file, and the directory of a zip archive."""
     if source.size == 0:
         raise NotACheckpoint(source.path, "an empty file")
     head = source.read(0, min(_HEAD, source.size))
     directory = read_directory(source, limits) if head.startswith(b"PK\x03\x04") else None
     if directory is None:
-        start = _Start(source, limits, head, None, [])
+        start = _Start(source, limits, head, None, [], is_cut)
         _refuse_others(start)
     else:
-        start = _Start(source, limits, b"", directory, [*directory.records.names()])
+        start = _Start(source, limits, b"", directory, [*directory.records.names()], is_cut)
     name = next((name for name, matches in SIGNATURES.items() if matches(start)), None)
     if name is None:
         raise NotACheckpoint(source.path, _describe(head))
     return name, directory
-
-
-def gunzipped(data: bytes, most: int) -> bytes | None:
-    """The first bytes of a gzip file, decompressed; None if it is not a gzip file.
-
-    Members in a row count as one file, as in every gzip reader. Only the first 64 members are decompressed.
-
-    Args:
-        data: the start of the file; a member may be cut off.
-        most: maximum length of the result, in bytes.
-    """
-    found = b""
-    for _ in range(_GZIP_MEMBERS):
-        member = zlib.decompressobj(_GZIP)
-        try:
-            found += member.decompress(data, most - len(found))
-        except zlib.error:
-            return found or None
-        data = member.unused_data
-        if not data or len(found) == most:
-            break
-    return found
 
 
 def _is_tar_in_gzip(head: bytes) -> bool:
@@ -199,12 +180,19 @@ def _is_tar_in_gzip(head: bytes) -> bool:
 
 
 def _refuse_others(start: _Start) -> None:
-    """Raise NotACheckpoint if the file has the signature of another format."""
-    found = next((found for magic, found in _MAGIC if start.head.startswith(magic)), None)
-    if found is not None:
-        raise NotACheckpoint(start.source.path, f"a tar archive in {found}" if _is_tar_in_gzip(start.head) else found)
-    if start.head[4:8] == _FLATBUFFER:
-        raise NotACheckpoint(start.source.path, "a mobile module in FlatBuffer form")
+    """Raise NotACheckpoint if the file has the signature of another format, and is no pickle."""
+    head, path = start.head, start.source.path
+    found = next((found for magic, found in _MAGIC if head.startswith(magic)), None)
+    if found is None and head[4:8] == _FLATBUFFER:
+        found = "a mobile module in FlatBuffer form"
+    if found is None and is_zlib(head):
+        found = "a zlib file"
+    if found is None or _is_pickle(start):
+        return
+    runs = None
+    if found in _ENCLOSING:
+        runs = runs_inside(start.source, head, start.limits, is_cut=start.is_cut)
+    raise NotACheckpoint(path, f"a tar archive in {found}" if _is_tar_in_gzip(head) else found, runs)
 
 
 def _is_torchscript(start: _Start) -> bool:
@@ -270,22 +258,7 @@ def _is_distributed(start: _Start) -> bool:
 
 
 def _is_pickle(start: _Start) -> bool:
-    head, size = start.head, start.source.size
-    if head.startswith(_NEW_PICKLE):
-        return True
-    if not head.startswith(_OLD_PICKLE) or start.source.read(size - 1, size) != b".":
-        return False
-    import pickletools
-
-    stream = BytesIO(head)
-    try:
-        for opcode, _, _ in pickletools.genops(stream):
-            if opcode.proto > 1:
-                return False
-    except ValueError:
-        # Only the head of a longer pickle was read: its opcodes must be valid up to the end of the head.
-        return size > len(head) and stream.tell() == len(head)
-    return True
+    return is_pickle(start.source, start.head, is_cut=start.is_cut)
 
 
 def _describe(head: bytes) -> str:

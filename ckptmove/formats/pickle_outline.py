@@ -242,6 +242,8 @@ class _Reader:
         while True:
             end = variable_end(self._data, self._at + 1, shape)
             nbytes = (end or len(self._data)) - self._at
+            if self._offset + nbytes > self._source.size:
+                raise DamagedPickle("an argument reaches past the end", offset=self._offset)
             if nbytes > self._limits.string_bytes:
                 limit = self._limits.string_bytes
                 raise LimitExceeded("the size of a string in bytes", limit=limit, actual=nbytes)

@@ -60,7 +60,7 @@ def _duplicate(machine: Machine, position: int) -> int:
 
 def _store(machine: Machine, index: int) -> None:
     """Store the top of the stack in the memo at any index."""
-    memo, starts = machine.memo, machine.memo_starts
+    memo, starts, value = machine.memo, machine.memo_starts, machine.stack[-1]
     most = machine.limits.max_memo_index(len(machine.data) - machine.begin)
     if index > most:
         raise LimitExceeded("the memo index of a pickle", limit=most, actual=index)
@@ -71,7 +71,7 @@ def _store(machine: Machine, index: int) -> None:
         machine.memo_gaps += missing
     if memo[index] is UNSET:
         machine.memo_gaps -= 1
-    memo[index] = machine.stack[-1]
+    memo[index] = value
     starts[index] = machine.starts[-1]
 
 

@@ -35,10 +35,10 @@ EXECUTING_DOTTED = {
 }  # fmt: skip
 #: Modules of the standard library that may be used. None executes its arguments, except those below.
 HARMLESS_MODULES = {
-    "__future__", "_compat_pickle", "abc", "array", "ast", "base64", "bisect", "collections", "concurrent",
+    "__future__", "_compat_pickle", "abc", "array", "ast", "base64", "bisect", "bz2", "collections", "concurrent",
     "contextlib", "contextvars", "dataclasses", "datetime", "difflib", "enum", "errno", "fcntl", "filecmp", "fnmatch",
-    "functools", "gc", "glob", "hashlib", "heapq", "html", "io", "itertools", "json", "keyword", "linecache", "math",
-    "mmap", "os", "pathlib", "pickletools", "platform", "posixpath", "queue", "random", "re", "shlex", "shutil",
+    "functools", "gc", "glob", "hashlib", "heapq", "html", "io", "itertools", "json", "keyword", "linecache", "lzma",
+    "math", "mmap", "os", "pathlib", "pickletools", "platform", "posixpath", "queue", "random", "re", "shlex", "shutil",
     "signal", "stat", "struct", "sys", "sysconfig", "tarfile", "textwrap", "threading", "time", "tokenize", "traceback",
     "types", "typing", "uuid", "warnings", "weakref", "zlib",
 }  # fmt: skip

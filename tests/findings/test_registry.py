@@ -6,10 +6,12 @@ import ast
 import shlex
 import sys
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ckptmove.checkpoint.directories import CodeBeside, DirectoryInventory, UnreadFile
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.findings.context import Context, target_device
 from ckptmove.findings.registry import RULES, find_all
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 
 EVIL = GlobalUse("os.system", None, "dangerous")
 ODD = GlobalUse("argparse.Namespace", None, "safe")
+
+
+def beside(make: Any, **facts: Any) -> Inventory:
+    """The inventory of a directory with one file, and what lies beside it."""
+    return DirectoryInventory(**asdict(make.inventory(())), files=(), **facts)
+
 
 #: For each code: an inventory with the finding, the context, and a similar healthy inventory.
 TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any], Inventory]]] = {
@@ -147,6 +155,16 @@ TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any
         lambda make: make.inventory(globals=(GlobalUse("builtins.set", "2.6", "safe"),)),
         {},
         lambda make: make.inventory(globals=(GlobalUse("torch.float32", "2.4", "safe"),)),
+    ),
+    "S704": (
+        lambda make: beside(make, code=(CodeBeside("config.json", "", ("modeling_x.py",)),)),
+        {},
+        lambda make: beside(make, unread=(UnreadFile("vocab.pkl", "an empty file"),)),
+    ),
+    "S705": (
+        lambda make: beside(make, unread=(UnreadFile("vocab.pkl", "a git-lfs pointer"),)),
+        {},
+        lambda make: beside(make, unread=(UnreadFile("stats.npy", "a numpy array", ("os.system",)),)),
     ),
     **{
         code: (

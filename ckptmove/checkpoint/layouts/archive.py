@@ -1,17 +1,19 @@
-"""List an archive of files like a directory, and find archives among its members."""
+"""List an archive of files like a directory, and find archives among the files of both."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from contextlib import closing
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.layouts.members import Members
 from ckptmove.checkpoint.layouts.tar_members import TarMembers
 from ckptmove.checkpoint.layouts.zip_members import ZipMembers
 from ckptmove.errors import ArchiveOfFiles, CrcMismatch, DamagedArchive, LimitExceeded, MustBeUnpacked, NotACheckpoint
-from ckptmove.formats.opening import gunzipped, recognise
+from ckptmove.formats.enclosed_pickle import gunzipped
+from ckptmove.formats.opening import recognise
+from ckptmove.formats.zip_archive.index import read_directory
 from ckptmove.io.part import MemorySource
-from ckptmove.model import ArchiveFact
 
 if TYPE_CHECKING:
     from ckptmove.io.contracts import ByteSource
@@ -26,8 +28,10 @@ _FORMS: Final[dict[ArchiveForm, type[ZipMembers | TarMembers]]] = {"zip": ZipMem
 #: those that cannot. For a single compressed file, its name decides whether it may be a checkpoint.
 _GZIPPED: Final = frozenset({"a gzip file", "a tar archive in a gzip file"})
 _SEALED: Final = frozenset({"a 7z archive", "a rar archive"})
-_SEALED_FILE: Final = frozenset({"a bzip2 file", "an xz file", "a zstd file"})
-_OF_INTEREST: Final = re.compile(r"\.(?:tar|tbz2?|txz|tzst|zip|pth?|ckpt|bin|safetensors|nemo)\b")
+_SEALED_FILE: Final = frozenset({"a bzip2 file", "an xz file", "a zstd file", "a zlib file"})
+_OF_INTEREST: Final = re.compile(
+    r"\.(?:tar|tgz|tbz2?|txz|tzst|zip|7z|rar|pth?|ckpt|bin|safetensors|nemo|pkl|pickle|joblib)\b"
+)
 #: Bytes of a compressed file that are read to detect its content.
 _LOOK: Final = 1 << 20
 
@@ -49,72 +53,99 @@ def list_archive(source: ByteSource, limits: Limits) -> Members:
     return members
 
 
-def inner_archives(
-    listing: Listing, file: ListedFile, error: NotACheckpoint, limits: Limits
-) -> tuple[ArchiveFact, ...]:
-    """Report a member that is an archive itself and may contain checkpoints.
+class Inside(NamedTuple):
+    """What an archive or a compressed file holds.
+
+    Attributes:
+        is_unread: whether it may hold checkpoints, which are not read.
+        runs: dangerous names in pickles of its members, as of ``NotACheckpoint``.
+    """
+
+    is_unread: bool
+    runs: tuple[str, ...] | None = None
+
+
+def look_inside(listing: Listing, file: ListedFile, error: NotACheckpoint, limits: Limits) -> Inside:
+    """Look into a file that is an archive, or compressed, and may contain checkpoints.
 
     The first bytes of each of its own members decide, and a nested archive counts as a checkpoint. Arrays of numpy and
-    office documents are zips without checkpoints. An archive whose content is unknown without unpacking counts too.
+    office documents are zips without checkpoints. An archive whose content is unknown without unpacking counts too. Of
+    the archives in a directory, only arrays are looked at: users can name every other one themselves.
 
     Args:
-        listing: listing of the member; in a directory, users can name every archive themselves.
-        file: the member.
+        listing: listing of the file.
+        file: the file.
         error: why it is not a checkpoint.
         limits: resource limits for reading an archive.
     """
-    if not isinstance(listing, Members):
-        return ()
+    if not isinstance(listing, Members) and (listing.is_remote or not _holds_arrays(listing, file, error, limits)):
+        is_packed = isinstance(error, ArchiveOfFiles) or error.found in _GZIPPED | _SEALED | _SEALED_FILE
+        return Inside(is_packed and _OF_INTEREST.search(file.name) is not None)
     try:
-        counts = _may_hold_some(listing, file.path, error, limits)
+        return _inside(listing, file.path, error, limits)
     except (CrcMismatch, DamagedArchive, LimitExceeded, MustBeUnpacked):
-        counts = True
-    return (ArchiveFact("inner-archive", file.path, file.size_bytes),) if counts else ()
+        return Inside(is_unread=True)
 
 
-def _may_hold_some(listing: Members, path: str, error: NotACheckpoint, limits: Limits) -> bool:
+def _holds_arrays(listing: Listing, file: ListedFile, error: NotACheckpoint, limits: Limits) -> bool:
+    if not isinstance(error, ArchiveOfFiles) or error.form != "zip":
+        return False
+    with closing(listing.open(file.path)) as source:
+        return any(name.endswith(".npy") for name in read_directory(source, limits).records.names())
+
+
+def _inside(listing: Listing, path: str, error: NotACheckpoint, limits: Limits) -> Inside:
     if isinstance(error, ArchiveOfFiles):
         # To detect it, a compressed zip was inflated completely, but a compressed tar only at its beginning.
-        is_whole = error.form == "zip" or listing.span(path) is not None
-        source = listing.open(path) if is_whole else MemorySource(path, _beginning(listing, path))
-        return _lists_one(source, error.form, limits)
+        is_whole = error.form == "zip" or not isinstance(listing, Members) or listing.span(path) is not None
+        with closing(listing.open(path) if is_whole else MemorySource(path, _beginning(listing, path))) as source:
+            return _members_inside(source, error.form, limits)
     if error.found in _GZIPPED:
         data = gunzipped(_beginning(listing, path), _LOOK)
-        return data is None or _is_one(MemorySource(path, data), limits)
+        return Inside(data is None or _is_one(MemorySource(path, data), limits, is_cut=len(data) == _LOOK))
     is_named_so = error.found in _SEALED_FILE and _OF_INTEREST.search(path) is not None
-    return is_named_so or error.found in _SEALED
+    return Inside(is_named_so or error.found in _SEALED)
 
 
-def _beginning(listing: Members, path: str) -> bytes:
+def _beginning(listing: Listing, path: str) -> bytes:
     """The first bytes of a member, inflated if it is compressed."""
     return bytes(next(listing.contents(path)))
 
 
-def _is_one(source: ByteSource, limits: Limits) -> bool:
+def _is_one(source: ByteSource, limits: Limits, *, is_cut: bool) -> bool:
     try:
-        recognise(source)
+        recognise(source, is_cut=is_cut)
     except ArchiveOfFiles as error:
-        return _lists_one(source, error.form, limits)
+        return _members_inside(source, error.form, limits).is_unread
     except NotACheckpoint:
         return False
     return True
 
 
-def _lists_one(source: ByteSource, form: ArchiveForm, limits: Limits) -> bool:
+def _members_inside(source: ByteSource, form: ArchiveForm, limits: Limits) -> Inside:
+    """What the members of an archive are, up to the first checkpoint."""
     members = _FORMS[form](source, limits)
-    # If the end is missing, more members may have existed.
-    return members.is_cut or any(_begins_as_one(members, file.path) for file in members.files if not file.is_hidden)
+    runs: tuple[str, ...] | None = None
+    if members.is_cut:  # more members may have existed
+        return Inside(is_unread=True)
+    for file in members.files:
+        if not file.is_hidden:
+            try:
+                _recognise_member(members, file.path)
+            except ArchiveOfFiles:
+                return Inside(is_unread=True, runs=runs)
+            except NotACheckpoint as error:
+                if error.runs is not None:
+                    runs = (*(runs or ()), *error.runs)
+            else:
+                return Inside(is_unread=True, runs=runs)
+    return Inside(is_unread=False, runs=runs)
 
 
-def _begins_as_one(members: Members, path: str) -> bool:
+def _recognise_member(members: Members, path: str) -> None:
+    """Raise NotACheckpoint if a member is none, by its first bytes if it is compressed."""
     span = members.span(path)
-    try:
-        if span is None:
-            members.look(path)
-        else:
-            recognise(members.part(path, span))
-    except ArchiveOfFiles:
-        return True
-    except NotACheckpoint:
-        return False
-    return True
+    if span is None:
+        members.look(path)
+    else:
+        recognise(members.part(path, span))

@@ -60,7 +60,7 @@ def is_index(name: str) -> bool:
 
 
 def _shards(listing: Listing, name: str) -> Sequence[str]:
-    path, text = listing.full(name), _read(listing, name, _MOST_INDEX_BYTES)
+    path, text = listing.full(name), read_small(listing, name, _MOST_INDEX_BYTES)
     try:
         index = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -96,7 +96,7 @@ def trainer_counters(listing: Listing, layout: str) -> Counters:
 
 def _counters_in(listing: Listing, path: str) -> Counters:
     try:
-        found = json.loads(_read(listing, path, _MOST_COUNTER_BYTES))
+        found = json.loads(read_small(listing, path, _MOST_COUNTER_BYTES))
     except (UnreadableInput, LimitExceeded, ValueError, RecursionError):
         return Counters()
     pairs = found.items() if isinstance(found, dict) else ()
@@ -123,12 +123,18 @@ def _by_pointer(listing: Listing, folder: str, layout_of: Mapping[str, str]) -> 
     path = f"{folder}/{POINTER_FILE}".lstrip("/")
     if path not in listing.names:
         return None
-    text = _read(listing, path, _POINTER_BYTES).decode("utf-8", "replace")
+    text = read_small(listing, path, _POINTER_BYTES).decode("utf-8", "replace")
     layout = layout_of.get(text.strip().replace("\\", "/").rpartition("/")[2])
     return layout if layout is not None and trainer_of(layout).is_pointed else None
 
 
-def _read(listing: Listing, path: str, most: int) -> bytes:
+def read_small(listing: Listing, path: str, most: int) -> bytes:
+    """The bytes of a file that is not a checkpoint.
+
+    Raises:
+        LimitExceeded: if it has more than ``most`` bytes.
+        UnreadableInput: if it is unreadable.
+    """
     source = listing.open(path)
     try:
         if source.size > most:

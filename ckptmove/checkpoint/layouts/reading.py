@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.outline import OutlineLine
-from ckptmove.checkpoint.layouts.archive import inner_archives
+from ckptmove.checkpoint.layouts.archive import look_inside
+from ckptmove.checkpoint.layouts.beside import code_beside, hidden_pickles, unread_file
 from ckptmove.checkpoint.layouts.detect import layout_of, require_shards, trainer_counters
 from ckptmove.checkpoint.layouts.distributed import find_distributed, is_distributed, read_distributed
 from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
@@ -36,7 +37,7 @@ from ckptmove.text import amount
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from ckptmove.checkpoint.directories import DirectoryInventory
+    from ckptmove.checkpoint.directories import DirectoryInventory, UnreadFile
     from ckptmove.checkpoint.layouts.distributed import DistributedFolder
     from ckptmove.checkpoint.layouts.rank_shards import RankFile
     from ckptmove.checkpoint.layouts.shards import ShardsFolder
@@ -79,6 +80,7 @@ class Reader:
         self._lines: list[OutlineLine] = []
         self._flaws: list[ArchiveFact] = []
         self._inner: list[ArchiveFact] = []
+        self._unread: list[UnreadFile] = []
         self._lost: list[ArchiveFact] = []
         self._rank_files: list[RankFile] = []
         self._unreadable: list[UnreadableInput | LimitExceeded] = []
@@ -114,6 +116,7 @@ class Reader:
         left = [file for file in listing.files if not file.is_hidden and file.path not in passed]
         texts = [file for file in left if listing.is_text(file.path)]
         self._read_files(file for file in left if not listing.is_text(file.path))
+        self._unread += hidden_pickles(listing, self._limits)
         for one in shards:
             with self._tolerating():
                 pieces -= self._read_shards(one)
@@ -235,7 +238,7 @@ class Reader:
             if is_spoiled(file.name, error.found):
                 raise
             self._lines.append(OutlineLine(1, path, error.found))
-            self._inner += inner_archives(listing, file, error, self._limits)
+            self._note_unread(file, error)
             is_checked = False
         else:
             self._has_something = True
@@ -245,6 +248,14 @@ class Reader:
         if self._check and not is_checked:
             self._flaws += listing.flaws(path)
         self._done += file.size_bytes
+
+    def _note_unread(self, file: ListedFile, error: NotACheckpoint) -> None:
+        """Keep what a file without a checkpoint may hold."""
+        inside = look_inside(self._listing, file, error, self._limits)
+        if inside.is_unread and self._listing.form is not None:
+            self._inner.append(ArchiveFact("inner-archive", file.path, file.size_bytes))
+        unread = unread_file(self._listing, file, error, inside)
+        self._unread += () if unread is None else (unread,)
 
     def _join_ranks(self) -> None:
         """Make one part of the files of all ranks that are shards of the same tensors, and find missing ones."""
@@ -301,6 +312,9 @@ class Reader:
             first.others = tuple(others)
             raise first
         if not self._parts:
+            runs = dict.fromkeys(name for file in self._unread for name in file.runs)
+            if runs:
+                raise NotACheckpoint(listing.path, listing.described, tuple(runs))
             inner = "".join(fact.record for fact in self._inner[:1])
             is_cut = any(fact.kind == "missing-end" for fact in listing.facts)
             raise EmptyDirectory(
@@ -330,6 +344,8 @@ class Reader:
             is_incomplete=bool(self._unreadable),
             form=listing.form,
             partitioned=_of_one(self._partitioned.values()),
+            unread=tuple(self._unread),
+            code=tuple(code_beside(listing)),
         )
 
     def _outline(self) -> tuple[OutlineLine, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.layouts.members import Members, full_path, shown_path, unsafe_member
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NotACheckpoint
-from ckptmove.formats.opening import recognise
+from ckptmove.formats.opening import NUMPY_ARRAY, recognise
 from ckptmove.formats.zip_archive.headers import LocalHeaders
 from ckptmove.formats.zip_archive.index import DEFLATED, read_directory
 from ckptmove.formats.zip_archive.layout import Layout, NewRecord
@@ -80,6 +80,7 @@ class ZipMembers(Members):
 
         Raises:
             NotACheckpoint: if it is not a checkpoint.
+            MustBeUnpacked, CrcMismatch: as :meth:`open`, for an array of objects.
         """
         record = self._records[path]
         if record.method == DEFLATED:
@@ -87,8 +88,14 @@ class ZipMembers(Members):
             full = full_path(self.source.path, path)
             if record.nbytes and not head:
                 raise NotACheckpoint(full, "bytes that cannot be inflated")
-            with suppress(DamagedArchive):  # the first bytes of a zip look like a damaged zip
-                recognise(MemorySource(full, head))
+            is_cut = len(head) < record.nbytes
+            try:
+                with suppress(DamagedArchive):  # the first bytes of a zip look like a damaged zip
+                    recognise(MemorySource(full, head), is_cut=is_cut)
+            except NotACheckpoint as error:
+                if not (is_cut and error.found == NUMPY_ARRAY and error.runs is not None):
+                    raise
+                recognise(self.open(path))  # the pickle of an array of objects is read whole
 
     def open(self, path: str) -> ByteSource:
         """The bytes of a member; a compressed one is inflated if all inflated members fit in memory together.

@@ -205,7 +205,9 @@ def test_a_conversion_copies_it_and_says_so(tmp_path, outer):
 def test_in_a_directory_any_archive_can_be_named_itself(tmp_path):
     for name, data in (FILES | INNER).items():
         (tmp_path / name).write_bytes(data)
-    assert ckptmove.inspect(tmp_path).findings == ()
+    [note] = ckptmove.inspect(tmp_path).findings
+    assert (note.code, note.severity) == ("S705", Severity.INFO)
+    assert note.where == tuple(sorted(INNER))
 
 
 def test_where_there_is_nothing_else_it_is_named(tmp_path):

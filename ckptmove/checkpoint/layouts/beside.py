@@ -1,0 +1,134 @@
+"""What lies beside the checkpoints of a directory or an archive: files that are not read, and code.
+
+Code is looked for in local files only, because each file at a URL takes a request.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.directories import CodeBeside, UnreadFile
+from ckptmove.checkpoint.layouts.detect import read_small
+from ckptmove.checkpoint.layouts.members import Members
+from ckptmove.checkpoint.parts import read_file
+from ckptmove.errors import (
+    ArchiveOfFiles,
+    DamagedArchive,
+    DamagedPickle,
+    LimitExceeded,
+    NotACheckpoint,
+    UnreadableInput,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.checkpoint.layouts.archive import Inside
+    from ckptmove.io.listing import ListedFile, Listing
+    from ckptmove.limits import Limits
+
+#: Endings of files that programs unpickle.
+_PICKLED: Final = (".bin", ".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".th", ".joblib", ".dill")
+#: Size limit of a file that names code.
+_MOST_BYTES: Final = 1 << 20
+_PROJECT: Final = "pyproject.toml"
+_INDICES: Final = frozenset({"model_index.json", "modules.json"})
+#: A key of ``[tool.ckptmove]`` that names code, in any form of TOML.
+_CODE_KEY: Final = re.compile(r"""(?m)^\s*(?:tool\.ckptmove\.)?["']?(case|script)["']?\s*=""")
+
+
+def unread_file(listing: Listing, file: ListedFile, error: NotACheckpoint, inside: Inside) -> UnreadFile | None:
+    """A file that was not read, if a loader may unpickle it; None for any other file.
+
+    Args:
+        listing: listing of the file.
+        file: the file.
+        error: why it is not a checkpoint.
+        inside: what it holds, if it is an archive.
+    """
+    runs = error.runs if error.runs is not None else inside.runs
+    is_pointer = error.found == "a git-lfs pointer"
+    # An archive in an archive has a finding of its own.
+    is_archive = inside.is_unread and not isinstance(listing, Members)
+    is_named_so = file.name.endswith(_PICKLED) and not isinstance(error, ArchiveOfFiles)
+    if runs is None and not (is_pointer or is_archive or is_named_so):
+        return None
+    return UnreadFile(file.path, error.found, runs or ())
+
+
+def hidden_pickles(listing: Listing, limits: Limits) -> Iterator[UnreadFile]:
+    """Checkpoints and pickles in hidden folders, by their endings and their content; at URLs, by their endings alone.
+
+    They are no part of the checkpoint, but a loader can open them by name.
+    """
+    for file in listing.files:
+        if file.is_hidden and file.name.endswith(_PICKLED):
+            runs = () if listing.is_remote else _runs(listing, file.path, limits)
+            if runs is not None:
+                yield UnreadFile(file.path, "in a hidden folder", runs)
+
+
+def _runs(listing: Listing, path: str, limits: Limits) -> tuple[str, ...] | None:
+    """The dangerous names in a file; None if it is neither a checkpoint nor a pickle."""
+    try:
+        listing.look(path)
+        with closing(listing.open(path)) as source:
+            inventory = read_file(source, listing.limits(path, limits), tree="inventory").inventory
+    except NotACheckpoint as error:
+        return error.runs
+    except (DamagedArchive, DamagedPickle) as error:
+        return error.runs
+    except (UnreadableInput, LimitExceeded):
+        return ()
+    return tuple(use.name for use in inventory.globals if use.verdict == "dangerous")
+
+
+def code_beside(listing: Listing) -> Iterator[CodeBeside]:
+    """Code in a listing that a loader would import."""
+    if listing.is_remote:
+        return
+    modules = {file.path for file in listing.files if file.name.endswith(".py")}
+    for file in listing.files:
+        if file.name == _PROJECT and not file.is_hidden:
+            key = _CODE_KEY.search(_text(listing, file.path))
+            if key is not None:
+                yield CodeBeside(file.path, f"'{key[1]}' of [tool.ckptmove]", ())
+        elif modules and not file.is_hidden and (file.name.endswith("config.json") or file.name in _INDICES):
+            prefix = f"{file.folder}/" if file.folder else ""
+            named = {f"{prefix}{module.replace('.', '/')}.py" for module in _modules(_text(listing, file.path))}
+            if found := sorted(named & modules):
+                yield CodeBeside(file.path, "", tuple(found))
+
+
+def _text(listing: Listing, path: str) -> str:
+    try:
+        return read_small(listing, path, _MOST_BYTES).decode("utf-8", "replace")
+    except (UnreadableInput, LimitExceeded):
+        return ""
+
+
+def _modules(text: str) -> Iterator[str]:
+    """The modules that a JSON file names.
+
+    ``auto_map`` of transformers maps a class to ``module.Class``, to a list of these, or to the same in another
+    repository, after ``--``. ``model_index.json`` of diffusers maps a component to ``[module, Class]``, and
+    ``modules.json`` of sentence-transformers is a list of components with a ``type``.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    names: list[object] = []
+    if isinstance(found, dict):
+        mapped = found.get("auto_map")
+        for value in mapped.values() if isinstance(mapped, dict) else ():
+            names += value if isinstance(value, list) else [value]
+        names += [f"{value[0]}.{value[-1]}" for value in found.values() if isinstance(value, list) and value]
+    elif isinstance(found, list):
+        names += [one.get("type") for one in found if isinstance(one, dict)]
+    for name in names:
+        if isinstance(name, str):
+            yield name.rpartition("--")[2].rpartition(".")[0]

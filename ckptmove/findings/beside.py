@@ -1,0 +1,67 @@
+"""Rules about the files beside a checkpoint: S702 and S705 for files that are not read, S704 for code."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.checkpoint.directories import DirectoryInventory, unread_of
+from ckptmove.findings.catalogue import found
+from ckptmove.text import Command, amount, quoted, some
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.checkpoint.directories import UnreadFile
+    from ckptmove.findings.context import Context
+    from ckptmove.model import Finding, Inventory
+
+_SHOWN: Final = 4
+
+
+def dangerous_beside(inventory: Inventory) -> Iterator[Finding]:
+    """S702: a file that is no checkpoint holds a pickle, which names what no checkpoint needs."""
+    hostile = [file for file in unread_of(inventory) if file.runs]
+    if hostile:
+        names = dict.fromkeys(name for file in hostile for name in file.runs)
+        files = some([f"{file.path} ({file.found})" for file in hostile], _SHOWN)
+        message = f"unpickling {files} could run {some([*names], _SHOWN)}"
+        yield found("S702", message, [file.path for file in hostile], "do not load it, and do not trust its source")
+
+
+def code_beside(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """S704: code that a loader would import lies beside the checkpoint."""
+    for code in inventory.code if isinstance(inventory, DirectoryInventory) else ():
+        if code.key:
+            message = f"{code.path} names code that ckptmove verify can run: {code.key}"
+            fix = f"read {_path(inventory, code.path)} and that code before you run ckptmove verify beside it"
+        else:
+            message = f"{code.path} names code in {some(code.files, _SHOWN)}, which trust_remote_code=True runs"
+            fix = f"read {_path(inventory, code.files[0])} before you load the model with trust_remote_code=True"
+        yield found("S704", message, [code.path, *code.files], fix)
+
+
+def unread_files(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """S705: files that a loader may unpickle were not read."""
+    quiet = [file for file in unread_of(inventory) if not file.runs]
+    pointers = [file for file in quiet if file.found == "a git-lfs pointer"]
+    others = [file for file in quiet if file not in pointers]
+    if pointers:
+        message = f"{amount(len(pointers), 'file')} not fetched, only the git-lfs pointer is there: {_listed(pointers)}"
+        yield found("S705", message, [file.path for file in pointers], _fetch(inventory))
+    if others:
+        files = some([f"{file.path} ({file.found})" for file in others], _SHOWN)
+        yield found("S705", f"{amount(len(others), 'file')} not read: {files}", [file.path for file in others], "")
+
+
+def _listed(files: list[UnreadFile]) -> str:
+    return some([file.path for file in files], _SHOWN)
+
+
+def _path(inventory: Inventory, file: str) -> str:
+    return quoted(posixpath.join(inventory.path, file))
+
+
+def _fetch(inventory: Inventory) -> str:
+    is_folder = isinstance(inventory, DirectoryInventory) and inventory.form is None
+    return Command(f"git -C {quoted(inventory.path)} lfs pull") if is_folder else "git lfs pull"

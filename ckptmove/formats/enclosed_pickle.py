@@ -1,0 +1,124 @@
+"""Find a pickle inside of a file that is none: in a numpy array of objects, or in a compressed file."""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from ckptmove.errors import DamagedArchive, DamagedPickle
+from ckptmove.formats.pickle_signature import is_pickle
+from ckptmove.io.part import MemorySource, PartSource
+from ckptmove.model import Span
+
+if TYPE_CHECKING:
+    from ckptmove.io.contracts import ByteSource
+    from ckptmove.limits import Limits
+
+GZIP: Final = b"\x1f\x8b"
+BZIP2: Final = b"BZh"
+XZ: Final = b"\xfd7zXZ\x00"
+NUMPY: Final = b"\x93NUMPY"
+#: First byte of zlib's format with its usual window. The first two bytes are a multiple of 31.
+_ZLIB: Final = 0x78
+_ZLIB_CHECK: Final = 31
+#: ``wbits`` that makes zlib read the gzip format.
+_GZIP_BITS: Final = 16 + zlib.MAX_WBITS
+#: Each member costs a copy of the bytes after it.
+_GZIP_MEMBERS: Final = 64
+#: Bytes of a compressed file that are decompressed, and bytes that they may become.
+_LOOK: Final = 1 << 18
+#: A dictionary of xz takes up to 4 GiB of memory; its own presets need 64 MiB.
+_XZ_MEMORY: Final = 1 << 26
+_HEAD: Final = 4096
+
+
+def is_zlib(head: bytes) -> bool:
+    """Whether a file with this head is in zlib's format, which has no signature."""
+    is_so = head[:1] == bytes([_ZLIB]) and int.from_bytes(head[:2], "big") % _ZLIB_CHECK == 0
+    return is_so and bool(decompressed(head, _HEAD))
+
+
+def gunzipped(data: bytes, most: int) -> bytes | None:
+    """The first bytes of a gzip file, decompressed; None if it is not a gzip file.
+
+    Members in a row count as one file, as in every gzip reader. Only the first 64 members are decompressed.
+
+    Args:
+        data: the start of the file; a member may be cut off.
+        most: maximum length of the result, in bytes.
+    """
+    found = b""
+    for _ in range(_GZIP_MEMBERS):
+        member = zlib.decompressobj(_GZIP_BITS)
+        try:
+            found += member.decompress(data, most - len(found))
+        except zlib.error:
+            return found or None
+        data = member.unused_data
+        if not data or len(found) == most:
+            break
+    return found
+
+
+def decompressed(data: bytes, most: int) -> bytes:
+    """The first bytes of a gzip, bzip2, xz or zlib file, decompressed; empty if it is damaged, or another file."""
+    if data.startswith(GZIP):
+        return gunzipped(data, most) or b""
+    if data.startswith(BZIP2):
+        with suppress(ImportError, OSError):  # some builds of Python lack the module
+            import bz2
+
+            return bz2.BZ2Decompressor().decompress(data, most)
+    elif data.startswith(XZ):
+        with suppress(ImportError):
+            import lzma
+
+            with suppress(lzma.LZMAError):
+                return lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY).decompress(data, most)
+    else:
+        with suppress(zlib.error):
+            return zlib.decompressobj().decompress(data, most)
+    return b""
+
+
+def runs_inside(source: ByteSource, head: bytes, limits: Limits, *, is_cut: bool) -> tuple[str, ...] | None:
+    """The dangerous names in the pickle inside of a file; None if it holds none.
+
+    The pickle of an array is read whole, and only the start of a compressed one.
+
+    Args:
+        source: the bytes of the file.
+        head: the first of them.
+        limits: resource limits for reading the pickle.
+        is_cut: whether the file is longer than ``source``.
+    """
+    inner: ByteSource | None
+    if head.startswith(NUMPY):
+        inner = _of_objects(source)
+    else:
+        data = decompressed(source.read(0, min(_LOOK, source.size)), _LOOK)
+        inner, is_cut = MemorySource(source.path, data), is_cut or _LOOK in {len(data), min(_LOOK, source.size)}
+    if inner is None or not inner.size or not is_pickle(inner, inner.read(0, min(_HEAD, inner.size)), is_cut=is_cut):
+        return None
+    from ckptmove.formats.bare_pickle import BarePickle
+    from ckptmove.torch_facts.weights_only import dangerous
+
+    try:
+        return dangerous(BarePickle(inner, limits).read().globals)
+    except (DamagedArchive, DamagedPickle) as error:
+        return error.runs
+
+
+def _of_objects(source: ByteSource) -> ByteSource | None:
+    """What follows the header of a numpy array of objects; None for another array. From numpy/lib/_format_impl.py."""
+    width = 2 if source.read(6, min(7, source.size)) == b"\x01" else 4
+    begin = 8 + width
+    if source.size < begin:
+        return None
+    start = begin + int.from_bytes(source.read(8, begin), "little")
+    if start >= source.size:
+        return None
+    # Only the dtype of objects has a capital O. The header is Python, in which any letter can be an escape.
+    header = source.read(begin, start)
+    return PartSource(source, Span(start, source.size)) if b"O" in header or b"\\" in header else None

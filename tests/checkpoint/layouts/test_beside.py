@@ -1,0 +1,274 @@
+"""Files beside a checkpoint: none that a loader may unpickle, and no code that it would import, is passed over."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+import ckptmove
+from ckptmove.errors import MissingFile, NotACheckpoint
+from ckptmove.model import Severity
+
+CALL = b"N0cbuiltins\nexec\n(Vpass\ntR."
+GGUF = b"GGUF\x03" + bytes(60)
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+NAMES = ("builtins.exec",)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+def arrays(save=np.savez, *, padding=0, is_evil=True):
+    stream = io.BytesIO()
+    items = [os.urandom(padding).hex(), Evil() if is_evil else "word"]
+    save(stream, weights=np.zeros(3), items=np.array(items, dtype=object))
+    return stream.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a healthy model."""
+    path = tmp_path / "run"
+    path.mkdir()
+    torch.save({"weight": torch.ones(3)}, path / "pytorch_model.bin")
+    (path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    return path
+
+
+def add(folder, name, data):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def each_form(folder):
+    """The folder, and a zip, a compressed zip and a tar of it."""
+    yield folder
+    with zipfile.ZipFile(folder.with_suffix(".stored.zip"), "w") as writer:
+        for path in sorted(folder.rglob("*")):
+            writer.write(path, path.relative_to(folder).as_posix())
+    yield folder.with_suffix(".stored.zip")
+    yield shutil.make_archive(str(folder), "zip", folder)
+    yield shutil.make_archive(str(folder), "tar", folder)
+
+
+def found(path, code):
+    return [one for one in ckptmove.inspect(path).findings if one.code == code]
+
+
+# --- files that are read whatever their names -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "training_args.bin", "random_states_0.pkl", "README.md", "vocab.json"]
+)
+@pytest.mark.parametrize("data", [CALL, b"\x80\x00" + CALL, CALL + b"\n", b"GGUF" + bytes(5) + b"0" + CALL])
+def test_a_pickle_with_any_beginning_is_read(folder, name, data):
+    add(folder, name, data)
+    for path in each_form(folder):
+        assert [one.where for one in found(path, "S702")] == [NAMES]
+
+
+def test_a_long_old_pickle_is_read_from_a_compressed_archive(folder):
+    add(folder, "rng_state.pth", b"(lp0\nI1\n" + b"aI1\n" * 4000 + b"a0" + CALL)
+    for path in each_form(folder):
+        assert [one.where for one in found(path, "S702")] == [NAMES]
+
+
+# --- names that a trainer loads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "training_args.bin", "optimizer.pt", "optimizer_1.bin", "scheduler.pt", "scaler.pt", "rng_state.pth",
+        "rng_state_3.pth", "random_states_0.pkl", "custom_checkpoint_2.pkl", "pytorch_model-00001-of-00002.bin",
+        "pytorch_model_fsdp_0.bin", "diffusion_pytorch_model.fp16.bin", "adapter_model.bin", "model.safetensors",
+        "epoch=1.ckpt", "mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "model_rng.pt",
+    ],
+)  # fmt: skip
+def test_a_file_that_a_trainer_loads_is_an_error_whatever_it_holds(folder, name):
+    add(folder, f"sub/{name}", GGUF)
+    for path in each_form(folder):
+        with pytest.raises(NotACheckpoint) as caught:
+            ckptmove.inspect(path)
+        assert caught.value.found == "a GGUF file"
+
+
+def test_a_ckpt_of_text_is_a_note(folder):
+    add(folder, "counter.ckpt", b"7")
+    assert found(folder, "S705")[0].where == ("counter.ckpt",)
+
+
+# --- other names ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [
+        ("vocab.pkl", b"", "an empty file"),
+        ("openvino_model.bin", b"\x01\x02\xff" * 9, "bytes of no known format"),
+        ("ggml.bin", GGUF, "a GGUF file"),
+        ("notes.pt", b"hello", "a text file"),
+        ("tokenizer.model", POINTER, "git-lfs pointer"),
+        ("data.pkl.gz", gzip.compress(b"(lp0\n."), "a gzip file"),
+        ("stats.npz", arrays(is_evil=False), "a zip archive without data.pkl"),
+    ],
+)
+def test_a_file_that_may_be_unpickled_is_a_note(folder, name, data, why):
+    add(folder, name, data)
+    for path in each_form(folder):
+        [note] = found(path, "S705")
+        assert (note.severity, note.where) == (Severity.INFO, (name,))
+        assert why in note.message
+
+
+def test_a_pointer_is_fetched_by_a_command(folder):
+    add(folder, "tokenizer.model", POINTER)
+    fixes = [found(path, "S705")[0].fix for path in each_form(folder)]
+    assert fixes == [f"git -C {folder} lfs pull", *["git lfs pull"] * 3]
+
+
+def test_other_files_are_no_note(folder):
+    for name, data in {
+        "README.md": b"text", "merges.txt": b"coverage\ndist\n.env", "model.gguf": GGUF, "empty.txt": b"",
+        "arrays.npz": zipped_arrays(), "log.gz": gzip.compress(b"text"), "letter.docx": zipped({"a": b"b"}),
+    }.items():  # fmt: skip
+        add(folder, name, data)
+    for path in each_form(folder):
+        assert not found(path, "S705")
+
+
+def zipped(files):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as writer:
+        for name, data in files.items():
+            writer.writestr(name, data)
+    return stream.getvalue()
+
+
+def zipped_arrays():
+    stream = io.BytesIO()
+    np.savez(stream, a=np.zeros(3), b=np.ones(2))
+    return stream.getvalue()
+
+
+# --- a pickle inside of a file ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding", [0, 9000])
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_of_objects_are_read(folder, save, padding):
+    add(folder, "stats.npz", arrays(save, padding=padding))
+    assert found(folder, "S702")[0].where == ("stats.npz",)
+
+
+def test_an_array_of_objects_is_read_to_its_end(folder):
+    with zipfile.ZipFile(io.BytesIO(arrays(padding=9000))) as archive:
+        add(folder, "stats.npy", archive.read("items.npy"))
+    for path in each_form(folder):
+        [finding] = found(path, "S702")
+        assert finding.where == ("stats.npy",)
+        assert f"{os.system.__module__}.system" in finding.message
+
+
+def test_without_a_checkpoint_the_names_are_in_the_error(tmp_path):
+    (tmp_path / "stats.npz").write_bytes(arrays())
+    for path in (tmp_path, tmp_path / "stats.npz"):
+        with pytest.raises(NotACheckpoint) as caught:
+            ckptmove.inspect(path)
+        assert caught.value.runs == (f"{os.system.__module__}.system",)
+
+
+def test_a_conversion_says_that_it_copies_them(folder, tmp_path):
+    add(folder, "stats.npz", arrays())
+    as_folder = ckptmove.convert(folder, output=tmp_path / "new", to="cuda:0")
+    as_file = ckptmove.convert(folder, output=tmp_path / "one.pth", to="cuda:0")
+    assert [any("stats.npz" in line for line in one.notes) for one in (as_folder, as_file)] == [True, False]
+
+
+# --- hidden folders ---------------------------------------------------------------------------------------------------
+
+
+def test_a_pickle_in_a_hidden_folder_is_told(folder):
+    add(folder, ".git/x.pkl", CALL)
+    add(folder, ".git/broken.pkl", CALL[:-1])
+    add(folder, ".git/notes.bin", b"text")
+    add(folder, ".git/HEAD", CALL)
+    add(folder, ".cache/data.bin", gzip.compress(CALL))
+    for path in each_form(folder):
+        assert found(path, "S702")[0].where == (".cache/data.bin", ".git/broken.pkl", ".git/x.pkl")
+
+
+def test_a_checkpoint_in_a_hidden_folder_is_a_note(folder):
+    torch.save({"w": torch.ones(2)}, folder / "w.pt")
+    add(folder, ".old/w.pt", (folder / "w.pt").read_bytes())
+    for path in each_form(folder):
+        assert found(path, "S705")[0].where == (".old/w.pt",)
+
+
+def test_one_that_cannot_be_read_is_a_note(folder, monkeypatch):
+    from ckptmove.checkpoint.layouts import beside
+
+    def refuse(source, *_args, **_options):
+        raise MissingFile(source.path)
+
+    add(folder, ".old/w.pt", CALL)
+    monkeypatch.setattr(beside, "read_file", refuse)
+    assert found(folder, "S705")[0].where == (".old/w.pt",)
+
+
+# --- code -------------------------------------------------------------------------------------------------------------
+
+AUTO = {"auto_map": {"AutoModel": "modeling_x.XModel", "AutoTokenizer": ["org/x--tokens.x.X", None]}}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "files"),
+    [
+        ("config.json", json.dumps(AUTO), ("modeling_x.py", "tokens/x.py")),
+        ("sub/tokenizer_config.json", json.dumps(AUTO), ("sub/modeling_x.py",)),
+        ("model_index.json", json.dumps({"n": "X", "unet": ["modeling_x", "UNet"], "m": []}), ("modeling_x.py",)),
+        ("modules.json", json.dumps([{"type": "modeling_x.Pool"}, 1]), ("modeling_x.py",)),
+    ],
+)  # fmt: skip
+def test_code_beside_a_model_is_told(folder, name, text, files):
+    add(folder, name, text.encode())
+    for path in files:
+        add(folder, path, b"print()")
+    for path in each_form(folder):
+        [note] = found(path, "S704")
+        assert (note.severity, note.where) == (Severity.INFO, (name, *files))
+
+
+@pytest.mark.parametrize("text", ["{", "3", "{}", json.dumps({"auto_map": {"A": "other.X"}}), " " * (1 << 21)])
+def test_other_code_is_not_told(folder, text):
+    add(folder, "config.json", text.encode())
+    add(folder, "modeling_x.py", b"print()")
+    add(folder, ".git/config.json", json.dumps(AUTO).encode())
+    add(folder, ".git/modeling_x.py", b"print()")
+    assert not found(folder, "S704")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [
+        ("[tool.ckptmove]\nto = 'cpu'\ncase = 'evil.py:make'\n", True),
+        ("tool.ckptmove.'script' = 'evil.py'\n", True),
+        ("tool.ckptmove.script = 'evil.py'\n", True),
+        ("[tool.ckptmove]\nto = 'cpu'\n", False),
+    ],
+)
+def test_code_of_a_project_is_told(folder, text, is_told):
+    add(folder, "pyproject.toml", text.encode())
+    assert [one.where for one in found(folder, "S704")] == [("pyproject.toml",)] * is_told
