@@ -8,6 +8,7 @@ readers of one memoised value, as an edit needs.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class Dict(Node):
 
     def pairs(self) -> Iterator[tuple[Value, Value, int]]:
         """Iterate over key, value, and start of the value."""
-        return zip(self.flat[::2], self.flat[1::2], self.starts[1::2], strict=True)
+        return zip(self.keys(), islice(self.flat, 1, None, 2), islice(self.starts, 1, None, 2), strict=True)
 
     def get(self, key: str) -> Value:
         """Return the value of a string key, or None if it is absent."""
@@ -168,7 +169,7 @@ class Dict(Node):
 
     def keys(self) -> Iterator[Value]:
         """Iterate over the keys in order, with repeats."""
-        return iter(self.flat[::2])
+        return islice(self.flat, 0, None, 2)
 
 
 class Call(Node):

@@ -17,7 +17,7 @@ from ckptmove.checkpoint.roles import role_of_key
 from ckptmove.checkpoint.trainers import read_counters, trainer_by_classes, trainer_by_keys
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.model import ArchiveFact, Inventory, Mention
-from ckptmove.pickles.tree import Call, Global, Persistent, nodes
+from ckptmove.pickles.tree import Call, Global, Node, Persistent, nodes
 from ckptmove.torch_facts.weights_only import classify, dangerous, modern_name
 
 if TYPE_CHECKING:
@@ -137,8 +137,10 @@ def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickl
 
 
 def _root_keys(root: Value) -> tuple[str, ...]:
+    """Return the keys of the root; no path begins with the number of a plain value, and there may be millions."""
     pairs = as_dict(root)
-    return tuple(key_text(key) for key in pairs.keys()) if pairs is not None else ()
+    found = pairs.pairs() if pairs is not None else ()
+    return tuple([key_text(key) for key, value, _ in found if type(key) is not int or isinstance(value, Node)])
 
 
 def _trailing_bytes(machine: Machine) -> tuple[ArchiveFact, ...]:
