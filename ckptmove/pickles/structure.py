@@ -28,7 +28,6 @@ from ckptmove.pickles.tree import (
 from ckptmove.torch_facts.weights_only import COMPUTED, EXTENSION
 
 if TYPE_CHECKING:
-
     from ckptmove.pickles.state import Handler, Machine
     from ckptmove.pickles.tree import Starts, Value
 

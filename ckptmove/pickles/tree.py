@@ -318,10 +318,11 @@ class PlainTensor(Node):
         offset: its first element in the storage.
         shape: its sizes.
         stride: strides in elements.
+        dtype: that of its storage, unless torch has no storage class for it.
         requires_grad: as saved.
     """
 
-    __slots__ = ("offset", "requires_grad", "shape", "storage", "stride")
+    __slots__ = ("dtype", "offset", "requires_grad", "shape", "storage", "stride")
 
     def __init__(
         self,
@@ -330,9 +331,11 @@ class PlainTensor(Node):
         shape: tuple[int, ...],
         stride: tuple[int, ...],
         *,
+        dtype: str,
         requires_grad: bool,
     ) -> None:
         self.storage = storage
+        self.dtype = dtype
         self.offset = offset
         self.shape = shape
         self.stride = stride

@@ -170,13 +170,22 @@ def _opcode_name(code: int) -> str:
 
 def _complete(inventory: Inventory) -> Inventory:
     """Set the roles of optimizer tensors by name, and remove the device tags."""
-    parts = [tensor.name.rpartition(".") for tensor in inventory.tensors]
+    parts = (tensor.name.rpartition(".") for tensor in inventory.tensors)
     states = {holder for holder, _, leaf in parts if leaf in _MOMENTS}
     tensors = tuple(
-        tensor._replace(role="optimizer") if holder in states or _is_in_optimizer(tensor.name) else tensor
-        for tensor, (holder, _, _) in zip(inventory.tensors, parts, strict=True)
+        [
+            tensor._replace(role="optimizer")
+            if (states and tensor.name.rpartition(".")[0] in states) or _is_in_optimizer(tensor.name)
+            else tensor
+            for tensor in inventory.tensors
+        ]
     )
-    storages = tuple(storage._replace(tag_sites=(), class_sites=()) for storage in inventory.storages)
+    storages = tuple(
+        [
+            storage._replace(tag_sites=(), class_sites=()) if storage.tag_sites else storage
+            for storage in inventory.storages
+        ]
+    )
     return replace(inventory, tensors=tensors, storages=storages)
 
 
