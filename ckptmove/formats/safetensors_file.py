@@ -39,7 +39,7 @@ _MOST_DIGITS: Final = 19
 _MOST_AXES: Final = 1000
 _LONGEST_PRODUCER: Final = 40
 #: Keys of a row; its offsets are two. Other keys are ignored, as by the library.
-_ROW: Final = {"dtype": None, "shape": None, "data_offsets": None}.keys()
+_ROW: Final = ["dtype", "shape", "data_offsets"]
 _ENDS: Final = 2
 _ALL_INT: Final = frozenset({int})
 #: Forms that are kept to be used again.
@@ -284,13 +284,11 @@ def _place(item: tuple[str, _Row]) -> tuple[int, int]:
 
 def _object(pairs: list[tuple[str, Any]]) -> _Row | dict[str, Any]:
     """An object of the header: a row at once, which takes a quarter of the memory of its dict and lists."""
-    found = dict(pairs)
-    if len(found) != len(pairs) or found.keys() != _ROW:
-        found = _once(pairs)
+    found = dict(pairs) if [key for key, _ in pairs] == _ROW else _once(pairs)
     dtype, shape, offsets = map(found.get, _ROW)
-    if type(dtype) is not str or type(shape) is not list or type(offsets) is not list or len(offsets) != _ENDS:
-        return found
-    return _Row(dtype, tuple(shape), *offsets)
+    if type(dtype) is str and type(shape) is list and type(offsets) is list and len(offsets) == _ENDS:
+        return _Row(dtype, tuple(shape), *offsets)
+    return found
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
