@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from operator import lt
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from ckptmove.pickles.tree import Call, Dict, Global, List, Node, PlainTensor, Sequence, Tuple, items_of
@@ -81,7 +80,7 @@ def _are_distinct(pairs: Dict) -> bool:
     kinds = set(map(type, pairs.keys()))
     if kinds == {int}:  # a set of millions takes eight times the memory of a list
         numbers = sorted(cast("Iterator[int]", pairs.keys()))
-        return all(map(lt, numbers, islice(numbers, 1, None)))
+        return all(map(int.__lt__, numbers, islice(numbers, 1, None)))
     return Tuple not in kinds and len(set(pairs.keys())) * 2 == len(pairs.flat)
 
 

@@ -141,11 +141,7 @@ class _Builder:
             if type(member) is PlainTensor:
                 storage = self._storage(member.storage)
                 geometry = member.offset, member.shape, member.stride, member.requires_grad
-                if member.dtype == member.storage.ref.dtype:
-                    made[id(member)] = _dense(storage, *geometry)
-                else:
-                    dtype = self._named(Global("torch", member.dtype))
-                    made[id(member)] = torch._utils._rebuild_tensor_v3(storage, *geometry, OrderedDict(), dtype)
+                made[id(member)] = _dense(storage, *geometry)
             elif type(member) is Call and (dense := _dense_arguments(member)) is not None:
                 made[id(member)] = _dense(self._storage(dense[0]), *dense[1:])
             else:
