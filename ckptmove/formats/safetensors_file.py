@@ -227,7 +227,8 @@ class SafetensorsFile(Container):
     def _check_row(self, name: str, row: object) -> None:
         if type(row) is not _Row:
             raise self._damage(f"the row of tensor {name[:40]!r} is not as safetensors writes it")
-        if not _ALL_INT.issuperset(map(type, (*row.shape, row.start, row.end))):  # True equals 1
+        is_long = len(row.shape) > _MOST_AXES
+        if is_long or not _ALL_INT.issuperset(map(type, (*row.shape, row.start, row.end))):  # True equals 1
             raise self._damage(f"a size or an offset of tensor {name[:40]!r} is invalid")
         if self._form(name, row).nbytes != row.end - row.start:
             raise self._damage(f"tensor {name[:40]!r} has {row.end - row.start} bytes, which do not match its shape")
@@ -238,7 +239,7 @@ class SafetensorsFile(Container):
 
     def _new_form(self, name: str, row: _Row) -> _Form:
         shape = row.shape
-        if len(shape) > _MOST_AXES or any(size < 0 for size in (*shape, row.start, row.end)):
+        if any(size < 0 for size in (*shape, row.start, row.end)):
             raise self._damage(f"a size or an offset of tensor {name[:40]!r} is invalid")
         dtype = DTYPES.get(row.dtype)
         if dtype is None:
