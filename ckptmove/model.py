@@ -315,7 +315,7 @@ class Inventory(OneLine):
         size_bytes: size of the file.
         torch_version: version of torch that wrote it, if the file contains it.
         producer: the other program that wrote it (``pytorch-lightning 2.1.0``), if the file contains it.
-        root_keys: keys of the root, if it is a dict.
+        root_keys: keys of the root, if it is a dict, without numbers of plain values.
         tensors: every tensor, in the order of the file.
         storages: every storage, in the order of first use.
         mentions: devices named outside of tensors.

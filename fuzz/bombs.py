@@ -33,6 +33,7 @@ def by_family(size: int) -> dict[str, dict[str, Callable[[], bytes]]]:
         "nesting and cycles": _nesting(size),
         "indices and lengths": _figures(),
         "wide trees": _wide(size),
+        "names": _names(size),
         "zip: inflation": zip_bombs.inflation(size),
         "zip: structure": zip_bombs.structure(size),
         "zip: bits of the central directory": zip_bombs.bits(),
@@ -170,6 +171,20 @@ def _wide(size: int) -> dict[str, Callable[[], bytes]]:
             ) + _TENSOR + b"l."
         ),
     }  # fmt: skip
+
+
+def _names(size: int) -> dict[str, Callable[[], bytes]]:
+    """As many names as operations; they take more memory than their bytes, and a healthy file can have as many."""
+    rows = (b'"w%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % one for one in range(size))
+    return {
+        "numbers as keys": _zipped(
+            b"\x80\x02}(" + b"".join(b"J" + struct.pack("<i", one) + b"N" for one in range(size)) + b"u."
+        ),
+        "words as keys": _zipped(b"\x80\x02}(" + b"".join(b"U\x07%07dN" % one for one in range(size)) + b"u."),
+        "empty lists": _zipped(b"\x80\x02(" + b"]" * size + b"l."),
+        "lists of one item": _zipped(b"\x80\x02(" + b"]Na" * size + b"l."),
+        "tensors of safetensors": _table(b"{" + b",".join(rows) + b"}"),
+    }
 
 
 def _stream(*pickles: bytes, rest: bytes = b"") -> bytes:

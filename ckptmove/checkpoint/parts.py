@@ -259,7 +259,7 @@ def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> 
     if container.name == "torch-zip" and path.endswith(".distcp"):
         raise DistributedFile(path)  # a file of one piece looks like any other torch.save
     with collector_paused():
-        if tree != "edit":
+        if tree == "inventory" or (tree != "edit" and container.has_devices):  # without devices, a load edits the tree
             # Damage is reported as by the reading of every operation.
             with suppress(DamagedPickle, NeedsEveryOperation):
                 content = _content(container, container.read_compact(), limits, tree)

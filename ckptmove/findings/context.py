@@ -34,7 +34,7 @@ class Context(NamedTuple):
         device_count: number of devices of one type on that machine, if the user gave it; None for a machine with the
             devices that the target and the file name.
         kept: names of the tensors that may stay on their device.
-        home: device with most bytes of the model; computed once for all rules.
+        home: device with most bytes of the model, computed once for all rules; empty if no tensor has a device.
         pairings: parameters of each optimizer, matched with the model; computed once.
         lacking: parameters of each optimizer without a tensor in the checkpoint; computed once.
         source: where the checkpoint was read from; None for an inventory alone, on which no remedy can be tried.
@@ -65,7 +65,7 @@ def target_device(inventory: Inventory, context: Context) -> str | None:
     """
     known = context.target or context.home
     if known is not None:
-        return known
+        return known or None
     model = (tensor for tensor in inventory.tensors if tensor.role == "model")
     state = (tensor for tensor in inventory.tensors if tensor.role == "optimizer" and tensor.shape)
     return next(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint.state_dicts import RootKeys, model_tensors, strip_wrappers
@@ -19,15 +20,16 @@ if TYPE_CHECKING:
 def wrapper_prefix(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """K601: every key of a state_dict starts with the prefix of a wrapper; one finding for each state_dict."""
     roots = RootKeys(inventory)
-    names: dict[str, list[str]] = {}
-    prefixes: dict[str, set[str]] = {}
+    names: dict[tuple[str, str], list[str]] = {}
+    containers: Counter[str] = Counter()
     for tensor in model_tensors(inventory):
         container, key = roots.split(tensor.name)
-        names.setdefault(container, []).append(tensor.name)
-        prefixes.setdefault(container, set()).add(strip_wrappers(key)[0])
-    for container, found_prefixes in prefixes.items():
-        if len(found_prefixes) == 1 and (prefix := found_prefixes.pop()):
-            where = names[container]
+        containers[container] += 1
+        prefix, _ = strip_wrappers(key)
+        if prefix:
+            names.setdefault((container, prefix), []).append(tensor.name)
+    for (container, prefix), where in names.items():
+        if len(where) == containers[container]:
             place = f" of {container}" if container else ""
             message = f"every key{place} starts with '{prefix}' ({amount(len(where), 'tensor')})"
             fix = remap_command(inventory, where, *_plain(inventory), "--strip-prefix") or _strip_line(prefix)

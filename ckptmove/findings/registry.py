@@ -73,7 +73,7 @@ def find_all(inventory: Inventory, context: Context) -> tuple[Finding, ...]:
     If a file of a directory could not be read, no finding depends on its content.
     """
     context = context._replace(
-        home=target_device(inventory, context),
+        home=target_device(inventory, context) or "",
         pairings=context.pairings or pair_all(inventory),
         lacking=find_lacking(inventory),
     )

@@ -12,26 +12,24 @@ import hashlib
 import json
 import re
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from ckptmove.errors import DamagedArchive, LimitExceeded, UnsupportedContainer
 from ckptmove.formats.contract import Container
-from ckptmove.formats.rebuild_calls import rebuild_call
+from ckptmove.formats.rebuild_calls import plain_table_machine, table_machine
 from ckptmove.io.contracts import CopySegment
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.rebuild_arguments import LARGEST
-from ckptmove.pickles.state import Machine
-from ckptmove.pickles.tree import Call, Dict, Global, Tuple
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.limits import Limits
     from ckptmove.model import StorageRef
-    from ckptmove.pickles.tree import Value
+    from ckptmove.pickles.state import Machine
 
 _LENGTH_BYTES: Final = 8
 METADATA: Final = "__metadata__"
@@ -40,6 +38,12 @@ _MOST_DIGITS: Final = 19
 #: Far more than any operator takes, and few enough that a product stays cheap.
 _MOST_AXES: Final = 1000
 _LONGEST_PRODUCER: Final = 40
+#: Keys of a row; its offsets are two. Other keys are ignored, as by the library.
+_ROW: Final = ["dtype", "shape", "data_offsets"]
+_ENDS: Final = 2
+_ALL_INT: Final = frozenset({int})
+#: Forms that are kept to be used again.
+_MOST_FORMS: Final = 1 << 14
 #: The shortest row, '"":{"dtype":"U8","shape":[],"data_offsets":[0,0]}', has three objects and lists in 49 bytes.
 _BYTES_PER_OPENING: Final = 16
 _OPENINGS: Final = b"{["
@@ -61,20 +65,34 @@ DTYPES: Final[dict[str, str]] = {
 NUMBERS: Final[dict[str, int]] = {"float4_e2m1fn_x2": 2}
 
 
-class _Tensor(NamedTuple):
-    """A row of the table.
+class _Row(NamedTuple):
+    """A row of the table; one object for each tensor, because there may be millions.
 
     Attributes:
-        name: as written.
-        dtype: torch's name.
-        shape: as in torch.
-        span: its bytes, relative to the end of the header.
+        dtype: as written.
+        shape: as written: numbers of any type.
+        start: offset of its first byte from the end of the header.
+        end: offset after its last byte.
     """
 
-    name: str
     dtype: str
     shape: tuple[int, ...]
-    span: Span
+    start: int
+    end: int
+
+
+class _Form(NamedTuple):
+    """What the dtype and the shape of a row mean in torch.
+
+    Attributes:
+        dtype: torch's name.
+        shape: sizes of the tensor.
+        nbytes: length of its bytes; None if the row has no whole number of bytes.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int | None
 
 
 class SafetensorsFile(Container):
@@ -119,24 +137,24 @@ class SafetensorsFile(Container):
         self.notes = found or {}
         if len(header) > limits.records:
             raise LimitExceeded("the number of tensors", limit=limits.records, actual=len(header))
-        self._tensors = [self._tensor(name, row) for name, row in header.items()]
+        self._forms: dict[tuple[str, tuple[int, ...]], _Form] = {}
+        self._rows: dict[str, _Row] = header
+        for name, row in header.items():
+            self._check_row(name, row)
         self._check_cover()
-        self._spans = {
-            tensor.name: Span(self._data_start + tensor.span.start, self._data_start + tensor.span.end)
-            for tensor in self._tensors
-        }
 
     def read(self) -> Machine:
         """The tree that ``load_file(path)`` would return: a state_dict, without a place in any pickle."""
-        flat: list[Value] = []
-        for tensor in self._tensors:
-            flat += tensor.name, rebuild_call(tensor.name, tensor.dtype, tensor.shape)
-        machine = Machine(b"", self.limits)
-        machine.end = self._data_start
-        root = Call(Global("collections", "OrderedDict"), Tuple((), ()), -1)
-        root.assigned = Dict(flat, [-1] * len(flat))
-        machine.root = root
-        return machine
+        return table_machine(self._tensors(), self.limits, self._data_start)
+
+    def read_compact(self) -> Machine:
+        return plain_table_machine(self._tensors(), self.limits, self._data_start)
+
+    def _tensors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        """Name, dtype and shape of each tensor, as in torch."""
+        for name, row in self._rows.items():
+            form = self._form(name, row)
+            yield name, form.dtype, form.shape
 
     def object_pickle(self) -> bytes:
         """Empty: the format has no pickle."""
@@ -152,11 +170,12 @@ class SafetensorsFile(Container):
         return tuple(
             ArchiveFact("missing-storage", storage.key, storage.nbytes)
             for storage in storages
-            if storage.key not in self._spans
+            if storage.key not in self._rows
         )
 
     def storage_span(self, key: str) -> Span | None:
-        return self._spans.get(key)
+        row = self._rows.get(key)
+        return None if row is None else Span(self._data_start + row.start, self._data_start + row.end)
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
         """The file unchanged: it stores no device."""
@@ -165,9 +184,9 @@ class SafetensorsFile(Container):
     def _parse(self, raw: bytes) -> dict[str, Any]:
         self._bound(raw)
         try:
-            header: dict[str, Any] = json.loads(
+            header: Any = json.loads(
                 raw.decode("utf-8"),
-                object_pairs_hook=_once,
+                object_pairs_hook=_object,
                 parse_int=_integer,
                 parse_float=_refuse,
                 parse_constant=_refuse,
@@ -176,7 +195,10 @@ class SafetensorsFile(Container):
             raise self._damage("its header is nested too deeply") from error
         except ValueError as error:
             raise self._damage(f"its header is not JSON of safetensors: {error}") from error
-        return header  # starts with a brace: otherwise the file would be of another format
+        if type(header) is _Row:
+            header = header._asdict()
+        # Starts with a brace: otherwise the file would be of another format.
+        return cast("dict[str, Any]", header)
 
     def _bound(self, raw: bytes) -> None:
         """Check the header before parsing: its objects, lists and strings take far more memory in Python."""
@@ -202,33 +224,44 @@ class SafetensorsFile(Container):
         name = metadata.get("format")
         return f"format {name[:_LONGEST_PRODUCER]}" if name else None
 
-    def _tensor(self, name: str, row: object) -> _Tensor:
-        match row:
-            case {"dtype": str() as code, "shape": [*shape], "data_offsets": [start, end]}:
-                pass
-            case _:
-                raise self._damage(f"the row of tensor {name[:40]!r} is not as safetensors writes it")
-        if len(shape) > _MOST_AXES or any(type(size) is not int or size < 0 for size in (*shape, start, end)):
+    def _check_row(self, name: str, row: object) -> None:
+        if type(row) is not _Row:
+            raise self._damage(f"the row of tensor {name[:40]!r} is not as safetensors writes it")
+        is_long = len(row.shape) > _MOST_AXES
+        if is_long or not _ALL_INT.issuperset(map(type, (*row.shape, row.start, row.end))):  # True equals 1
             raise self._damage(f"a size or an offset of tensor {name[:40]!r} is invalid")
-        dtype = DTYPES.get(code)
+        if self._form(name, row).nbytes != row.end - row.start:
+            raise self._damage(f"tensor {name[:40]!r} has {row.end - row.start} bytes, which do not match its shape")
+
+    def _form(self, name: str, row: _Row) -> _Form:
+        """The form of a row; most rows have that of another."""
+        return self._forms.get((row.dtype, row.shape)) or self._new_form(name, row)
+
+    def _new_form(self, name: str, row: _Row) -> _Form:
+        shape = row.shape
+        if any(size < 0 for size in (*shape, row.start, row.end)):
+            raise self._damage(f"a size or an offset of tensor {name[:40]!r} is invalid")
+        dtype = DTYPES.get(row.dtype)
         if dtype is None:
-            raise UnsupportedContainer(self.source.path, self.name, f"a safetensors file with dtype {code[:40]!r}")
+            raise UnsupportedContainer(self.source.path, self.name, f"a safetensors file with dtype {row.dtype[:40]!r}")
         numbers = NUMBERS.get(dtype, 1)
         nbytes, rest = divmod(prod(shape) * ITEM_BYTES[dtype], numbers)
-        if rest or nbytes != end - start or (numbers > 1 and shape[-1] % numbers):
-            raise self._damage(f"tensor {name[:40]!r} has {end - start} bytes, which do not match its shape")
-        if numbers > 1:
-            shape[-1] //= numbers
-        return _Tensor(name, dtype, tuple(shape), Span(start, end))
+        is_whole = not rest and (numbers == 1 or shape[-1] % numbers == 0)
+        if is_whole and numbers > 1:
+            shape = (*shape[:-1], shape[-1] // numbers)
+        if len(self._forms) > _MOST_FORMS:
+            self._forms.clear()
+        form = self._forms[row.dtype, row.shape] = _Form(dtype, shape, nbytes if is_whole else None)
+        return form
 
     def _check_cover(self) -> None:
         """Raise DamagedArchive unless every byte after the header belongs to exactly one tensor."""
         position = 0
-        for tensor in sorted(self._tensors, key=lambda one: (one.span.start, one.span.end)):
-            if tensor.span.start != position:
-                what = "overlaps the one before it" if tensor.span.start < position else "has a hole before it"
-                raise self._damage(f"tensor {tensor.name[:40]!r} {what}")
-            position = tensor.span.end
+        for name, row in sorted(self._rows.items(), key=_place):
+            if row.start != position:
+                what = "overlaps the one before it" if row.start < position else "has a hole before it"
+                raise self._damage(f"tensor {name[:40]!r} {what}")
+            position = row.end
         there = self.source.size - self._data_start
         if there != position:
             raise self._damage(f"its tensors have {position} bytes, but the file has {there}")
@@ -246,6 +279,19 @@ def _count(raw: bytes) -> tuple[int, int]:
     return sum(len(run[1] or b"") for run in runs), structure.count(b'"') // 2
 
 
+def _place(item: tuple[str, _Row]) -> tuple[int, int]:
+    return item[1].start, item[1].end
+
+
+def _object(pairs: list[tuple[str, Any]]) -> _Row | dict[str, Any]:
+    """An object of the header: a row at once, which takes a quarter of the memory of its dict and lists."""
+    found = dict(pairs) if [key for key, _ in pairs] == _ROW else _once(pairs)
+    dtype, shape, offsets = map(found.get, _ROW)
+    if type(dtype) is str and type(shape) is list and type(offsets) is list and len(offsets) == _ENDS:
+        return _Row(dtype, tuple(shape), *offsets)
+    return found
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
@@ -257,7 +303,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int:
-    return int(text) if len(text) <= _MOST_DIGITS and int(text) <= LARGEST else _refuse(text)
+    return (
+        int(text) if len(text) < _MOST_DIGITS or (len(text) == _MOST_DIGITS and int(text) <= LARGEST) else _refuse(text)
+    )
 
 
 def _refuse(text: str) -> int:

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.errors import DamagedArchive, MissingShard
 from ckptmove.formats.chunks import Chunk, flaw_of
-from ckptmove.formats.rebuild_calls import rebuild_call
+from ckptmove.formats.rebuild_calls import plain_table_machine, table_machine
 from ckptmove.formats.safetensors_file import SafetensorsFile
 from ckptmove.io.part import MemorySource
 from ckptmove.model import ArchiveFact
 from ckptmove.pickles.rebuild_arguments import NotATensor, bytes_of
-from ckptmove.pickles.state import Machine
-from ckptmove.pickles.tree import Call, Dict, Global, Tuple
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
     from ckptmove.limits import Limits
     from ckptmove.model import StorageRef
-    from ckptmove.pickles.tree import Value
+    from ckptmove.pickles.state import Machine
 
 #: ``SHARDED_FILE_NAME``: the rank from 1, the index of the file from 1, and the number of files.
 _FILE: Final = re.compile(r"shard-(\d{5,9})-model-(\d{5,9})-of-(\d{5,9})\.safetensors")
@@ -174,15 +172,17 @@ class SafetensorsShards(SafetensorsFile):
 
     def read(self) -> Machine:
         """The tree of a state_dict of whole tensors, without a place in any pickle."""
-        flat: list[Value] = []
-        for name, tensor in self.tensors.items():
-            flat += name, rebuild_call(name, tensor.dtype, tensor.shape)
-        machine = Machine(b"", self.limits)
-        machine.end = sum(map(len, self.tensors))
-        root = Call(Global("collections", "OrderedDict"), Tuple((), ()), -1)
-        root.assigned = Dict(flat, [-1] * len(flat))
-        machine.root = root
-        return machine
+        return table_machine(self._tensors(), self.limits, self._letters)
+
+    def read_compact(self) -> Machine:
+        return plain_table_machine(self._tensors(), self.limits, self._letters)
+
+    def _tensors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        return ((name, tensor.dtype, tensor.shape) for name, tensor in self.tensors.items())
+
+    @property
+    def _letters(self) -> int:
+        return sum(map(len, self.tensors))
 
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """The shards that may be missing at the end of tensors, the first of each file."""

@@ -1,16 +1,15 @@
 """Handlers of the memo for a tree that is read in larger steps than operations, and is not edited.
 
-The memo has no starts, containers have theirs in arrays, and nothing is recorded for edits. The pickle must number its
-memo in order, as Python does: an index then never changes its value, and equal bytes mean equal values.
+The memo has no starts, containers have theirs in arrays, and nothing is recorded for edits. Empty containers share
+their content, which takes three times their own memory. The pickle must number its memo in order, as Python does: an
+index then never changes its value, and equal bytes mean equal values.
 """
 
 from __future__ import annotations
 
 from array import array
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.pickles.structure import empty
 from ckptmove.pickles.tree import WITHIN, Dict, List
 
 if TYPE_CHECKING:
@@ -78,11 +77,24 @@ def _other(_: Machine, __: int) -> int:
     raise NeedsEveryOperation
 
 
-_array: Final = partial(array, "q")
+#: Content of empty containers: the first operation that adds members replaces it.
+_NO_MEMBERS: Final[list[Value]] = []
+_NO_STARTS: Final = array("q")
+
+
+def _empty(kind: type[List | Dict]) -> Handler:
+    def handle(machine: Machine, position: int) -> int:
+        machine.containers += 1
+        machine.stack.append(kind(_NO_MEMBERS, _NO_STARTS))
+        machine.starts.append(position)
+        return position + 1
+
+    return handle
+
 
 HANDLERS: Final[dict[int, Handler]] = {
-    ord("]"): empty(List, _array),
-    ord("}"): empty(Dict, _array),
+    ord("]"): _empty(List),
+    ord("}"): _empty(Dict),
     0x94: _memoize,
     ord("q"): _put(2),
     ord("r"): _put(5),

@@ -20,7 +20,7 @@ from ckptmove.pickles import atoms, memory, structure
 from ckptmove.pickles.memory import StopReached
 from ckptmove.pickles.scan import GETS, WEIGHTS_ONLY_OPCODES, operation_end
 from ckptmove.pickles.state import Machine
-from ckptmove.pickles.tree import Tuple
+from ckptmove.pickles.tree import Call, Node, Tuple
 from ckptmove.torch_facts.weights_only import dangerous
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ckptmove.limits import Limits
     from ckptmove.pickles.state import Handler
+    from ckptmove.pickles.tree import Value
 
 #: Fields of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
 _STORAGE_FIELDS: Final = 5
@@ -47,6 +48,7 @@ def _walk(machine: Machine, dispatch: Sequence[Handler]) -> None:
             for _ in block:
                 position = dispatch[data[position]](machine, position)
             _check_memory(machine, position, machine.limits.operations - max(rest, 0), before)
+            _check_depth(machine)
     except StopReached as stop:
         machine.end = stop.end
         _check_memory(machine, stop.end, machine.limits.operations - max(rest, 0) - block.__length_hint__(), before)
@@ -76,6 +78,27 @@ def _check_memory(machine: Machine, position: int, operations: int, before: int)
         raise LimitExceeded(TREE_MEMORY, limit=limits.tree_bytes, actual=machine.excess)
 
 
+def _check_depth(machine: Machine) -> None:
+    """Raise LimitExceeded if the top of the stack is nested too deeply, before the rest of it takes memory.
+
+    Only first and last members are followed: other nests take memory until the walk over the tree finds them.
+    """
+    value, limit = machine.stack[-1] if machine.stack else None, machine.limits.depth
+    for _ in range(limit):
+        found = _ends(value) if isinstance(value, Node) else ()
+        value = next((member for member in found if isinstance(member, Node)), None)
+        if value is None:
+            return
+    raise LimitExceeded("the depth of a pickle", limit=limit, actual=limit + 1)
+
+
+def _ends(node: Node) -> Sequence[Value]:
+    if type(node) is Call:
+        return node.assigned, node.appended, node.state, node.func, node.args
+    members = node.members()
+    return *members[-1:], *members[:1]
+
+
 def _with_names(error: DamagedPickle, machine: Machine) -> DamagedPickle:
     """Add the dangerous names before the damage to an error."""
     return DamagedPickle(error.detail, offset=error.offset, runs=dangerous(machine.globals))
@@ -96,9 +119,10 @@ def _explain(error: Exception, data: bytes, position: int) -> str:
 
 
 def interpret_with(data: bytes, limits: Limits, handlers: dict[int, Handler]) -> Machine:
-    """Read one pickle as :func:`interpret` does, with other handlers for some opcodes."""
+    """Read one pickle as :func:`interpret` does, with other handlers for some opcodes, as a tree that is not edited."""
     _check_size(data, limits)
     machine = Machine(data, limits)
+    machine.starts = array("q")
     _walk(machine, _table(_HANDLERS | handlers))
     return machine
 

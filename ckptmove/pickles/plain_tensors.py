@@ -115,7 +115,7 @@ class PlainTensors:
         first, ref = number(offset), storage.ref
         if first < 0 or (span and (first + span) * ITEM_BYTES[ref.dtype] > ref.nbytes):
             raise NeedsOneOperation
-        tensor = PlainTensor(storage, first, shape, steps, requires_grad=requires_grad == _TRUE)
+        tensor = PlainTensor(storage, first, shape, steps, dtype=ref.dtype, requires_grad=requires_grad == _TRUE)
         memo: list[Value] = [key] if put_key else []
         if put_tag:
             memo.append(tag)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.limits import Limits
-    from ckptmove.pickles.tree import Global, Persistent, Tuple, Value
+    from ckptmove.pickles.tree import Global, Persistent, Starts, Tuple, Value
 
     Handler: TypeAlias = Callable[["Machine", int], int]
 
@@ -28,7 +28,7 @@ class Machine:
         data: bytes that contain the pickle; empty after it was read in larger steps.
         data_bytes: their number.
         stack: values above the last mark; empty after STOP.
-        starts: starts of the values on ``stack``.
+        starts: starts of the values on ``stack``: a list, or an array if the tree is not edited.
         marks: the stack below each mark.
         memo: memoised values by index; empty after STOP.
         memo_starts: starts of the memoised values.
@@ -85,8 +85,8 @@ class Machine:
         self.limits = limits
         self.begin = begin
         self.stack: list[Value] = []
-        self.starts: list[int] = []
-        self.marks: list[tuple[list[Value], list[int]]] = []
+        self.starts: Starts = []
+        self.marks: list[tuple[list[Value], Starts]] = []
         # Lists, not dicts: a pickler numbers memo entries from 0.
         self.memo: list[Value] = []
         self.memo_starts: array[int] = array("q")

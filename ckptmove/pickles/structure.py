@@ -28,8 +28,6 @@ from ckptmove.pickles.tree import (
 from ckptmove.torch_facts.weights_only import COMPUTED, EXTENSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ckptmove.pickles.state import Handler, Machine
     from ckptmove.pickles.tree import Starts, Value
 
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 _EMPTY_TUPLE: Final = Tuple((), ())
 
 
-def pop_mark(machine: Machine) -> tuple[list[Value], list[int]]:
+def pop_mark(machine: Machine) -> tuple[list[Value], Starts]:
     """Pop everything above the last mark, with the starts."""
     items, starts = machine.stack, machine.starts
     machine.stack, machine.starts = machine.marks.pop()
@@ -168,7 +166,7 @@ def _mark(machine: Machine, position: int) -> int:
     if len(marks) > machine.limits.depth:
         raise LimitExceeded("the depth of a pickle", limit=machine.limits.depth, actual=len(marks))
     machine.stack = []
-    machine.starts = []
+    machine.starts = machine.starts[:0]  # a list, or an array in a tree that is not edited
     return position + 1
 
 
@@ -178,12 +176,11 @@ def _empty_tuple(machine: Machine, position: int) -> int:
     return position + 1
 
 
-def empty(kind: type[List | Set | Dict], starts: Callable[[], Starts] = list) -> Handler:
-    """Return a handler that makes an empty container, with the starts of its members in a list or an array."""
+def _empty(kind: type[List | Set | Dict]) -> Handler:
 
     def handle(machine: Machine, position: int) -> int:
         machine.containers += 1
-        machine.stack.append(kind([], starts()))
+        machine.stack.append(kind([], []))
         machine.starts.append(position)
         return position + 1
 
@@ -246,7 +243,10 @@ def _short_tuple(size: int) -> Handler:
 
 
 def _append(machine: Machine, position: int) -> int:
-    _extend(machine, [machine.stack.pop()], [machine.starts.pop()])
+    stack, starts = machine.stack, machine.starts
+    items, own = [stack.pop()], starts[-1:]
+    del starts[-1]
+    _extend(machine, items, own)
     return position + 1
 
 
@@ -255,7 +255,7 @@ def _appends(machine: Machine, position: int) -> int:
     return position + 1
 
 
-def _extend(machine: Machine, items: list[Value], starts: list[int]) -> None:
+def _extend(machine: Machine, items: list[Value], starts: Starts) -> None:
     target = machine.stack[-1]
     if type(target) is Call:
         if target.appended is None:
@@ -264,8 +264,11 @@ def _extend(machine: Machine, items: list[Value], starts: list[int]) -> None:
         target = target.appended
     if type(target) is not List and type(target) is not Set:
         raise TypeError
-    target.items += items
-    target.starts.extend(starts)
+    if target.items:
+        target.items += items
+        target.starts.extend(starts)
+    else:  # most are filled once, without a copy
+        target.items, target.starts = items, starts
 
 
 def _setitem(machine: Machine, position: int) -> int:
@@ -285,7 +288,7 @@ def _setitems(machine: Machine, position: int) -> int:
     return position + 1
 
 
-def _assign(machine: Machine, flat: list[Value], starts: list[int], position: int) -> None:
+def _assign(machine: Machine, flat: list[Value], starts: Starts, position: int) -> None:
     if len(flat) % 2:
         raise DamagedPickle("a key without a value", offset=position - machine.begin)
     target = machine.stack[-1]
@@ -297,8 +300,11 @@ def _assign(machine: Machine, flat: list[Value], starts: list[int], position: in
         target = target.assigned
     if type(target) is not Dict:
         raise TypeError
-    target.flat += flat
-    target.starts.extend(starts)
+    if target.flat:
+        target.flat += flat
+        target.starts.extend(starts)
+    else:
+        target.flat, target.starts = flat, starts
 
 
 #: From torch/_weights_only_unpickler.py ``_check_set_item_target``, since torch 2.10; a dict has its own opcode.
@@ -320,9 +326,9 @@ HANDLERS: Final[dict[int, Handler]] = {
     0x84: _extension(4),
     ord("("): _mark,
     ord(")"): _empty_tuple,
-    ord("]"): empty(List),
-    0x8F: empty(Set),
-    ord("}"): empty(Dict),
+    ord("]"): _empty(List),
+    0x8F: _empty(Set),
+    ord("}"): _empty(Dict),
     ord("t"): _marked_tuple,
     ord("l"): _marked(List),
     ord("d"): _marked_dict,

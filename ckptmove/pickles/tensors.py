@@ -383,8 +383,8 @@ class TensorReader:
 
 def _plain(tensor: PlainTensor, name: str, role: Role) -> TensorRecord:
     storage = tensor.storage.ref
-    nbytes = prod(tensor.shape) * ITEM_BYTES[storage.dtype]
+    nbytes = prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
     return TensorRecord(
-        name, role, storage.device, storage.dtype, tensor.shape, tensor.stride, storage.key, tensor.offset, nbytes,
+        name, role, storage.device, tensor.dtype, tensor.shape, tensor.stride, storage.key, tensor.offset, nbytes,
         requires_grad=tensor.requires_grad,
     )  # fmt: skip

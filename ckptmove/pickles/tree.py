@@ -8,6 +8,7 @@ readers of one memoised value, as an edit needs.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class Dict(Node):
 
     def pairs(self) -> Iterator[tuple[Value, Value, int]]:
         """Iterate over key, value, and start of the value."""
-        return zip(self.flat[::2], self.flat[1::2], self.starts[1::2], strict=True)
+        return zip(self.keys(), islice(self.flat, 1, None, 2), islice(self.starts, 1, None, 2), strict=True)
 
     def get(self, key: str) -> Value:
         """Return the value of a string key, or None if it is absent."""
@@ -168,7 +169,7 @@ class Dict(Node):
 
     def keys(self) -> Iterator[Value]:
         """Iterate over the keys in order, with repeats."""
-        return iter(self.flat[::2])
+        return islice(self.flat, 0, None, 2)
 
 
 class Call(Node):
@@ -317,10 +318,11 @@ class PlainTensor(Node):
         offset: its first element in the storage.
         shape: its sizes.
         stride: strides in elements.
+        dtype: that of its storage, unless torch has no storage class for it.
         requires_grad: as saved.
     """
 
-    __slots__ = ("offset", "requires_grad", "shape", "storage", "stride")
+    __slots__ = ("dtype", "offset", "requires_grad", "shape", "storage", "stride")
 
     def __init__(
         self,
@@ -329,9 +331,11 @@ class PlainTensor(Node):
         shape: tuple[int, ...],
         stride: tuple[int, ...],
         *,
+        dtype: str,
         requires_grad: bool,
     ) -> None:
         self.storage = storage
+        self.dtype = dtype
         self.offset = offset
         self.shape = shape
         self.stride = stride

@@ -200,6 +200,7 @@ DAMAGED = [
     ({"__metadata__": {"format": 1}}, b"", "not a dict of strings"),
     ({"__metadata__": ["format"]}, b"", "not a dict of strings"),
     ({"w": 1}, b"", "not as safetensors writes it"),
+    (row(), b"12", "not as safetensors writes it"),
     ({"w": {"dtype": "U8", "shape": [2]}}, b"12", "not as safetensors writes it"),
     ({"w": {"dtype": 8, "shape": [2], "data_offsets": [0, 2]}}, b"12", "not as safetensors writes it"),
     ({"w": {"dtype": "U8", "shape": "2", "data_offsets": [0, 2]}}, b"12", "not as safetensors writes it"),
@@ -283,6 +284,17 @@ def test_strings_are_counted_whatever_stands_in_them(texts, is_ascii):
         with pytest.raises(LimitExceeded) as caught:
             SafetensorsFile(source, Limits())
     assert caught.value.actual == 1 + 2 * len(texts)
+
+
+def test_metadata_with_the_keys_of_a_row_are_metadata(write):
+    notes = {"dtype": "a", "shape": "b", "data_offsets": "c"}
+    assert len(inspect(write(packed({"__metadata__": notes, "w": row()}, b"12"))).inventory.tensors) == 1
+
+
+def test_rows_of_more_forms_than_are_kept(write, monkeypatch):
+    monkeypatch.setattr("ckptmove.formats.safetensors_file._MOST_FORMS", 1)
+    tensors = {str(size): torch.ones(size, dtype=torch.float64) for size in range(5)}
+    check_tensors(write(of_tensors(tensors)), tensors)
 
 
 @pytest.mark.parametrize("code", ["F6_E2M3", "F6_E3M2", "Q4_K"])

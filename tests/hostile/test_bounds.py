@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -140,3 +144,61 @@ def test_a_graph_of_objects_is_compared_along_its_objects(tmp_path) -> None:
         held = argparse.Namespace(k={0: held, "0": held})
     torch.save({"r": held}, tmp_path / "x.pt")
     assert run("diff", str(tmp_path / "x.pt"), str(tmp_path / "x.pt")) is None
+
+
+#: Inspects a file in a process of its own; prints the limit that it exceeds, and the peak of its memory in KiB.
+PEAK = """
+import re, sys
+from pathlib import Path
+import ckptmove
+from ckptmove.errors import LimitExceeded
+try:
+    ckptmove.inspect(sys.argv[1])
+except LimitExceeded as error:
+    print(error.resource)
+else:
+    print()
+print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+"""
+NESTS = {
+    "lists": b"]" * 2_000_000 + b"a" * 1_999_999,
+    "tuples": b"N" + b"\x85" * 3_000_000,
+    "dicts": b"}" + b"K\x00}" * 1_000_000 + b"s" * 1_000_000,
+}
+
+
+def peak(path):
+    """The limit that a file exceeds, and the peak memory of its inspection in MiB."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("only Linux says what a process had at most")
+    done = subprocess.run([sys.executable, "-c", PEAK, path], stdout=subprocess.PIPE, check=True, text=True)
+    limit, kib = done.stdout.splitlines()
+    return limit, int(kib) / 1024
+
+
+@pytest.mark.unmeasured
+@pytest.mark.parametrize("name", NESTS)
+def test_a_nest_is_refused_before_it_takes_memory(name, file_of) -> None:
+    limit, mib = peak(file_of(archive_of(b"\x80\x02" + NESTS[name] + b".", {"0": bytes(16)})))
+    assert limit == "the depth of a pickle"
+    assert mib < 250
+
+
+def numbers(count):
+    keys = b"".join(b"J" + struct.pack("<i", one) + b"N" for one in range(count))
+    return archive_of(b"\x80\x02}(" + keys + b"u.", {"0": bytes(16)})
+
+
+def rows(count):
+    header = {f"w{one}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for one in range(count)}
+    raw = json.dumps(header).encode()
+    return len(raw).to_bytes(8, "little") + raw
+
+
+@pytest.mark.unmeasured
+@pytest.mark.parametrize(("make", "count"), [(numbers, 1_500_000), (rows, 200_000)])
+def test_many_names_take_sixteen_times_their_bytes(make, count, file_of) -> None:
+    data = make(count)
+    limit, mib = peak(file_of(data))
+    assert not limit
+    assert mib < 16 * len(data) / 2**20 + 100

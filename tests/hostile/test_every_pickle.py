@@ -255,7 +255,7 @@ FAMILIES = [
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("unit", FAMILIES, ids=repr)
 def test_cheap_operations_are_refused(unit) -> None:
-    limits = Limits(tree_bytes=1 << 22)
+    limits = Limits(tree_bytes=1 << 22, depth=1 << 20)
     with pytest.raises(LimitExceeded) as caught:
         interpret(b"Nq\0" + unit * 300_000 + b".", limits)
     assert caught.value.limit == limits.tree_bytes

@@ -166,3 +166,24 @@ def test_a_pickle_may_be_as_large_as_the_limit_and_no_larger():
         interpret(b"before]N\x86.", Limits(pickle_bytes=3), 6)
     assert "size of a pickle" in caught.value.resource
     assert (caught.value.limit, caught.value.actual) == (3, 4)
+
+
+NESTS = {
+    "tuples": b"N" + b"\x85" * 40_000,
+    "lists": b"]" * 20_000 + b"a" * 19_999,
+    "dicts": b"}" + b"N}" * 30_000 + b"s" * 30_000,
+    "calls": b"ca\nb\n" + b")R" * 20_000,
+    "persistent ids": b"N" + b"Q" * 40_000,
+}
+
+
+@pytest.mark.parametrize("name", NESTS)
+def test_a_nest_is_refused_where_it_becomes_too_deep(name) -> None:
+    with pytest.raises(LimitExceeded) as caught:  # the rest of it is not read, and is damaged
+        interpret(b"\x80\x02" + NESTS[name] + b"\xff", Limits())
+    assert "depth" in caught.value.resource
+
+
+@pytest.mark.parametrize("code", [b"]" * 40_000 + b"0" * 39_999, b"(" + b"N" * 40_000 + b"t", b"N0" * 20_000 + b"N"])
+def test_many_values_are_no_nest(code) -> None:
+    assert interpret(b"\x80\x02" + code + b".", Limits(depth=3)).foreign is not None

@@ -17,7 +17,7 @@ from ckptmove.checkpoint.roles import role_of_key
 from ckptmove.checkpoint.trainers import read_counters, trainer_by_classes, trainer_by_keys
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.model import ArchiveFact, Inventory, Mention
-from ckptmove.pickles.tree import Call, Global, Persistent, nodes
+from ckptmove.pickles.tree import Call, Global, Node, Persistent, nodes
 from ckptmove.torch_facts.weights_only import classify, dangerous, modern_name
 
 if TYPE_CHECKING:
@@ -137,8 +137,10 @@ def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickl
 
 
 def _root_keys(root: Value) -> tuple[str, ...]:
+    """Return the keys of the root; no path begins with the number of a plain value, and there may be millions."""
     pairs = as_dict(root)
-    return tuple(key_text(key) for key in pairs.keys()) if pairs is not None else ()
+    found = pairs.pairs() if pairs is not None else ()
+    return tuple([key_text(key) for key, value, _ in found if type(key) is not int or isinstance(value, Node)])
 
 
 def _trailing_bytes(machine: Machine) -> tuple[ArchiveFact, ...]:
@@ -168,13 +170,22 @@ def _opcode_name(code: int) -> str:
 
 def _complete(inventory: Inventory) -> Inventory:
     """Set the roles of optimizer tensors by name, and remove the device tags."""
-    parts = [tensor.name.rpartition(".") for tensor in inventory.tensors]
+    parts = (tensor.name.rpartition(".") for tensor in inventory.tensors)
     states = {holder for holder, _, leaf in parts if leaf in _MOMENTS}
     tensors = tuple(
-        tensor._replace(role="optimizer") if holder in states or _is_in_optimizer(tensor.name) else tensor
-        for tensor, (holder, _, _) in zip(inventory.tensors, parts, strict=True)
+        [
+            tensor._replace(role="optimizer")
+            if (states and tensor.name.rpartition(".")[0] in states) or _is_in_optimizer(tensor.name)
+            else tensor
+            for tensor in inventory.tensors
+        ]
     )
-    storages = tuple(storage._replace(tag_sites=(), class_sites=()) for storage in inventory.storages)
+    storages = tuple(
+        [
+            storage._replace(tag_sites=(), class_sites=()) if storage.tag_sites else storage
+            for storage in inventory.storages
+        ]
+    )
     return replace(inventory, tensors=tensors, storages=storages)
 
 

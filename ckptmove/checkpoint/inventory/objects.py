@@ -126,8 +126,12 @@ def dict_members(call: Call, pairs: Dict) -> Iterator[Member]:
     yield from members(pairs)
     if call.assigned is None:
         return  # the items come from the arguments
-    keys = string_keys(pairs) | {"_metadata"}  # module versions of a state_dict
-    yield from (member for member in object_members(call) if member[0] not in keys)
+    keys: set[str] | None = None
+    for member in object_members(call):
+        if keys is None:  # most have no such member
+            keys = string_keys(pairs) | {"_metadata"}  # module versions of a state_dict
+        if member[0] not in keys:
+            yield member
 
 
 def value_members(state: Value) -> Iterator[Member]:

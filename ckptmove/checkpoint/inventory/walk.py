@@ -347,16 +347,19 @@ class Walk:
                 if type(item) is str and mentions.names_device(key, item):
                     self._mention(Mention(self._name(str(index), inner), "string", item, value.starts[index]))
         self._note_container(key, place, type(value).__name__.lower())
-        members = objects.sequence_members(value)
-        rows = [member for member in members if place.entry is not None or isinstance(member[1], Node)]
+        has_rows = (place.entry is not None and bool(value.items)) or any(
+            isinstance(item, Node) for item in value.items
+        )
         if inner.role == "rng" and value.items:
             self.contents.add("rng")
-            if rows and _DEVICE_RNG.search(key):
+            if has_rows and _DEVICE_RNG.search(key):
                 self.rng_devices.append((inner.path, len(value.items)))
         if key == "_last_lr" and value.items and all(type(rate) is float for rate in value.items):
             self.last_rates.append((inner.path, cast("tuple[float, ...]", tuple(value.items))))
-        if rows:
-            self._push(iter(rows), inner, value)
+        if has_rows:
+            members = objects.sequence_members(value)
+            rows = (member for member in members if place.entry is not None or isinstance(member[1], Node))
+            self._push(rows, inner, value)
         else:
             self._settle(inner)
 

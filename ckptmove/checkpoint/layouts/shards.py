@@ -124,7 +124,7 @@ class ShardsPart(PiecedPart):
                     self._spans[file.name, key] = cast("Span", container.storage_span(key))
         with naming(self.path):
             self._table = SafetensorsShards(self.path, [file.name for file in folder.files], pieces, limits)
-            own = build_inventory(self._table, self._table.read(), limits)
+            own = build_inventory(self._table, self._table.read_compact(), limits, keep_tree=False)
         self.tensors: Mapping[str, ShardedTensor] = self._table.tensors
         own = replace(own, layout="sharded", size_bytes=sum(file.size_bytes for file in folder.files))
         self._records = {one.name: one for one in own.tensors}

@@ -235,7 +235,9 @@ def test_a_distributed_checkpoint(tmp_path) -> None:
 
 
 def test_a_safetensors_file(tmp_path) -> None:
-    save_file({"b": torch.ones(3, dtype=torch.uint8), "a": torch.arange(4.0)}, tmp_path / "a.safetensors")
+    tensors = {"b": torch.ones(3, dtype=torch.uint8), "a": torch.arange(4.0)}
+    tensors["small"] = torch.tensor([[1.0, 0.5], [2.0, 0.25]]).to(torch.float8_e5m2)  # has no class of storages
+    save_file(tensors, tmp_path / "a.safetensors")
     for device in (None, "cpu"):
         ours = ckptmove.load(tmp_path / "a.safetensors", device)
         assert loaded_differences(load_file(tmp_path / "a.safetensors"), ours) == []
