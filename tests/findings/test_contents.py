@@ -12,7 +12,7 @@ from figures import figures
 from ckptmove.checkpoint.trainers import NUMPY_STATE
 from ckptmove.findings.safety import allowing_line
 from ckptmove.model import OPAQUE, GlobalUse, Mention
-from ckptmove.torch_facts.weights_only import classify
+from ckptmove.torch_facts.verdicts import classify
 
 #: The comment that names the command without classes.
 PLAIN = "or without the classes: ckptmove convert 'runs/my run.pth' --plain"

@@ -16,6 +16,7 @@ from ckptmove.conversion.remap.state_dicts import ModuleState, is_module, object
 from ckptmove.conversion.remap.values import UNKNOWN, VALUES, NoPlainValue, callable_name
 from ckptmove.errors import LimitExceeded
 from ckptmove.moves import Replaced
+from ckptmove.pickles.calls import uses_in
 from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import (
     NEWOBJ,
@@ -35,7 +36,8 @@ from ckptmove.pickles.tree import (
     nodes,
     tuple_items,
 )
-from ckptmove.torch_facts.weights_only import classify, modern_name
+from ckptmove.torch_facts.verdicts import classify, dangerous
+from ckptmove.torch_facts.weights_only import modern_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,13 +77,13 @@ def make_plain(root: Value, limits: Limits) -> tuple[Value, tuple[Replaced, ...]
         NotPlain: if objects have no plain value, or the tree names functions that no checkpoint needs.
         LimitExceeded: if the plain values are more than the limits allow.
     """
-    if any(type(node) is Global and _is_dangerous(node) for node in nodes(root)):
-        raise NotPlain(tuple(_dangerous(root)), is_dangerous=True)
+    if dangerous(uses_in(nodes(root))):
+        raise NotPlain(tuple(dict.fromkeys(_dangerous(root))), is_dangerous=True)
     return _Plain(limits).run(root)
 
 
 def _dangerous(root: Value) -> Iterator[tuple[str, str, str]]:
-    """Yield path, name and reason of each function that no checkpoint needs."""
+    """Yield path, name and reason of each name that no checkpoint needs."""
     seen: set[int] = set()
     stack: list[tuple[Value, _Link]] = [(root, None)]
     while stack:
@@ -89,13 +91,9 @@ def _dangerous(root: Value) -> Iterator[tuple[str, str, str]]:
         if not isinstance(node, Node) or id(node) in seen:
             continue
         seen.add(id(node))
-        if type(node) is Global and _is_dangerous(node):
-            yield _path(link), node.full_name, "it can run code, and no checkpoint needs it"
+        for name in dangerous(uses_in([node])):
+            yield _path(link), name, "it can run code, and no checkpoint needs it"
         stack += reversed(list(_children(node, link)))
-
-
-def _is_dangerous(node: Global) -> bool:
-    return classify(node.full_name).verdict == "dangerous"
 
 
 def _children(node: Node, link: _Link) -> Iterator[tuple[Value, _Link]]:
