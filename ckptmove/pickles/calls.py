@@ -20,7 +20,7 @@ from ckptmove.pickles.tree import (
     tuple_items,
 )
 from ckptmove.torch_facts.harmless import is_harmless
-from ckptmove.torch_facts.verdicts import COMPUTED, is_dangerous
+from ckptmove.torch_facts.verdicts import COMPUTED, LOOK_UPS, is_dangerous
 from ckptmove.torch_facts.weights_only import WEIGHTS_ONLY_SINCE, modern_name
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ _MAKE_FIRST: Final = frozenset({
 _CALLING: Final = ("numpy.random.", "torch.")
 _NOT_CALLING: Final = ("torch.fx.", "torch.jit._pickle.")
 _MAKING: Final = frozenset({NEWOBJ, NEWOBJ_EX})
-#: Functions whose result is a name that already exists.
-_LOOK_UPS: Final = frozenset({_GETATTR, _LOAD_TYPE, _TYPE, *_UFUNCS})
 #: Methods of an object that reading a pickle calls if the object has them.
 _METHODS: Final = frozenset({"__setstate__", "append", "extend"})
 #: Dicts without attributes for their items.
@@ -106,7 +104,7 @@ def uses_of_call(function: Value, args: Value, opcode: int) -> Iterator[tuple[st
         function, args, use = waiting.pop()
         name, items = modern_name(callable_name(function)), tuple_items(args)
         leaf = name.rpartition(".")[2]
-        if name in _LOOK_UPS:
+        if name in LOOK_UPS:
             yield from _uses_of_look_up(name, Call(function, args, -1))
             continue
         yield name, use
@@ -127,8 +125,8 @@ def uses_of_build(target: Value) -> Iterator[tuple[str, Use]]:
 
     No pickler of Python writes one of these.
     """
-    is_new = type(target) is Call and target.state_start < 0 and modern_name(target.name) not in _LOOK_UPS
-    if isinstance(target, Call | Global | Persistent) and not is_new:
+    is_object = type(target) is Call and target.state_start < 0 and modern_name(target.name) not in LOOK_UPS
+    if isinstance(target, Call | Global | Persistent) and not is_object:
         yield f"{callable_name(target.func if type(target) is Call else target)}.__setstate__", "called"
 
 
@@ -176,7 +174,7 @@ def is_settled(function: Global) -> bool:
     """Whether all calls of a function have one verdict, whatever their arguments."""
     name = modern_name(function.full_name)
     leaf = name.rpartition(".")[2]
-    looks = name in _LOOK_UPS or leaf in _CALL_FIRST or name in _MAKE_FIRST or _may_call(name, function)
+    looks = name in LOOK_UPS or leaf in _CALL_FIRST or name in _MAKE_FIRST or _may_call(name, function)
     return not looks and not is_dangerous(name, "called")
 
 
@@ -187,5 +185,10 @@ def uses_in(found: Iterable[Node]) -> Iterator[tuple[str, Use]]:
             yield node.full_name, "stored"
         elif type(node) is Call and node.func is None:
             yield from uses_of_build(node.args)
-        elif type(node) is Call and not (type(node.func) is Global and node.func.is_settled):
-            yield from uses_of_call(node.func, node.args, node.opcode)
+        elif type(node) is Call:
+            if not (type(node.func) is Global and node.func.is_settled):
+                yield from uses_of_call(node.func, node.args, node.opcode)
+            if node.assigned is not None:
+                yield from uses_of_items(node, node.assigned.flat)
+            if node.state_start >= 0 and modern_name(node.name) in LOOK_UPS:
+                yield from uses_of_build(node)

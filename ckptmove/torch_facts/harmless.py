@@ -188,8 +188,8 @@ _DISTRIBUTIONS: Final = (
     "transforms uniform von_mises weibull wishart"
 )
 _LAYERS: Final = (
-    "activation adaptive batchnorm channelshuffle container conv distance dropout flatten fold instancenorm linear loss "
-    "module normalization padding pixelshuffle pooling rnn sparse transformer upsampling utils"
+    "activation adaptive batchnorm channelshuffle container conv distance dropout flatten fold instancenorm linear "
+    "loss module normalization padding pixelshuffle pooling rnn sparse transformer upsampling utils"
 )
 _OPTIMIZERS: Final = (
     "_adafactor _muon adadelta adagrad adam adamax adamw asgd lbfgs lr_scheduler nadam optimizer radam rmsprop rprop "

@@ -73,7 +73,7 @@ _HARMFUL_CLASSES: Final = words(
 )
 #: Functions of other packages that pickles of healthy checkpoints call: they only make an object.
 _CONSTRUCTORS: Final = frozenset({
-    "dateutil.tz.tz.tzlocal", "dateutil.tz.tz.tzutc", "dill._dill._create_array", "dill._dill._load_type",
+    "dateutil.tz.tz.tzlocal", "dateutil.tz.tz.tzutc", "dill._dill._create_array",
     "pandas._libs.internals._unpickle_block", "pandas._libs.tslibs.nattype._nat_unpickle",
     "pandas._libs.tslibs.timedeltas._timedelta_unpickle", "pandas._libs.tslibs.timestamps._unpickle_timestamp",
     "pandas.core.indexes.base._new_Index", "pandas.core.indexes.datetimes._new_DatetimeIndex",
@@ -81,8 +81,11 @@ _CONSTRUCTORS: Final = frozenset({
 })  # fmt: skip
 #: The same in any package: of Cython, and copies of a function of torch that makes a tensor of a subclass.
 _MAKING: Final = ("__pyx_unpickle_", "_rebuild_from_type")
-#: Names that are harmless until they are called: pickles get attributes with one, and the type of None with the other.
-_READING: Final = frozenset({"builtins.getattr", "builtins.type"})
+#: Names that are harmless until they are called: pickles get attributes, the type of None and ufuncs with them.
+LOOK_UPS: Final = frozenset({
+    "builtins.getattr", "builtins.type", "dill._dill._load_type", "numpy._core._ufunc_reconstruct",
+    "numpy.core._ufunc_reconstruct",
+})  # fmt: skip
 #: First parts of names of the user's own script and of TorchScript's own code.
 _MAIN: Final = frozenset({"__main__", "__mp_main__", "__torch__"})
 
@@ -115,7 +118,7 @@ def verdict(name: str, use: Use) -> Verdict:
     if is_harmless(name):
         return "safe"
     parts = name.split(".")
-    if name in _READING:
+    if name in LOOK_UPS:
         return "dangerous" if use == "called" else "unknown"
     if name in _CONSTRUCTORS:
         return "unknown"
@@ -140,7 +143,8 @@ def _is_dunder(part: str) -> bool:
 def _is_own(parts: list[str]) -> bool:
     """Whether a name is one of the standard library, torch or numpy."""
     if parts[0] in _FOLDERS and len(parts) > 2:  # a module of the standard library has no modules in it, but imports
-        return parts[1][:1].isupper() or parts[1].lstrip("_") in _OWN or parts[1] == "_pyprofile"
+        is_imported = not _OWN.isdisjoint((parts[1], parts[1].lstrip("_"))) or parts[1] == "_pyprofile"
+        return is_imported or parts[1][:1].isupper()
     return parts[0] in _OWN
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib
 import pkgutil
 import types
@@ -34,10 +35,8 @@ def modules() -> list[types.ModuleType]:
             top = importlib.import_module(package)
             found.append(top)
             for module in pkgutil.walk_packages(top.__path__, f"{package}."):
-                try:
+                with contextlib.suppress(ImportError, RuntimeError):  # needs another package
                     found.append(importlib.import_module(module.name))
-                except (ImportError, RuntimeError):  # needs another package
-                    continue
     return found
 
 
@@ -117,7 +116,7 @@ def test_constants_of_harmless_classes_cannot_be_called():
     for name in harmless._HARMLESS:
         if is_class(name):
             value = resolved(name)
-            constants = [leaf for leaf in dir(value) if harmless._CONSTANT.fullmatch(leaf)] if value else []
+            constants = [leaf for leaf in dir(value) if harmless._CONSTANT.fullmatch(leaf)]
             assert not any(callable(getattr(value, leaf)) for leaf in constants), name
 
 

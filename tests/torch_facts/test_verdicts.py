@@ -101,6 +101,7 @@ def test_a_name_is_dangerous_if_one_of_its_uses_is():
     ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_random_callables_of_the_standard_library_are_dangerous():
     draw = random.Random(34)
     modules = sorted(name for name in sys.stdlib_module_names - NOT_IMPORTED if not name.startswith("__"))
