@@ -16,6 +16,7 @@ from ckptmove.pickles.tree import (
     Global,
     Node,
     Persistent,
+    Tuple,
     items_of,
     tuple_items,
 )
@@ -113,9 +114,9 @@ def uses_of_call(function: Value, args: Value, opcode: int) -> Iterator[tuple[st
             if args is not None and _may_call(name, function):
                 bound = _bound(function)[1:] if type(function) is Call else ()
                 waiting += [(item, None, "called") for item in _callables((*bound, *items))]
-        elif len(items) <= index:  # its arguments are computed
+        elif type(args) is not Tuple:  # its arguments are computed
             break
-        else:
+        elif len(items) > index:  # else the call fails
             waiting.append((items[0], items[index], "called") if index else (items[0], None, "made"))
     yield COMPUTED, "called"
 

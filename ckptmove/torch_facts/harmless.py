@@ -58,8 +58,8 @@ _STANDARD_LIBRARY: Final = frozenset().union(
     ),
     *(_names(module, "BytesIO StringIO") for module in ("io", "_io")),
     {
-        "_random.Random", "argparse.Namespace", "array._array_reconstructor", "array.array", "decimal.Context",
-        "decimal.Decimal", "fractions.Fraction", "logging.Logger", "logging.getLogger", "re.Pattern", "re.RegexFlag",
+        "_random.Random", "argparse.Namespace", "array._array_reconstructor", "array.array", "contextlib.nullcontext",
+        "decimal.Context", "decimal.Decimal", "fractions.Fraction", "logging.Logger", "logging.getLogger", "re.Pattern", "re.RegexFlag",
         "re._compile", "statistics.NormalDist", "uuid.SafeUUID", "uuid.UUID", "zoneinfo.ZoneInfo",
         "zoneinfo.ZoneInfo._unpickle",
     },
@@ -138,8 +138,9 @@ _TORCH: Final = frozenset().union(
     _names("torch._C", "Generator _VariableFunctionsClass"),
     _names("torch._tensor", "Tensor _rebuild_from_type _rebuild_from_type_v2"),
     _names("torch._utils", "_rebuild_sparse_csr_tensor _rebuild_xla_tensor"),
-    _names("torch.amp.grad_scaler", "GradScaler OptState"),
-    _names("torch.cuda.amp.grad_scaler", "GradScaler OptState"),
+    _names("torch.amp.grad_scaler", "GradScaler OptState _refresh_per_optimizer_state"),
+    _names("torch.cuda.amp.grad_scaler", "GradScaler OptState _refresh_per_optimizer_state"),
+    _names("torch.optim.swa_utils.SWALR", "_cosine_anneal _linear_anneal"),
     _names("torch.distributed._tensor", "DTensor DeviceMesh Replicate Shard"),
     _names("torch.distributed._tensor.api", "DTensor"),
     _names("torch.distributed._tensor.device_mesh", "DeviceMesh"),
@@ -173,7 +174,7 @@ _TORCH: Final = frozenset().union(
     {
         "torch._dynamo.decorators._DimRange", "torch.distributed.remote_device._remote_device",
         "torch.nn.backends.thnn._get_thnn_function_backend", "torch.nn.utils.rnn.PackedSequence",
-        "torch.torch_version.TorchVersion",
+        "torch.tensor._rebuild_from_type", "torch.torch_version.TorchVersion",
     },
 )  # fmt: skip
 

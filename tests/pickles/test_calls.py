@@ -62,7 +62,7 @@ DANGEROUS = {
     "a tensor that a function makes": (
         call("torch._tensor._rebuild_from_type_v2", RUN, name("torch.Tensor"), b")", b"}"), "pkg.run",
     ),
-    "the same with too few arguments": (call("torch._tensor._rebuild_from_type_v2", RUN), "<computed>"),
+    "the same with computed arguments": (REBUILD + call("builtins.tuple", b"]") + b"R", "<computed>"),
     "an array of dill": (call("dill._dill._create_array", RUN, b")", b"}", b"N"), "pkg.run"),
     "an argument of a scheduler": (call("torch.optim.lr_scheduler.LambdaLR", NET, b"]" + RUN + b"a"), "pkg.run"),
     "one of many arguments": (
@@ -94,6 +94,7 @@ HARMLESS = {
     "a partial of a class": call("functools.partial", name("pkg.Net")) + b")R",
     "a member of an enum": call("builtins.getattr", name("pkg.Kind"), text("A")),
     "a function of torch": call("builtins.getattr", name("torch._C._VariableFunctionsClass"), text("relu")),
+    "too few arguments": call("torch._tensor._rebuild_from_type_v2", RUN),
     "the type of None": call("builtins.type", b"N"),
     "a ufunc": call("numpy.core._ufunc_reconstruct", text("numpy"), text("less")),
     "a set of dill": call("dill._dill._load_type", text("set")) + b")R",
