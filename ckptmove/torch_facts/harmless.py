@@ -59,8 +59,8 @@ _STANDARD_LIBRARY: Final = frozenset().union(
     *(_names(module, "BytesIO StringIO") for module in ("io", "_io")),
     {
         "_random.Random", "argparse.Namespace", "array._array_reconstructor", "array.array", "contextlib.nullcontext",
-        "decimal.Context", "decimal.Decimal", "fractions.Fraction", "logging.Logger", "logging.getLogger", "re.Pattern", "re.RegexFlag",
-        "re._compile", "statistics.NormalDist", "uuid.SafeUUID", "uuid.UUID", "zoneinfo.ZoneInfo",
+        "decimal.Context", "decimal.Decimal", "fractions.Fraction", "logging.Logger", "logging.getLogger", "re.Pattern",
+        "re.RegexFlag", "re._compile", "statistics.NormalDist", "uuid.SafeUUID", "uuid.UUID", "zoneinfo.ZoneInfo",
         "zoneinfo.ZoneInfo._unpickle",
     },
 )  # fmt: skip
