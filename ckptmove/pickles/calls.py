@@ -15,6 +15,7 @@ from ckptmove.pickles.tree import (
     Dict,
     Global,
     Node,
+    Opaque,
     Persistent,
     Tuple,
     items_of,
@@ -103,6 +104,8 @@ def uses_of_call(function: Value, args: Value, opcode: int) -> Iterator[tuple[st
         if not waiting:
             return
         function, args, use = waiting.pop()
+        if type(function) is Opaque:  # an extension code, which has a name of its own
+            continue
         name, items = modern_name(callable_name(function)), tuple_items(args)
         leaf = name.rpartition(".")[2]
         if name in LOOK_UPS:
