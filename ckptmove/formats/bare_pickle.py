@@ -87,8 +87,7 @@ class BarePickle(Container):
                 self.opened &= opened_calls(machine)
                 self._machine.note_names(machine)
         except (DamagedPickle, DamagedArchive) as error:
-            for name in error.runs:
-                self._machine.globals.setdefault(name, 0)
+            self._machine.note_runs(error.runs)
 
     def read(self) -> Machine:
         """The machine that has read :meth:`object_pickle`; the streams' storages replace the calls that load them."""

@@ -102,10 +102,9 @@ def runs_inside(source: ByteSource, head: bytes, limits: Limits, *, is_cut: bool
     if inner is None or not inner.size or not is_pickle(inner, inner.read(0, min(_HEAD, inner.size)), is_cut=is_cut):
         return None
     from ckptmove.formats.bare_pickle import BarePickle
-    from ckptmove.torch_facts.weights_only import dangerous
 
     try:
-        return dangerous(BarePickle(inner, limits).read().globals)
+        return (*BarePickle(inner, limits).read().runs,)
     except (DamagedArchive, DamagedPickle) as error:
         return error.runs
 

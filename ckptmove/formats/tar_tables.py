@@ -17,7 +17,6 @@ from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.stream import read_pickle
 from ckptmove.pickles.tree import Global, Sequence, Tuple
 from ckptmove.torch_facts.dtypes import ITEM_BYTES, STORAGE_DTYPE
-from ckptmove.torch_facts.weights_only import dangerous
 
 if TYPE_CHECKING:
     from ckptmove.formats.tar_index import TarMember
@@ -139,8 +138,8 @@ class MemberReader:
         self._member = member
         self._limits = limits
         self._position = 0
-        #: Global names in its pickles.
-        self._names: dict[str, int] = {}
+        #: Dangerous names in its pickles.
+        self._runs: dict[str, None] = {}
 
     @property
     def rest(self) -> int:
@@ -170,7 +169,7 @@ class MemberReader:
             machine = interpret(self.read_pickle(), self._limits)
         except DamagedPickle as error:
             raise self.damage(f"{error.detail} at byte {begin + error.offset}", error.runs) from error
-        self._names |= machine.globals
+        self._runs |= machine.runs
         return machine.root
 
     def read_count(self) -> int:
@@ -221,7 +220,7 @@ class MemberReader:
             detail: the problem.
             runs: dangerous names in the current pickle; those of the pickles before it are added.
         """
-        runs = (*dangerous(self._names), *runs)
+        runs = (*self._runs, *runs)
         return DamagedArchive(self._source.path, f"member '{self._member.name}': {detail}", runs=runs)
 
 

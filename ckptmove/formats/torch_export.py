@@ -337,6 +337,7 @@ class TorchExport(TorchZip):
         """Read all pickles, and put their trees into one tree."""
         machine = interpret(bytes(self._pickle.data), self.limits)
         machine.globals.clear()  # the JSON imports nothing
+        machine.runs.clear()
         streams: dict[str, NestedStream] = {}
         for node in nodes(machine.root):
             if type(node) is Call and node.name == "torch.load" and type(node.args) is Tuple:
@@ -347,8 +348,8 @@ class TorchExport(TorchZip):
         self._stream_records = {name: self._inside[f"data/{name}"] for name in sorted(streams)}
         self._streams = tuple(streams[name] for name in self._stream_records)
         insert_streams(machine, self._streams, self.limits)
-        for name in self._called:
-            machine.globals.setdefault(name, 0)
+        machine.globals |= dict.fromkeys(self._called, 0)
+        machine.note_uses((name, "called") for name in self._called)
         for path in self._objects.values():
             self._scan(path, machine)
         return machine
@@ -369,8 +370,8 @@ class TorchExport(TorchZip):
         if path.startswith(_OPAQUE):
             self._budget.take(bytes=record.nbytes)
             found = interpret(self._read(record, "pickle bytes"), self.limits)
-            for name in found.globals:
-                machine.globals.setdefault(name, 0)
+            machine.globals |= dict.fromkeys(found.globals, 0)
+            machine.runs |= found.runs
 
     def _split(self, key: str) -> tuple[int | None, str]:
         """The place of a pickle, or None if there is no such pickle, and the key of a storage in it."""

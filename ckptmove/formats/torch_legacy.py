@@ -19,7 +19,6 @@ from ckptmove.pickles.state import Machine
 from ckptmove.pickles.stream import read_pickle
 from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import MADE, List, Tuple
-from ckptmove.torch_facts.weights_only import dangerous
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -162,7 +161,7 @@ class TorchLegacy(Container):
                 is_stream = first.root == _MAGIC or isinstance(first.root, MADE)
                 position += (_stream_bytes(rest, machine, self.limits) if is_stream else None) or len(data)
         except DamagedPickle as error:
-            _note_runs(machine, error)
+            machine.note_runs(error.runs)
 
     def storage_span(self, key: str) -> Span | None:
         """Span of a storage's bytes in the source; None if they are cut off, or before :meth:`locate`."""
@@ -238,11 +237,11 @@ class TorchLegacy(Container):
         return int.from_bytes(self._window[at : at + _COUNT_BYTES], "little", signed=True)
 
     def _damage(self, detail: str, runs: tuple[str, ...] = ()) -> DamagedArchive:
-        return DamagedArchive(self.source.path, detail, runs=(*dangerous(self.around.globals), *runs))
+        return DamagedArchive(self.source.path, detail, runs=(*self.around.runs, *runs))
 
     def _with_names(self, error: DamagedPickle) -> DamagedPickle:
         """The same error, with the dangerous names in the pickles before the damaged one."""
-        runs = (*dangerous(self.around.globals), *error.runs)
+        runs = (*self.around.runs, *error.runs)
         return DamagedPickle(error.detail, offset=error.offset, runs=runs)
 
 
@@ -256,11 +255,5 @@ def _stream_bytes(source: ByteSource, machine: Machine, limits: Limits) -> int |
         reader.gather(inner.persistents)
         return stream._locate(reader.storages())[1]  # noqa: SLF001  # its own class
     except (DamagedArchive, DamagedPickle) as error:
-        _note_runs(machine, error)
+        machine.note_runs(error.runs)
         return None
-
-
-def _note_runs(machine: Machine, error: DamagedArchive | DamagedPickle) -> None:
-    """Collect the dangerous names before the damage."""
-    for name in error.runs:
-        machine.globals.setdefault(name, 0)

@@ -21,7 +21,6 @@ from ckptmove.pickles.memory import StopReached
 from ckptmove.pickles.scan import GETS, WEIGHTS_ONLY_OPCODES, operation_end
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.tree import Call, Node, Tuple
-from ckptmove.torch_facts.weights_only import dangerous
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,7 +100,7 @@ def _ends(node: Node) -> Sequence[Value]:
 
 def _with_names(error: DamagedPickle, machine: Machine) -> DamagedPickle:
     """Add the dangerous names before the damage to an error."""
-    return DamagedPickle(error.detail, offset=error.offset, runs=dangerous(machine.globals))
+    return DamagedPickle(error.detail, offset=error.offset, runs=(*machine.runs,))
 
 
 def _explain(error: Exception, data: bytes, position: int) -> str:
@@ -161,7 +160,7 @@ def runs_before(data: bytes, limits: Limits) -> tuple[str, ...]:
         LimitExceeded: if the pickle exceeds a limit before the damage.
     """
     try:
-        return dangerous(interpret(data, limits).globals)
+        return (*interpret(data, limits).runs,)
     except DamagedPickle as error:
         return error.runs
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.pickles.tree import Opaque
+from ckptmove.pickles.calls import is_settled, uses_of_call
+from ckptmove.pickles.tree import Global, Opaque
+from ckptmove.torch_facts.verdicts import dangerous
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ckptmove.limits import Limits
-    from ckptmove.pickles.tree import Global, Persistent, Starts, Tuple, Value
+    from ckptmove.pickles.tree import Persistent, Starts, Tuple, Value
+    from ckptmove.torch_facts.verdicts import Use
 
     Handler: TypeAlias = Callable[["Machine", int], int]
 
@@ -35,6 +38,7 @@ class Machine:
         memo_gaps: number of indices in ``memo`` without a value.
         persistents: all persistent ids in the order of the pickle, reachable from the root or not.
         globals: full names of all globals, each with the start of the first operation that names it.
+        runs: dangerous names among them, and those that calls reach without naming them, as torch looks them up.
         stacked: globals that STACK_GLOBAL made of two strings, by start; they have no literal.
         reads: operations that repeat a value: a memoised string or global, or the top of the stack (DUP). A flat array
             of pairs: start of the operation, start of the operation that it repeats (which may be a repeat itself).
@@ -74,6 +78,7 @@ class Machine:
         "reads",
         "reread",
         "root",
+        "runs",
         "stack",
         "stacked",
         "starts",
@@ -93,6 +98,7 @@ class Machine:
         self.memo_gaps = 0
         self.persistents: list[Persistent] = []
         self.globals: dict[str, int] = {}
+        self.runs: dict[str, None] = {}
         self.stacked: dict[int, Global] = {}
         self.reads: array[int] = array("q")
         self.reread: dict[int, Tuple | bytes] = {}
@@ -110,8 +116,25 @@ class Machine:
             self.globals.setdefault(name, start)
         for code, start in inner.foreign.items():
             self.foreign.setdefault(code, start)
+        self.runs |= inner.runs
         self.filled |= inner.filled
 
     def note_global(self, value: Global, start: int) -> None:
         """Record a name that the pickle would import."""
-        self.globals.setdefault(value.full_name, start)
+        if value.full_name not in self.globals:
+            self.globals[value.full_name] = start
+            self.note_uses([(value.full_name, "stored")])
+
+    def note_call(self, function: Value, args: Value, opcode: int) -> None:
+        """Record the dangerous names that a call uses."""
+        self.note_uses(uses_of_call(function, args, opcode))
+        if type(function) is Global:
+            function.is_settled = is_settled(function)
+
+    def note_runs(self, names: Iterable[str]) -> None:
+        """Record the dangerous names before the damage of another pickle of the same file."""
+        self.runs |= dict.fromkeys(names)
+
+    def note_uses(self, uses: Iterable[tuple[str, Use]]) -> None:
+        """Record the dangerous ones of some uses of names."""
+        self.runs |= dangerous(uses)

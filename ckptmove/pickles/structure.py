@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.pickles.atoms import end_within, line
+from ckptmove.pickles.calls import uses_of_append, uses_of_build, uses_of_items
 from ckptmove.pickles.tree import (
     MADE,
     NEWOBJ,
@@ -25,7 +26,7 @@ from ckptmove.pickles.tree import (
     Set,
     Tuple,
 )
-from ckptmove.torch_facts.weights_only import COMPUTED, EXTENSION
+from ckptmove.torch_facts.verdicts import COMPUTED
 
 if TYPE_CHECKING:
     from ckptmove.pickles.state import Handler, Machine
@@ -83,15 +84,19 @@ def _part(value: Value, machine: Machine, position: int) -> str:
 def _inst(machine: Machine, position: int) -> int:
     value, end = _two_lines(machine, position)
     items, starts = pop_mark(machine)
+    args = Tuple(tuple(items), tuple(starts))
     machine.containers += 1
-    machine.stack.append(Call(value, Tuple(tuple(items), tuple(starts)), position, OBJ))
+    machine.note_call(value, args, OBJ)
+    machine.stack.append(Call(value, args, position, OBJ))
     machine.starts.append(position)
     return end
 
 
 def _obj(machine: Machine, position: int) -> int:
     items, starts = pop_mark(machine)
-    machine.stack.append(Call(items[0], Tuple(tuple(items[1:]), tuple(starts[1:])), position, OBJ))
+    args = Tuple(tuple(items[1:]), tuple(starts[1:]))
+    machine.note_call(items[0], args, OBJ)
+    machine.stack.append(Call(items[0], args, position, OBJ))
     machine.starts.append(position)
     return position + 1
 
@@ -99,7 +104,10 @@ def _obj(machine: Machine, position: int) -> int:
 def _reduce(machine: Machine, position: int) -> int:
     stack, starts = machine.stack, machine.starts
     arguments = stack.pop()
-    stack[-1] = Call(stack[-1], arguments, starts.pop(), machine.data[position])
+    function = stack[-1]
+    if type(function) is not Global or not function.is_settled:
+        machine.note_call(function, arguments, machine.data[position])
+    stack[-1] = Call(function, arguments, starts.pop(), machine.data[position])
     starts[-1] = position
     return position + 1
 
@@ -108,6 +116,7 @@ def _newobj_ex(machine: Machine, position: int) -> int:
     stack, starts = machine.stack, machine.starts
     kwargs, arguments = stack.pop(), stack.pop()
     starts.pop()
+    machine.note_call(stack[-1], arguments, NEWOBJ_EX)
     call = Call(stack[-1], arguments, starts.pop(), NEWOBJ_EX)
     call.kwargs = kwargs
     stack[-1] = call
@@ -119,6 +128,7 @@ def _build(machine: Machine, position: int) -> int:
     state = machine.stack.pop()
     start = machine.starts.pop()
     target = machine.stack[-1]
+    machine.note_uses(uses_of_build(target))
     if type(target) is Call and target.state_start < 0:
         target.state = state
         target.state_start = start
@@ -152,7 +162,7 @@ def _extension(width: int) -> Handler:
     def handle(machine: Machine, position: int) -> int:
         end = end_within(machine, position + 1 + width)
         code = int.from_bytes(machine.data[position + 1 : end], "little")
-        machine.globals.setdefault(f"{EXTENSION}{code}", position)
+        machine.note_global(Global("copyreg.extension", str(code)), position)
         machine.stack.append(Opaque(f"copyreg extension {code}"))
         machine.starts.append(position)
         return end
@@ -261,6 +271,7 @@ def _extend(machine: Machine, items: list[Value], starts: Starts) -> None:
         if target.appended is None:
             target.appended = List([], [])
             machine.filled.add(target.name)
+        machine.note_uses(uses_of_append(target))
         target = target.appended
     if type(target) is not List and type(target) is not Set:
         raise TypeError
@@ -293,6 +304,7 @@ def _assign(machine: Machine, flat: list[Value], starts: Starts, position: int) 
         raise DamagedPickle("a key without a value", offset=position - machine.begin)
     target = machine.stack[-1]
     if type(target) is Call:
+        machine.note_uses(uses_of_items(target, flat))
         if target.assigned is None:
             target.assigned = Dict([], [])
             if target.name not in _ASSIGNABLE:

@@ -33,7 +33,7 @@ from ckptmove.pickles.rebuild_arguments import (
 from ckptmove.pickles.tree import Call, Global, Node, Opaque, Persistent, PlainStorage, PlainTensor, Tuple
 from ckptmove.torch_facts.devices import NO_DEVICE
 from ckptmove.torch_facts.dtypes import ITEM_BYTES, PACKED, SCRIPT_STORAGE_DTYPE, STORAGE_DTYPE
-from ckptmove.torch_facts.weights_only import classify
+from ckptmove.torch_facts.weights_only import WEIGHTS_ONLY_SINCE, modern_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -135,7 +135,9 @@ class TensorReader:
                 continue
             seen.add(id(node))
             self._searched += 1
-            is_unknown = type(node) is Opaque or (type(node) is Call and not classify(node.name).weights_only)
+            is_unknown = type(node) is Opaque or (
+                type(node) is Call and modern_name(node.name) not in WEIGHTS_ONLY_SINCE
+            )
             if is_unknown or self._searched > _MOST_SEARCHED:
                 return True
             stack += node.members()

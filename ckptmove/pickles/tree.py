@@ -45,14 +45,16 @@ class Global(Node):
         module: dotted name of the module, as written.
         name: qualified name in the module.
         full_name: module and name joined by a dot; stored because every call needs it.
+        is_settled: whether no further call of it needs a verdict.
     """
 
-    __slots__ = ("full_name", "module", "name")
+    __slots__ = ("full_name", "is_settled", "module", "name")
 
     def __init__(self, module: str, name: str) -> None:
         self.module = module
         self.name = name
         self.full_name = f"{module}.{name}"
+        self.is_settled = False
 
 
 class Python2Str(str):

@@ -26,7 +26,7 @@ from ckptmove.pickles.tree import (
     Set,
     Tuple,
 )
-from ckptmove.torch_facts.weights_only import COMPUTED
+from ckptmove.torch_facts.verdicts import COMPUTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,6 +1,4 @@
-"""Lists of the names that a pickle may import: those that torch's weights-only mode allows, and dangerous ones.
-
-Nothing is imported. A name on neither list has the verdict ``unknown``.
+"""The names that torch's weights-only mode allows a pickle to import. Nothing is imported.
 
 From torch/_weights_only_unpickler.py ``_get_allowed_globals``, torch 2.4 to 2.15; a test compares the lists.
 """
@@ -11,7 +9,7 @@ from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.model import OLDEST_TORCH, GlobalUse
+from ckptmove.model import OLDEST_TORCH
 from ckptmove.torch_facts.dtypes import ITEM_BYTES, STORAGE_DTYPE
 
 if TYPE_CHECKING:
@@ -79,48 +77,6 @@ WEIGHTS_ONLY_SINCE: Final[dict[str, str]] = {
     **{name: version for version, names in _ADDED.items() for name in names},
 }
 
-#: Harmless names in checkpoints that weights-only mode refuses.
-_HARMLESS: Final = frozenset({
-    "argparse.Namespace", "types.SimpleNamespace", "builtins.dict", "builtins.list", "builtins.tuple", "builtins.int",
-    "builtins.float", "builtins.bool", "builtins.str", "builtins.frozenset", "builtins.slice", "builtins.range",
-    "builtins.object", "collections.defaultdict", "collections.deque", "copyreg._reconstructor", "datetime.date",
-    "datetime.datetime", "datetime.timedelta", "decimal.Decimal", "fractions.Fraction", "pathlib.Path",
-    "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath", "pathlib.WindowsPath", "uuid.UUID",
-    "numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar", "numpy._core.multiarray._reconstruct",
-    "numpy._core.multiarray.scalar", "numpy.dtype", "numpy.ndarray", "torch.torch_version.TorchVersion",
-    *WEIGHTS_ONLY_UNTIL,
-})  # fmt: skip
-
-#: Modules whose names no checkpoint needs.
-_DANGEROUS_MODULES: Final = frozenset({
-    "os", "posix", "nt", "ntpath", "posixpath", "subprocess", "_posixsubprocess", "sys", "shutil", "socket", "pty",
-    "runpy", "importlib", "imp", "pkgutil", "zipimport", "webbrowser", "ctypes", "_ctypes", "signal", "multiprocessing",
-    "asyncio", "threading", "pickle", "_pickle", "cloudpickle", "marshal", "codeop", "pdb", "bdb", "urllib", "http",
-    "ftplib", "smtplib", "requests", "popen2", "pip", "pydoc", "doctest", "ensurepip", "venv", "idlelib", "lib2to3",
-    "tempfile", "fileinput", "linecache",
-})  # fmt: skip
-#: The same, but users have folders with these names: ``code.models.Net`` is not in the standard library's ``code``.
-_DANGEROUS_FILES: Final = frozenset({"code", "timeit", "cProfile", "profile", "trace", "commands", "glob"})
-#: Modules that are attributes of other modules, and whose names are not used for folders.
-_REACHED_THROUGH: Final = frozenset(
-    {"os", "posix", "nt", "subprocess", "sys", "builtins", "importlib", "ctypes", "pty"}
-)
-_DANGEROUS_NAMES: Final = frozenset({
-    "builtins.eval", "builtins.exec", "builtins.compile", "builtins.__import__", "builtins.open", "builtins.input",
-    "builtins.breakpoint", "builtins.setattr", "builtins.delattr", "builtins.globals",
-    "builtins.locals", "builtins.vars", "builtins.exit", "builtins.quit", "builtins.execfile", "builtins.apply",
-    "operator.methodcaller", "builtins.__build_class__", "torch.utils.collect_env.run", "torch.load", "torch.hub.load",
-    "torch.jit.load", "torch.serialization.load", "torch.utils._config_module.ConfigModule.load_config",
-    "numpy.load", "numpy.testing._private.utils.runstring", "io.open", "_io.open", "_io.FileIO", "codecs.open",
-    "types.CodeType", "types.FunctionType", "functools.reduce", "copyreg.add_extension", "copyreg.pickle",
-    "torch.storage._load_from_bytes",
-})  # fmt: skip
-
-#: Prefix of an extension code. Its number means a name that only the registry of the reading process knows.
-EXTENSION: Final = "copyreg.extension."
-#: Placeholder for a part of a name that only executing the pickle would compute.
-COMPUTED: Final = "<computed>"
-
 
 @lru_cache(maxsize=4096)
 def modern_name(name: str) -> str:
@@ -134,30 +90,6 @@ def modern_name(name: str) -> str:
     return f"{IMPORT_MAPPING[module]}.{attribute}" if module in IMPORT_MAPPING else name
 
 
-def classify(name: str) -> GlobalUse:
-    """Classify a name that a pickle imports."""
-    modern = modern_name(name)
-    since = WEIGHTS_ONLY_SINCE.get(modern)
-    if since is not None:
-        return GlobalUse(modern, since, "safe")
-    if modern in _DANGEROUS_NAMES or modern.startswith(EXTENSION) or COMPUTED in modern or _is_dangerous_module(modern):
-        return GlobalUse(modern, None, "dangerous")
-    return GlobalUse(modern, None, "safe" if modern in _HARMLESS else "unknown")
-
-
-def dangerous(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the dangerous names among some, as torch looks them up."""
-    return tuple(use.name for use in map(classify, names) if use.verdict == "dangerous")
-
-
 def newest(versions: Iterable[str | None]) -> str:
     """Return the newest of some versions of torch (``2.10``), at least the oldest supported one; None is ignored."""
     return max((OLDEST_TORCH, *filter(None, versions)), key=lambda version: [int(part) for part in version.split(".")])
-
-
-def _is_dangerous_module(name: str) -> bool:
-    top, _, rest = name.partition(".")
-    if top in _DANGEROUS_FILES:
-        return "." not in rest or rest[0].isupper()
-    # `torch.hub` imports `os`, so that `torch.hub` with `os.system` in STACK_GLOBAL names it too.
-    return top in _DANGEROUS_MODULES or not _REACHED_THROUGH.isdisjoint(rest.split(".")[:-1])

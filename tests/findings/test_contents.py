@@ -10,7 +10,7 @@ from figures import figures
 
 from ckptmove.checkpoint.trainers import NUMPY_STATE
 from ckptmove.model import OPAQUE, GlobalUse, Mention
-from ckptmove.torch_facts.weights_only import classify
+from ckptmove.torch_facts.verdicts import classify
 
 
 def codes(findings) -> list[str]:

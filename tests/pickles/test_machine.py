@@ -179,4 +179,4 @@ def test_a_tensor_made_from_an_unknown_call_is_an_object(tmp_path) -> None:
         archive.writestr("a/version", "3")
     found = ckptmove.inspect(path)
     assert found.inventory.tensors == ()
-    assert [finding.code for finding in found.findings] == ["S701"]
+    assert [finding.code for finding in found.findings] == ["S701", "S702"]

@@ -16,7 +16,8 @@ from weights_only_lists import numbers
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.scan import WEIGHTS_ONLY_OPCODES
-from ckptmove.torch_facts.weights_only import WEIGHTS_ONLY_SINCE, WEIGHTS_ONLY_UNTIL, classify, modern_name, newest
+from ckptmove.torch_facts.verdicts import classify
+from ckptmove.torch_facts.weights_only import WEIGHTS_ONLY_SINCE, WEIGHTS_ONLY_UNTIL, modern_name, newest
 
 IMPORT_MAPPING = torch._utils.IMPORT_MAPPING
 NAME_MAPPING = torch._utils.NAME_MAPPING
@@ -72,36 +73,6 @@ def test_names_of_python_2_are_looked_up_as_torch_does(module, name):
 @pytest.mark.parametrize("module", sorted(IMPORT_MAPPING))
 def test_modules_of_python_2_are_looked_up_as_torch_does(module):
     assert modern_name(f"{module}.something") == f"{IMPORT_MAPPING[module]}.something"
-
-
-@pytest.mark.parametrize(
-    ("name", "modern", "verdict"),
-    [
-        ("__builtin__.set", "builtins.set", "safe"),
-        ("__builtin__.eval", "builtins.eval", "dangerous"),
-        ("__builtin__.getattr", "builtins.getattr", "unknown"),
-        ("copy_reg._reconstructor", "copyreg._reconstructor", "safe"),
-        ("__builtin__.long", "builtins.int", "safe"),
-        ("posix.system", "posix.system", "dangerous"),
-        ("nt.system", "nt.system", "dangerous"),
-        ("os.path.join", "os.path.join", "dangerous"),
-        ("osprey.Model", "osprey.Model", "unknown"),
-        ("subprocess.Popen", "subprocess.Popen", "dangerous"),
-        ("code.interact", "code.interact", "dangerous"),
-        ("code.InteractiveInterpreter.runcode", "code.InteractiveInterpreter.runcode", "dangerous"),
-        ("code.models.Net", "code.models.Net", "unknown"),
-        ("commands.getoutput", "subprocess.getoutput", "dangerous"),
-        ("argparse.Namespace", "argparse.Namespace", "safe"),
-        ("numpy._core.multiarray.scalar", "numpy._core.multiarray.scalar", "safe"),
-        ("my_package.Net", "my_package.Net", "unknown"),
-        ("torch.nn.modules.linear.Linear", "torch.nn.modules.linear.Linear", "unknown"),
-        ("copyreg.extension.7", "copyreg.extension.7", "dangerous"),
-        ("", "", "unknown"),
-    ],
-)
-def test_verdicts(name, modern, verdict):
-    use = classify(name)
-    assert (use.name, use.verdict) == (modern, verdict)
 
 
 @pytest.mark.parametrize("name", ["__builtin__.set", "builtins.set", "my_package.Net", "collections.OrderedDict"])

@@ -18,7 +18,7 @@ from ckptmove.findings.registry import find_all
 from ckptmove.limits import Limits
 from ckptmove.model import ArchiveFact, Severity
 from ckptmove.moves import MoveRequest
-from ckptmove.torch_facts.weights_only import classify
+from ckptmove.torch_facts.verdicts import classify
 from ckptmove.verification.checks import CHECKS, failed, passed
 from ckptmove.verification.file_checks import FAILED_BY, check_file, check_placement, check_structure, fail_on_findings
 from ckptmove.verification.step.optimizers import check_override

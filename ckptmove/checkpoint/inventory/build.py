@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -17,8 +18,10 @@ from ckptmove.checkpoint.roles import role_of_key
 from ckptmove.checkpoint.trainers import read_counters, trainer_by_classes, trainer_by_keys
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.model import ArchiveFact, Inventory, Mention
+from ckptmove.pickles.calls import uses_in
 from ckptmove.pickles.tree import Call, Global, Node, Persistent, nodes
-from ckptmove.torch_facts.weights_only import classify, dangerous, modern_name
+from ckptmove.torch_facts.verdicts import dangerous, uses_of_names
+from ckptmove.torch_facts.weights_only import modern_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,8 +34,9 @@ if TYPE_CHECKING:
 
 #: Last parts of names of optimizer state: moments of ``torch.optim``.
 _MOMENTS: Final = frozenset({"exp_avg", "exp_avg_sq", "exp_inf", "square_avg", "momentum_buffer", "acc_delta"})
-#: Classes of an archive's own code, and functions of TorchScript's reader. No load imports either of them.
-_SCRIPT_NAMES: Final = ("__torch__.", "torch.jit._pickle.")
+#: Classes of an archive's own code, functions of TorchScript's reader, and modules lowered to a backend
+#: (torch/csrc/jit/backends/backend_detail.cpp). No load imports one of them.
+_SCRIPT_NAMES: Final = re.compile(r"__torch__\..*|torch\.jit\._pickle\..*|torch\.jit\.\w+LoweredModule")
 _MOST_MENTIONS: Final = 100_000
 
 
@@ -54,7 +58,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
     try:
         walk.run(machine.root)
     except DamagedPickle as error:
-        raise DamagedPickle(error.detail, offset=error.offset, runs=dangerous(machine.globals)) from error
+        raise DamagedPickle(error.detail, offset=error.offset, runs=(*machine.runs,)) from error
     storages = walk.reader.storages()
     detected = _detect_layout(machine.root, walk.modules, machine.globals)
     root_keys = _root_keys(machine.root)
@@ -64,9 +68,9 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
     if not keep_tree:
         machine.root, machine.persistents = None, []
     located = container.locate(storages)
-    names, mentions = [*machine.globals], walk.mentions  # locating storages can add names
+    names, mentions = judged(machine, container), walk.mentions  # locating storages can add names
     if container.is_script:
-        names = [name for name in names if not name.startswith(_SCRIPT_NAMES)]
+        names = tuple(use for use in names if _SCRIPT_NAMES.fullmatch(use.name) is None)
         mentions = _script_mentions(container, mentions, limits.factor * _MOST_MENTIONS)
         detected = _DetectedLayout("module")
     counters = read_counters(walk.counters)
@@ -81,7 +85,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
         tensors=tuple(walk.tensors),
         storages=storages,
         mentions=tuple(mentions),
-        globals=judged(names, container),
+        globals=names,
         foreign_opcodes=tuple(_opcode_name(code) for code in machine.foreign),
         filled_classes=tuple(sorted(map(modern_name, machine.filled - {""}))),
         optimizers=optimizers,
@@ -118,6 +122,7 @@ def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickl
     walk.reader.gather(node for node in found if type(node) is Persistent)
     walk.run(root)
     names = dict.fromkeys(node.full_name for node in found if type(node) is Global)
+    runs = dangerous(uses_in(found))
     return Inventory(
         path=path,
         container=container,
@@ -127,7 +132,7 @@ def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickl
         tensors=tuple(walk.tensors),
         storages=walk.reader.storages(),
         mentions=tuple(walk.mentions),
-        globals=tuple(map(classify, names)),
+        globals=uses_of_names(names, runs),
         optimizers=of_partitions([draft.freeze() for draft in walk.optimizers], walk.tensors, root),
         contents=frozenset(walk.contents),
         rng_devices=tuple(walk.rng_devices),

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING
 
 from ckptmove.model import Inventory
 from ckptmove.pickles.tensors import TensorReader
-from ckptmove.torch_facts.weights_only import classify
+from ckptmove.torch_facts.verdicts import uses_of_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ckptmove.formats.contract import Container
     from ckptmove.model import GlobalUse
     from ckptmove.pickles.state import Machine
@@ -36,11 +34,12 @@ def storage_inventory(container: Container, machine: Machine) -> Inventory:
         layout="other",
         size_bytes=container.source.size,
         storages=storages,
-        globals=judged(machine.globals, container),
+        globals=judged(machine, container),
     )
 
 
-def judged(names: Iterable[str], container: Container) -> tuple[GlobalUse, ...]:
-    """Classify imported names; those whose calls the container has read itself are not dangerous."""
+def judged(machine: Machine, container: Container) -> tuple[GlobalUse, ...]:
+    """The names that a pickle imports; those whose calls the container has read itself are not dangerous."""
     opened = container.opened
-    return tuple(classify(name)._replace(verdict="unknown") if name in opened else classify(name) for name in names)
+    uses = uses_of_names(machine.globals, machine.runs)
+    return tuple(use._replace(verdict="unknown") if use.name in opened else use for use in uses)

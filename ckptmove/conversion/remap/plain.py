@@ -35,7 +35,9 @@ from ckptmove.pickles.tree import (
     nodes,
     tuple_items,
 )
-from ckptmove.torch_facts.weights_only import classify, modern_name
+from ckptmove.torch_facts.harmless import is_class
+from ckptmove.torch_facts.verdicts import classify, is_dangerous
+from ckptmove.torch_facts.weights_only import modern_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,16 +74,16 @@ def make_plain(root: Value, limits: Limits) -> tuple[Value, tuple[Replaced, ...]
         The new root, and the replacements in the order of the file.
 
     Raises:
-        NotPlain: if objects have no plain value, or the tree names functions that no checkpoint needs.
+        NotPlain: if objects have no plain value, or the tree names functions that no library's object holds.
         LimitExceeded: if the plain values are more than the limits allow.
     """
-    if any(type(node) is Global and _is_dangerous(node) for node in nodes(root)):
-        raise NotPlain(tuple(_dangerous(root)), is_dangerous=True)
+    if any(type(node) is Global and _is_hostile(node) for node in nodes(root)):
+        raise NotPlain(tuple(_hostile(root)), is_dangerous=True)
     return _Plain(limits).run(root)
 
 
-def _dangerous(root: Value) -> Iterator[tuple[str, str, str]]:
-    """Yield path, name and reason of each function that no checkpoint needs."""
+def _hostile(root: Value) -> Iterator[tuple[str, str, str]]:
+    """Yield path, name and reason of each function that no library's object holds."""
     seen: set[int] = set()
     stack: list[tuple[Value, _Link]] = [(root, None)]
     while stack:
@@ -89,13 +91,19 @@ def _dangerous(root: Value) -> Iterator[tuple[str, str, str]]:
         if not isinstance(node, Node) or id(node) in seen:
             continue
         seen.add(id(node))
-        if type(node) is Global and _is_dangerous(node):
+        if type(node) is Global and _is_hostile(node):
             yield _path(link), node.full_name, "it can run code, and no checkpoint needs it"
         stack += reversed(list(_children(node, link)))
 
 
-def _is_dangerous(node: Global) -> bool:
-    return classify(node.full_name).verdict == "dangerous"
+def _is_hostile(node: Global) -> bool:
+    """Whether a name is dangerous, and none that torch's own objects hold (a compiled module), or a method of a class.
+
+    Nothing is called here: such objects have a plain value, or are refused for what they are.
+    """
+    name = modern_name(node.full_name)
+    is_held = name.startswith(("torch.", "numpy.")) or is_class(name.rpartition(".")[0])
+    return is_dangerous(name) and not is_held
 
 
 def _children(node: Node, link: _Link) -> Iterator[tuple[Value, _Link]]:

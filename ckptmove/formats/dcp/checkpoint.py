@@ -101,6 +101,7 @@ class DistributedCheckpoint(Container):
         machines = [interpret_objects(read_pickle(one, 0, limits), limits, REPEATED) for one in (source, *others)]
         self.metadata_bytes = sum(one.size for one in (source, *others))
         self.globals = dict(chain.from_iterable(machine.globals.items() for machine in machines))
+        self.runs = dict(chain.from_iterable(machine.runs.items() for machine in machines))
         tables = [parse_metadata(machine, one.path) for machine, one in zip(machines, (source, *others), strict=True)]
         self.metadata = union(tables, source.path) if others else tables[0]
         named = self.metadata.pieces.files
@@ -142,13 +143,14 @@ class DistributedCheckpoint(Container):
         machine.globals = dict(self.globals)
         for one in objects.values():
             machine.globals |= one.globals
+            machine.runs |= one.runs
             machine.persistents += one.persistents
         return machine
 
     def _nested(self, objects: Mapping[str, Value], lists: Mapping[Path, int]) -> Machine:
         machine = Machine(b"", self.limits)
         machine.end = self.metadata_bytes
-        machine.globals = self.globals
+        machine.globals, machine.runs = self.globals, {**self.runs}
         nodes: dict[Path, Dict | List] = {(): Dict([], [])}
         for keys, entry in self._places():
             for length in range(1, len(keys)):

@@ -54,7 +54,8 @@ _LONGEST_LINE: Final = 300
 _LONGEST_EXIT: Final = 2.0
 #: Modules of torch whose classes a ``.metadata`` contains. A checkpoint with another name of the first three is not
 #: opened at all.
-_DISTRIBUTED: Final = frozenset({
+_PLAIN: Final = frozenset({
+    "pathlib", "pathlib._local",
     "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem",
     "torch.distributed.checkpoint.planner", "torch.distributed._shard.sharded_tensor.metadata",
 })  # fmt: skip
@@ -148,10 +149,10 @@ def _names_device(error: BaseException | None) -> bool:
 
 
 def _foreign(bench: Bench) -> list[str]:
-    """The names in the ``.metadata`` files of a checkpoint that are neither harmless nor classes of torch's own."""
+    """The names in the ``.metadata`` files of a checkpoint that are neither torch's own for it nor paths."""
     inventories = [part.inventory for part in bench.checkpoint.parts if part.inventory.container == "dcp"]
-    names = [use.name for one in inventories for use in one.globals if use.verdict != "safe"]
-    return [name for name in names if name.rpartition(".")[0] not in _DISTRIBUTED]
+    uses = [use for one in inventories for use in one.globals if not (use.weights_only and use.verdict == "safe")]
+    return [use.name for use in uses if use.verdict != "safe" or use.name.rpartition(".")[0] not in _PLAIN]
 
 
 def _remedy(bench: Bench) -> str:

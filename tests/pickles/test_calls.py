@@ -1,0 +1,137 @@
+"""The dangerous names that a pickle reaches, however it calls them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptmove.limits import Limits
+from ckptmove.pickles.calls import uses_in
+from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.tree import nodes
+from ckptmove.torch_facts.verdicts import dangerous
+
+
+def text(value: str) -> bytes:
+    return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+
+def name(full: str) -> bytes:
+    module, _, leaf = full.rpartition(".")
+    return b"c" + f"{module}\n{leaf}\n".encode()
+
+
+def call(function: str, *args: bytes) -> bytes:
+    return name(function) + b"(" + b"".join(args) + b"tR"
+
+
+RUN = name("pkg.run")
+REBUILD = name("torch._tensor._rebuild_from_type_v2")
+PARTIAL = call("functools.partial", RUN)
+NET = name("pkg.Net") + b")\x81"
+SET_PARTIAL = b"(" + name("pkg.other") + b"(K\x01t}" + text("f") + RUN + b"sNtb"
+HOOK = text("__setstate__") + RUN + b"s"
+
+DANGEROUS = {
+    "a function of another package": (call("pkg.run"), "pkg.run"),
+    "by INST": (b"(ipkg\nrun\n", "pkg.run"),
+    "by OBJ": (b"(" + RUN + b"o", "pkg.run"),
+    "a class that opens a file, by NEWOBJ_EX": (name("pkg.FileHandler") + b")}\x92", "pkg.FileHandler"),
+    "a partial": (PARTIAL + b")R", "pkg.run"),
+    "a partial with a state": (call("functools.partial", name("builtins.len")) + SET_PARTIAL + b")R", "pkg.other"),
+    "an argument of a partial": (
+        call("functools.partial", name("builtins.len")) + b"(" + name("builtins.max") + b")}" + text("key") + RUN
+        + b"sNtb)R",
+        "pkg.run",
+    ),
+    "a partial without a function": (name("functools.partial") + b")R)R", "<computed>"),
+    "an attribute of a partial": (call("builtins.getattr", PARTIAL, text("func")), "builtins.getattr"),
+    "a method of a class": (call("builtins.getattr", name("pkg.Net"), text("load")) + b")R", "pkg.Net.load"),
+    "an attribute that reaches everything": (
+        call("builtins.getattr", name("pkg.Net"), text("__globals__")), "pkg.Net.__globals__",
+    ),
+    "an attribute of an object": (call("builtins.getattr", NET, text("x")), "builtins.getattr"),
+    "getattr with a default": (call("builtins.getattr", name("pkg.Net"), text("x"), b"N"), "builtins.getattr"),
+    "getattr with computed arguments": (
+        name("builtins.getattr") + call("builtins.tuple", b"]") + b"R", "builtins.getattr",
+    ),
+    "a new class": (call("builtins.type", text("X"), b")", b"}"), "builtins.type"),
+    "a result of a call": (call("collections.OrderedDict") + b")R", "collections.OrderedDict.<computed>"),
+    "a computed ufunc": (call("numpy.core._ufunc_reconstruct", text("numpy"), b"N"), "numpy.core._ufunc_reconstruct"),
+    "no ufunc": (call("numpy.core._ufunc_reconstruct", text("os"), text("system")), "os.system"),
+    "a type that dill knows": (call("dill._dill._load_type", text("CodeType")), "builtins.CodeType"),
+    "a tensor that a function makes": (
+        call("torch._tensor._rebuild_from_type_v2", RUN, name("torch.Tensor"), b")", b"}"), "pkg.run",
+    ),
+    "the same with computed arguments": (REBUILD + call("builtins.tuple", b"]") + b"R", "<computed>"),
+    "an array of dill": (call("dill._dill._create_array", RUN, b")", b"}", b"N"), "pkg.run"),
+    "an argument of a scheduler": (call("torch.optim.lr_scheduler.LambdaLR", NET, b"]" + RUN + b"a"), "pkg.run"),
+    "one of many arguments": (
+        call("torch.optim.lr_scheduler.LambdaLR", NET, b"](" + b"N" * 65 + RUN + b"e"), "<computed>",
+    ),
+    "a bit generator": (call("numpy.random._pickle.__bit_generator_ctor", PARTIAL), "pkg.run"),
+    "a legacy class of a module": (
+        b"(" + text("module") + name("torch.nn.init.Any") + b"NNtQ)R", "torch.nn.init.Any",
+    ),
+    "BUILD on a module": (name("pkg.module") + b"}b", "pkg.module.__setstate__"),
+    "BUILD on a persistent id": (text("0") + b"Q}b", "<computed>.__setstate__"),
+    "BUILD on an attribute": (
+        call("builtins.getattr", name("pkg.Net"), text("part")) + b"}b", "builtins.getattr.__setstate__",
+    ),
+    "a second BUILD": (NET + b"}b}b", "pkg.Net.__setstate__"),
+    "an item that is called as a method": (NET + HOOK + b"}b", "pkg.run"),
+    "APPEND after BUILD": (NET + b"}bNa", "pkg.Net.<computed>"),
+    "a deep chain": ((name("functools.partial") + b"(") * 120 + RUN + b"tR" * 120 + b")R", "<computed>"),
+    "functions that call one another": (
+        REBUILD + (b"(" + REBUILD + b"N") * 120 + b"(" + RUN + b"N)Nt" + b"Nt" * 120 + b"R", "<computed>",
+    ),
+}  # fmt: skip
+
+HARMLESS = {
+    "a function that is stored": RUN,
+    "a class": call("pkg.Net", RUN),
+    "a class with a lower-case name": name("pkg.net") + b")\x81",
+    "a partial that is stored": PARTIAL,
+    "a partial of a class": call("functools.partial", name("pkg.Net")) + b")R",
+    "a member of an enum": call("builtins.getattr", name("pkg.Kind"), text("A")),
+    "a function of torch": call("builtins.getattr", name("torch._C._VariableFunctionsClass"), text("relu")),
+    "too few arguments": call("torch._tensor._rebuild_from_type_v2", RUN),
+    "the type of None": call("builtins.type", b"N"),
+    "a ufunc": call("numpy.core._ufunc_reconstruct", text("numpy"), text("less")),
+    "a set of dill": call("dill._dill._load_type", text("set")) + b")R",
+    "an object of copyreg": call("copyreg._reconstructor", name("pkg.net"), name("builtins.object"), b"N"),
+    "an old object": b"(ipkg\nNet\n",
+    "a generator": call(
+        "numpy.random._pickle.__generator_ctor",
+        call("numpy.random._pickle.__bit_generator_ctor", name("numpy.random._pcg64.PCG64")),
+    ),
+    "a scheduler": call("torch.optim.lr_scheduler.LambdaLR", NET, b"]N a".replace(b" ", b"")),
+    "a stored factory": call("collections.defaultdict", RUN),
+    "items and a state": NET + b"Na" + text("k") + RUN + b"s}b",
+    "items of an OrderedDict": call("collections.OrderedDict") + HOOK,
+    "a legacy module": b"(" + text("module") + name("pkg.Net") + b"NNtQ)R",
+}
+
+
+@pytest.mark.parametrize(("pickle", "expected"), DANGEROUS.values(), ids=DANGEROUS)
+def test_dangerous_names_are_found(pickle, expected):
+    machine = interpret(b"\x80\x04" + pickle + b".", Limits())
+    assert expected in machine.runs
+    in_tree = dangerous(uses_in(nodes(machine.root)))
+    assert expected in in_tree or pickle.endswith(b"a"), "a tree does not show when an item was appended"
+
+
+@pytest.mark.parametrize("pickle", HARMLESS.values(), ids=HARMLESS)
+def test_other_uses_are_not_dangerous(pickle):
+    machine = interpret(b"\x80\x04" + pickle + b".", Limits())
+    assert not machine.runs
+    assert not dangerous(uses_in(nodes(machine.root)))
+
+
+def test_a_class_that_is_made_may_be_called_later():
+    """The verdict on the first use of a name is not that of all."""
+    machine = interpret(b"\x80\x04(" + RUN + b"q\x00)\x81h\x00)Rt.", Limits())
+    assert [*machine.runs] == ["pkg.run"]
+
+
+def test_a_popped_call_counts():
+    assert [*interpret(b"\x80\x04" + call("pkg.run") + b"0N.", Limits()).runs] == ["pkg.run"]
