@@ -11,11 +11,24 @@ from math import prod
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, cast
 
 from ckptmove.checkpoint.naming import naming
-from ckptmove.errors import DamagedArchive, DamagedPickle, DistributedFile, LimitExceeded, UnreadableInput
+from ckptmove.errors import (
+    AccessFailed,
+    ArchiveOfFiles,
+    CrcMismatch,
+    DamagedArchive,
+    DamagedPickle,
+    DistributedFile,
+    LimitExceeded,
+    NotACheckpoint,
+    SourceChanged,
+    UnreadableInput,
+    UnsupportedContainer,
+)
 from ckptmove.formats.opening import container_of
 from ckptmove.io.part import CountedSource
 from ckptmove.pickles.collector import collector_paused
 from ckptmove.pickles.compact_memo import NeedsEveryOperation
+from ckptmove.torch_facts.weights_only import dangerous
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -249,6 +262,29 @@ def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> 
         UnreadableInput: if it is damaged or not a checkpoint.
         LimitExceeded: if it needs more than the limits allow.
     """
+    try:
+        return _read(source, limits, tree)
+    except ArchiveOfFiles:
+        raise
+    except (NotACheckpoint, UnsupportedContainer, DamagedArchive, DamagedPickle, CrcMismatch, LimitExceeded) as error:
+        if not (source.is_remote and isinstance(error, NotACheckpoint)):  # it would take requests for each text
+            error.warn(_dangerous_names(source, limits))
+        raise
+
+
+def _dangerous_names(source: ByteSource, limits: Limits) -> tuple[str, ...]:
+    """Dangerous names in a file that was refused, which more lenient readers may run."""
+    from ckptmove.formats.salvage import Salvage
+
+    salvage = Salvage(limits)
+    try:
+        salvage.read(source, source.path)
+    except (SourceChanged, AccessFailed):
+        return ()  # the error that is raised says more
+    return dangerous(salvage.machine.globals)
+
+
+def _read(source: ByteSource, limits: Limits, tree: TreeUse) -> FileContent:
     path = source.path
     try:
         container = container_of(source, limits)

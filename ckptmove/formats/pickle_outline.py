@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.io.contracts import BytesSegment, CopySegment
+from ckptmove.limits import Limits
 from ckptmove.model import Span
-from ckptmove.pickles.machine import runs_before
+from ckptmove.pickles.machine import interpret, runs_before
 from ckptmove.pickles.scan import SHAPE_OF, STOP, operations, variable_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ckptmove.io.contracts import ByteSource, Segment
-    from ckptmove.limits import Limits
+    from ckptmove.pickles.state import Machine
 
     #: New bytes of a long string in the output, or None to keep the old.
     Contents: TypeAlias = Callable[[int], "tuple[Sequence[Segment], int] | None"]
@@ -39,6 +40,9 @@ _WIDER: Final = {ord("C"): ord("B"), ord("B"): 0x8E, ord("U"): ord("T"), ord("T"
 _LONG_BYTES: Final = 128
 _LONG_TEXT: Final = 1 << 16
 _DIGITS: Final = 12
+#: PERSID and STRING.
+_PERSISTENT: Final = b"P"
+_QUOTED: Final = ord("S")
 _HASH_BYTES: Final = 16
 
 
@@ -143,6 +147,62 @@ def read_outlines(source: ByteSource, limits: Limits) -> Iterator[PickleOutline]
         reader.start_next()
 
 
+class FirstPickle(NamedTuple):
+    """What is known about the pickle at the start of bytes that may be anything.
+
+    Attributes:
+        machine: the machine that has read it; None if it is damaged or not a pickle.
+        runs: dangerous names before the damage.
+        is_too_large: whether it exceeds a limit, so that its names are unknown.
+    """
+
+    machine: Machine | None = None
+    runs: tuple[str, ...] = ()
+    is_too_large: bool = False
+
+
+def first_pickle(source: ByteSource, limits: Limits) -> FirstPickle:
+    """Read the pickle at the start of bytes that may be anything, without its long strings.
+
+    Raises:
+        SourceChanged, AccessFailed: as the source.
+    """
+    reader = _Reader(source, limits)
+    try:
+        while not reader.step():
+            pass
+        return FirstPickle(interpret(reader.taken(), limits))
+    except DamagedPickle:
+        return FirstPickle(runs=runs_before(reader.taken(), limits))
+    except LimitExceeded:
+        return FirstPickle(is_too_large=True)
+
+
+def may_be_pickle(head: bytes, size: int) -> bool:
+    """Whether a file could be a pickle: its first bytes are operations that fit the stack, up to STOP or their end.
+
+    A persistent id comes first in no pickle that a loader reads to its end.
+
+    Args:
+        head: the first bytes of the file.
+        size: length of the file.
+    """
+    is_cut = len(head) < size
+    if head.startswith(_PERSISTENT):
+        return False
+    try:
+        interpret(head + b"\n\n" if is_cut else head, Limits())  # a line may end after the head
+    except DamagedPickle as error:
+        if error.runs or not is_cut or error.offset >= len(head):
+            return bool(error.runs) or is_cut
+        code, begin = head[error.offset], error.offset + 1
+        if code == _QUOTED:
+            return head[begin : begin + 1] in {b"'", b'"'} and b"\n" not in head[begin:]
+        shape = SHAPE_OF.get(code, 0)
+        return (begin + shape if shape >= 0 else variable_end(head, begin, shape)) > len(head)
+    return True
+
+
 class _Reader:
     """A walk over the operations of a file.
 
@@ -166,8 +226,11 @@ class _Reader:
         return self._read - (len(self._data) - self._at)
 
     def taken(self) -> bytes:
-        """The outline of the pickle so far."""
-        return bytes(self._data[: self._at])
+        """The pickle so far, with placeholders. Its frames are empty: they may end later."""
+        data = self._data[: self._at]
+        for place, _ in self._frames:
+            data[place + 1 : place + _FRAME_HEAD] = bytes(_FRAME_HEAD - 1)
+        return self._with_marks(data, b"0" * 2 * _HASH_BYTES)
 
     def start_next(self) -> None:
         """Start with the next pickle."""
@@ -206,13 +269,17 @@ class _Reader:
                 raise DamagedPickle("a frame ends inside a string", offset=frame.start - _FRAME_HEAD)
             length = frame.nbytes - saved[last] + saved[first]
             data[place + 1 : place + _FRAME_HEAD] = length.to_bytes(8, "little")
+        return PickleOutline(self._with_marks(data, marks), tuple(self._strings), end, marks)
+
+    def _with_marks(self, data: bytearray, marks: bytes) -> bytes:
+        """The operations with a placeholder for each long string."""
         pieces: list[bytes | bytearray] = []
         position = 0
         for number, (place, string) in enumerate(zip(self._places, self._strings, strict=True)):
             mark = marks + b"%0*d" % (_DIGITS, number)
             pieces += data[position:place], _head(string.opcode, len(mark)), mark
             position = place
-        return PickleOutline(b"".join([*pieces, data[position:]]), tuple(self._strings), end, marks)
+        return b"".join([*pieces, data[position:]])
 
     def _skip(self, code: int, width: int) -> bool:
         """Skip a string if it is long."""

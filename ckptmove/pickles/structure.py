@@ -74,8 +74,8 @@ def _stack_global(machine: Machine, position: int) -> int:
 
 
 def _part(value: Value, machine: Machine, position: int) -> str:
-    """Return the module or the name of a STACK_GLOBAL; a call may compute it."""
-    if isinstance(value, MADE):
+    """Return the module or the name of a STACK_GLOBAL; a call may compute it, or BUILD on a module replace it."""
+    if isinstance(value, (*MADE, Global)):
         return COMPUTED
     if type(value) is not str:
         raise DamagedPickle("STACK_GLOBAL without two strings", offset=position - machine.begin)
@@ -125,6 +125,8 @@ def _build(machine: Machine, position: int) -> int:
         target.state = state
         target.state_start = start
     else:
+        if type(target) is Global:  # it sets attributes of a module or a class, which later names may lead to
+            machine.note_global(Global(target.full_name, COMPUTED), position)
         # No pickler of Python writes this (not a call, or a second state): keep both values in the tree.
         machine.containers += 1
         wrapped = Call(None, target, machine.starts[-1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.model import Inventory
 from ckptmove.pickles.tensors import TensorReader
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from ckptmove.formats.contract import Container
     from ckptmove.model import GlobalUse
     from ckptmove.pickles.state import Machine
+
+
+#: Classes of an archive's own code, and functions of TorchScript's reader. No load imports either of them.
+SCRIPT_NAMES: Final = ("__torch__.", "torch.jit._pickle.")
 
 
 def storage_inventory(container: Container, machine: Machine) -> Inventory:

@@ -238,7 +238,7 @@ class Reader:
                     if not self._keeps(part):
                         part.drop()
         except NotACheckpoint as error:
-            if is_spoiled(file.name, error.found):
+            if error.runs or is_spoiled(file.name, error.found):
                 raise
             self._lines.append(OutlineLine(1, path, error.found))
             self._inner += inner_archives(listing, file, error, self._limits)
