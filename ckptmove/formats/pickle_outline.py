@@ -40,6 +40,13 @@ _WIDER: Final = {ord("C"): ord("B"), ord("B"): 0x8E, ord("U"): ord("T"), ord("T"
 _LONG_BYTES: Final = 128
 _LONG_TEXT: Final = 1 << 16
 _DIGITS: Final = 12
+#: GLOBAL, INST, STACK_GLOBAL, EXT1, EXT2, EXT4.
+_IMPORTS: Final = frozenset(b"ci\x93\x82\x83\x84")
+_BY_SCRIPT: Final = b"ctorch.jit._pickle\n"
+#: Length of an operation by its opcode; 0 for STOP, imports, unknown opcodes and variable lengths.
+_LENGTHS: Final = [
+    1 + max(-1, SHAPE_OF.get(code, -1)) if code != STOP and code not in _IMPORTS else 0 for code in range(256)
+]
 #: PERSID and STRING.
 _PERSISTENT: Final = b"P"
 _QUOTED: Final = ord("S")
@@ -152,11 +159,13 @@ class FirstPickle(NamedTuple):
 
     Attributes:
         machine: the machine that has read it; None if it is damaged or not a pickle.
+        rest: number of bytes after it.
         runs: dangerous names before the damage.
         is_too_large: whether it exceeds a limit, so that its names are unknown.
     """
 
     machine: Machine | None = None
+    rest: int = 0
     runs: tuple[str, ...] = ()
     is_too_large: bool = False
 
@@ -171,11 +180,36 @@ def first_pickle(source: ByteSource, limits: Limits) -> FirstPickle:
     try:
         while not reader.step():
             pass
-        return FirstPickle(interpret(reader.taken(), limits))
+        return FirstPickle(interpret(reader.taken(), limits), source.size - reader.offset)
     except DamagedPickle:
         return FirstPickle(runs=runs_before(reader.taken(), limits))
     except LimitExceeded:
         return FirstPickle(is_too_large=True)
+
+
+def imports_nothing(data: bytes) -> bool:
+    """Whether no operation of a pickle imports a name, up to its damage, or up to STOP if nothing follows it.
+
+    Each pickle of TorchScript's source ranges names one function that makes lists; it does not count.
+    """
+    lengths, position, size = _LENGTHS, 0, len(data)
+    while position < size:
+        length = lengths[data[position]]
+        if length > 0:
+            position += length
+            continue
+        code = data[position]
+        if code == STOP:
+            return position + 1 == size
+        if code not in SHAPE_OF:
+            return True
+        if code in _IMPORTS and not data.startswith(_BY_SCRIPT, position):
+            return False
+        end = variable_end(data, position + 1, SHAPE_OF[code])
+        if not end:
+            return True
+        position = end
+    return True
 
 
 def may_be_pickle(head: bytes, size: int) -> bool:
@@ -221,7 +255,7 @@ class _Reader:
         self._frames: list[tuple[int, Span]] = []
 
     @property
-    def _offset(self) -> int:
+    def offset(self) -> int:
         """Offset in the file of the next operation."""
         return self._read - (len(self._data) - self._at)
 
@@ -244,12 +278,12 @@ class _Reader:
         code = self._data[self._at]
         shape = SHAPE_OF.get(code)
         if shape is None:
-            raise DamagedPickle(f"no such opcode 0x{code:02x}", offset=self._offset)
+            raise DamagedPickle(f"no such opcode 0x{code:02x}", offset=self.offset)
         if code in _WIDTHS and self._skip(code, _WIDTHS[code]):
             return False
         end = self._end(shape)
         if code == _FRAME:
-            begin = self._offset + _FRAME_HEAD
+            begin = self.offset + _FRAME_HEAD
             self._frames.append((self._at, Span(begin, begin + _frame_length(self._data, self._at))))
         self._at = end
         if self._at > self._limits.pickle_bytes:
@@ -258,7 +292,7 @@ class _Reader:
 
     def outline(self) -> PickleOutline:
         """The outline of the pickle that has ended."""
-        end, data = self._offset, self._data[: self._at]
+        end, data = self.offset, self._data[: self._at]
         # No file can contain its own hash.
         marks = hashlib.sha256(data).hexdigest()[: 2 * _HASH_BYTES].encode()
         ends = [string.span.end for string in self._strings]
@@ -288,7 +322,7 @@ class _Reader:
         nbytes = int.from_bytes(self._data[self._at + 1 : begin], "little")
         if nbytes < (_LONG_TEXT if code in _TEXT_WIDTHS else _LONG_BYTES):
             return False
-        start = self._offset
+        start = self.offset
         span = Span(start + 1 + width, start + 1 + width + nbytes)
         if span.end > self._source.size:
             raise DamagedPickle("an argument reaches past the end", offset=start)
@@ -324,7 +358,7 @@ class _Reader:
             return
         end = min(self._read + max(missing, _WINDOW), self._source.size)
         if end - self._read < (missing if whole else 1):
-            raise DamagedPickle("it ends before STOP", offset=self._offset)
+            raise DamagedPickle("it ends before STOP", offset=self.offset)
         self._data += self._source.read(self._read, end)
         self._read = end
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import CrcMismatch, DamagedArchive, DamagedPickle, LimitExceeded
 from ckptmove.formats.bare_pickle import BarePickle
-from ckptmove.formats.pickle_outline import first_pickle, may_be_pickle
+from ckptmove.formats.nested_streams import LOADER
+from ckptmove.formats.pickle_outline import first_pickle, imports_nothing, may_be_pickle
 from ckptmove.formats.tar_index import BLOCK, is_header, iterate_members
 from ckptmove.formats.torch_legacy import MAGIC, TorchLegacy
 from ckptmove.formats.torch_tar import TorchTar
@@ -41,6 +42,8 @@ _MOST_RECORDS: Final = 1 << 12
 _MOST_INFLATED: Final = 1 << 27
 _SEARCHED: Final = 1 << 25
 _HEAD: Final = 1 << 12
+_SMALL: Final = 1 << 22
+_SMALL_STORED: Final = 1 << 14
 _BLOCK: Final = 1 << 16
 #: Longest line in a pickle.
 _LINE_BYTES: Final = 1 << 26
@@ -88,7 +91,7 @@ class Salvage:
                 self._read_all(self._tar_parts(source), name, depth - 1)
                 self._read_as(TorchTar, source, name)
         known = len(self.machine.globals), len(self.unread)
-        if may_be_pickle(head, source.size):
+        if not _imports_nothing(source) and may_be_pickle(head, source.size):
             self._read_pickles(source, name)
         if depth == _DEPTH:
             imports = (len(self.machine.globals), len(self.unread)) != known
@@ -110,7 +113,8 @@ class Salvage:
         self.unread += [name] if first.is_too_large else []
         if first.machine is not None:
             form = TorchLegacy if first.machine.root == MAGIC else BarePickle
-            if not self._read_as(form, source, name):
+            has_more = first.rest or LOADER in first.machine.globals
+            if not (has_more and self._read_as(form, source, name)):
                 self.machine.note_names(first.machine)
 
     def _read_as(self, form: type[Container], source: ByteSource, name: str) -> bool:
@@ -165,12 +169,19 @@ class Salvage:
         return data
 
 
+def _imports_nothing(source: ByteSource) -> bool:
+    """Whether a source is small, and its pickle imports nothing: a fast answer for the pickles of torch's C++ code."""
+    return source.size <= _SMALL and imports_nothing(source.read(0, source.size))
+
+
 def inflated(part: PartSource, most: int) -> bytes:
-    """The content of a deflated record, up to a number of bytes; empty if it is neither a pickle nor an archive."""
+    """The content of a deflated record, up to a number of bytes; empty if it is large and of no interest."""
 
     def first(nbytes: int) -> bytes:
         return b"".join(inflate(part.blocks(Span(0, part.size), _BLOCK), nbytes, _BLOCK))
 
+    if part.size <= _SMALL_STORED:
+        return first(most)
     head = first(_HEAD)
     size = len(head) + (len(head) == _HEAD)  # there may be more
     is_archive = head.startswith(LOCAL_SIGNATURE) or is_header(head[:BLOCK])
