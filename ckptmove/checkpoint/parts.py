@@ -262,8 +262,15 @@ def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> 
         UnreadableInput: if it is damaged or not a checkpoint.
         LimitExceeded: if it needs more than the limits allow.
     """
-    try:
+    with naming_dangers(source, limits):
         return _read(source, limits, tree)
+
+
+@contextmanager
+def naming_dangers(source: ByteSource, limits: Limits) -> Iterator[None]:
+    """Add to the error of a file that is refused what more lenient readers of it may run."""
+    try:
+        yield
     except ArchiveOfFiles:
         raise
     except (NotACheckpoint, UnsupportedContainer, DamagedArchive, DamagedPickle, CrcMismatch, LimitExceeded) as error:

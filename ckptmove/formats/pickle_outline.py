@@ -17,6 +17,7 @@ from ckptmove.limits import Limits
 from ckptmove.model import Span
 from ckptmove.pickles.machine import interpret, runs_before
 from ckptmove.pickles.scan import SHAPE_OF, STOP, operations, variable_end
+from ckptmove.torch_facts.weights_only import EXTENSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -182,9 +183,14 @@ def first_pickle(source: ByteSource, limits: Limits) -> FirstPickle:
             pass
         return FirstPickle(interpret(reader.taken(), limits), source.size - reader.offset)
     except DamagedPickle:
-        return FirstPickle(runs=runs_before(reader.taken(), limits))
+        return FirstPickle(runs=_known(runs_before(reader.taken(), limits)))
     except LimitExceeded:
         return FirstPickle(is_too_large=True)
+
+
+def _known(runs: tuple[str, ...]) -> tuple[str, ...]:
+    """The names without extension codes: in bytes that may be anything they are chance, and no process knows them."""
+    return tuple(name for name in runs if not name.startswith(EXTENSION))
 
 
 def imports_nothing(data: bytes) -> bool:
@@ -227,8 +233,8 @@ def may_be_pickle(head: bytes, size: int) -> bool:
     try:
         interpret(head + b"\n\n" if is_cut else head, Limits())  # a line may end after the head
     except DamagedPickle as error:
-        if error.runs or not is_cut or error.offset >= len(head):
-            return bool(error.runs) or is_cut
+        if _known(error.runs) or not is_cut or error.offset >= len(head):
+            return bool(_known(error.runs)) or is_cut
         code, begin = head[error.offset], error.offset + 1
         if code == _QUOTED:
             return head[begin : begin + 1] in {b"'", b'"'} and b"\n" not in head[begin:]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import CrcMismatch, DamagedArchive, DamagedPickle, LimitExceeded
 from ckptmove.formats.bare_pickle import BarePickle
+from ckptmove.formats.inflated import inflated
 from ckptmove.formats.nested_streams import LOADER
 from ckptmove.formats.pickle_outline import first_pickle, imports_nothing, may_be_pickle
 from ckptmove.formats.tar_index import BLOCK, is_header, iterate_members
@@ -20,7 +21,6 @@ from ckptmove.formats.torch_tar import TorchTar
 from ckptmove.formats.zip_archive.headers import LOCAL, LOCAL_BYTES, LOCAL_SIGNATURE
 from ckptmove.formats.zip_archive.index import DEFLATED
 from ckptmove.formats.zip_archive.lenient import find_end, listed_headers
-from ckptmove.io.inflate import inflate
 from ckptmove.io.part import MemorySource, PartSource
 from ckptmove.model import Span
 from ckptmove.pickles.state import Machine
@@ -43,8 +43,6 @@ _MOST_INFLATED: Final = 1 << 27
 _SEARCHED: Final = 1 << 25
 _HEAD: Final = 1 << 12
 _SMALL: Final = 1 << 22
-_SMALL_STORED: Final = 1 << 14
-_BLOCK: Final = 1 << 16
 #: Longest line in a pickle.
 _LINE_BYTES: Final = 1 << 26
 #: Records of storages: no loader unpickles them.
@@ -172,20 +170,6 @@ class Salvage:
 def _imports_nothing(source: ByteSource) -> bool:
     """Whether a source is small, and its pickle imports nothing: a fast answer for the pickles of torch's C++ code."""
     return source.size <= _SMALL and imports_nothing(source.read(0, source.size))
-
-
-def inflated(part: PartSource, most: int) -> bytes:
-    """The content of a deflated record, up to a number of bytes; empty if it is large and of no interest."""
-
-    def first(nbytes: int) -> bytes:
-        return b"".join(inflate(part.blocks(Span(0, part.size), _BLOCK), nbytes, _BLOCK))
-
-    if part.size <= _SMALL_STORED:
-        return first(most)
-    head = first(_HEAD)
-    size = len(head) + (len(head) == _HEAD)  # there may be more
-    is_archive = head.startswith(LOCAL_SIGNATURE) or is_header(head[:BLOCK])
-    return first(most) if is_archive or may_be_pickle(head, size) else b""
 
 
 class _Record(NamedTuple):

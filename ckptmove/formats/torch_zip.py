@@ -223,7 +223,7 @@ class TorchZip(Container):
         part = PartSource(self.source, self._span(record.place))
         if record.method != DEFLATED:
             return part
-        from ckptmove.formats.salvage import inflated
+        from ckptmove.formats.inflated import inflated  # most archives have no such record
 
         data = inflated(part, self.limits.max_inflated_bytes(record.stored_bytes))
         return MemorySource(self.source.path, data) if data else None
