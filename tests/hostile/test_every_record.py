@@ -54,10 +54,8 @@ def test_the_imports_of_a_record(archives, file_of, name) -> None:
     (finding,) = [one for one in result.findings if one.code == "S702"]
     assert record.decode() in finding.message
     assert "S701" not in {one.code for one in result.findings}  # torch.load does not read it
-    uses = result.to_dict()["globals"]
-    assert {"name": "builtins.exec", "record": record.decode()}.items() <= uses[-1].items() or any(
-        use["name"] == "builtins.exec" and use["record"] == record.decode() for use in uses
-    )
+    uses = result.to_dict()["checkpoints"][0]["globals"]
+    assert ("builtins.exec", record.decode()) in {(use["name"], use["record"]) for use in uses}
 
 
 def test_deflated_records(file_of, tmp_path) -> None:
@@ -82,16 +80,15 @@ def test_what_is_nested_too_deeply_is_a_finding(archives, file_of) -> None:
     for _ in range(3):
         data = archives.build(archives.Record(b"x.pt", data))
     result = ckptmove.inspect(file_of(archives.build(*archives.records(), archives.Record(b"a/inner.zip", data))))
-    assert [(one.code, one.severity) for one in result.findings] == [("F804", "warning")]
+    assert {one.code for one in result.findings} == {"F804", "S702"}  # a local header is found at any depth
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_records_of_a_script(tmp_path) -> None:
     path = tmp_path / "script.pt"
     module = torch.jit.script(torch.nn.Linear(2, 2))
-    torch.jit.save(
-        module, str(path), _extra_files={"notes.txt": "class Notes\nof mine\n", "evil": EVIL.decode("latin-1")}
-    )
-    assert ckptmove.inspect(str(path)).inventory.apart == ()  # latin-1 is written as UTF-8, which is no pickle
+    torch.jit.save(module, str(path), _extra_files={"notes.txt": "class Notes\nof mine\n"})
+    assert ckptmove.inspect(str(path)).inventory.apart == ()
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("script/extra/evil", EVIL)
     assert {use.record for use in ckptmove.inspect(str(path)).inventory.apart} == {"script/extra/evil"}
