@@ -390,7 +390,7 @@ def _globals(page: Page, inventory: Inventory) -> Iterator[str]:
             f"since {use.weights_only_since}" if use.weights_only else "no",
             use.verdict,
             clean(use.record),
-        )
+        )[: len(columns)]
         for use in names
     ]
     yield from table(page, columns, rows)
