@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from ckptmove.text import Argument, Phrase, some
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ckptmove.model import ArchiveForm
 
 #: Maximum number of names in one message.
@@ -26,11 +28,13 @@ class CkptMoveError(Exception):
         message: the error in one line, without a hint.
         path: the file or directory concerned, or None.
         others: errors of the other files, if no file of a directory or an archive can be read.
+        runs: dangerous names in pickles of the file, which a load may run before it fails.
         hint: what to do next, if the API raised the error; may be empty.
     """
 
     kind: ClassVar[str] = "error"
     hint: str = ""
+    runs: tuple[str, ...] = ()
 
     def __init__(self, message: str, *, path: str | None = None) -> None:
         super().__init__(message)
@@ -41,6 +45,17 @@ class CkptMoveError(Exception):
     def __str__(self) -> str:
         """Return the message, with the path in front of it."""
         return f"{self.path}: {self.message}" if self.path else self.message
+
+    def warn(self, runs: Iterable[str]) -> None:
+        """Add dangerous names to the message."""
+        message = self.message.removesuffix(_warned(self.runs))
+        self.runs = tuple(dict.fromkeys((*self.runs, *runs)))
+        self.message = message + _warned(self.runs)
+
+
+def _warned(runs: tuple[str, ...]) -> str:
+    """Warn that a load runs dangerous names before it reaches the damage; empty without any."""
+    return f"; loading it without weights_only can still run {some(runs, _SHOWN)}" if runs else ""
 
 
 class UsageError(CkptMoveError, ValueError):
@@ -135,13 +150,14 @@ class AccessFailed(UnreadableInput, OSError):
 
 
 class NotACheckpoint(UnreadableInput):
-    """The file is not a checkpoint, but ``found``. ``runs``: dangerous names in a pickle in it; None without one."""
+    """The file is not a checkpoint, but ``found``, a noun phrase. ``holds_pickle``: whether a pickle is in it."""
 
     kind = "not-a-checkpoint"
 
     def __init__(self, path: str, found: str, runs: tuple[str, ...] | None = None) -> None:
-        super().__init__(f"not a checkpoint: {found}{_warned(runs)}", path=path)
-        self.found, self.runs = found, runs
+        super().__init__(f"not a checkpoint: {found}", path=path)
+        self.found, self.holds_pickle = found, runs is not None
+        self.warn(runs or ())
 
 
 class UnsupportedContainer(UnreadableInput):
@@ -156,24 +172,14 @@ class UnsupportedContainer(UnreadableInput):
 
 
 class DamagedArchive(UnreadableInput):
-    """The archive around the pickle is damaged.
-
-    Attributes:
-        detail: the damaged part and its damage.
-        runs: dangerous names in the pickles before the damage: ``torch.load`` runs them before it fails.
-    """
+    """The archive around the pickle is damaged. ``detail`` is the damaged part and its damage."""
 
     kind = "damaged-archive"
 
     def __init__(self, path: str, detail: str, *, runs: tuple[str, ...] = ()) -> None:
-        super().__init__(f"damaged archive: {detail}{_warned(runs)}", path=path)
+        super().__init__(f"damaged archive: {detail}", path=path)
         self.detail = detail
-        self.runs = runs
-
-
-def _warned(runs: tuple[str, ...] | None) -> str:
-    """Warn that a load runs dangerous names, also before it reaches damage; empty without any."""
-    return f"; loading it without weights_only can still run {some(runs, _SHOWN)}" if runs else ""
+        self.warn(runs)
 
 
 class CrcMismatch(UnreadableInput):
@@ -192,14 +198,13 @@ class DamagedPickle(UnreadableInput):
     Attributes:
         offset: byte in the pickle where reading stopped.
         detail: the damage.
-        runs: dangerous names before the damage: ``torch.load`` runs them before it fails.
     """
 
     kind = "damaged-pickle"
 
     def __init__(self, detail: str, *, offset: int, path: str | None = None, runs: tuple[str, ...] = ()) -> None:
-        super().__init__(f"damaged pickle: {detail} at byte {offset}{_warned(runs)}", path=path)
-        self.runs = runs
+        super().__init__(f"damaged pickle: {detail} at byte {offset}", path=path)
+        self.warn(runs)
         self.offset = offset
         self.detail = detail
 
@@ -513,10 +518,9 @@ class MustBeUnpacked(UnreadableInput):
 
 
 class MissingShard(UnreadableInput):
-    """A file of a sharded checkpoint does not exist: its index, its ``.metadata`` or the number of its ranks shows it.
+    """Files of a sharded checkpoint do not exist, as its index, its ``.metadata`` or the number of its ranks shows.
 
-    Attributes:
-        name: the first missing file.
+    ``name`` is the first of them.
     """
 
     kind = "missing-shard"
@@ -568,11 +572,7 @@ class DistributedFile(UnsupportedContainer):
 
 
 class OutputHoldsMore(Refused):
-    """The directory to be replaced contains a file that the new one does not.
-
-    Attributes:
-        name: the first of these files.
-    """
+    """The directory to be replaced contains files that the new one does not. ``name`` is the first of them."""
 
     kind = "output-holds-more"
 

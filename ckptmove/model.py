@@ -26,7 +26,8 @@ FactKind: TypeAlias = Literal[
     "short-storage", "missing-storage", "past-end", "orphan-record", "crc-mismatch", "compressed-storage",
     "encoded-storage", "stray-bytes", "kept-for-undo", "unnamed-file", "newer-file", "other-save",
     "damaged-piece", "missing-end", "missing-rank", "missing-replica", "other-step", "absent-shard",
-    "other-replica", "replica-file", "inner-archive", "graph-device", "outside-member", "special-member"]  # fmt: skip
+    "other-replica", "replica-file", "inner-archive", "graph-device", "outside-member", "special-member",
+    "second-reading"]  # fmt: skip
 LACKING: Final = frozenset({"missing-storage", "short-storage", "past-end"})  # bytes are missing, and in every copy too
 
 
@@ -146,11 +147,13 @@ class GlobalUse(NamedTuple):
         weights_only_since: the first torch, from 2.4 on, whose ``torch.load(weights_only=True)`` allows it by default;
             None if no version does.
         verdict: ``safe``: known and harmless; ``dangerous``: never needed in a checkpoint; else ``unknown``.
+        record: the part of the file that imports it, if a load of the checkpoint does not read that part; else empty.
     """
 
     name: str
     weights_only_since: str | None
     verdict: Literal["safe", "unknown", "dangerous"]
+    record: str = ""
 
     @property
     def weights_only(self) -> bool:
@@ -277,7 +280,8 @@ class ArchiveFact(NamedTuple):
             one chunk of a tensor. ``other-replica``: a tensor whose replicas on several ranks differ;
             ``replica-file``: a file whose replica is not that of most ranks.
             ``missing-end``: a tar of files may be cut off. ``inner-archive``: an archive in an archive, which is not
-            read. ``graph-device``: a weight that its graph expects on another device.
+            read. ``graph-device``: a weight that its graph expects on another device. ``second-reading``: what another
+            reader sees in the same file.
             ``outside-member``: a member of an archive whose name, or the target of its link, leads out of the folder
             that it is unpacked to; ``special-member``: one with a setuid or setgid bit, a device or a pipe.
         record: name of the record or key of the storage; for a stream, which has no names, a description.
@@ -323,6 +327,7 @@ class Inventory(OneLine):
         foreign_opcodes: names of opcodes that torch's weights-only unpickler does not support.
         filled_classes: names of classes whose items the weights-only unpickler cannot set, even if they are allowed.
         optimizers: state_dicts of optimizers.
+        apart: names that are imported by pickles that a load of the checkpoint does not read.
         facts: properties of the container's bytes.
         contents: other contents needed for a resume: ``scheduler``, ``scaler``, ``rng``, ``counter``.
         rng_devices: path and length of each list of per-device RNG states.
@@ -343,6 +348,7 @@ class Inventory(OneLine):
     storages: tuple[StorageRef, ...] = ()
     mentions: tuple[Mention, ...] = ()
     globals: tuple[GlobalUse, ...] = ()
+    apart: tuple[GlobalUse, ...] = ()
     foreign_opcodes: tuple[str, ...] = ()
     filled_classes: tuple[str, ...] = ()
     optimizers: tuple[OptimizerRecord, ...] = ()

@@ -211,8 +211,9 @@ def checkpoint(
                 "weights_only": use.weights_only,
                 "weights_only_since": use.weights_only_since,
                 "verdict": use.verdict,
+                "record": use.record or None,
             }
-            for use in inventory.globals
+            for use in (*inventory.globals, *inventory.apart)
         ],
         "findings": [_finding(finding) for finding in findings],
         "expected": _expected(expectation) if expectation else None,

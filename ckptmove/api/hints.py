@@ -14,6 +14,7 @@ from ckptmove import errors
 from ckptmove.api.arguments import NotAccepted, OutputsCollide
 from ckptmove.conversion.archive import UnsafeMember
 from ckptmove.conversion.remap import errors as remap_errors
+from ckptmove.conversion.results import TwoReadings
 from ckptmove.formats.opening import container_class
 from ckptmove.io import changes, journal
 from ckptmove.io.locations import read_link, similar_path
@@ -139,10 +140,14 @@ def unpacking(archive: str, form: ArchiveForm, *, locked: bool = False) -> str:
 
 
 @singledispatch
-def hint_for(error: errors.CkptMoveError) -> str:
-    """The hint for an error; may be empty."""
+def _hint(error: errors.CkptMoveError) -> str:
     del error
     return ""
+
+
+def hint_for(error: errors.CkptMoveError) -> str:
+    """The hint for an error; may be empty."""
+    return _DISTRUST if error.runs else _hint(error)
 
 
 def hint_in_python(error: errors.CkptMoveError) -> str:
@@ -153,22 +158,22 @@ def hint_in_python(error: errors.CkptMoveError) -> str:
 
 
 for _kind, _text in _TEXTS.items():
-    hint_for.register(_kind, lambda _error, text=_text: text)
+    _hint.register(_kind, lambda _error, text=_text: text)
 
 
-@hint_for.register(PackageMissing)
+@_hint.register(PackageMissing)
 def _(error: PackageMissing) -> str:
     return f"install it: pip install {error.package}; inspect and convert do not need it"
 
 
-@hint_for.register(errors.UnknownDevice)
+@_hint.register(errors.UnknownDevice)
 def _(error: errors.UnknownDevice) -> str:
     if error.suggestion is None:
         return "examples of devices: cpu, cuda:0, mps, xpu:0"
     return f"did you mean {error.suggestion}?"
 
 
-@hint_for.register(errors.CaseUnusable)
+@_hint.register(errors.CaseUnusable)
 def _(error: errors.CaseUnusable) -> str:
     if "torchrun needs state" in error.message:
         return (
@@ -189,7 +194,7 @@ def _(error: errors.CaseUnusable) -> str:
     )
 
 
-@hint_for.register(errors.MissingFile)
+@_hint.register(errors.MissingFile)
 def _(error: errors.MissingFile) -> str:
     if is_url(error.path or ""):
         return "check the URL; a private file can look missing to a client without credentials"
@@ -201,31 +206,31 @@ def _(error: errors.MissingFile) -> str:
     return f"did you mean {quoted(near)}?" if near else "check the path; it is relative to the working directory"
 
 
-@hint_for.register(errors.AccessFailed)
+@_hint.register(errors.AccessFailed)
 def _(error: errors.AccessFailed) -> str:
     return f"check its permissions: ls -ld {quoted(error.path or '')}"
 
 
-@hint_for.register(remote_errors.RemoteMissing)
+@_hint.register(remote_errors.RemoteMissing)
 def _(error: remote_errors.RemoteMissing) -> str:
     if error.is_extra:
         return "install it: pip install 'ckptmove[remote]'"
     return "install the package of fsspec for this protocol"
 
 
-@hint_for.register(remote_errors.UnknownScheme)
+@_hint.register(remote_errors.UnknownScheme)
 def _(error: remote_errors.UnknownScheme) -> str:
     if error.suggestion:
         return f"did you mean {error.suggestion}://?"
     return "examples of URLs: hf://org/repo/file.bin, https://host/file.pth, s3://bucket/file.pth, gs://bucket/file.pth"
 
 
-@hint_for.register(remote_errors.ArtifactAddress)
+@_hint.register(remote_errors.ArtifactAddress)
 def _(error: remote_errors.ArtifactAddress) -> str:
     return f"download it first: {command_line(error.command)}"
 
 
-@hint_for.register(remote_errors.NotLocal)
+@_hint.register(remote_errors.NotLocal)
 def _(error: remote_errors.NotLocal) -> str:
     command = command_line(["ckptmove", "verify", error.path or "", "--download", "."])
     download = Phrase("add ", Argument("download", "DIR"), ", which downloads it first")
@@ -237,19 +242,19 @@ def _(error: remote_errors.NotLocal) -> str:
     return "use a local path"
 
 
-@hint_for.register(remote_errors.RemoteFailed)
+@_hint.register(remote_errors.RemoteFailed)
 def _(error: remote_errors.RemoteFailed) -> str:
     if error.is_denied:
         return _LOGINS.get(error.scheme, "check the credentials")
     return "check the URL and the network, then try again"
 
 
-@hint_for.register(remote_errors.NoRanges)
+@_hint.register(remote_errors.NoRanges)
 def _(error: remote_errors.NoRanges) -> str:
     return f"download it first: {command_line(['curl', '-fLO', error.path or ''])}"
 
 
-@hint_for.register(errors.NotACheckpoint)
+@_hint.register(errors.NotACheckpoint)
 def _(error: errors.NotACheckpoint) -> str:
     path = error.path or ""
     if error.runs:
@@ -263,7 +268,7 @@ def _(error: errors.NotACheckpoint) -> str:
     return _filled(_MENDS.get(error.found, "ckptmove reads files of torch.save"), path, _folder_of(path))
 
 
-@hint_for.register(errors.EmptyDirectory)
+@_hint.register(errors.EmptyDirectory)
 def _(error: errors.EmptyDirectory) -> str:
     path = error.path or ""
     if error.form is not None and error.inner:
@@ -277,27 +282,27 @@ def _(error: errors.EmptyDirectory) -> str:
     )
 
 
-@hint_for.register(errors.MissingShard)
+@_hint.register(errors.MissingShard)
 def _(error: errors.MissingShard) -> str:
     folder = quoted(_folder_of(error.path or ""))
     return f"copy or download that file too, into {folder}; if it was never saved, use an earlier checkpoint"
 
 
-@hint_for.register(errors.MustBeUnpacked)
+@_hint.register(errors.MustBeUnpacked)
 def _(error: errors.MustBeUnpacked) -> str:
     path = error.path or ""
     command = unpacking(path, error.form, locked=error.locked)
     return f"unpack it, and use the directory: {command} && ckptmove inspect {quoted(f'{path}.unpacked')}"
 
 
-@hint_for.register(OutputsCollide)
+@_hint.register(OutputsCollide)
 def _(_: OutputsCollide) -> Phrase:
     return Phrase(
         "convert them one at a time, or leave out ", Argument("output_dir"), ": each is then written next to its source"
     )
 
 
-@hint_for.register(errors.DistributedFile)
+@_hint.register(errors.DistributedFile)
 def _(error: errors.DistributedFile) -> str:
     return f"give its directory: ckptmove inspect {quoted(_folder_of(error.path or ''))}"
 
@@ -322,22 +327,19 @@ def _filled(hint: str, path: str, folder: str) -> str:
     return hint if mark is None else hint.replace(mark, paths[mark])
 
 
-@hint_for.register(errors.UnsupportedContainer)
+@_hint.register(errors.UnsupportedContainer)
 def _(error: errors.UnsupportedContainer) -> str:
     return container_class(error.container).unsupported_hint
 
 
-@hint_for.register(errors.DamagedArchive)
-def _(error: errors.DamagedArchive) -> str:
-    return _DISTRUST if error.runs else f"it was cut off or changed in transit: {_AGAIN}"
+@_hint.register(errors.DamagedArchive)
+@_hint.register(errors.DamagedPickle)
+def _(error: errors.UnreadableInput) -> str:
+    del error
+    return f"it was cut off or changed in transit: {_AGAIN}"
 
 
-@hint_for.register(errors.DamagedPickle)
-def _(error: errors.DamagedPickle) -> str:
-    return _DISTRUST if error.runs else f"no version of torch can read it: {_AGAIN}"
-
-
-@hint_for.register(errors.OutputExists)
+@_hint.register(errors.OutputExists)
 def _(error: errors.OutputExists) -> str:
     path = error.path or ""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
@@ -346,28 +348,34 @@ def _(error: errors.OutputExists) -> str:
     return Phrase("replace it with ", force, keep, " or choose another path with ", Argument("output"))
 
 
-@hint_for.register(CopyExists)
+@_hint.register(TwoReadings)
+def _(error: TwoReadings) -> str:
+    del error
+    return f"{_DISTRUST}: ask its author for a file that is one thing"
+
+
+@_hint.register(CopyExists)
 def _(error: CopyExists) -> str:
     return f"verify the copy: {command_line(['ckptmove', 'verify', error.path or ''])}; or choose another folder"
 
 
-@hint_for.register(errors.OutputHoldsMore)
+@_hint.register(errors.OutputHoldsMore)
 def _(error: errors.OutputHoldsMore) -> str:
     remove = f"check its content, then remove it: rm -r {quoted(error.path or '')}; or choose another path with "
     return Phrase(remove, Argument("output"))
 
 
-@hint_for.register(errors.OutputSuffix)
+@_hint.register(errors.OutputSuffix)
 def _(error: errors.OutputSuffix) -> str:
     return Phrase("use the suffix of its format: ", Argument("output", error.instead))
 
 
-@hint_for.register(errors.OutputIsFolder)
+@_hint.register(errors.OutputIsFolder)
 def _(error: errors.OutputIsFolder) -> str:
     return Phrase("give a file in it: ", Argument("output", error.inside))
 
 
-@hint_for.register(errors.NothingToUndo)
+@_hint.register(errors.NothingToUndo)
 def _(error: errors.NothingToUndo) -> str:
     if error.container is not None and not container_class(error.container).has_devices:
         return "it stores no device, so no conversion has changed it"
@@ -377,17 +385,17 @@ def _(error: errors.NothingToUndo) -> str:
     return f"convert it back: ckptmove convert {quoted(error.path or '')} --to DEVICE"
 
 
-@hint_for.register(UnsafeMember)
+@_hint.register(UnsafeMember)
 def _(error: UnsafeMember) -> str:
     return f"ask for an archive without it; to see all of them: ckptmove inspect {quoted(error.path or '')}"
 
 
-@hint_for.register(changes.InterruptedConversion)
+@_hint.register(changes.InterruptedConversion)
 def _(error: changes.InterruptedConversion) -> str:
     return f"roll it back: {_undo(error.path)}"
 
 
-@hint_for.register(changes.RestoresMore)
+@_hint.register(changes.RestoresMore)
 def _(error: changes.RestoresMore) -> str:
     removed = f"; if the file is whole, and you did not convert it: rm {quoted(error.journal)}" if error.journal else ""
     return f"if you converted it yourself: {_undo(error.path)} --force{removed}"
@@ -397,7 +405,7 @@ def _undo(path: str | None) -> str:
     return f"ckptmove convert {quoted(path or '')} --undo"
 
 
-@hint_for.register(errors.LimitExceeded)
+@_hint.register(errors.LimitExceeded)
 def _(error: errors.LimitExceeded) -> str:
     factor = next((one for one in _FACTORS if one * error.limit >= error.actual), None)
     # A count of operations stops at the limit, so the real number is unknown.
@@ -410,19 +418,19 @@ def _(error: errors.LimitExceeded) -> str:
     return Phrase("no real checkpoint needs that much; ", typed)
 
 
-@hint_for.register(errors.UnsupportedDtype)
+@_hint.register(errors.UnsupportedDtype)
 def _(error: errors.UnsupportedDtype) -> str:
     return Phrase(f"cast dtypes that {error.target} lacks to the next smaller one with ", Argument("cast", True))
 
 
-@hint_for.register(errors.UncastableDtype)
+@_hint.register(errors.UncastableDtype)
 def _(error: errors.UncastableDtype) -> str:
     return Phrase(
         "keep its device with ", Argument("keep", error.tensors[0][0]), ", or cast it in torch and save it again"
     )
 
 
-@hint_for.register(remap_errors.NotPlain)
+@_hint.register(remap_errors.NotPlain)
 def _(error: remap_errors.NotPlain) -> str:
     if error.is_dangerous:
         return _DISTRUST
@@ -430,27 +438,27 @@ def _(error: remap_errors.NotPlain) -> str:
     return Phrase(f"leave {'it' if len(paths) == 1 else 'them'} out: ", _drops(paths)) if paths else ""
 
 
-@hint_for.register(NotWeightsOnly)
+@_hint.register(NotWeightsOnly)
 def _(error: NotWeightsOnly) -> str:
     return _DISTRUST if error.is_dangerous else error.instead
 
 
-@hint_for.register(NotLoadable)
+@_hint.register(NotLoadable)
 def _(error: NotLoadable) -> str:
     return f"list its tensors: ckptmove inspect --tensors {quoted(error.path or '')}"
 
 
-@hint_for.register(NotAccepted)
+@_hint.register(NotAccepted)
 def _(error: NotAccepted) -> str:
     return error.instead
 
 
-@hint_for.register(NotRebuilt)
+@_hint.register(NotRebuilt)
 def _(error: NotRebuilt) -> str:
     return f"check it: ckptmove inspect {quoted(error.path or '')}"
 
 
-@hint_for.register(remap_errors.NotInFormat)
+@_hint.register(remap_errors.NotInFormat)
 def _(error: remap_errors.NotInFormat) -> str:
     if error.root:
         return Phrase("write only this state_dict: ", Argument("only" if "*" in error.root else "as_root", error.root))
@@ -462,27 +470,27 @@ def _(error: remap_errors.NotInFormat) -> str:
     return Phrase("leave them out: ", _drops(keys))
 
 
-@hint_for.register(remap_errors.SharedStorage)
+@_hint.register(remap_errors.SharedStorage)
 def _(error: remap_errors.SharedStorage) -> str:
     return Phrase("cast both: add ", Argument("dtype", f"{error.role}=DTYPE"))
 
 
-@hint_for.register(remap_errors.NotCastable)
+@_hint.register(remap_errors.NotCastable)
 def _(error: remap_errors.NotCastable) -> str:
     return Phrase("leave it out: ", Argument("drop", error.name))
 
 
-@hint_for.register(remap_errors.ScaledWeightCast)
+@_hint.register(remap_errors.ScaledWeightCast)
 def _(_: remap_errors.ScaledWeightCast) -> str:
     return Phrase("dequantize it with the library that quantized it, or convert without ", Argument("dtype"))
 
 
-@hint_for.register(remap_errors.ShardNotCastable)
+@_hint.register(remap_errors.ShardNotCastable)
 def _(_: remap_errors.ShardNotCastable) -> str:
     return Phrase("gather the shards of all ranks, from their directory to one file: ", _ONE_FILE)
 
 
-@hint_for.register(errors.ChangeFailed)
+@_hint.register(errors.ChangeFailed)
 def _(error: errors.ChangeFailed) -> str:
     if error.reason in _NO_ACCESS:
         return "make it writable, or use a writable copy, then run the command again"
@@ -491,7 +499,7 @@ def _(error: errors.ChangeFailed) -> str:
     return f"check it: ckptmove inspect {quoted(error.path or '')}"
 
 
-@hint_for.register(errors.JournalInTheWay)
+@_hint.register(errors.JournalInTheWay)
 def _(error: errors.JournalInTheWay) -> str:
     return (
         f"if the file was renamed after a crash, rename it back and run: {_undo('OLD')}; "
@@ -499,7 +507,7 @@ def _(error: errors.JournalInTheWay) -> str:
     )
 
 
-@hint_for.register(errors.RollbackFailed)
+@_hint.register(errors.RollbackFailed)
 def _(error: errors.RollbackFailed) -> str:
     if error.reason == journal.UNKNOWN_JOURNAL:
         rewritten = f"rm {quoted(error.journal)}"
@@ -507,12 +515,12 @@ def _(error: errors.RollbackFailed) -> str:
     return f"make both writable, free some space, then run: {_undo(error.path)}"
 
 
-@hint_for.register(FixNotWritten)
+@_hint.register(FixNotWritten)
 def _(error: FixNotWritten) -> str:
     return f"free some space, or make its folder writable: ls -ld {quoted(_folder_of(error.path or ''))}"
 
 
-@hint_for.register(errors.ReportFailed)
+@_hint.register(errors.ReportFailed)
 def _(error: errors.ReportFailed) -> str:
     if error.reason == os.strerror(errno.ENOENT) and not _has_folder(error):
         return f"{_make_folder(error)}; or choose another path with --report"
@@ -521,12 +529,12 @@ def _(error: errors.ReportFailed) -> str:
     return "choose a writable file with --report"
 
 
-@hint_for.register(errors.NotDurable)
+@_hint.register(errors.NotDurable)
 def _(error: errors.NotDurable) -> str:
     return f"check the disk, and compare the CRCs: ckptmove inspect --check {quoted(error.path or '')}"
 
 
-@hint_for.register(errors.WriteFailed)
+@_hint.register(errors.WriteFailed)
 def _(error: errors.WriteFailed) -> str:
     if error.reason == os.strerror(errno.ENOENT) and not _has_folder(error):
         return Phrase(_make_folder(error), "; or choose another path with ", Argument("output"))
@@ -535,7 +543,7 @@ def _(error: errors.WriteFailed) -> str:
     return Phrase("the partial file was removed: choose a writable path with ", Argument("output"))
 
 
-@hint_for.register(remap_errors.NotRemappable)
+@_hint.register(remap_errors.NotRemappable)
 def _(error: remap_errors.NotRemappable) -> str:
     if error.container == "archive":
         return Phrase("unpack it first, or write one file: ", _ONE_FILE)
@@ -544,12 +552,12 @@ def _(error: remap_errors.NotRemappable) -> str:
     return Phrase("write one file instead: ", _ONE_FILE)
 
 
-@hint_for.register(remap_errors.SavedWhole)
+@_hint.register(remap_errors.SavedWhole)
 def _(error: remap_errors.SavedWhole) -> Phrase:
     return Phrase("leave it out: ", Argument("drop", error.name))
 
 
-@hint_for.register(remap_errors.NotGathered)
+@_hint.register(remap_errors.NotGathered)
 def _(error: remap_errors.NotGathered) -> str:
     if error.folder:
         one = posixpath.join(error.path or "", error.folder)
@@ -557,7 +565,7 @@ def _(error: remap_errors.NotGathered) -> str:
     return _SAME_FILES
 
 
-@hint_for.register(remap_errors.NoMatch)
+@_hint.register(remap_errors.NoMatch)
 def _(error: remap_errors.NoMatch) -> str:
     every = f"ckptmove inspect --tree {quoted(error.path or 'PATH')}"
     if error.known:
@@ -568,24 +576,24 @@ def _(error: remap_errors.NoMatch) -> str:
     return f"list the names of its parts and tensors: {every}"
 
 
-@hint_for.register(remap_errors.ListItems)
+@_hint.register(remap_errors.ListItems)
 def _(error: remap_errors.ListItems) -> str:
     if not error.where:
         return Phrase("choose the item to keep with ", Argument("as_root"))
     return Phrase("remove the whole list: ", Argument("drop", error.where))
 
 
-@hint_for.register(remap_errors.SharedPart)
+@_hint.register(remap_errors.SharedPart)
 def _(error: remap_errors.SharedPart) -> str:
     return Phrase("remove one of them first: ", Argument("drop", error.names[1]))
 
 
-@hint_for.register(remap_errors.PartialPrefix)
+@_hint.register(remap_errors.PartialPrefix)
 def _(error: remap_errors.PartialPrefix) -> str:
     return Phrase("remove it from the keys that have it: ", Argument("rename", f"{error.prefix}*=*"))
 
 
-@hint_for.register(remap_errors.KeysCollide)
+@_hint.register(remap_errors.KeysCollide)
 def _(error: remap_errors.KeysCollide) -> str:
     prefix = f"{error.where}." if error.where else ""
     drop = Argument("drop", prefix + error.sources[0])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
-from ckptmove.checkpoint.parts import FilePart, read_file
+from ckptmove.checkpoint.parts import FilePart, naming_dangers, read_file
 from ckptmove.errors import ArchiveOfFiles
 from ckptmove.io.file_object import FileObjectSource, OpenFile
 from ckptmove.io.listing import list_directory
@@ -165,7 +165,8 @@ def _read(
             raise
         from ckptmove.checkpoint.layouts.archive import list_archive
 
-        return list_archive(source, limits)
+        with naming_dangers(source, limits):
+            return list_archive(source, limits)
     stack.callback(part.close)
     source.require_unchanged()
     return OpenCheckpoint(part.inventory, (part,), () if place is None else (place,))

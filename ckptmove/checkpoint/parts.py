@@ -11,7 +11,19 @@ from math import prod
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, cast
 
 from ckptmove.checkpoint.naming import naming
-from ckptmove.errors import DamagedArchive, DamagedPickle, DistributedFile, LimitExceeded, UnreadableInput
+from ckptmove.errors import (
+    AccessFailed,
+    ArchiveOfFiles,
+    CrcMismatch,
+    DamagedArchive,
+    DamagedPickle,
+    DistributedFile,
+    LimitExceeded,
+    NotACheckpoint,
+    SourceChanged,
+    UnreadableInput,
+    UnsupportedContainer,
+)
 from ckptmove.formats.opening import container_of
 from ckptmove.io.part import CountedSource
 from ckptmove.pickles.collector import collector_paused
@@ -249,6 +261,36 @@ def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> 
         UnreadableInput: if it is damaged or not a checkpoint.
         LimitExceeded: if it needs more than the limits allow.
     """
+    with naming_dangers(source, limits):
+        return _read(source, limits, tree)
+
+
+@contextmanager
+def naming_dangers(source: ByteSource, limits: Limits) -> Iterator[None]:
+    """Add to the error of a file that is refused what more lenient readers of it may run."""
+    try:
+        yield
+    except ArchiveOfFiles:
+        raise
+    except (NotACheckpoint, UnsupportedContainer, DamagedArchive, DamagedPickle, CrcMismatch, LimitExceeded) as error:
+        if not (source.is_remote and isinstance(error, NotACheckpoint)):  # it would take requests for each text
+            error.warn(_dangerous_names(source, limits))
+        raise
+
+
+def _dangerous_names(source: ByteSource, limits: Limits) -> tuple[str, ...]:
+    """Dangerous names in a file that was refused, which more lenient readers may run."""
+    from ckptmove.formats.salvage import Salvage
+
+    salvage = Salvage(limits)
+    try:
+        salvage.read(source, source.path)
+    except (SourceChanged, AccessFailed):
+        return ()  # the error that is raised says more
+    return (*salvage.machine.runs,)
+
+
+def _read(source: ByteSource, limits: Limits, tree: TreeUse) -> FileContent:
     path = source.path
     try:
         container = container_of(source, limits)

@@ -35,7 +35,8 @@ def after_inspection(answer: InspectAnswer) -> str:
     if isinstance(request.path, Address) and request.path.url != path:
         return ""  # the path as shown has no credentials
     findings = [finding for finding in answer.inspection.findings if finding.severity is not Severity.INFO]
-    if answer.inspection.unreadable or any(finding.code in _HOPELESS for finding in findings):
+    is_ambiguous = any(fact.kind == "second-reading" for fact in inventory.facts)
+    if answer.inspection.unreadable or is_ambiguous or any(finding.code in _HOPELESS for finding in findings):
         return ""
     if answer.expectation is not None and answer.expectation.misplaced:
         from ckptmove.findings.context import Context, available_device

@@ -17,7 +17,7 @@ from ckptmove.conversion.notes import (
     unmatched_options,
 )
 from ckptmove.conversion.plan import plan_before_remap, plan_move, require_dtypes
-from ckptmove.conversion.results import Converted
+from ckptmove.conversion.results import Converted, TwoReadings
 from ckptmove.conversion.target_format import target_format
 from ckptmove.errors import DamagedArchive, UsageError
 from ckptmove.formats.opening import container_class
@@ -128,6 +128,7 @@ class Conversion:
             UnsupportedDtype, UncastableDtype: as of :func:`ckptmove.conversion.plan.plan_move`.
             UsageError, Refused: as of :func:`ckptmove.conversion.remap.remapping.remap`.
             DamagedArchive: if a file of a directory or of an archive is cut off.
+            TwoReadings: if another reader sees something else in a file.
         """
         inventory, move = checkpoint.inventory, request.move
         is_sharded = request.shard_bytes is not None
@@ -145,6 +146,9 @@ class Conversion:
                     Argument("output", "X.pth"),
                 )
             )
+        readings = tuple(fact.record for fact in inventory.facts if fact.kind == "second-reading")
+        if readings:
+            raise TwoReadings(inventory.path, readings)
         is_remap = move.remap != Remap() or self.format != "same"
         plan = plan_before_remap if is_remap else plan_move
         moves = plan(inventory, move) if is_move else MovePlan(move)

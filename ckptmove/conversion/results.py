@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from ckptmove.errors import Refused
 from ckptmove.model import OneLine
-from ckptmove.text import amount
+from ckptmove.text import amount, some
 
 if TYPE_CHECKING:
     from ckptmove.moves import MovePlan, Unmatched
+
+#: Readings in one message.
+_SHOWN: Final = 4
+
+
+class TwoReadings(Refused):
+    """Another reader sees something else in the file: a copy would spread it. ``what`` is what it sees."""
+
+    kind = "two-readings"
+
+    def __init__(self, path: str, what: tuple[str, ...]) -> None:
+        super().__init__(f"another reader sees something else in it (F805): {some(what, _SHOWN)}", path=path)
+        self.what = what
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

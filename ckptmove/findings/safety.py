@@ -105,13 +105,21 @@ def _exported(inventory: Inventory, refused: Sequence[GlobalUse], parts: Sequenc
 
 
 def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """S702: the pickle, or one in a file beside it, names functions that no checkpoint needs."""
+    """S702: a pickle of the file, or one in a file beside it, names functions that no checkpoint needs."""
     names = [use.name for use in inventory.globals if use.verdict == "dangerous"]
+    apart = [use for use in inventory.apart if use.verdict == "dangerous"]
+    parts: list[str] = []
     if names:
         loader = container_class(inventory.container).loader
         loading = loader if loader == "torch.export.load" else "loading without weights_only"
-        message = f"{loading} could run {some(names, _SHOWN)}"
-        yield found("S702", message, names, _do_not_load(inventory))
+        parts.append(f"{loading} could run {some(names, _SHOWN)}")
+    if apart:
+        records = [*dict.fromkeys(use.record for use in apart)]
+        others = [*dict.fromkeys(use.name for use in apart)]
+        parts.append(f"unpickling {some(records, _SHOWN)} could run {some(others, _SHOWN)}")
+        names += [f"{use.record}: {use.name}" for use in apart]
+    if names:
+        yield found("S702", "; ".join(parts), names, _do_not_load(inventory))
     yield from dangerous_beside(inventory)
 
 

@@ -135,6 +135,10 @@ class BarePickle(Container):
             facts.append(ArchiveFact("orphan-record", "bytes after the pickle", rest))
         return tuple(facts)
 
+    def strays(self) -> tuple[tuple[str, Span], ...]:
+        span = Span(self._outline.end, self.source.size)
+        return (("bytes after the pickle", span),) if span.nbytes else ()
+
     def storage_span(self, key: str) -> Span | None:
         """Span of a storage's bytes in the source; None if they are missing, or written as text."""
         place, inner = self._split(key)

@@ -169,6 +169,20 @@ class Container(ABC):
             DamagedArchive: if the pickle and the file contradict each other about the places.
         """
 
+    def strays(self) -> Iterable[tuple[str, Span]]:
+        """Name and span of each run of bytes that belongs to no part of the checkpoint. Call :meth:`locate` before."""
+        return ()
+
+    def apart(self) -> Iterable[tuple[str, ByteSource]]:
+        """Name and bytes of each part of the file that a load of the checkpoint does not read.
+
+        Parts that can be neither a pickle nor an archive may be left out. Call :meth:`locate` before.
+
+        Raises:
+            DamagedArchive: if the place of a part is invalid.
+        """
+        return ()
+
     @abstractmethod
     def storage_span(self, key: str) -> Span | None:
         """Span of a storage's bytes in the source; None if they are missing or not stored plainly."""

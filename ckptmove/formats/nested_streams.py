@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckptmove.pickles.state import Machine
     from ckptmove.pickles.tree import Persistent, Value
 
-_LOADER: Final = "torch.storage._load_from_bytes"
+LOADER: Final = "torch.storage._load_from_bytes"
 _ENCODE: Final = "_codecs.encode"
 _ZIP: Final = b"PK\x03\x04"
 _KEY_FIELD: Final = 2
@@ -59,7 +59,7 @@ def find_streams(root: Value, outline: PickleOutline, source: ByteSource, limits
     """
     found: list[NestedStream] = []
     for node in nodes(root):
-        if type(node) is not Call or node.name != _LOADER or type(node.args) is not Tuple or not node.args.items:
+        if type(node) is not Call or node.name != LOADER or type(node.args) is not Tuple or not node.args.items:
             continue
         argument = node.args.items[0]
         place = outline.find(argument)
@@ -109,9 +109,9 @@ def opened_calls(machine: Machine) -> frozenset[str]:
     Args:
         machine: the machine after :func:`insert_streams`. A call that an opcode drops from the stack is in no tree.
     """
-    calls = (type(node) is Global and node.full_name == _LOADER for node in nodes(machine.root))
+    calls = (type(node) is Global and node.full_name == LOADER for node in nodes(machine.root))
     is_opened = machine.foreign.keys().isdisjoint(_DROPPING) and not any(calls)
-    return frozenset({_LOADER}) if is_opened else frozenset()
+    return frozenset({LOADER}) if is_opened else frozenset()
 
 
 def shared_streams(streams: tuple[NestedStream, ...], machine: Machine) -> frozenset[int]:

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.io.contracts import BytesSegment, CopySegment
+from ckptmove.limits import Limits
 from ckptmove.model import Span
-from ckptmove.pickles.machine import runs_before
+from ckptmove.pickles.machine import interpret, runs_before
 from ckptmove.pickles.scan import SHAPE_OF, STOP, operations, variable_end
+from ckptmove.torch_facts.verdicts import EXTENSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ckptmove.io.contracts import ByteSource, Segment
-    from ckptmove.limits import Limits
+    from ckptmove.pickles.state import Machine
 
     #: New bytes of a long string in the output, or None to keep the old.
     Contents: TypeAlias = Callable[[int], "tuple[Sequence[Segment], int] | None"]
@@ -39,6 +41,16 @@ _WIDER: Final = {ord("C"): ord("B"), ord("B"): 0x8E, ord("U"): ord("T"), ord("T"
 _LONG_BYTES: Final = 128
 _LONG_TEXT: Final = 1 << 16
 _DIGITS: Final = 12
+#: GLOBAL, INST, STACK_GLOBAL, EXT1, EXT2, EXT4.
+_IMPORTS: Final = frozenset(b"ci\x93\x82\x83\x84")
+_BY_SCRIPT: Final = b"ctorch.jit._pickle\n"
+#: Length of an operation by its opcode; 0 for STOP, imports, unknown opcodes and variable lengths.
+_LENGTHS: Final = [
+    1 + max(-1, SHAPE_OF.get(code, -1)) if code != STOP and code not in _IMPORTS else 0 for code in range(256)
+]
+#: PERSID and STRING.
+_PERSISTENT: Final = b"P"
+_QUOTED: Final = ord("S")
 _HASH_BYTES: Final = 16
 
 
@@ -143,6 +155,94 @@ def read_outlines(source: ByteSource, limits: Limits) -> Iterator[PickleOutline]
         reader.start_next()
 
 
+class FirstPickle(NamedTuple):
+    """What is known about the pickle at the start of bytes that may be anything.
+
+    Attributes:
+        machine: the machine that has read it; None if it is damaged or not a pickle.
+        rest: number of bytes after it.
+        runs: dangerous names before the damage.
+        is_too_large: whether it exceeds a limit, so that its names are unknown.
+    """
+
+    machine: Machine | None = None
+    rest: int = 0
+    runs: tuple[str, ...] = ()
+    is_too_large: bool = False
+
+
+def first_pickle(source: ByteSource, limits: Limits) -> FirstPickle:
+    """Read the pickle at the start of bytes that may be anything, without its long strings.
+
+    Raises:
+        SourceChanged, AccessFailed: as the source.
+    """
+    reader = _Reader(source, limits)
+    try:
+        while not reader.step():
+            pass
+        return FirstPickle(interpret(reader.taken(), limits), source.size - reader.offset)
+    except DamagedPickle:
+        return FirstPickle(runs=_known(runs_before(reader.taken(), limits)))
+    except LimitExceeded:
+        return FirstPickle(is_too_large=True)
+
+
+def _known(runs: tuple[str, ...]) -> tuple[str, ...]:
+    """The names without extension codes: in bytes that may be anything they are chance, and no process knows them."""
+    return tuple(name for name in runs if not name.startswith(EXTENSION))
+
+
+def imports_nothing(data: bytes) -> bool:
+    """Whether no operation of a pickle imports a name, up to its damage, or up to STOP if nothing follows it.
+
+    Each pickle of TorchScript's source ranges names one function that makes lists; it does not count.
+    """
+    lengths, position, size = _LENGTHS, 0, len(data)
+    while position < size:
+        length = lengths[data[position]]
+        if length > 0:
+            position += length
+            continue
+        code = data[position]
+        if code == STOP:
+            return position + 1 == size
+        if code not in SHAPE_OF:
+            return True
+        if code in _IMPORTS and not data.startswith(_BY_SCRIPT, position):
+            return False
+        end = variable_end(data, position + 1, SHAPE_OF[code])
+        if not end:
+            return True
+        position = end
+    return True
+
+
+def may_be_pickle(head: bytes, size: int) -> bool:
+    """Whether a file could be a pickle: its first bytes are operations that fit the stack, up to STOP or their end.
+
+    A persistent id comes first in no pickle that a loader reads to its end.
+
+    Args:
+        head: the first bytes of the file.
+        size: length of the file.
+    """
+    is_cut = len(head) < size
+    if head.startswith(_PERSISTENT):
+        return False
+    try:
+        interpret(head + b"\n\n" if is_cut else head, Limits())  # a line may end after the head
+    except DamagedPickle as error:
+        if _known(error.runs) or not is_cut or error.offset >= len(head):
+            return bool(_known(error.runs)) or is_cut
+        code, begin = head[error.offset], error.offset + 1
+        if code == _QUOTED:
+            return head[begin : begin + 1] in {b"'", b'"'} and b"\n" not in head[begin:]
+        shape = SHAPE_OF.get(code, 0)
+        return (begin + shape if shape >= 0 else variable_end(head, begin, shape)) > len(head)
+    return True
+
+
 class _Reader:
     """A walk over the operations of a file.
 
@@ -161,13 +261,16 @@ class _Reader:
         self._frames: list[tuple[int, Span]] = []
 
     @property
-    def _offset(self) -> int:
+    def offset(self) -> int:
         """Offset in the file of the next operation."""
         return self._read - (len(self._data) - self._at)
 
     def taken(self) -> bytes:
-        """The outline of the pickle so far."""
-        return bytes(self._data[: self._at])
+        """The pickle so far, with placeholders. Its frames are empty: they may end later."""
+        data = self._data[: self._at]
+        for place, _ in self._frames:
+            data[place + 1 : place + _FRAME_HEAD] = bytes(_FRAME_HEAD - 1)
+        return self._with_marks(data, b"0" * 2 * _HASH_BYTES)
 
     def start_next(self) -> None:
         """Start with the next pickle."""
@@ -181,12 +284,12 @@ class _Reader:
         code = self._data[self._at]
         shape = SHAPE_OF.get(code)
         if shape is None:
-            raise DamagedPickle(f"no such opcode 0x{code:02x}", offset=self._offset)
+            raise DamagedPickle(f"no such opcode 0x{code:02x}", offset=self.offset)
         if code in _WIDTHS and self._skip(code, _WIDTHS[code]):
             return False
         end = self._end(shape)
         if code == _FRAME:
-            begin = self._offset + _FRAME_HEAD
+            begin = self.offset + _FRAME_HEAD
             self._frames.append((self._at, Span(begin, begin + _frame_length(self._data, self._at))))
         self._at = end
         if self._at > self._limits.pickle_bytes:
@@ -195,7 +298,7 @@ class _Reader:
 
     def outline(self) -> PickleOutline:
         """The outline of the pickle that has ended."""
-        end, data = self._offset, self._data[: self._at]
+        end, data = self.offset, self._data[: self._at]
         # No file can contain its own hash.
         marks = hashlib.sha256(data).hexdigest()[: 2 * _HASH_BYTES].encode()
         ends = [string.span.end for string in self._strings]
@@ -206,13 +309,17 @@ class _Reader:
                 raise DamagedPickle("a frame ends inside a string", offset=frame.start - _FRAME_HEAD)
             length = frame.nbytes - saved[last] + saved[first]
             data[place + 1 : place + _FRAME_HEAD] = length.to_bytes(8, "little")
+        return PickleOutline(self._with_marks(data, marks), tuple(self._strings), end, marks)
+
+    def _with_marks(self, data: bytearray, marks: bytes) -> bytes:
+        """The operations with a placeholder for each long string."""
         pieces: list[bytes | bytearray] = []
         position = 0
         for number, (place, string) in enumerate(zip(self._places, self._strings, strict=True)):
             mark = marks + b"%0*d" % (_DIGITS, number)
             pieces += data[position:place], _head(string.opcode, len(mark)), mark
             position = place
-        return PickleOutline(b"".join([*pieces, data[position:]]), tuple(self._strings), end, marks)
+        return b"".join([*pieces, data[position:]])
 
     def _skip(self, code: int, width: int) -> bool:
         """Skip a string if it is long."""
@@ -221,7 +328,7 @@ class _Reader:
         nbytes = int.from_bytes(self._data[self._at + 1 : begin], "little")
         if nbytes < (_LONG_TEXT if code in _TEXT_WIDTHS else _LONG_BYTES):
             return False
-        start = self._offset
+        start = self.offset
         span = Span(start + 1 + width, start + 1 + width + nbytes)
         if span.end > self._source.size:
             raise DamagedPickle("an argument reaches past the end", offset=start)
@@ -242,8 +349,8 @@ class _Reader:
         while True:
             end = variable_end(self._data, self._at + 1, shape)
             nbytes = (end or len(self._data)) - self._at
-            if self._offset + nbytes > self._source.size:
-                raise DamagedPickle("an argument reaches past the end", offset=self._offset)
+            if self.offset + nbytes > self._source.size:
+                raise DamagedPickle("an argument reaches past the end", offset=self.offset)
             if nbytes > self._limits.string_bytes:
                 limit = self._limits.string_bytes
                 raise LimitExceeded("the size of a string in bytes", limit=limit, actual=nbytes)
@@ -259,7 +366,7 @@ class _Reader:
             return
         end = min(self._read + max(missing, _WINDOW), self._source.size)
         if end - self._read < (missing if whole else 1):
-            raise DamagedPickle("it ends before STOP", offset=self._offset)
+            raise DamagedPickle("it ends before STOP", offset=self.offset)
         self._data += self._source.read(self._read, end)
         self._read = end
 

@@ -140,6 +140,15 @@ def iterate_members(source: ByteSource, limits: Limits) -> Generator[TarMember, 
     return position
 
 
+def is_header(block: bytes) -> bool:
+    """Whether ``tarfile`` takes a block for the header of a member: the magic of POSIX is not needed."""
+    try:
+        _parse(block)
+    except tarfile.HeaderError:
+        return False
+    return True
+
+
 def padded(nbytes: int) -> int:
     """A number of bytes, rounded up to whole blocks."""
     return -(-nbytes // BLOCK) * BLOCK

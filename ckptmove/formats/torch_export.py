@@ -196,6 +196,10 @@ class TorchExport(TorchZip):
         facts += (ArchiveFact("graph-device", name, 0) for name, _, _ in self._disagreeing({}))
         return tuple(facts)
 
+    def _read_places(self) -> set[int]:
+        opaque = (self._inside[f"data/constants/{path}"].place for path in self._objects.values())
+        return {*self._storages.values(), *(record.place for record in self._stream_records.values()), *opaque}
+
     def storage_span(self, key: str) -> Span | None:
         place, inner = self._split(key)
         if place is None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 #: ``MAGIC_NUMBER`` and ``PROTOCOL_VERSION``.
-_MAGIC: Final = 0x1950A86A20F9469CFC6C
+MAGIC: Final = 0x1950A86A20F9469CFC6C
 _PROTOCOL: Final = 1001
 _COUNT_BYTES: Final = 8
 #: Length of one read, in bytes: small storages are close together.
@@ -68,7 +68,7 @@ class TorchLegacy(Container):
         self.limits = limits
         self._position = 0
         self.around = Machine(b"", limits)
-        for what, wanted in (("magic number", _MAGIC), ("protocol version", _PROTOCOL)):
+        for what, wanted in (("magic number", MAGIC), ("protocol version", _PROTOCOL)):
             value = self._read_value(what)
             if value != wanted and not isinstance(value, MADE):
                 raise self._damage(f"its {what} is not {wanted}")
@@ -86,6 +86,7 @@ class TorchLegacy(Container):
         self._cut_off: list[str] = []
         self._window = b""
         self._window_start = 0
+        self._end = source.size
 
     def object_pickle(self) -> bytes:
         return self._pickle
@@ -117,11 +118,17 @@ class TorchLegacy(Container):
         """
         facts, end = self._locate(storages)
         rest = self.source.size - end
+        self._end = min(end, self.source.size)
         if rest > 0:
             facts.append(ArchiveFact("orphan-record", "bytes after the last storage", rest))
             if self._machine is not None:
                 self._note_rest(self._machine, end)
         return tuple(facts)
+
+    def strays(self) -> tuple[tuple[str, Span], ...]:
+        """The bytes after the last storage, if they are an archive: the names in pickles there are already known."""
+        span = Span(self._end, self.source.size)
+        return (("bytes after the last storage", span),) if span.nbytes else ()
 
     def _locate(self, storages: Sequence[StorageRef]) -> tuple[list[ArchiveFact], int]:
         """Problems with the bytes of the storages, and the end of the last one.
@@ -158,7 +165,7 @@ class TorchLegacy(Container):
                 data = read_pickle(rest, 0, self.limits)
                 first = interpret(data, self.limits)
                 machine.note_names(first)
-                is_stream = first.root == _MAGIC or isinstance(first.root, MADE)
+                is_stream = first.root == MAGIC or isinstance(first.root, MADE)
                 position += (_stream_bytes(rest, machine, self.limits) if is_stream else None) or len(data)
         except DamagedPickle as error:
             machine.note_runs(error.runs)

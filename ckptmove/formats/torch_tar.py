@@ -17,6 +17,7 @@ from ckptmove.formats.merge_pickles import merge, replace_nodes
 from ckptmove.formats.tar_index import padded, read_members, resized_header
 from ckptmove.formats.tar_tables import MemberReader, read_storages, read_tensors
 from ckptmove.io.contracts import BytesSegment, CastSegment, CopySegment
+from ckptmove.io.part import PartSource
 from ckptmove.io.segments import length
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.machine import interpret
@@ -24,7 +25,7 @@ from ckptmove.pickles.script import split_parts
 from ckptmove.pickles.tree import Call, Global, Persistent, Tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.formats.tar_index import TarMember
     from ckptmove.formats.zip_archive.index import ZipDirectory
@@ -38,6 +39,7 @@ MEMBERS: Final = ("sys_info", "pickle", "tensors", "storages")
 _KEY_DIGITS: Final = 20
 #: Only zeros may follow the archive: up to this number of bytes is checked.
 _TAIL_BYTES: Final = 1 << 20
+_TAIL: Final = "bytes after the last member"
 
 
 class _Change(NamedTuple):
@@ -122,17 +124,27 @@ class TorchTar(Container):
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """Missing storages, and bytes of the file that torch does not read."""
         facts = [ArchiveFact("missing-storage", one.key, one.nbytes) for one in storages if one.key not in self._spans]
-        facts += [
-            ArchiveFact("orphan-record", f"bytes after the last pickle of '{name}'", rest)
-            for name, rest in self._rests.items()
-            if rest
-        ]
+        facts += [ArchiveFact("orphan-record", name, source.size) for name, source in self._ends()]
         facts += [ArchiveFact("orphan-record", member.name, member.span.nbytes) for member in self._others]
         rest = self.source.size - self._end
         tail = self.source.read(self._end, min(self._end + _TAIL_BYTES, self.source.size))
         if len(tail) < rest or tail.strip(b"\0"):
-            facts.append(ArchiveFact("orphan-record", "bytes after the last member", rest))
+            facts.append(ArchiveFact("orphan-record", _TAIL, rest))
         return tuple(facts)
+
+    def strays(self) -> tuple[tuple[str, Span], ...]:
+        return ((_TAIL, Span(self._end, self.source.size)),) if self._end < self.source.size else ()
+
+    def apart(self) -> Iterator[tuple[str, ByteSource]]:
+        yield from self._ends()
+        yield from ((one.name, PartSource(self.source, one.span)) for one in self._others if one.kind == "file")
+
+    def _ends(self) -> Iterator[tuple[str, ByteSource]]:
+        """The bytes after the last pickle of each member."""
+        for name, rest in self._rests.items():
+            if rest:
+                end = self._members[name].span.end
+                yield f"bytes after the last pickle of '{name}'", PartSource(self.source, Span(end - rest, end))
 
     def storage_span(self, key: str) -> Span | None:
         return self._spans.get(key)

@@ -27,7 +27,7 @@ from ckptmove.formats.zip_archive.names import (
 from ckptmove.formats.zip_archive.undo import original_directory, read_undo
 from ckptmove.io.changes import Patch
 from ckptmove.io.contracts import BytesSegment, CastSegment, CheckedRange, CopySegment, InflateSegment
-from ckptmove.io.part import PartSource
+from ckptmove.io.part import MemorySource, PartSource
 from ckptmove.io.source import READS_AT_ONCE
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.plain_tensors import interpret_tensors
@@ -109,6 +109,9 @@ class TorchZip(Container):
         self.limits = limits.for_packed(stored_bytes, len(held)) if is_deflated else limits
         #: Length in bytes of each compressed storage in the pickle, by key.
         self._storage_bytes: dict[str, int] = {}
+        self._strays: tuple[tuple[str, Span], ...] = ()
+        #: Places of the records in the folder of the storages that are none.
+        self._orphans: tuple[int, ...] = ()
         self._has_crcs = any(crc and nbytes for crc, nbytes in zip(records.crcs, records.nbytes, strict=True))
         self.byteorder = self._short_text(self._inside.get("byteorder")) or "little"
         if self.byteorder not in {"little", "big"}:
@@ -186,10 +189,44 @@ class TorchZip(Container):
         if self._undo is not None:
             found.append(ArchiveFact("kept-for-undo", "bytes added in place", self.source.size - self._undo.size))
         archive = self._original() or self  # the fact before covers the tail
-        found += hidden_bytes(archive._directory, archive._headers, archive._alignment, self.source.path)  # noqa: SLF001  # another of this class
+        strays = hidden_bytes(archive._directory, archive._headers, archive._alignment, archive.source.size)  # noqa: SLF001  # another of this class
+        self._strays = tuple(strays)
+        found += [ArchiveFact("stray-bytes", name, span.nbytes) for name, span in self._strays]
+        self._orphans = tuple(place for key, place in self._storages.items() if key not in known)
         if not self.source.is_remote:
             self._headers.check_all()
         return tuple(found)
+
+    def strays(self) -> tuple[tuple[str, Span], ...]:
+        return self._strays
+
+    def apart(self) -> Iterator[tuple[str, ByteSource]]:
+        """Records that torch does not read as a pickle, a storage or a word."""
+        own, storages = self._read_places(), {*self._storages.values()}
+        others = [
+            record.place
+            for name, record in self._inside.items()
+            if record.place not in own and not (name.endswith("/") or _is_word(name, record))
+        ]
+        records = self._directory.records
+        for place in dict.fromkeys((*(place for place in others if place not in storages), *self._orphans)):
+            source = self._whole(records[place])
+            if source is not None:
+                yield records.name(place), source
+
+    def _read_places(self) -> set[int]:
+        """Places of the records that are read as pickles."""
+        return {self._inside[name].place for name in self._own_pickles if name in self._inside}
+
+    def _whole(self, record: ZipRecord) -> ByteSource | None:
+        """A record as a source; None if it is deflated and neither a pickle nor an archive."""
+        part = PartSource(self.source, self._span(record.place))
+        if record.method != DEFLATED:
+            return part
+        from ckptmove.formats.inflated import inflated  # most archives have no such record
+
+        data = inflated(part, self.limits.max_inflated_bytes(record.stored_bytes))
+        return MemorySource(self.source.path, data) if data else None
 
     def storage_span(self, key: str) -> Span | None:
         """Span of a storage's bytes in the source; None if they are missing or deflated.
@@ -435,6 +472,11 @@ class TorchZip(Container):
         from ckptmove.io.inflate import inflate
 
         return inflate(blocks, record.nbytes + 1, _BLOCK)
+
+
+def _is_word(name: str, record: ZipRecord) -> bool:
+    """Whether a record is too short for a pickle, with the name of one that holds a word or a number."""
+    return (name in KNOWN_RECORDS or name.startswith(".data/")) and record.nbytes <= _SHORT_TEXT_BYTES
 
 
 def _one_segment(segment: Segment, nbytes: int, crc: int) -> NewRecord:

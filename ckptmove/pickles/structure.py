@@ -73,8 +73,8 @@ def _stack_global(machine: Machine, position: int) -> int:
 
 
 def _part(value: Value, machine: Machine, position: int) -> str:
-    """Return the module or the name of a STACK_GLOBAL; a call may compute it."""
-    if isinstance(value, MADE):
+    """Return the module or the name of a STACK_GLOBAL; a call may compute it, or BUILD on a module replace it."""
+    if isinstance(value, (*MADE, Global)):
         return COMPUTED
     if type(value) is not str:
         raise DamagedPickle("STACK_GLOBAL without two strings", offset=position - machine.begin)

@@ -38,10 +38,11 @@ _HOW: Final = {
 FAILED_BY: Final = {
     "D102": "placement", "D103": "placement", "O202": "placement", "R301": "placement", "T401": "placement",
     "O204": "structure", "O206": "structure", "O207": "structure", "O208": "structure",
-    "S702": "file", "F801": "file", "F802": "file", "F807": "file", "F808": "file", "F810": "file", "F815": "file",
-    "F803": "restore",
-    "N501": "numbers", "N502": "numbers",
+    "S702": "file", "F801": "file", "F802": "file", "F805": "file", "F807": "file", "F808": "file", "F810": "file",
+    "F815": "file", "F803": "restore", "N501": "numbers", "N502": "numbers",
 }  # fmt: skip
+#: Findings that are often warnings, which fail no check.
+_ONLY_ERRORS: Final = frozenset({"F805"})
 
 
 #: Scalars of the state, other than ``step``, that are on the CPU in healthy runs: ``mu_product`` of NAdam, and the
@@ -85,7 +86,8 @@ def fail_on_findings(check: CheckResult, findings: Sequence[Finding]) -> CheckRe
     faults = Offenders()
     fix = ""
     for finding in findings:
-        if FAILED_BY.get(finding.code) == check.name and finding.severity is not Severity.INFO:
+        is_fault = finding.severity is Severity.ERROR or finding.code not in _ONLY_ERRORS
+        if FAILED_BY.get(finding.code) == check.name and finding.severity is not Severity.INFO and is_fault:
             unnamed = finding.where[:1] if not any(path in finding.message for path in finding.where) else ()
             faults.add(": ".join([f"{finding.message} ({finding.code})", *unnamed]))
             fix = fix or (finding.fix if isinstance(finding.fix, Command) else "")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ckptmove.checkpoint.inventory.apart import find_apart
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.megatron import gathered_optimizers, is_state
 from ckptmove.checkpoint.inventory.mentions import code_mentions
 from ckptmove.checkpoint.inventory.partitions import of_partitions
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, string_keys
-from ckptmove.checkpoint.inventory.storages import judged
+from ckptmove.checkpoint.inventory.storages import SCRIPT_NAMES, judged
 from ckptmove.checkpoint.inventory.walk import Walk
 from ckptmove.checkpoint.roles import role_of_key
 from ckptmove.checkpoint.trainers import read_counters, trainer_by_classes, trainer_by_keys
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 #: Last parts of names of optimizer state: moments of ``torch.optim``.
 _MOMENTS: Final = frozenset({"exp_avg", "exp_avg_sq", "exp_inf", "square_avg", "momentum_buffer", "acc_delta"})
-#: Classes of an archive's own code, functions of TorchScript's reader, and modules lowered to a backend
-#: (torch/csrc/jit/backends/backend_detail.cpp). No load imports one of them.
-_SCRIPT_NAMES: Final = re.compile(r"__torch__\..*|torch\.jit\._pickle\..*|torch\.jit\.\w+LoweredModule")
 _MOST_MENTIONS: Final = 100_000
 
 
@@ -68,9 +65,10 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
     if not keep_tree:
         machine.root, machine.persistents = None, []
     located = container.locate(storages)
+    apart = find_apart(container, machine)
     names, mentions = judged(machine, container), walk.mentions  # locating storages can add names
     if container.is_script:
-        names = tuple(use for use in names if _SCRIPT_NAMES.fullmatch(use.name) is None)
+        names = tuple(use for use in names if SCRIPT_NAMES.fullmatch(use.name) is None)
         mentions = _script_mentions(container, mentions, limits.factor * _MOST_MENTIONS)
         detected = _DetectedLayout("module")
     counters = read_counters(walk.counters)
@@ -89,8 +87,10 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
         foreign_opcodes=tuple(_opcode_name(code) for code in machine.foreign),
         filled_classes=tuple(sorted(map(modern_name, machine.filled - {""}))),
         optimizers=optimizers,
+        apart=apart.uses,
         facts=(
-            *located,
+            *(fact for fact in located if fact.record not in apart.strays),
+            *apart.facts,
             *(ArchiveFact("short-storage", name, missing) for name, missing in walk.reader.overruns),
             *_trailing_bytes(machine),
         ),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.model import Inventory
 from ckptmove.pickles.tensors import TensorReader
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
     from ckptmove.formats.contract import Container
     from ckptmove.model import GlobalUse
     from ckptmove.pickles.state import Machine
+
+
+#: Classes of an archive's own code, functions of TorchScript's reader, and modules lowered to a backend
+#: (torch/csrc/jit/backends/backend_detail.cpp). No load imports one of them.
+SCRIPT_NAMES: Final = re.compile(r"__torch__\..*|torch\.jit\._pickle\..*|torch\.jit\.\w+LoweredModule")
 
 
 def storage_inventory(container: Container, machine: Machine) -> Inventory:

@@ -58,11 +58,13 @@ class Inside(NamedTuple):
 
     Attributes:
         is_unread: whether it may hold checkpoints, which are not read.
-        runs: dangerous names in pickles of its members, as of ``NotACheckpoint``.
+        holds_pickle: whether a member holds a pickle that is no checkpoint.
+        runs: dangerous names in such pickles.
     """
 
     is_unread: bool
-    runs: tuple[str, ...] | None = None
+    holds_pickle: bool = False
+    runs: tuple[str, ...] = ()
 
 
 def look_inside(listing: Listing, file: ListedFile, error: NotACheckpoint, limits: Limits) -> Inside:
@@ -125,21 +127,19 @@ def _is_one(source: ByteSource, limits: Limits, *, is_cut: bool) -> bool:
 def _members_inside(source: ByteSource, form: ArchiveForm, limits: Limits) -> Inside:
     """What the members of an archive are, up to the first checkpoint."""
     members = _FORMS[form](source, limits)
-    runs: tuple[str, ...] | None = None
-    if members.is_cut:  # more members may have existed
-        return Inside(is_unread=True)
-    for file in members.files:
+    inside = Inside(is_unread=members.is_cut)  # of one that is cut off, more members may have existed
+    for file in () if members.is_cut else members.files:
         if not file.is_hidden:
             try:
                 _recognise_member(members, file.path)
             except ArchiveOfFiles:
-                return Inside(is_unread=True, runs=runs)
+                return inside._replace(is_unread=True)
             except NotACheckpoint as error:
-                if error.runs is not None:
-                    runs = (*(runs or ()), *error.runs)
+                found = inside.holds_pickle or error.holds_pickle
+                inside = inside._replace(holds_pickle=found, runs=(*inside.runs, *error.runs))
             else:
-                return Inside(is_unread=True, runs=runs)
-    return Inside(is_unread=False, runs=runs)
+                return inside._replace(is_unread=True)
+    return inside
 
 
 def _recognise_member(members: Members, path: str) -> None:

@@ -49,14 +49,14 @@ def unread_file(listing: Listing, file: ListedFile, error: NotACheckpoint, insid
         error: why it is not a checkpoint.
         inside: what it holds, if it is an archive.
     """
-    runs = error.runs if error.runs is not None else inside.runs
+    runs = error.runs or inside.runs
     is_pointer = error.found == "a git-lfs pointer"
     # An archive in an archive has a finding of its own.
     is_archive = inside.is_unread and not isinstance(listing, Members)
     is_named_so = file.name.endswith(_PICKLED) and not isinstance(error, ArchiveOfFiles)
-    if runs is None and not (is_pointer or is_archive or is_named_so):
+    if not (runs or error.holds_pickle or inside.holds_pickle or is_pointer or is_archive or is_named_so):
         return None
-    return UnreadFile(file.path, error.found, runs or ())
+    return UnreadFile(file.path, error.found, runs)
 
 
 def hidden_pickles(listing: Listing, limits: Limits) -> Iterator[UnreadFile]:
@@ -78,7 +78,7 @@ def _runs(listing: Listing, path: str, limits: Limits) -> tuple[str, ...] | None
         with closing(listing.open(path)) as source:
             inventory = read_file(source, listing.limits(path, limits), tree="inventory").inventory
     except NotACheckpoint as error:
-        return error.runs
+        return error.runs if error.runs or error.holds_pickle else None
     except (DamagedArchive, DamagedPickle) as error:
         return error.runs
     except (UnreadableInput, LimitExceeded):

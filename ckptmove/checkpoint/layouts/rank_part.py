@@ -238,6 +238,7 @@ class RankFilesPart(OpenPart):
             producer=files[0].producer,
             layout=files[0].layout,
             globals=tuple(dict.fromkeys(use for one in files for use in one.globals)),
+            apart=tuple(use for one in files for use in one.apart),
             foreign_opcodes=tuple(dict.fromkeys(code for one in files for code in one.foreign_opcodes)),
             filled_classes=tuple(dict.fromkeys(name for one in files for name in one.filled_classes)),
             facts=(*(fact for one in files for fact in one.facts), *gaps, *facts),

@@ -93,7 +93,7 @@ class ZipMembers(Members):
                 with suppress(DamagedArchive):  # the first bytes of a zip look like a damaged zip
                     recognise(MemorySource(full, head), is_cut=is_cut)
             except NotACheckpoint as error:
-                if not (is_cut and error.found == NUMPY_ARRAY and error.runs is not None):
+                if not (is_cut and error.found == NUMPY_ARRAY and error.holds_pickle):
                     raise
                 recognise(self.open(path))  # the pickle of an array of objects is read whole
 

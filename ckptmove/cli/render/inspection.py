@@ -377,13 +377,20 @@ def _tree(page: Page, outline: Sequence[OutlineLine]) -> Iterator[str]:
 
 
 def _globals(page: Page, inventory: Inventory) -> Iterator[str]:
-    names = inventory.globals
+    names = (*inventory.globals, *inventory.apart)
     if not names:
         yield "imports nothing"
         return
-    columns = (Column("global", gives_way=True), Column("weights_only"), Column("verdict"))
+    columns = [Column("global", gives_way=True), Column("weights_only"), Column("verdict")]
+    columns += [Column("only in", gives_way=True)] if inventory.apart else []
     rows = [
-        (clean(use.name), f"since {use.weights_only_since}" if use.weights_only else "no", use.verdict) for use in names
+        (
+            clean(use.name),
+            f"since {use.weights_only_since}" if use.weights_only else "no",
+            use.verdict,
+            clean(use.record),
+        )[: len(columns)]
+        for use in names
     ]
     yield from table(page, columns, rows)
     yield ""

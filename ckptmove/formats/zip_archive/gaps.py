@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive
 from ckptmove.formats.zip_archive.headers import LOCAL_BYTES
-from ckptmove.model import ArchiveFact
+from ckptmove.model import Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,16 @@ _DESCRIPTOR_BYTES: Final = 24
 _BETWEEN: Final = 128
 
 
-def hidden_bytes(directory: ZipDirectory, headers: LocalHeaders, alignment: int, path: str) -> Iterator[ArchiveFact]:
-    """One fact for each run of bytes that belongs to no record.
+def hidden_bytes(
+    directory: ZipDirectory, headers: LocalHeaders, alignment: int, size: int
+) -> Iterator[tuple[str, Span]]:
+    """Name and span of each run of bytes that belongs to no record.
+
+    Args:
+        directory: the directory of the archive.
+        headers: its local headers.
+        alignment: its alignment in bytes.
+        size: its length in bytes.
 
     Raises:
         DamagedArchive: if two records share bytes, or the header before a gap is invalid.
@@ -35,17 +43,17 @@ def hidden_bytes(directory: ZipDirectory, headers: LocalHeaders, alignment: int,
     for place in records.in_file_order():
         start = offsets[place]
         if start < claimed:
-            raise DamagedArchive(path, f"record '{records.name(place)}' overlaps another record")
+            raise DamagedArchive(headers.source.path, f"record '{records.name(place)}' overlaps another record")
         if start > claimed + room or before is None:
             yield from _gap(records, before, headers, min(start, directory.start))
         claimed, before = start + LOCAL_BYTES + names[place] + sizes[place], place
     if claimed + room < directory.start:
         yield from _gap(records, before, headers, directory.start)
     if directory.bytes_after_end:
-        yield ArchiveFact("stray-bytes", "bytes after the directory", directory.bytes_after_end)
+        yield "bytes after the directory", Span(size - directory.bytes_after_end, size)
 
 
-def _gap(records: ZipRecords, before: int | None, headers: LocalHeaders, start: int) -> Iterator[ArchiveFact]:
+def _gap(records: ZipRecords, before: int | None, headers: LocalHeaders, start: int) -> Iterator[tuple[str, Span]]:
     """The gap between the end of a record, or the start of the file, and an offset."""
     end = headers.data_start(before) + records.stored_bytes[before] if before is not None else 0
     nbytes = start - end
@@ -53,4 +61,4 @@ def _gap(records: ZipRecords, before: int | None, headers: LocalHeaders, start: 
         return
     if nbytes:
         what = f"bytes after {records.name(before)}" if before is not None else "bytes before the records"
-        yield ArchiveFact("stray-bytes", what, nbytes)
+        yield what, Span(end, start)

@@ -39,16 +39,16 @@ _UNIX: Final = (3, 19)
 U16_MAX: Final = 0xFFFF
 U32_MAX: Final = 0xFFFFFFFF
 
-_CENTRAL: Final = struct.Struct("<4s4x2H4x3L4H2x2L")
-_CENTRAL_SIGNATURE: Final = b"PK\x01\x02"
-_END: Final = struct.Struct("<4s4H2LH")
+CENTRAL: Final = struct.Struct("<4s4x2H4x3L4H2x2L")
+CENTRAL_SIGNATURE: Final = b"PK\x01\x02"
+END: Final = struct.Struct("<4s4H2LH")
 END_SIGNATURE: Final = b"PK\x05\x06"
 #: Length of an end record without a comment; torch writes no comment.
-END_BYTES: Final = _END.size
-_LOCATOR: Final = struct.Struct("<4sLQL")
-_LOCATOR_SIGNATURE: Final = b"PK\x06\x07"
-_END64: Final = struct.Struct("<4sQ2H2L4Q")
-_END64_SIGNATURE: Final = b"PK\x06\x06"
+END_BYTES: Final = END.size
+LOCATOR: Final = struct.Struct("<4sLQL")
+LOCATOR_SIGNATURE: Final = b"PK\x06\x07"
+END64: Final = struct.Struct("<4sQ2H2L4Q")
+END64_SIGNATURE: Final = b"PK\x06\x06"
 #: Bytes of a zip64 record that its size does not count.
 _END64_HEAD: Final = 12
 _SPLIT: Final = "it is one part of an archive that spans several files"
@@ -141,7 +141,7 @@ class ZipRecords:
     def names(self) -> Iterator[str]:
         """Decode the name of each entry."""
         for start, length, flags in zip(self.raw_starts, self.name_bytes, self.flags, strict=False):
-            begin = start + _CENTRAL.size
+            begin = start + CENTRAL.size
             yield _decoded(self.raw[begin : begin + length], flags)
 
     def name(self, place: int) -> str:
@@ -150,7 +150,7 @@ class ZipRecords:
 
     def raw_name(self, place: int) -> bytes:
         """Return the name of an entry as bytes."""
-        start = self.raw_starts[place] + _CENTRAL.size
+        start = self.raw_starts[place] + CENTRAL.size
         return self.raw[start : start + self.name_bytes[place]]
 
     def entry(self, place: int) -> bytes:
@@ -210,7 +210,7 @@ class ZipDirectory(NamedTuple):
     @property
     def bytes_after_end(self) -> int:
         """Bytes of the trailer after the end record: its comment, and anything after that."""
-        return len(self.trailer) - self.end_at - _END.size
+        return len(self.trailer) - self.end_at - END.size
 
 
 def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
@@ -222,22 +222,22 @@ def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
         SourceChanged, AccessFailed: as the source.
     """
     path = source.path
-    tail_start = max(0, source.size - _END.size - U16_MAX)
+    tail_start = max(0, source.size - END.size - U16_MAX)
     tail = source.read(tail_start, source.size)
-    at = tail.rfind(END_SIGNATURE, 0, max(0, len(tail) - _END.size + len(END_SIGNATURE)))
+    at = tail.rfind(END_SIGNATURE, 0, max(0, len(tail) - END.size + len(END_SIGNATURE)))
     if at < 0:
         raise DamagedArchive(path, "truncated: the central directory at its end is missing")
     end_offset = tail_start + at
-    _, disk, start_disk, here, count, nbytes, start, _ = _END.unpack_from(tail, at)
+    _, disk, start_disk, here, count, nbytes, start, _ = END.unpack_from(tail, at)
     if disk or start_disk or here != count:
         raise DamagedArchive(path, _SPLIT)
     trailer_start, end64_offset = end_offset, None
-    if end_offset >= _LOCATOR.size + _END64.size:
-        signature, _, offset, disks = _LOCATOR.unpack(source.read(end_offset - _LOCATOR.size, end_offset))
-        if signature == _LOCATOR_SIGNATURE:
+    if end_offset >= LOCATOR.size + END64.size:
+        signature, _, offset, disks = LOCATOR.unpack(source.read(end_offset - LOCATOR.size, end_offset))
+        if signature == LOCATOR_SIGNATURE:
             if disks != 1:
                 raise DamagedArchive(path, _SPLIT)
-            trailer_start, end64_offset = end_offset - _LOCATOR.size - _END64.size, offset
+            trailer_start, end64_offset = end_offset - LOCATOR.size - END64.size, offset
             wide = _read_end64(source, trailer_start)
             _agree(path, (count, nbytes, start), wide)
             count, nbytes, start = wide
@@ -260,10 +260,10 @@ def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
 
 def _read_end64(source: ByteSource, start: int) -> tuple[int, int, int]:
     """Number of entries, size and offset of the directory, from the zip64 record right before its locator."""
-    signature, size, _, _, disk, start_disk, here, count, nbytes, offset = _END64.unpack(
-        source.read(start, start + _END64.size)
+    signature, size, _, _, disk, start_disk, here, count, nbytes, offset = END64.unpack(
+        source.read(start, start + END64.size)
     )
-    if signature != _END64_SIGNATURE or size < _END64.size - _END64_HEAD:
+    if signature != END64_SIGNATURE or size < END64.size - _END64_HEAD:
         raise DamagedArchive(source.path, "its zip64 record is not where its directory ends")
     # As ``mz_zip_reader_read_central_dir`` of torch's miniz, which accepts 1 for both disks too.
     if here != count or (disk, start_disk) not in {(0, 0), (1, 1)}:
@@ -280,14 +280,14 @@ def _agree(path: str, narrow: tuple[int, int, int], wide: tuple[int, int, int]) 
 
 def _parse(raw: bytes, count: int, path: str) -> ZipRecords:
     records = ZipRecords(raw)
-    position, end, unpack, fixed = 0, len(raw), _CENTRAL.unpack_from, _CENTRAL.size
+    position, end, unpack, fixed = 0, len(raw), CENTRAL.unpack_from, CENTRAL.size
     while position + fixed <= end:
         signature, flags, method, crc, stored, nbytes, name_n, extra_n, comment_n, disk, outer, offset = unpack(
             raw, position
         )
         name_end = position + fixed + name_n
         raw_end = name_end + extra_n + comment_n
-        if signature != _CENTRAL_SIGNATURE or raw_end > end:
+        if signature != CENTRAL_SIGNATURE or raw_end > end:
             break
         place = len(records)
         records.raw_starts.append(raw_end)
@@ -383,7 +383,7 @@ def emit_directory(
 
 def _rebuild_entry(entry: bytes, record: ZipRecord, offset: int, replacement: Replacement | None, path: str) -> bytes:
     """A central entry with its zip64 extra field added, changed or removed."""
-    _, flags, method, crc, stored, nbytes, name_n, extra_n, *_ = _CENTRAL.unpack_from(entry)
+    _, flags, method, crc, stored, nbytes, name_n, extra_n, *_ = CENTRAL.unpack_from(entry)
     full = {"nbytes": record.nbytes, "stored": record.stored_bytes}
     if replacement is not None:
         flags, method, crc = replacement.flags, STORED, replacement.crc
@@ -391,7 +391,7 @@ def _rebuild_entry(entry: bytes, record: ZipRecord, offset: int, replacement: Re
         nbytes = stored = min(replacement.nbytes, U32_MAX)
     wide = [value for value, narrow in ((full["nbytes"], nbytes), (full["stored"], stored)) if narrow == U32_MAX]
     wide += [offset] if offset >= U32_MAX else []
-    name_end = _CENTRAL.size + name_n
+    name_end = CENTRAL.size + name_n
     others = split_extra(entry[name_end : name_end + extra_n], path, record.name)
     fields = [field for field in others if field[0] != ZIP64_EXTRA]
     if wide:
@@ -406,7 +406,7 @@ def _rebuild_entry(entry: bytes, record: ZipRecord, offset: int, replacement: Re
         struct.pack("<H", len(extra)),
         entry[_EXTRA_LENGTH_AT + 2 : _OFFSET_AT],
         struct.pack("<L", min(offset, U32_MAX)),
-        entry[_CENTRAL.size : name_end],
+        entry[CENTRAL.size : name_end],
         extra,
         entry[name_end + extra_n :],
     ))  # fmt: skip
@@ -415,7 +415,7 @@ def _rebuild_entry(entry: bytes, record: ZipRecord, offset: int, replacement: Re
 def _emit_trailer(directory: ZipDirectory, count: int, start: int, nbytes: int) -> bytes:
     """The end records; zip64 records if the source had them or the new archive needs them."""
     old64, end = directory.trailer[: directory.end_at], directory.trailer[directory.end_at :]
-    few, *narrow = _END.unpack_from(end)[4:7]
+    few, *narrow = END.unpack_from(end)[4:7]
     # A field that the writer filled without need stays full.
     nbytes32, start32 = (
         U32_MAX if old == U32_MAX else min(new, U32_MAX) for old, new in zip(narrow, (nbytes, start), strict=True)
@@ -424,14 +424,14 @@ def _emit_trailer(directory: ZipDirectory, count: int, start: int, nbytes: int) 
     end = end[:8] + struct.pack("<2H2L", count16, count16, nbytes32, start32) + end[20:]
     if not old64 and U32_MAX not in {nbytes32, start32}:
         return end
-    versions = _END64.unpack_from(old64)[2:4] if old64 else (_MADE_BY, _NEEDED)
+    versions = END64.unpack_from(old64)[2:4] if old64 else (_MADE_BY, _NEEDED)
     return _emit_end64(versions, count, nbytes, start) + end
 
 
 def _emit_end64(versions: tuple[int, ...], count: int, nbytes: int, start: int) -> bytes:
     """The zip64 end record and its locator."""
-    end64 = _END64.pack(_END64_SIGNATURE, _END64.size - _END64_HEAD, *versions, 0, 0, count, count, nbytes, start)
-    return end64 + _LOCATOR.pack(_LOCATOR_SIGNATURE, 0, start + nbytes, 1)
+    end64 = END64.pack(END64_SIGNATURE, END64.size - _END64_HEAD, *versions, 0, 0, count, count, nbytes, start)
+    return end64 + LOCATOR.pack(LOCATOR_SIGNATURE, 0, start + nbytes, 1)
 
 
 def emit_new_entry(name: bytes, flags: int, crc: int, nbytes: int, offset: int) -> bytes:
@@ -440,11 +440,11 @@ def emit_new_entry(name: bytes, flags: int, crc: int, nbytes: int, offset: int) 
     extra = join_extra(((ZIP64_EXTRA, struct.pack(f"<{len(wide)}Q", *wide)),)) if wide else b""
     narrow, lengths = min(nbytes, U32_MAX), (len(name), len(extra))
     fields = (flags, STORED, crc, narrow, narrow, *lengths, 0, 0, 0, min(offset, U32_MAX))
-    return _CENTRAL.pack(_CENTRAL_SIGNATURE, *fields) + name + extra
+    return CENTRAL.pack(CENTRAL_SIGNATURE, *fields) + name + extra
 
 
 def emit_new_trailer(count: int, nbytes: int, start: int) -> bytes:
     """The end records of a new archive; torch always writes those of zip64."""
     few = min(count, U16_MAX)
-    end = _END.pack(END_SIGNATURE, 0, 0, few, few, min(nbytes, U32_MAX), min(start, U32_MAX), 0)
+    end = END.pack(END_SIGNATURE, 0, 0, few, few, min(nbytes, U32_MAX), min(start, U32_MAX), 0)
     return _emit_end64((_MADE_BY, _NEEDED), count, nbytes, start) + end

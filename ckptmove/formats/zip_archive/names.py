@@ -81,13 +81,13 @@ def refuse_doubles(records: ZipRecords, names: Sequence[str], path: str) -> None
         seen.add(folded)
         own = lowered.rpartition("/")[2] if lowered != name else ""
         if own in KNOWN_RECORDS and not name.endswith(own):
-            raise DamagedArchive(path, f"torch would read record '{name}' as '{own}'")
+            raise DamagedArchive(path, f"torch could read record '{name}' as '{own}'")
         if "\0" in lowered:
             raise DamagedArchive(path, f"the name of record '{name}' contains a NUL character")
 
 
 def refuse_obstacles(records: ZipRecords, path: str) -> None:
-    """Raise DamagedArchive if a record is encrypted or uses a method other than deflate: no torch reads it."""
+    """Raise DamagedArchive if a record is encrypted or uses a method other than deflate: torch could not read it."""
     if any(obstacle(*kind) for kind in set(zip(records.flags, records.methods, strict=True))):
         name, what = next((record.name, found) for record in records if (found := record.obstacle))
         raise DamagedArchive(path, f"record '{name}' is {what}")

@@ -1,0 +1,73 @@
+"""Find the names in pickles of a file that a load of the checkpoint does not read, and what other readers see in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckptmove.checkpoint.inventory.storages import SCRIPT_NAMES, judged
+from ckptmove.formats.two_readers import other_readings
+from ckptmove.io.part import MemorySource
+from ckptmove.model import ArchiveFact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.formats.contract import Container
+    from ckptmove.io.contracts import ByteSource
+    from ckptmove.model import GlobalUse
+    from ckptmove.pickles.state import Machine
+
+
+class Apart(NamedTuple):
+    """What a file holds beside its checkpoint.
+
+    Attributes:
+        uses: imported names, each with the record that imports it.
+        facts: second readings, and archives that were not read.
+        strays: names of stray bytes that are a second reading.
+    """
+
+    uses: tuple[GlobalUse, ...]
+    facts: tuple[ArchiveFact, ...]
+    strays: frozenset[str]
+
+
+def find_apart(container: Container, machine: Machine) -> Apart:
+    """Read what a load of the checkpoint does not read.
+
+    Args:
+        container: the file, with its storages located.
+        machine: machine that has read its object pickle.
+
+    Raises:
+        DamagedArchive, SourceChanged, AccessFailed: as the container.
+    """
+    uses: list[GlobalUse] = []
+    facts: list[ArchiveFact] = []
+    strays: set[str] = set()
+    for reading in other_readings(container):
+        facts.append(ArchiveFact("second-reading", reading.what, reading.nbytes))
+        facts += (ArchiveFact("inner-archive", name, 0) for name in reading.salvage.unread)
+        uses += _uses(reading.what, reading.salvage.machine, container)
+        strays.add(reading.stray)
+    for name, source in _apart(container, machine):
+        from ckptmove.formats.salvage import Salvage  # most files need none
+
+        salvage = Salvage(container.limits)
+        salvage.read(source, name)
+        facts += (ArchiveFact("inner-archive", inner, source.size) for inner in salvage.unread)
+        uses += _uses(name, salvage.machine, container)
+    return Apart(tuple(uses), tuple(facts), frozenset(strays - {""}))
+
+
+def _apart(container: Container, machine: Machine) -> Iterator[tuple[str, ByteSource]]:
+    """The parts of a file that a load does not read, with the bytes after the end of its object pickle."""
+    yield from container.apart()
+    if machine.data_bytes > machine.end:
+        yield "bytes after the end of data.pkl", MemorySource("", container.object_pickle()[machine.end :])
+
+
+def _uses(record: str, names: Machine, container: Container) -> Iterator[GlobalUse]:
+    for use in judged(names, container):
+        if not (container.has_code and SCRIPT_NAMES.fullmatch(use.name)):
+            yield use._replace(record=record)
