@@ -114,6 +114,12 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     remap_errors.InsideObject: Phrase(
         "replace objects by plain values, whose parts can be removed: ", Argument("plain", True)
     ),
+    remap_errors.ScaledWeightCast: Phrase(
+        "dequantize it with the library that quantized it, or convert without ", Argument("dtype")
+    ),
+    remap_errors.ShardNotCastable: Phrase(
+        "gather the shards of all ranks, from their directory to one file: ", _ONE_FILE
+    ),
     remap_errors.NeededByOptimizer: Phrase("remove the optimizer too: ", Argument("drop", "optimizer")),
     remap_errors.NothingLeft: Phrase("name the parts to keep: ", Argument("only", "GLOB")),
     remote_errors.CopyFailed: Phrase("set TMPDIR to a folder with space, or add ", Argument("download", "DIR")),
@@ -257,8 +263,6 @@ def _(error: remote_errors.NoRanges) -> str:
 @_hint.register(errors.NotACheckpoint)
 def _(error: errors.NotACheckpoint) -> str:
     path = error.path or ""
-    if error.runs:
-        return _DISTRUST
     if _WEB.match(path) and error.found == "a text file":
         return f"ckptmove reads files of torch.save; look at this one with: curl -s {quoted(path)} | head"
     if _DIRECTORY_PAGE.fullmatch(path) and error.found == "an HTML page":
@@ -475,21 +479,6 @@ def _(error: remap_errors.SharedStorage) -> str:
     return Phrase("cast both: add ", Argument("dtype", f"{error.role}=DTYPE"))
 
 
-@_hint.register(remap_errors.NotCastable)
-def _(error: remap_errors.NotCastable) -> str:
-    return Phrase("leave it out: ", Argument("drop", error.name))
-
-
-@_hint.register(remap_errors.ScaledWeightCast)
-def _(_: remap_errors.ScaledWeightCast) -> str:
-    return Phrase("dequantize it with the library that quantized it, or convert without ", Argument("dtype"))
-
-
-@_hint.register(remap_errors.ShardNotCastable)
-def _(_: remap_errors.ShardNotCastable) -> str:
-    return Phrase("gather the shards of all ranks, from their directory to one file: ", _ONE_FILE)
-
-
 @_hint.register(errors.ChangeFailed)
 def _(error: errors.ChangeFailed) -> str:
     if error.reason in _NO_ACCESS:
@@ -552,8 +541,9 @@ def _(error: remap_errors.NotRemappable) -> str:
     return Phrase("write one file instead: ", _ONE_FILE)
 
 
+@_hint.register(remap_errors.NotCastable)
 @_hint.register(remap_errors.SavedWhole)
-def _(error: remap_errors.SavedWhole) -> Phrase:
+def _(error: remap_errors.NotCastable | remap_errors.SavedWhole) -> Phrase:
     return Phrase("leave it out: ", Argument("drop", error.name))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tarfile
 import warnings
 from collections import OrderedDict
@@ -204,9 +205,7 @@ def test_weights_only_mode_refuses_it_and_the_finding_says_so(tmp_path):
             torch.load(path)
     (finding,) = [one for one in inspect(str(path)).findings if one.code == "S701"]
     assert "tar of torch 0.1" in finding.message
-    imports, load = finding.fix.split("; ", 1)
-    assert imports == "import torch"
-    assert eval(load, {"torch": torch}).keys() == {"w"}
+    assert shlex.split(finding.fix)[:2] == ["ckptmove", "convert"]
 
 
 def test_it_resumes_and_the_comparison_with_torch_is_left_out(tmp_path):

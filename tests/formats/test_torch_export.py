@@ -260,8 +260,7 @@ class TestPickles:
         path = put(pickled_program(value=Harmless()))
         assert codes(path) >= {"S701"}
         (finding,) = [one for one in ckptmove.inspect(path).findings if one.code == "S701"]
-        assert "torch.export.load" in finding.fix
-        assert "weights_only=" not in finding.fix
+        assert finding.fix == ""
         result = ckptmove.verify(path, to="cpu")
         assert next(check.status for check in result.checks if check.name == "restore") == "skipped"
 
