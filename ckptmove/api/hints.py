@@ -114,6 +114,7 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     remap_errors.InsideObject: Phrase(
         "replace objects by plain values, whose parts can be removed: ", Argument("plain", True)
     ),
+    TwoReadings: f"{_DISTRUST}: ask its author for a file that is one thing",
     remap_errors.ScaledWeightCast: Phrase(
         "dequantize it with the library that quantized it, or convert without ", Argument("dtype")
     ),
@@ -350,12 +351,6 @@ def _(error: errors.OutputExists) -> str:
         return Phrase("only regular files are replaced: choose another path with ", Argument("output"))
     force, keep = Argument("force", True), ShellOnly(", keep it with --skip-existing,")
     return Phrase("replace it with ", force, keep, " or choose another path with ", Argument("output"))
-
-
-@_hint.register(TwoReadings)
-def _(error: TwoReadings) -> str:
-    del error
-    return f"{_DISTRUST}: ask its author for a file that is one thing"
 
 
 @_hint.register(CopyExists)

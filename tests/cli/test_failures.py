@@ -17,6 +17,7 @@ from ckptmove.api.failures import failure_of
 from ckptmove.cli.outcome import retyped
 from ckptmove.conversion.archive import UnsafeMember
 from ckptmove.conversion.remap import errors as remap_errors
+from ckptmove.conversion.results import TwoReadings
 from ckptmove.io import changes, journal
 from ckptmove.io.remote import errors as remote_errors
 from ckptmove.limits import TREE_MEMORY
@@ -269,6 +270,7 @@ ERRORS = {
     remap_errors.SavedWhole("dir", "a.extra", 2): (4, "--drop a.extra"),
     remap_errors.NotCastable("a b", "it is a meta tensor"): (4, "--drop 'a b'"),
     remap_errors.SharedStorage("a", "b", "ema"): (4, "--dtype ema=DTYPE"),
+    TwoReadings("a", ("a pickle at its start",)): (4, "one thing"),
     remap_errors.ScaledWeightCast("a", "b"): (4, "dequantize"),
     remap_errors.ShardNotCastable("a"): (4, "--output X.pth"),
     errors.LimitExceeded("a", limit=1, actual=2): (4, "--limit-factor 10 "),
