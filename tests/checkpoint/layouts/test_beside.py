@@ -121,7 +121,7 @@ def test_a_ckpt_of_text_is_a_note(folder):
         ("ggml.bin", GGUF, "a GGUF file"),
         ("notes.pt", b"hello", "a text file"),
         ("tokenizer.model", POINTER, "git-lfs pointer"),
-        ("data.pkl.gz", gzip.compress(b"(lp0\n."), "a gzip file"),
+        ("data.pkl.gz", gzip.compress(b"(lp0\n.", mtime=0), "a gzip file"),
         ("stats.npz", arrays(is_evil=False), "a zip archive without data.pkl"),
     ],
 )
