@@ -21,6 +21,7 @@ from ckptmove.verification.case.script import protection
 from ckptmove.verification.case.script import session as recorded
 from ckptmove.verification.case.script import step as compared
 from ckptmove.verification.checks import failed
+from ckptmove.verification.processes.uncompiled import uncompiled_calls
 from ckptmove.verification.simulated.targets import is_any_active
 
 HEAD = """
@@ -116,6 +117,56 @@ def test_a_forgotten_move_is_named_with_its_line(ran):
     assert (check["evidence"]["tensor"], check["evidence"]["operation"]) == ("x", "torch.nn.functional.linear")
     assert "model(x)" in check["evidence"]["source"]
     assert check["evidence"]["fix"]
+
+
+PLAIN, WHOLE, PART = "0.weight", "_orig_mod.0.weight", "0._orig_mod.weight"
+#: The keys of the file, the line that compiles, and the outcome.
+COMPILED = {
+    "then plain keys are loaded": (PLAIN, "model = torch.compile(model)\n", ("failed", False)),
+    "then its own keys": (WHOLE, "model = torch.compile(model, mode='reduce-overhead')\n", ("passed", True)),
+    "a part": (PART, "model[0] = torch.compile(model[0])\n", ("passed", True)),
+    "a part, then plain keys": (PLAIN, "model[0] = torch.compile(model[0])\n", ("failed", False)),
+    "in place": (PLAIN, "model.compile()\n", ("passed", True)),
+    "in place, then keys of a wrapper": (WHOLE, "model.compile()\n", ("failed", False)),
+    "disabled": (PLAIN, "model = torch.compile(model, disable=True)\n", ("passed", True)),
+    "disabled by the environment": (
+        PLAIN,
+        "import os\nos.environ['TORCHDYNAMO_DISABLE'] = '1'\nmodel = torch.compile(model)\n",
+        ("passed", True),
+    ),
+    "the forward": (PLAIN, "model.forward = torch.compile(model.forward)\n", ("passed", True)),
+    "in a DataParallel": (f"module.{WHOLE}", "model = nn.DataParallel(torch.compile(model))\n", ("passed", True)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # by the compiler
+@pytest.mark.unmeasured
+@pytest.mark.parametrize(("key", "line", "expected"), COMPILED.values(), ids=COMPILED)
+def test_a_compiled_model_has_the_keys_that_torch_gives_it(ran, make, key, line, expected, monkeypatch):
+    monkeypatch.setattr(os, "environ", {key: one for key, one in os.environ.items() if key != "TORCHDYNAMO_DISABLE"})
+    tree = make.tree()
+    inner = "_orig_mod." if key == PART else ""
+    before = key.removesuffix("0.weight").removesuffix("0._orig_mod.weight")
+    tree["model"] = {
+        f"{before}0.{inner}{name[2:]}" if name[0] == "0" else before + name: one for name, one in tree["model"].items()
+    }
+    with uncompiled_calls():
+        check = ran(HEAD, BUILT, line, LOADED, LOOP, path=make.save(tree))
+    assert outcome(check) == expected, check["detail"]
+    assert expected[0] == "failed" or (check["evidence"]["tensors"], check["evidence"]["of_tensors"]) == (4, 4)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # by the compiler
+@pytest.mark.unmeasured
+def test_a_compiled_model_that_takes_no_key_of_the_file_fails(ran, monkeypatch):
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    line = "model = torch.compile(model)\n"
+    with uncompiled_calls():
+        check = ran(HEAD, BUILT, line, LOADED.replace('"model"])', '"model"], strict=False)'), LOOP)
+        healthy = ran(HEAD, BUILT, LOADED, line, LOOP)
+    assert outcome(check) == ("failed", False)
+    assert check["evidence"]["tensors"] == 0
+    assert outcome(healthy) == ("passed", True)
 
 
 AFTER = {
