@@ -7,18 +7,21 @@ import io
 import os
 import sys
 import threading
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
+
+import torch
 
 from ckptmove.text import quoted
 from ckptmove.verification.case.code.source import line_of
 from ckptmove.verification.checks import SCRIPT, listed, skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-    import torch
     from torch import nn
 
     from ckptmove.verification.case.code.entrance import Entrance
@@ -47,9 +50,10 @@ class Session:
         others: other files that were loaded.
         refusal: exception of torch for the checkpoint, which weights-only mode refuses; None if it was not refused.
         kept: files that were there before, and that the script did not get to overwrite.
-        modules: modules whose ``load_state_dict`` was called after the load, in order.
+        modules: modules whose ``load_state_dict`` was called after the load, in order; without those of other files.
+        elsewhere: modules that took the state_dict of another file.
         buffers: copies of the buffers of these modules after the call, by the module's identity and the buffer's key.
-        optimizers: optimizers whose ``load_state_dict`` was called after the load.
+        optimizers: optimizers whose ``load_state_dict`` was called after the load; without those of other files.
         raised: faults of optimizers whose steps so far raised exceptions that the script caught, by their identity.
         is_loading: whether a module is being loaded.
         is_harmless: whether the ``.metadata`` of the checkpoint is being unpickled, which names nothing foreign.
@@ -84,6 +88,9 @@ class Session:
         self.kept: list[str] = []
         self._written: set[str] = set()
         self.modules: list[nn.Module] = []
+        self.elsewhere: list[nn.Module] = []
+        # By the tensor's identity, with whether its file is the checkpoint.
+        self._loaded: dict[int, tuple[weakref.ref[torch.Tensor], bool]] = {}
         self.buffers: dict[int, dict[str, torch.Tensor]] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         self.raised: dict[int, str] = {}
@@ -226,6 +233,32 @@ class Session:
         elif (path := _path_of(file)) is not None:
             self.others.append(path)
         return is_own
+
+    def note_tensors(self, value: object, *, is_own: bool) -> None:
+        """Record which file the tensors of a loaded value are of."""
+        for one in _tensors_of(value):
+            self._loaded[id(one)] = (weakref.ref(one), is_own)
+
+    def is_of_other_file(self, state: object) -> bool:
+        """Whether a state_dict has tensors of another file, and none of the checkpoint."""
+        known = [(one, self._loaded[id(one)]) for one in _tensors_of(state) if id(one) in self._loaded]
+        found = {is_own for one, (loaded, is_own) in known if loaded() is one}
+        return found == {False}
+
+
+def _tensors_of(value: object) -> Iterator[torch.Tensor]:
+    """The tensors in the dicts of a value. Those in a list may be a dataset of many."""
+    seen: set[int] = set()
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        inner = [*one.values()] if isinstance(one, Mapping) else one if isinstance(one, (list, tuple)) else ()
+        if not inner or id(one) in seen:
+            continue
+        seen.add(id(one))
+        pending += (each for each in inner if isinstance(each, (Mapping, list, tuple)))
+        if isinstance(one, Mapping):
+            yield from (each for each in inner if isinstance(each, torch.Tensor))
 
 
 def _path_of(file: object) -> str | None:

@@ -169,6 +169,72 @@ def test_a_compiled_model_that_takes_no_key_of_the_file_fails(ran, monkeypatch):
     assert outcome(healthy) == ("passed", True)
 
 
+#: Two networks of one shape: the second one has a file of its own, and is stepped first.
+PAIR = """
+other = build().to(device)
+other_optimizer = torch.optim.AdamW(other.parameters())
+elsewhere = torch.load("other.pt", map_location=device)
+other.load_state_dict(elsewhere["model"])
+other_optimizer.load_state_dict(elsewhere["optimizer"])
+"""
+ROUND = """
+for x, y in batches():
+    for one, stepped in ((other, other_optimizer), (model, optimizer)):
+        stepped.zero_grad()
+        nn.functional.mse_loss(one(x.to(device)), y.to(device)).backward()
+        stepped.step()
+"""
+#: The parts of a script with a file for each network, and the evidence of the check.
+NETWORKS = {
+    "each has its optimizer": ((BUILT, LOADED, PAIR, ROUND), {"optimizer": ["AdamW"], "of_tensors": 4, "proven": True}),
+    "the file of the other comes first": ((BUILT, PAIR, LOADED, ROUND), {"of_tensors": 4, "proven": True}),
+    "the weights alone": (
+        (BUILT, PAIR, LOADED.replace("optimizer.load", "# "), ROUND),
+        {"tensors": 4, "of_tensors": 4, "entries": 0, "proven": False},
+    ),
+    "one optimizer steps both": (
+        (
+            BUILT,
+            LOADED.replace("optimizer.load", "# "),
+            PAIR,
+            "optimizer = torch.optim.AdamW([*other.parameters(), *model.parameters()])\n",
+            LOOP.replace("model(", "(lambda x: model(x) + other(x))("),
+        ),
+        {"tensors": 4, "of_tensors": 4, "proven": False},
+    ),
+    "the network of the file is never stepped": (
+        (BUILT, PAIR, LOADED, LOOP.replace("model(", "other(").replace("optimizer", "other_optimizer")),
+        {"tensors": 0, "proven": False},
+    ),
+}
+
+
+@pytest.mark.parametrize(("parts", "expected"), NETWORKS.values(), ids=NETWORKS)
+def test_a_network_with_a_file_of_its_own_is_not_compared_with_the_checkpoint(ran, make, parts, expected):
+    path = make()
+    torch.manual_seed(7)
+    make("AdamW", "other.pt", steps=5, model=torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3)))
+    check = ran(HEAD, *parts, path=path)
+    assert {key: check["evidence"].get(key) for key in expected} == expected, check["detail"]
+    assert check["status"] == ("passed" if check["evidence"]["tensors"] else "failed")
+
+
+def test_every_network_that_the_checkpoint_was_loaded_into_is_compared(ran, make):
+    tree = make.tree()
+    second = {f"1.{key}": one + 1 for key, one in tree["model"].items()}
+    path = make.save({"model": tree["model"], "second": second})
+    check = ran(
+        HEAD,
+        BUILT,
+        "other = build().to(device)\nother_optimizer = torch.optim.AdamW(other.parameters())\n",
+        LOADED.replace("optimizer.load", "# ") + "other.load_state_dict(stored['second'], strict=False)\n",
+        ROUND.replace("(other, other_optimizer), (model, optimizer)", "(model, optimizer), (other, other_optimizer)"),
+        path=path,
+    )
+    assert outcome(check) == ("failed", False)
+    assert check["evidence"]["optimizer"] == ["AdamW", "AdamW"]
+
+
 AFTER = {
     "an average of the weights": (
         "    average[0].lerp_(model[0].weight, 0.1)\n",
