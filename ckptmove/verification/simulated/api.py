@@ -7,8 +7,6 @@ import platform
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.autograd import forward_ad
-from torch.jit import _state as torchscript
 from torch.nn.parallel import comm
 
 from ckptmove.verification.replaced import replaced
@@ -20,6 +18,7 @@ from ckptmove.verification.simulated.generator import generators_on_device
 from ckptmove.verification.simulated.legacy import set_default_tensor_type, tensor_types
 from ckptmove.verification.simulated.loading import storages_on_device
 from ckptmove.verification.simulated.parallel import COPIES
+from ckptmove.verification.simulated.scripted import as_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,6 +54,10 @@ _MPS: Final[dict[str, object]] = {
     "start": lambda *_args, **_more: None,
     "stop": lambda: None,
 }
+#: Functions of `torch.jit` for a module that it has compiled.
+_SCRIPTS: Final[dict[str, object]] = {
+    name: refused(f"torch.jit.{name}") for name in ("freeze", "optimize_for_inference", "save")
+}
 #: Functions of `torch.accelerator` that need a backend in C++.
 _OF_ACCELERATOR: Final = frozenset({
     "empty_cache", "get_memory_info", "max_memory_allocated", "max_memory_reserved", "memory_allocated",
@@ -72,11 +75,8 @@ class _Markers:
 
 @contextlib.contextmanager
 def patched_torch_api(device: torch.device, place: Place) -> Iterator[None]:
-    """Patch torch's API for a simulated device while the context is open.
-
-    Modules scripted by `torch.jit` run as Python: their parameters cannot be moved to a backend written in Python.
-    """
-    with generators_on_device(), storages_on_device(place), _answering(device), _as_python():
+    """Patch torch's API for a simulated device while the context is open."""
+    with generators_on_device(), storages_on_device(place), _answering(device), as_python():
         yield
 
 
@@ -93,6 +93,7 @@ def _answering(device: torch.device) -> Iterator[None]:
         (getattr(torch, kind, None), own),
         (getattr(torch.backends, kind, None), own),
         (torch.accelerator, of_accelerator),
+        (torch.jit, _SCRIPTS),
         (torch, {"set_default_tensor_type": set_default_tensor_type}),
         (getattr(torch.accelerator, "memory", None), of_accelerator),
         (getattr(getattr(torch, kind, None), "memory", None), own),
@@ -124,26 +125,3 @@ def _separate(call: Callable[..., object]) -> Callable[..., object]:
         return call(*args, **kwargs)
 
     return answer
-
-
-@contextlib.contextmanager
-def _as_python() -> Iterator[None]:
-    """Let `torch.jit.script` return Python, except in the formulas that torch loads for the first forward-mode AD."""
-    was_enabled = bool(torchscript._enabled)
-    module: Any = forward_ad
-    load = module._maybe_load_decompositions
-
-    def loaded() -> None:
-        torchscript.enable()
-        try:
-            load()
-        finally:
-            torchscript.disable()
-
-    torchscript.disable()
-    try:
-        with replaced(module, _maybe_load_decompositions=loaded):
-            yield
-    finally:
-        if was_enabled:
-            torchscript.enable()
