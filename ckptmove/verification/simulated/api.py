@@ -33,6 +33,9 @@ _CLASSES: Final[dict[str, object]] = {
     "device": DeviceContext,
     "device_of": DeviceOf,
 }
+#: Versions of the libraries that a torch for CUDA is built with.
+_CUDA: Final = "12.8"
+_CUDNN: Final = 91002
 #: CUDA graphs and their memory.
 _GRAPHS: Final[dict[str, object]] = {
     "CUDAGraph": graphs.CUDAGraph,
@@ -103,6 +106,7 @@ def _answering(device: torch.device) -> Iterator[None]:
             (torch.cuda, _GRAPHS),
             (torch.cuda.graphs, _GRAPHS),
             (torch.cuda.nvtx, {"_nvtx": _Markers()}),
+            (torch.version, {"cuda": _CUDA}),
             (comm, COPIES),
         ]
     if kind == "mps":
@@ -113,6 +117,8 @@ def _answering(device: torch.device) -> Iterator[None]:
             if module is not None:
                 known = {name: one for name, one in some.items() if name in vars(module)}
                 stack.enter_context(replaced(module, **known))
+        if kind == "cuda":  # the module that torch shows has no functions of its own
+            stack.enter_context(replaced(torch.backends.cudnn, version=lambda: _CUDNN))
         stack.callback(forget_streams)
         stack.callback(capture.end)  # one that the script left open
         yield

@@ -344,6 +344,16 @@ def test_calls_of_a_driver_are_limits_of_the_simulation(cuda, name, call):
     assert unsupported_operation(raised.value) == name
 
 
+def test_the_versions_of_cuda_are_known_on_cuda_alone(cuda, mps):
+    before = torch.version.cuda, torch.backends.cudnn.version()
+    with cuda:
+        assert int(torch.version.cuda.split(".")[0]) >= 12
+        assert torch.backends.cudnn.version() > 90000
+    with mps:
+        assert (torch.version.cuda, torch.backends.cudnn.version()) == before
+    assert (torch.version.cuda, torch.backends.cudnn.version()) == before
+
+
 def traced(function="trace"):
     compiler = getattr(torch.jit, function)
     model = nn.Linear(4, 2).to("cuda")
