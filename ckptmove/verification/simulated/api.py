@@ -61,6 +61,10 @@ _MPS: Final[dict[str, object]] = {
 _SCRIPTS: Final[dict[str, object]] = {
     name: refused(f"torch.jit.{name}") for name in ("freeze", "optimize_for_inference", "save")
 }
+#: Functions of `torch.export` that trace with fake tensors, which the simulated operations do not accept.
+_EXPORTS: Final[dict[str, object]] = {
+    name: refused(f"torch.export.{name}") for name in ("draft_export", "export", "export_for_training")
+}
 #: Functions of `torch.accelerator` that need a backend in C++.
 _OF_ACCELERATOR: Final = frozenset({
     "empty_cache", "get_memory_info", "max_memory_allocated", "max_memory_reserved", "memory_allocated",
@@ -97,6 +101,7 @@ def _answering(device: torch.device) -> Iterator[None]:
         (getattr(torch.backends, kind, None), own),
         (torch.accelerator, of_accelerator),
         (torch.jit, _SCRIPTS),
+        (torch.export, _EXPORTS),
         (torch, {"set_default_tensor_type": set_default_tensor_type}),
         (getattr(torch.accelerator, "memory", None), of_accelerator),
         (getattr(getattr(torch, kind, None), "memory", None), own),

@@ -360,7 +360,8 @@ def traced(function="trace"):
     return compiler(model, *[torch.zeros(1, 4, device="cuda")] * (function == "trace"))
 
 
-CALLS_OF_TORCHSCRIPT = {
+CALLS_OF_COMPILERS = {
+    "torch.export.export": lambda: torch.export.export(nn.Linear(4, 2).to("cuda"), (torch.zeros(1, 4, device="cuda"),)),
     "torch.jit.trace(…).graph": lambda: traced().graph,
     "torch.jit.script(…).code": lambda: traced("script").code,
     "torch.jit.script(…).save": lambda: traced("script").save("never.pt"),
@@ -371,11 +372,23 @@ CALLS_OF_TORCHSCRIPT = {
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@pytest.mark.parametrize(("name", "call"), CALLS_OF_TORCHSCRIPT.items(), ids=CALLS_OF_TORCHSCRIPT)
-def test_what_only_torchscript_has_is_a_limit_of_the_simulation(cuda, name, call):
+@pytest.mark.parametrize(("name", "call"), CALLS_OF_COMPILERS.items(), ids=CALLS_OF_COMPILERS)
+def test_what_torchscript_and_exports_need_is_a_limit_of_the_simulation(cuda, name, call):
     with cuda, pytest.raises((RuntimeError, AttributeError)) as raised:
         call()
     assert unsupported_operation(raised.value) == name
+
+
+def test_an_error_that_is_raised_from_a_limit_is_one(cuda):
+    def to_onnx():
+        try:
+            torch.export.export(nn.Linear(4, 2), (torch.zeros(1, 4),))
+        except NotImplementedError as error:
+            raise ValueError("no onnx") from error
+
+    with cuda, pytest.raises(ValueError, match="onnx") as raised:
+        to_onnx()
+    assert unsupported_operation(raised.value) == "torch.export.export"
 
 
 def test_an_attribute_that_a_module_of_the_user_lacks_is_the_users_fault(cuda):
