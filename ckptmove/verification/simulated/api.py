@@ -11,6 +11,7 @@ from torch.nn.parallel import comm
 
 from ckptmove.verification.replaced import replaced
 from ckptmove.verification.simulated import capture, graphs, targets
+from ckptmove.verification.simulated.communication import nccl_of_one_process
 from ckptmove.verification.simulated.device_module import DeviceCalls, DeviceContext, DeviceOf
 from ckptmove.verification.simulated.device_streams import Event, Stream, StreamContext, forget_streams
 from ckptmove.verification.simulated.errors import refused
@@ -124,6 +125,7 @@ def _answering(device: torch.device) -> Iterator[None]:
                 stack.enter_context(replaced(module, **known))
         if kind == "cuda":  # the module that torch shows has no functions of its own
             stack.enter_context(replaced(torch.backends.cudnn, version=lambda: _CUDNN))
+            stack.enter_context(nccl_of_one_process())
         stack.callback(forget_streams)
         stack.callback(capture.end)  # one that the script left open
         yield
