@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 #: Seconds in which a script has to end when its check is decided, and seconds that it goes on after a step that passed;
 #: then the process ends.
 GRACE: Final = 5.0
+#: Programs that ask the terminal, of which there is none here: for its size, its settings, its name.
+_TERMINAL: Final = frozenset({"stty", "tput", "tty"})
 
 
 class Stopped(BaseException):
@@ -55,6 +57,7 @@ class Session:
         buffers: copies of the buffers of these modules after the call, by the module's identity and the buffer's key.
         optimizers: optimizers whose ``load_state_dict`` was called after the load; without those of other files.
         raised: faults of optimizers whose steps so far raised exceptions that the script caught, by their identity.
+        terminal: the user's line that last started a program that asks the terminal; None for none.
         is_loading: whether a module is being loaded.
         is_harmless: whether the ``.metadata`` of the checkpoint is being unpickled, which names nothing foreign.
         skipped_steps: number of steps that gradient scalers skipped after the load.
@@ -94,6 +97,7 @@ class Session:
         self.buffers: dict[int, dict[str, torch.Tensor]] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         self.raised: dict[int, str] = {}
+        self.terminal: Line | None = None
         self.is_loading = False
         self.is_harmless = False
         self.skipped_steps = 0
@@ -210,8 +214,10 @@ class Session:
         """Fix for a script that needs the checkpoint without objects."""
         return f"use a copy without objects: ckptmove convert {quoted(self.path)} --plain"
 
-    def refuse_program(self, words: Sequence[str]) -> None:
-        """Stop a script that would start a program with the checkpoint among its arguments."""
+    def note_program(self, words: Sequence[str]) -> None:
+        """Record a program that asks the terminal, and stop a script that would start one with the checkpoint."""
+        if not _TERMINAL.isdisjoint(map(os.path.basename, words)):
+            self.terminal = self.here()
         if self.check is None and any(map(self.is_inside, words)):
             self.stop_unproven("it starts a program with the checkpoint, which is not followed")
 

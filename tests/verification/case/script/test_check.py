@@ -1129,6 +1129,11 @@ def test_a_script_may_write_other_files(ran):
         ("import urllib.request; urllib.request.urlopen('http://127.0.0.1:9/')", "skipped"),
         ('raise RuntimeError("Distributed package doesn\'t have NCCL built in")', "skipped"),
         ("torch.cuda.MemPool()", "skipped"),
+        ("import os\nwith os.popen('stty size') as told: _, width = told.read().split()", "skipped"),
+        ("import subprocess\nsize = subprocess.run('stty size', shell=True).stdout\nsize.split()", "skipped"),
+        ("import os\nwith os.popen('stty size') as told:\n    told.read()\n\n1 / 0", "failed"),
+        ("import os\nwith os.popen('echo 3') as told: told.read().split()[1]", "failed"),
+        ("import os, errno\nraise OSError(errno.ENOTTY, 'Inappropriate ioctl for device')", "skipped"),
         ("try: open('x.csv')\nexcept OSError as error: raise ValueError('no data') from error", "skipped"),
         ("try: open('x.csv')\nexcept OSError: raise ValueError", "failed"),
         ("torch.multiprocessing.spawn(print, nprocs=2)", "skipped"),
@@ -1364,9 +1369,9 @@ def test_a_session_refuses_a_program_once(tmp_path):
     path = str(tmp_path / "run.pth")
     home = room.line_of(str(tmp_path / "train.py"), 0)
     session = recorded.Session(path, room.Entrance(room.CaseName("train.py", "", is_file=True)), home, print, ())
-    session.refuse_program(["cat", "other.pth"])
+    session.note_program(["cat", "other.pth"])
     with pytest.raises(recorded.Stopped):
-        session.refuse_program(["cat", path])
+        session.note_program(["cat", path])
     session.close()
     assert session.check.status == "skipped"
-    session.refuse_program(["cat", path])
+    session.note_program(["cat", path])
