@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from ckptmove.model import OPAQUE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ckptmove.model import ParamGroup, StateEntry
 
@@ -31,6 +31,7 @@ class OptimizerFacts(NamedTuple):
         state_by_option: pairs of an option and the state key that is added if the option is set.
         optional: state keys that only some versions write.
         scalars: state keys of 0-d bookkeeping tensors.
+        numbers: other state keys whose values are no moments, of any type.
         scalars_on_device: whether torch creates these on the parameter's device instead of the CPU.
         absent: group keys that it never writes, unlike others with the same state.
         magnitudes: state keys whose values are sums or maxima of squares or magnitudes, and so never negative.
@@ -47,6 +48,7 @@ class OptimizerFacts(NamedTuple):
     state_by_option: tuple[tuple[str, str], ...]
     optional: frozenset[str]
     scalars: frozenset[str]
+    numbers: frozenset[str]
     scalars_on_device: bool
     absent: frozenset[str]
     magnitudes: frozenset[str]
@@ -70,6 +72,7 @@ def _row(
     state_by_option: tuple[tuple[str, str], ...] = (),
     optional: str = "",
     scalars: str = "step",
+    numbers: str = "",
     scalars_on_device: bool = False,
     absent: str = "",
     magnitudes: str = "",
@@ -86,6 +89,7 @@ def _row(
         state_by_option=state_by_option,
         optional=frozenset(optional.split()),
         scalars=frozenset(scalars.split()),
+        numbers=frozenset(numbers.split()),
         scalars_on_device=scalars_on_device,
         absent=frozenset(absent.split()),
         magnitudes=frozenset(magnitudes.split()),
@@ -103,7 +107,8 @@ _AMSGRAD: Final = (("amsgrad", "max_exp_avg_sq"),)
 #: Rows with more required keys come first: the first match is the class.
 TABLE: Final[tuple[OptimizerFacts, ...]] = (
     _row("LBFGS", "max_iter history_size line_search_fn", "n_iter", scalars="", update="model", shapes="other",
-         state_on="first", optional="func_evals al d t old_dirs old_stps ro H_diag prev_flat_grad prev_loss"),
+         state_on="first", optional="func_evals al d t old_dirs old_stps ro H_diag prev_flat_grad prev_loss",
+         numbers="n_iter func_evals al t ro H_diag prev_loss"),
     _row("Muon", "ns_coefficients ns_steps", "momentum_buffer", scalars="", update="parameter"),
     _row("Adafactor", "beta2_decay d", "step", optional="row_var col_var variance", update="parameter",
          shapes="other", magnitudes="row_var col_var variance"),
@@ -256,6 +261,19 @@ def wants_sparse(algorithm: str) -> bool:
 def magnitudes(algorithm: str | None) -> frozenset[str]:
     """Return the state keys whose values cannot be negative, for an unknown optimizer too."""
     return BY_NAME[algorithm].magnitudes if algorithm in BY_NAME else _BORROWED_MAGNITUDES
+
+
+def is_moment(algorithm: str, key: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor in the state of a parameter is a moment, and no number such as a step count.
+
+    In a class of torch the key shows it: moments of a 0-d parameter are 0-d too. In a class of another library, the
+    meaning of a 0-d tensor is unknown, and it is not taken for a moment.
+    """
+    row = BY_NAME.get(algorithm)
+    if row is None:
+        return bool(shape)
+    own = key.partition(".")[0]
+    return own != "step" and own not in row.scalars and own not in row.numbers
 
 
 def _fits(row: OptimizerFacts, options: frozenset[str]) -> bool:

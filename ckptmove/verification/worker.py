@@ -29,7 +29,7 @@ from ckptmove.verification.place import find_site
 from ckptmove.verification.processes.group import Follower, Leader, start_others
 from ckptmove.verification.processes.memory import limit_memory, memory_hint, with_hint
 from ckptmove.verification.processes.shares import ONE_PROCESS, share
-from ckptmove.verification.processes.uncompiled import leave_out_dynamo
+from ckptmove.verification.processes.uncompiled import leave_out_dynamo, uncompiled_calls
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.restored.against import OriginalTensors, casts, differences
 from ckptmove.verification.restored.generators import refused_states
@@ -79,17 +79,16 @@ def work(request: VerifyRequest, opened: Opened | None = None) -> None:
         request: the options, with their target.
         opened: the files, if this process is a fork of one that has read them.
     """
-    # A case is stepped once: torch.compile would take minutes, and does not know a simulated device.
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     is_limited = limit_memory(request)
-    # The user's model or optimizer may need the real torch._dynamo.
-    if not request.runs_own_code:
-        leave_out_dynamo()
     if not request.runs_training:
         # A batch fits in a processor's cache: a second thread saves a tenth of the time. If another process uses that
         # thread's processor, the first thread waits for it thousands of times.
         torch.set_num_threads(1)
     with ExitStack() as stack, spelled_for_python(request.in_python):
+        if request.runs_own_code:
+            stack.enter_context(uncompiled_calls())
+        else:
+            leave_out_dynamo()  # a user's model or optimizer may need the real one
         try:
             if opened is None and request.fit is None:
                 opened = stack.enter_context(_open(request))

@@ -108,10 +108,8 @@ class _Server:
         self._requests, theirs = socket.socketpair()
         code = "import sys; sys.path[:] = sys.argv[1].split(sys.argv[2]); import warm_worker; warm_worker.serve()"
         command = [sys.executable, "-c", code, os.pathsep.join(sys.path), os.pathsep, *modules]
-        # The worker sets it before it imports anything for a case.
-        environment = {"TORCHDYNAMO_DISABLE": "1"} | os.environ
         with theirs:
-            self._process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL, env=environment)
+            self._process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL)
 
     def fork(self, command, descriptors):
         request = {

@@ -12,7 +12,7 @@ import torch
 from ckptmove.conversion.policy import Policy
 from ckptmove.model import FlagValue, Inventory, OptimizerRecord, ParamGroup, StateEntry, TensorRecord
 from ckptmove.moves import MoveRequest
-from ckptmove.torch_facts.optimizers import TABLE
+from ckptmove.torch_facts.optimizers import TABLE, is_moment
 
 CLASSES = {
     name: kind
@@ -136,3 +136,26 @@ def test_load_state_dict_leaves_a_spoiled_step_unless_its_group_wants_it_there()
     assert (
         process(torch.ones(2, device="meta"), torch.ones(()), 0, [{"params": [0]}], "mu_product").device.type == "meta"
     )
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_moments_are_told_by_their_keys(name):
+    parameter = torch.nn.Parameter(torch.ones(3, 2))
+
+    def closure():
+        parameter.grad = torch.ones(3, 2).to_sparse() if name == "SparseAdam" else torch.ones(3, 2)
+        return (parameter**2).sum()
+
+    optimizer = CLASSES[name]([parameter])
+    for _ in range(2):
+        optimizer.step(closure)
+    state = optimizer.state[parameter]
+    lists = {key: value[-1] for key, value in state.items() if isinstance(value, list) and value}
+    shapes = {key: one.shape for key, one in (state | lists).items() if torch.is_tensor(one)}
+    # The key tells it whatever the shape is: moments of a 0-d parameter are 0-d.
+    assert {key for key in shapes if is_moment(name, f"{key}.0", ())} == {key for key in shapes if shapes[key]}
+
+
+def test_a_scalar_of_another_library_is_no_moment():
+    assert not is_moment("pkg.mod:Lion", "exp_avg", ())
+    assert is_moment("pkg.mod:Lion", "exp_avg", (1,))

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ckptmove.torch_facts.optimizers import is_elementwise, magnitudes
+from ckptmove.torch_facts.optimizers import is_elementwise, is_moment, magnitudes
 from ckptmove.verification.mesh.stored import local
 from ckptmove.verification.restored.numbers import comparable
 from ckptmove.verification.step.moments import contradiction
@@ -243,8 +243,8 @@ def _compare(
         fault = _difference(whole[one], reference, exact=exact and not group.get("fused"))
         if fault:
             found.faults.append(f"{names.get(one, key)} {fault}")
-    found.anew += not state and any(value.dim() for name, value in expected.items() if name)
-    has_state = any(value.dim() and bool(value.any()) for value in state.values())
+    found.anew += not state and any(is_moment(kind.__name__, one, expected[one].shape) for one in expected if one)
+    has_state = any(is_moment(kind.__name__, one, value.shape) and bool(value.any()) for one, value in state.items())
     if has_state and not torch.equal(expected[""], stored.region(key)):
         found.with_state += 1
         anew = _single_step(kind, group, stored.region(key), {}, grad)

@@ -29,7 +29,7 @@ from ckptmove.verification.mesh.group import Ranks, collective_timeout, group_is
 from ckptmove.verification.mesh.launch import find_launch
 from ckptmove.verification.mesh.proof import Proof, Setting
 from ckptmove.verification.place import find_site
-from ckptmove.verification.processes.uncompiled import leave_out_dynamo
+from ckptmove.verification.processes.uncompiled import leave_out_dynamo, uncompiled_calls
 from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.simulated.errors import CrossDeviceError
 from ckptmove.verification.step.verdicts import missing_device
@@ -61,7 +61,6 @@ def main() -> None:
     # Output of libraries goes to standard error: standard output is for answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
     def emit(message: dict[str, object]) -> None:
         answers.write(json.dumps(message) + "\n")
@@ -77,6 +76,14 @@ def main() -> None:
     if request.case is None:
         leave_out_dynamo()
         torch.set_num_threads(1)
+        _join(request, launch, store, emit)
+        return
+    with uncompiled_calls():
+        _join(request, launch, store, emit)
+
+
+def _join(request: VerifyRequest, launch: Launch, store: PrefixStore, emit: Emit) -> None:
+    """Join the process group, and answer the request."""
     site = find_site(request.to or "cpu")
     emit({"mode": site.mode})
     backend = "gloo" if site.mode != "real" else f"cpu:gloo,{site.target.partition(':')[0]}:nccl"

@@ -7,12 +7,11 @@ import platform
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.autograd import forward_ad
-from torch.jit import _state as torchscript
 from torch.nn.parallel import comm
 
 from ckptmove.verification.replaced import replaced
 from ckptmove.verification.simulated import capture, graphs, targets
+from ckptmove.verification.simulated.communication import nccl_of_one_process
 from ckptmove.verification.simulated.device_module import DeviceCalls, DeviceContext, DeviceOf
 from ckptmove.verification.simulated.device_streams import Event, Stream, StreamContext, forget_streams
 from ckptmove.verification.simulated.errors import refused
@@ -20,6 +19,7 @@ from ckptmove.verification.simulated.generator import generators_on_device
 from ckptmove.verification.simulated.legacy import set_default_tensor_type, tensor_types
 from ckptmove.verification.simulated.loading import storages_on_device
 from ckptmove.verification.simulated.parallel import COPIES
+from ckptmove.verification.simulated.scripted import as_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +34,9 @@ _CLASSES: Final[dict[str, object]] = {
     "device": DeviceContext,
     "device_of": DeviceOf,
 }
+#: Versions of the libraries that a torch for CUDA is built with.
+_CUDA: Final = "12.8"
+_CUDNN: Final = 91002
 #: CUDA graphs and their memory.
 _GRAPHS: Final[dict[str, object]] = {
     "CUDAGraph": graphs.CUDAGraph,
@@ -55,6 +58,14 @@ _MPS: Final[dict[str, object]] = {
     "start": lambda *_args, **_more: None,
     "stop": lambda: None,
 }
+#: Functions of `torch.jit` for a module that it has compiled.
+_SCRIPTS: Final[dict[str, object]] = {
+    name: refused(f"torch.jit.{name}") for name in ("freeze", "optimize_for_inference", "save")
+}
+#: Functions of `torch.export` that trace with fake tensors, which the simulated operations do not accept.
+_EXPORTS: Final[dict[str, object]] = {
+    name: refused(f"torch.export.{name}") for name in ("draft_export", "export", "export_for_training")
+}
 #: Functions of `torch.accelerator` that need a backend in C++.
 _OF_ACCELERATOR: Final = frozenset({
     "empty_cache", "get_memory_info", "max_memory_allocated", "max_memory_reserved", "memory_allocated",
@@ -72,11 +83,8 @@ class _Markers:
 
 @contextlib.contextmanager
 def patched_torch_api(device: torch.device, place: Place) -> Iterator[None]:
-    """Patch torch's API for a simulated device while the context is open.
-
-    Modules scripted by `torch.jit` run as Python: their parameters cannot be moved to a backend written in Python.
-    """
-    with generators_on_device(), storages_on_device(place), _answering(device), _as_python():
+    """Patch torch's API for a simulated device while the context is open."""
+    with generators_on_device(), storages_on_device(place), _answering(device), as_python():
         yield
 
 
@@ -93,6 +101,8 @@ def _answering(device: torch.device) -> Iterator[None]:
         (getattr(torch, kind, None), own),
         (getattr(torch.backends, kind, None), own),
         (torch.accelerator, of_accelerator),
+        (torch.jit, _SCRIPTS),
+        (torch.export, _EXPORTS),
         (torch, {"set_default_tensor_type": set_default_tensor_type}),
         (getattr(torch.accelerator, "memory", None), of_accelerator),
         (getattr(getattr(torch, kind, None), "memory", None), own),
@@ -102,6 +112,7 @@ def _answering(device: torch.device) -> Iterator[None]:
             (torch.cuda, _GRAPHS),
             (torch.cuda.graphs, _GRAPHS),
             (torch.cuda.nvtx, {"_nvtx": _Markers()}),
+            (torch.version, {"cuda": _CUDA}),
             (comm, COPIES),
         ]
     if kind == "mps":
@@ -112,6 +123,9 @@ def _answering(device: torch.device) -> Iterator[None]:
             if module is not None:
                 known = {name: one for name, one in some.items() if name in vars(module)}
                 stack.enter_context(replaced(module, **known))
+        if kind == "cuda":  # the module that torch shows has no functions of its own
+            stack.enter_context(replaced(torch.backends.cudnn, version=lambda: _CUDNN))
+            stack.enter_context(nccl_of_one_process())
         stack.callback(forget_streams)
         stack.callback(capture.end)  # one that the script left open
         yield
@@ -124,26 +138,3 @@ def _separate(call: Callable[..., object]) -> Callable[..., object]:
         return call(*args, **kwargs)
 
     return answer
-
-
-@contextlib.contextmanager
-def _as_python() -> Iterator[None]:
-    """Let `torch.jit.script` return Python, except in the formulas that torch loads for the first forward-mode AD."""
-    was_enabled = bool(torchscript._enabled)
-    module: Any = forward_ad
-    load = module._maybe_load_decompositions
-
-    def loaded() -> None:
-        torchscript.enable()
-        try:
-            load()
-        finally:
-            torchscript.disable()
-
-    torchscript.disable()
-    try:
-        with replaced(module, _maybe_load_decompositions=loaded):
-            yield
-    finally:
-        if was_enabled:
-            torchscript.enable()

@@ -6,6 +6,8 @@ import linecache
 import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from ckptmove.verification.simulated.scripted import missing_attribute
+
 if TYPE_CHECKING:
     import torch
 
@@ -118,8 +120,13 @@ def refused(operation: str) -> Any:
 
 def unsupported_operation(error: BaseException) -> str | None:
     """Name of the operation if an exception shows a limit of the simulation, or empty if unknown; else None."""
-    if isinstance(error, NotSimulated):
-        return error.operation
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, NotSimulated):
+        cause = cause.__cause__  # as torch.onnx.export raises its own error from that of torch.export
+    if cause is not None:
+        return cause.operation
+    if isinstance(error, AttributeError) and (missing := missing_attribute(error)):
+        return missing
     found = next(filter(None, (message.search(str(error)) for message in _MESSAGES)), None)
     if found is None or not isinstance(error, (RuntimeError, AttributeError)) or _is_raised_in_python(error):
         return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckptmove.torch_facts.optimizers import BY_NAME, keeps_state_on_first
+from ckptmove.torch_facts.optimizers import BY_NAME, is_moment, keeps_state_on_first
 from ckptmove.verification.restored.numbers import comparable
 from ckptmove.verification.step.moments import broken_history, disagreement
 from ckptmove.verification.step.step import stored_state, stored_values
@@ -74,9 +74,8 @@ def _was_finite(trial: Trial, piece: ParameterPiece, key: str) -> bool:
 def _is_state_moved(trial: Trial, piece: ParameterPiece, after: Stepped) -> bool:
     """Whether a moment changed. With a tiny learning rate the update of the parameter is lost in rounding."""
     before = stored_state(piece, trial.source)
-    return any(
-        value.dim() and key in after.state and not torch.equal(value, after.state[key]) for key, value in before.items()
-    )
+    moments = ((key, value) for key, value in before.items() if is_moment(trial.recipe.name, key, value.shape))
+    return any(key in after.state and not torch.equal(value, after.state[key]) for key, value in moments)
 
 
 def _count(trial: Trial, piece: ParameterPiece, after: Stepped, tally: TrialTally) -> None:

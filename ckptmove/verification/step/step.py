@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from ckptmove.torch_facts.optimizers import magnitudes, wants_sparse
+from ckptmove.torch_facts.optimizers import is_moment, magnitudes, wants_sparse
 from ckptmove.verification.case.objective import needs_closure, quadratic
 from ckptmove.verification.step.entries import each_tensor, leaves, nested_state
 from ckptmove.verification.step.recipe import NOISE_PERIOD
@@ -76,9 +76,11 @@ def scaled(piece: ParameterPiece, source: TensorSource, name: str) -> Draft:
     """
     largest = 0.0
     for key, record in piece.entry.tensors if piece.entry is not None else ():
+        if not is_moment(name, key, record.shape):
+            continue
         values = piece.of(record, source)
         values = values.dequantize() if is_wrapper(values) else values
-        if values.dim() and values.numel():
+        if values.numel():
             highest = _largest_magnitude(values)
             largest = max(largest, math.sqrt(highest) if key in magnitudes(name) else highest)
     dtype = dtype_of(piece.parameter.dtype)
@@ -166,7 +168,7 @@ def take_step(
         optimizer, stored = _restored(recipe, drafts, parameters, saved, with_state=with_state)
         restored = [opened(leaves(optimizer.state.get(parameter, {}))) for parameter in parameters]
         before = [_devices(one, place) for one in restored]
-        casts = [_casts(one, other) for one, other in zip(stored, restored, strict=True)]
+        casts = [_casts(recipe.name, one, other) for one, other in zip(stored, restored, strict=True)]
         vanished = [
             _vanished(stored[index], one, place, [key for key, _, _ in casts[index] if key in magnitudes(recipe.name)])
             for index, one in enumerate(restored)
@@ -175,7 +177,7 @@ def take_step(
             for draft, parameter in zip(drafts, parameters, strict=True):
                 entry = draft.piece.entry
                 optimizer.state[parameter] = (
-                    {} if entry is None else _state(draft.piece, entry, source, place, moment_factor)
+                    {} if entry is None else _state(recipe.name, draft.piece, entry, source, place, moment_factor)
                 )
         _step(optimizer, parameters, drafts)
         rates = frozenset(
@@ -185,7 +187,9 @@ def take_step(
             if isinstance(value, torch.Tensor)
         )
         stepped = [
-            _stepped(parameter, opened(leaves(optimizer.state.get(parameter, {}))), place, before[index], rates)
+            _stepped(
+                recipe.name, parameter, opened(leaves(optimizer.state.get(parameter, {}))), place, before[index], rates
+            )
             for index, parameter in enumerate(parameters)
         ]
     for one, own_casts, own_vanished in zip(stepped, casts, vanished, strict=True):
@@ -234,7 +238,7 @@ def _saved(
     ]
     entries = {index: draft.piece.entry for index, draft in enumerate(drafts)} if with_state else {}
     state = {
-        index: _state(drafts[index].piece, entry, source, place)
+        index: _state(recipe.name, drafts[index].piece, entry, source, place)
         for index, entry in entries.items()
         if entry is not None
     }
@@ -308,12 +312,13 @@ def _parameter(draft: Draft, source: TensorSource, place: StepDevice, recipe: Re
 
 
 def _state(
-    piece: ParameterPiece, entry: StateEntry, source: TensorSource, place: StepDevice, factor: float = 1.0
+    name: str, piece: ParameterPiece, entry: StateEntry, source: TensorSource, place: StepDevice, factor: float = 1.0
 ) -> dict[str, object]:
     tensors: dict[str, object] = {}
     for key, record in entry.tensors:
         value = copy_to(piece.of(record, source), record.device, place)
-        is_scaled = record.shape and factor != 1 and (value.is_floating_point() or value.is_complex())
+        is_scaled = factor != 1 and (value.is_floating_point() or value.is_complex())
+        is_scaled = is_scaled and is_moment(name, key, record.shape)
         tensors[key] = _multiplied(value, factor) if is_scaled else value
     return nested_state(entry, tensors)
 
@@ -333,12 +338,13 @@ def _devices(state: Mapping[str, Any], place: StepDevice) -> dict[str, str]:
     return {key: place.device_of(value) for key, value in state.items() if isinstance(value, torch.Tensor)}
 
 
-def _casts(stored: Mapping[str, Any], restored: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _casts(name: str, stored: Mapping[str, Any], restored: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Moments that were cast to the parameter's dtype; ``step`` is always float32."""
     return [
         (key, str(value.dtype).removeprefix("torch."), str(restored[key].dtype).removeprefix("torch."))
         for key, value in stored.items()
-        if isinstance(value, torch.Tensor) and value.dim() and key in restored and value.dtype != restored[key].dtype
+        if isinstance(value, torch.Tensor) and key in restored and value.dtype != restored[key].dtype
+        if is_moment(name, key, value.shape)
     ]
 
 
@@ -355,6 +361,7 @@ def _vanished(
 
 
 def _stepped(
+    name: str,
     parameter: torch.Tensor,
     state: Mapping[str, Any],
     place: StepDevice,
@@ -364,6 +371,7 @@ def _stepped(
     """The result for one parameter.
 
     Args:
+        name: class of the optimizer.
         parameter: values after the step.
         state: state after the step, by path.
         place: device of the step.
@@ -377,9 +385,9 @@ def _stepped(
             stepped.state[key] = value
             continue
         # A simulated device keeps a wrapper subclass unchanged, so the result may be one.
-        stepped.state |= {name: place.to_cpu(inner) for name, inner in opened({key: place.to_cpu(value)}).items()}
-        device = place.device_of(value)
-        belongs = home if value.dim() else before.get(key, device)
-        if device != belongs and (value.dim() or device not in rates):
+        stepped.state |= {inner: place.to_cpu(one) for inner, one in opened({key: place.to_cpu(value)}).items()}
+        device, is_of_parameter = place.device_of(value), is_moment(name, key, value.shape)
+        belongs = home if is_of_parameter else before.get(key, device)
+        if device != belongs and (is_of_parameter or device not in rates):
             stepped.strays.append(f"{key} is on {device}, but belongs on {belongs}")
     return stepped

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ckptmove.errors import UnreadableInput
-from ckptmove.torch_facts.optimizers import keeps_state_on_first, state_keys, steps_together
+from ckptmove.torch_facts.optimizers import is_moment, keeps_state_on_first, state_keys, steps_together
 from ckptmove.verification.place import TorchDevice
 from ckptmove.verification.restored.loaded import NoWrapper
 from ckptmove.verification.simulated.device import SimulatedDevice
@@ -23,6 +23,7 @@ from ckptmove.verification.tensors.stored import same_bits
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
+    from ckptmove.model import StateEntry
     from ckptmove.verification.step.tally import Trial, TrialTally
     from ckptmove.verification.tensors.pieces import ParameterPiece
 
@@ -40,6 +41,7 @@ UNREAD: Final = "whose options make the step read no state"
 WITHOUT_STATE: Final = "without state yet"
 NOT_STEPPED: Final = "saved before the first step"
 ZEROS: Final = "with state of zeros"
+UNJUDGED: Final = "whose state is numbers of unknown meaning"
 TOO_SMALL: Final = "with values of state too small to show in a step"
 #: Inconclusive for a class of another library, which may never read this state:
 IGNORED: Final = "whose state the step does not read"
@@ -295,11 +297,18 @@ def _why_without_effect(trial: Trial, draft: Draft) -> str:
         return READS_NOTHING
     if piece.entry is None or not piece.entry.tensors:
         return WITHOUT_STATE
-    count = stored_count(piece, trial.source)
-    if count == 0:
+    if stored_count(piece, trial.source) == 0:
         return NOT_STEPPED
-    if trial.has_zero_rate(piece.group) and draft.largest == 0:
-        return IDLE
     if draft.largest == 0:
-        return LOST if count is not None else ZEROS
+        return _why_zero(trial, piece, piece.entry)
     return "" if draft.shows else TOO_SMALL
+
+
+def _why_zero(trial: Trial, piece: ParameterPiece, entry: StateEntry) -> str:
+    """Why a piece has no moment but zeros."""
+    if trial.has_zero_rate(piece.group):
+        return IDLE
+    name = trial.recipe.name
+    if trial.recipe.is_foreign and not any(is_moment(name, key, one.shape) for key, one in entry.tensors):
+        return UNJUDGED
+    return ZEROS if stored_count(piece, trial.source) is None else LOST

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import torch
 
 import ckptmove
 from ckptmove.errors import UsageError
-from ckptmove.verification.processes.uncompiled import Uncompiled, leave_out_dynamo
+from ckptmove.verification.processes.uncompiled import Uncompiled, leave_out_dynamo, uncompiled_calls
 
 NAMES = sorted(
     name
@@ -68,7 +69,10 @@ def test_what_a_step_does_not_ask_for_is_taken_from_the_real_module(monkeypatch)
     real = torch._dynamo
     monkeypatch.setattr(torch, "_dynamo", real)
     monkeypatch.setitem(sys.modules, "torch._dynamo", real)
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
     leave_out_dynamo()
+    assert os.environ["TORCHDYNAMO_DISABLE"] == "1"
     assert sys.modules["torch._dynamo"] is real, "it was there before"
 
     absent = Uncompiled("torch._dynamo")
@@ -127,3 +131,30 @@ def test_steps_are_made_by_one_thread_but_those_of_a_users_model(make, tmp_path,
     with pytest.raises(UsageError, match="case"):  # the value is None
         ckptmove.verify(path, to="cpu", case=f"{tmp_path / 'mine.py'}:case")
     assert noted.read_text() == "2"
+
+
+class Traced(torch.nn.Linear):
+    """A module that tells whether a compiler reads it."""
+
+    def forward(self, x):
+        assert not torch.compiler.is_compiling()
+        return super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # by the compiler
+@pytest.mark.parametrize("has_stances", [True, False])
+def test_compiled_modules_are_called_as_they_are_and_keep_the_prefix_of_their_keys(monkeypatch, has_stances):
+    if not has_stances:  # torch 2.4 and 2.5
+        monkeypatch.delattr(torch.compiler, "set_stance", raising=False)
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    model = torch.nn.Sequential(Traced(2, 2))
+    with uncompiled_calls():
+        if has_stances and hasattr(torch.compiler, "set_stance"):
+            torch.compiler.set_stance("default")  # by a script
+        compiled = torch.compile(model, fullgraph=has_stances)
+        assert [*compiled.state_dict()] == ["_orig_mod.0.weight", "_orig_mod.0.bias"]
+        compiled(torch.ones(1, 2)).sum().backward()
+        assert model[0].weight.grad is not None
+        assert torch.compile(model, disable=True) is model
+        monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+        assert torch.compile(model) is model

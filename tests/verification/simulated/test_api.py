@@ -344,6 +344,59 @@ def test_calls_of_a_driver_are_limits_of_the_simulation(cuda, name, call):
     assert unsupported_operation(raised.value) == name
 
 
+def test_the_versions_of_cuda_are_known_on_cuda_alone(cuda, mps):
+    before = torch.version.cuda, torch.backends.cudnn.version()
+    with cuda:
+        assert int(torch.version.cuda.split(".")[0]) >= 12
+        assert torch.backends.cudnn.version() > 90000
+    with mps:
+        assert (torch.version.cuda, torch.backends.cudnn.version()) == before
+    assert (torch.version.cuda, torch.backends.cudnn.version()) == before
+
+
+def traced(function="trace"):
+    compiler = getattr(torch.jit, function)
+    model = nn.Linear(4, 2).to("cuda")
+    return compiler(model, *[torch.zeros(1, 4, device="cuda")] * (function == "trace"))
+
+
+CALLS_OF_COMPILERS = {
+    "torch.export.export": lambda: torch.export.export(nn.Linear(4, 2).to("cuda"), (torch.zeros(1, 4, device="cuda"),)),
+    "torch.jit.trace(…).graph": lambda: traced().graph,
+    "torch.jit.script(…).code": lambda: traced("script").code,
+    "torch.jit.script(…).save": lambda: traced("script").save("never.pt"),
+    "torch.jit.save": lambda: torch.jit.save(traced(), "never.pt"),
+    "torch.jit.freeze": lambda: torch.jit.freeze(traced("script")),
+    None: lambda: traced().no_such_attribute,
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(("name", "call"), CALLS_OF_COMPILERS.items(), ids=CALLS_OF_COMPILERS)
+def test_what_torchscript_and_exports_need_is_a_limit_of_the_simulation(cuda, name, call):
+    with cuda, pytest.raises((RuntimeError, AttributeError)) as raised:
+        call()
+    assert unsupported_operation(raised.value) == name
+
+
+def test_an_error_that_is_raised_from_a_limit_is_one(cuda):
+    def to_onnx():
+        try:
+            torch.export.export(nn.Linear(4, 2), (torch.zeros(1, 4),))
+        except NotImplementedError as error:
+            raise ValueError("no onnx") from error
+
+    with cuda, pytest.raises(ValueError, match="onnx") as raised:
+        to_onnx()
+    assert unsupported_operation(raised.value) == "torch.export.export"
+
+
+def test_an_attribute_that_a_module_of_the_user_lacks_is_the_users_fault(cuda):
+    with cuda, pytest.raises(AttributeError) as raised:
+        nn.Linear(4, 2).to("cuda").graph  # noqa: B018
+    assert unsupported_operation(raised.value) is None
+
+
 CALLS_OF_METAL = {
     "torch.mps.compile_shader": lambda: torch.mps.compile_shader("kernel void f() {}"),
     "getCurrentAllocatedMemory": torch._C._mps_currentAllocatedMemory,

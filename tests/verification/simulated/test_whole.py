@@ -10,6 +10,7 @@ from torch.func import grad, jvp, vmap
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from ckptmove.verification.processes.uncompiled import uncompiled_calls
 from ckptmove.verification.simulated.errors import NotSimulated, unsupported_operation
 
 LAYOUTS = {
@@ -163,14 +164,13 @@ def attention(query, key, value, bias):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_attention_with_a_score_and_a_mask_of_the_user(cuda, monkeypatch):
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # as in the process of a case
+def test_attention_with_a_score_and_a_mask_of_the_user(cuda):
     torch.manual_seed(0)
     tensors, bias = [torch.randn(2, 4, 8, 16) for _ in range(3)], torch.randn(4)
     expected = [one.clone().requires_grad_() for one in tensors]
     reference = attention(*expected, bias)
     reference.square().sum().backward()
-    with cuda:
+    with uncompiled_calls(), cuda:  # as in the process of a case
         given = [one.to("cuda").requires_grad_() for one in tensors]
         own = bias.to("cuda")
         mask = create_block_mask(lambda _batch, _head, i, j: i >= j, None, None, 8, 8, device="cuda")
@@ -185,10 +185,9 @@ def test_attention_with_a_score_and_a_mask_of_the_user(cuda, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_score_that_reads_a_tensor_on_the_cpu_is_refused(cuda, monkeypatch):
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+def test_a_score_that_reads_a_tensor_on_the_cpu_is_refused(cuda):
     bias = torch.randn(4)
-    with cuda:
+    with uncompiled_calls(), cuda:
         query = torch.ones(1, 4, 8, 16, device="cuda")
         with pytest.raises(RuntimeError):
             flex_attention(query, query, query, score_mod=lambda score, _batch, head, _i, _j: score + bias[head])

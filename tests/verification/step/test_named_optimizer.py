@@ -13,7 +13,7 @@ import torch
 import ckptmove
 from ckptmove.errors import UsageError
 from ckptmove.verification.step.optimizers import check_override
-from ckptmove.verification.step.trial import IGNORED
+from ckptmove.verification.step.trial import IGNORED, UNJUDGED
 
 STEPS = ("step", "parity", "fresh")
 
@@ -270,9 +270,9 @@ def theirs(tmp_path, monkeypatch):
     sys.modules.pop("no_optimizers", None)
 
 
-def trained(kind, steps=3, mode="train", **options):
+def trained(kind, steps=3, mode="train", model=None, **options):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
+    model = model or torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
     optimizer = kind(model.parameters(), **{"lr": 1e-3, **options})
     getattr(optimizer, "train", bool)()
     for _ in range(steps):
@@ -339,6 +339,15 @@ def test_its_state_has_to_be_used(make, answers, theirs, monkeypatch):
     path = make.save(trained(theirs.Lion))
     monkeypatch.setattr(theirs.Lion, "load_state_dict", lambda self, state: None)
     assert answers(path, "cpu", optimizer="their_optimizers:Lion")["fresh"]["status"] == "failed"
+
+
+def test_the_role_of_its_scalars_is_unknown(make, answers, theirs):
+    model = torch.nn.Module()
+    model.log_alpha = torch.nn.Parameter(torch.tensor(0.5))
+    found = answers(make.save(trained(theirs.Lion, model=model)), "cpu", optimizer="their_optimizers:Lion")
+    assert statuses(found) == ["passed", "passed", "skipped"]
+    assert found["fresh"]["detail"].endswith(f": 1 parameter {UNJUDGED}")
+    assert not found["step"]["evidence"]["proven"]
 
 
 def test_state_that_its_step_does_not_read(make, answers, theirs, monkeypatch):

@@ -90,6 +90,53 @@ def test_state_of_zeros_is_said_beside_state_that_shows(make, answers):
     assert found["fresh"]["detail"].endswith(f"; 1 parameter {LOST}")
 
 
+class Scalar(torch.nn.Module):
+    """A model with one parameter, which is 0-d: a temperature, the logarithm of an entropy coefficient."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_alpha = torch.nn.Parameter(torch.tensor(0.5))
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("optimizer", {name: None for name in OPTIONS if name != "Muon"} | {"LBFGS": None})
+def test_a_parameter_without_dimensions_resumes(make, answers, optimizer, target):
+    options = OPTIONS.get(optimizer, {})
+    path = (
+        make.save(trained_scalar(optimizer, options))
+        if optimizer == "LBFGS"
+        else make(optimizer, model=Scalar(), **options)
+    )
+    found = answers(path, target)
+    assert statuses(found) == ["passed"] * 3, found["fresh"]["detail"]
+    assert found["step"]["evidence"]["proven"], found["step"]["evidence"]["unproven"]
+    assert found["fresh"]["evidence"] == {"with_state": 1, "changed": 1}
+
+
+def trained_scalar(optimizer, options):
+    model = Scalar()
+    trained = getattr(torch.optim, optimizer)(model.parameters(), **options)
+
+    def closure():
+        trained.zero_grad()
+        loss = (model.log_alpha - 3) ** 4
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        trained.step(closure)
+    return {"model": model.state_dict(), "optimizer": trained.state_dict()}
+
+
+def test_lost_state_of_a_parameter_without_dimensions(make, answers):
+    tree = make.tree("AdamW", model=Scalar())
+    for key in ("exp_avg", "exp_avg_sq"):
+        tree["optimizer"]["state"][0][key].zero_()
+    found = answers(make.save(tree), "cpu")
+    assert found["fresh"]["status"] == "failed"
+    assert found["fresh"]["detail"].endswith(f": 1 parameter {LOST}")
+
+
 def test_no_optimizer_at_all(make, answers):
     tree = make.tree()
     del tree["optimizer"]

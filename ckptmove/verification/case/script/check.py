@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -21,7 +22,7 @@ from ckptmove.conversion.notes import is_refused
 from ckptmove.findings.remedies import Source, choose
 from ckptmove.formats.opening import container_class
 from ckptmove.text import Argument
-from ckptmove.verification.case.blame import blame
+from ckptmove.verification.case.blame import Blame, blame
 from ckptmove.verification.case.check import on_target
 from ckptmove.verification.case.code.entrance import Entrance, code_of
 from ckptmove.verification.case.code.source import line_of
@@ -43,7 +44,7 @@ from ckptmove.verification.case.script.step import ScriptStep, label_live, scene
 from ckptmove.verification.checks import SCRIPT, failed, listed, skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from ckptmove.model import Inventory
     from ckptmove.verification.evidence import CheckResult
@@ -59,6 +60,8 @@ _PLAIN: Final = frozenset({
     "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem",
     "torch.distributed.checkpoint.planner", "torch.distributed._shard.sharded_tensor.metadata",
 })  # fmt: skip
+#: Lines after the start of a program that asks the terminal, in which its answer is read.
+_LINES_AFTER: Final = 2
 #: Python's message for ``input()`` without input.
 _NO_INPUT: Final = "EOF when reading a line"
 #: torch's message for a build without NCCL, which is one for the CPU.
@@ -99,7 +102,7 @@ def check_script(
     started = time.perf_counter()
     with ExitStack() as stack:
         output = stack.enter_context(_output())
-        stack.enter_context(protected((place.path for place in bench.checkpoint.read_from), session.refuse_program))
+        stack.enter_context(protected((place.path for place in bench.checkpoint.read_from), session.note_program))
         stack.enter_context(_watched(bench.request.deadline, session, end))
         place = stack.enter_context(on_target(site, bench.request.devices))
         memory = stack.enter_context(memory_recorded(site, bench.request.device_memory, entrance))
@@ -258,29 +261,45 @@ def _without_step(error: BaseException | None, session: Session, last: str, name
 def _of_exception(error: BaseException, scene: Scene, session: Session, name: str, inventory: Inventory) -> CheckResult:
     """Result for an exception: a fault, or a check that was not made for a reason outside of the script."""
     found = blame(error, scene_of(scene, scene.entrance.frames(error.__traceback__)))
-    is_inside = any(isinstance(one, OSError) and session.is_checkpoint(one.filename) for one in _chain(error))
-    kinds = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
-    fault, fix, reason = [found.fault + session.but_loaded(), *found.failures[1:]], str(found.fix), ""
+    fault, fix = [found.fault + session.but_loaded(), *found.failures[1:]], str(found.fix)
     figures = {**found.evidence, "loaded": session.loaded_instead, "proven": False}
-    if found.is_limit:
-        reason = found.fault
-    elif _NO_NCCL in str(error):
-        reason = f"not supported by the simulation: {found.fault}"
-    elif "PermissionError" in kinds and is_inside:
-        reason = f"{name} changes the checkpoint before its step: verify a copy of the checkpoint: {found.fault}"
-    elif wrong := _wrong_argument(error, session):
+    reason = found.fault if found.is_limit else _reason_outside(error, found, session, name)
+    if reason:
+        return skipped(SCRIPT, f"not proven: {reason}", **figures)
+    if wrong := _wrong_argument(error, session):
         fault, fix = [f"{name} opens {wrong}, which does not exist: {found.fault}"], how_to_resume()
-    elif not kinds.isdisjoint(_MISSING) and not is_inside:
-        reason = f"{name} needs something that this machine does not have: {found.fault}"
     elif any(one is session.refusal for one in _chain(error)):
         fix = session.remedy
     elif session.loads and (command := prefixes.of_message(str(error), inventory)):
         fix = command
     elif _NO_INPUT in str(error):
         fault = [f"{name} reads standard input, which is empty: {found.fault}"]
-    if reason:
-        return skipped(SCRIPT, f"not proven: {reason}", **figures)
     return failed(SCRIPT, fault, fix, **figures)
+
+
+def _reason_outside(error: BaseException, found: Blame, session: Session, name: str) -> str:
+    """The reason outside of the script for an exception; empty if the script is at fault."""
+    is_inside = any(isinstance(one, OSError) and session.is_checkpoint(one.filename) for one in _chain(error))
+    kinds = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
+    if _NO_NCCL in str(error):
+        return f"not supported by the simulation: {found.fault}"
+    if "PermissionError" in kinds and is_inside:
+        return f"{name} changes the checkpoint before its step: verify a copy of the checkpoint: {found.fault}"
+    if _asks_terminal(error, session, found.evidence):
+        return f"{name} asks the terminal, and standard input is none here: {found.fault}"
+    if not kinds.isdisjoint(_MISSING) and not is_inside and not _wrong_argument(error, session):
+        return f"{name} needs something that this machine does not have: {found.fault}"
+    return ""
+
+
+def _asks_terminal(error: BaseException, session: Session, at: Mapping[str, object]) -> bool:
+    """Whether an exception is of a call for a terminal, or of a line that reads what a program printed about it."""
+    if any(isinstance(one, OSError) and one.errno == errno.ENOTTY for one in _chain(error)):
+        return True
+    asked, line = session.terminal, at.get("line")
+    if asked is None or at.get("file") != asked.file or not isinstance(line, int):
+        return False
+    return asked.number <= line <= asked.number + _LINES_AFTER
 
 
 def _wrong_argument(error: BaseException, session: Session) -> str:

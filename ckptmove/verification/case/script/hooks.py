@@ -133,15 +133,19 @@ def _of_host(_session: Session, original: Any, tensor: torch.Tensor) -> Any:
 def _torch_load(session: Session, original: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
     """Load a file. The checkpoint is never unpickled, also if the script asks for it."""
     if not session.note_load(f) and not session.may_hold_piece(f):
-        return original(f, *args, **kwargs)
+        value = original(f, *args, **kwargs)
+        session.note_tensors(value, is_own=False)
+        return value
     safe = {key: value for key, value in kwargs.items() if key != "pickle_module"}
     try:
-        return original(f, *args[:1], **{**safe, "weights_only": True})
+        value = original(f, *args[:1], **{**safe, "weights_only": True})
     except UnpicklingError as error:
         if not _unpickles(*args[1:2], **kwargs):
             session.refusal = error
             raise
         session.stop_unpickling(reason_of(error))
+    session.note_tensors(value, is_own=True)
+    return value
 
 
 def _unpickles(pickle_module: Any = None, *, weights_only: Any = None, **_options: Any) -> bool:
@@ -175,8 +179,10 @@ def _watched_unpickler(session: Session, original: Any) -> Any:
 
 
 def _noted(session: Session, original: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-    session.note_load(filename)
-    return original(filename, *args, **kwargs)
+    is_own = session.note_load(filename)
+    value = original(filename, *args, **kwargs)
+    session.note_tensors(value, is_own=is_own)
+    return value
 
 
 def _load_checkpoint(session: Session, original: Any, request: LoadRequest) -> Any:
@@ -223,14 +229,17 @@ def _prepare_plan(session: Session, original: Any, writer: Any, *args: Any, **kw
     return original(writer, *args, **kwargs)
 
 
-def _load_module(session: Session, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _load_module(session: Session, original: Any, module: nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
     """Load a module, and record it unless another one is being loaded, which it may be a part of."""
     is_outer, session.is_loading = not session.is_loading, True
+    is_of_other_file = is_outer and session.is_of_other_file(state_dict)
     try:
-        result = original(module, *args, **kwargs)
+        result = original(module, state_dict, *args, **kwargs)
     finally:
         session.is_loading = not is_outer
-    if is_outer and session.loads:
+    if is_of_other_file:
+        session.elsewhere.append(module)
+    elif is_outer and session.loads:
         session.modules.append(module)
         buffers = module.named_buffers(remove_duplicate=False)
         session.buffers[id(module)] = {name: one.detach().clone() for name, one in buffers}
@@ -238,10 +247,10 @@ def _load_module(session: Session, original: Any, module: nn.Module, *args: Any,
 
 
 def _load_optimizer(
-    session: Session, original: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
+    session: Session, original: Any, optimizer: torch.optim.Optimizer, state_dict: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    result = original(optimizer, *args, **kwargs)
-    if session.loads:
+    result = original(optimizer, state_dict, *args, **kwargs)
+    if session.loads and not session.is_of_other_file(state_dict):
         session.optimizers.append(optimizer)
     return result
 

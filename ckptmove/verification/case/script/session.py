@@ -7,17 +7,20 @@ import io
 import os
 import sys
 import threading
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
+
+import torch
 
 from ckptmove.verification.case.code.source import line_of
 from ckptmove.verification.checks import SCRIPT, listed, skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-    import torch
     from torch import nn
 
     from ckptmove.verification.case.code.entrance import Entrance
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 #: Seconds in which a script has to end when its check is decided, and seconds that it goes on after a step that passed;
 #: then the process ends.
 GRACE: Final = 5.0
+#: Programs that ask the terminal, of which there is none here: for its size, its settings, its name.
+_TERMINAL: Final = frozenset({"stty", "tput", "tty"})
 
 
 class Stopped(BaseException):
@@ -46,10 +51,12 @@ class Session:
         others: other files that were loaded.
         refusal: exception of torch for the checkpoint, which weights-only mode refuses; None if it was not refused.
         kept: files that were there before, and that the script did not get to overwrite.
-        modules: modules whose ``load_state_dict`` was called after the load, in order.
+        modules: modules whose ``load_state_dict`` was called after the load, in order; without those of other files.
+        elsewhere: modules that took the state_dict of another file.
         buffers: copies of the buffers of these modules after the call, by the module's identity and the buffer's key.
-        optimizers: optimizers whose ``load_state_dict`` was called after the load.
+        optimizers: optimizers whose ``load_state_dict`` was called after the load; without those of other files.
         raised: faults of optimizers whose steps so far raised exceptions that the script caught, by their identity.
+        terminal: the user's line that last started a program that asks the terminal; None for none.
         is_loading: whether a module is being loaded.
         is_harmless: whether the ``.metadata`` of the checkpoint is being unpickled, which names nothing foreign.
         skipped_steps: number of steps that gradient scalers skipped after the load.
@@ -85,9 +92,13 @@ class Session:
         self.kept: list[str] = []
         self._written: set[str] = set()
         self.modules: list[nn.Module] = []
+        self.elsewhere: list[nn.Module] = []
+        # By the tensor's identity, with whether its file is the checkpoint.
+        self._loaded: dict[int, tuple[weakref.ref[torch.Tensor], bool]] = {}
         self.buffers: dict[int, dict[str, torch.Tensor]] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         self.raised: dict[int, str] = {}
+        self.terminal: Line | None = None
         self.is_loading = False
         self.is_harmless = False
         self.skipped_steps = 0
@@ -200,8 +211,10 @@ class Session:
         """
         self.stop_unproven(f"it would unpickle the checkpoint ({reason})", self.remedy)
 
-    def refuse_program(self, words: Sequence[str]) -> None:
-        """Stop a script that would start a program with the checkpoint among its arguments."""
+    def note_program(self, words: Sequence[str]) -> None:
+        """Record a program that asks the terminal, and stop a script that would start one with the checkpoint."""
+        if not _TERMINAL.isdisjoint(map(os.path.basename, words)):
+            self.terminal = self.here()
         if self.check is None and any(map(self.is_inside, words)):
             self.stop_unproven("it starts a program with the checkpoint, which is not followed")
 
@@ -223,6 +236,32 @@ class Session:
         elif (path := _path_of(file)) is not None:
             self.others.append(path)
         return is_own
+
+    def note_tensors(self, value: object, *, is_own: bool) -> None:
+        """Record which file the tensors of a loaded value are of."""
+        for one in _tensors_of(value):
+            self._loaded[id(one)] = (weakref.ref(one), is_own)
+
+    def is_of_other_file(self, state: object) -> bool:
+        """Whether a state_dict has tensors of another file, and none of the checkpoint."""
+        known = [(one, self._loaded[id(one)]) for one in _tensors_of(state) if id(one) in self._loaded]
+        found = {is_own for one, (loaded, is_own) in known if loaded() is one}
+        return found == {False}
+
+
+def _tensors_of(value: object) -> Iterator[torch.Tensor]:
+    """The tensors in the dicts of a value. Those in a list may be a dataset of many."""
+    seen: set[int] = set()
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        inner = [*one.values()] if isinstance(one, Mapping) else one if isinstance(one, (list, tuple)) else ()
+        if not inner or id(one) in seen:
+            continue
+        seen.add(id(one))
+        pending += (each for each in inner if isinstance(each, (Mapping, list, tuple)))
+        if isinstance(one, Mapping):
+            yield from (each for each in inner if isinstance(each, torch.Tensor))
 
 
 def _path_of(file: object) -> str | None:

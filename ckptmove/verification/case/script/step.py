@@ -81,6 +81,7 @@ class _Optimizer(NamedTuple):
         entries: number of parameters whose state has the stored values.
         stored: number of parameters with stored state.
         fault: why no stored state fits; empty if one does.
+        modules: identities of the models that it steps.
     """
 
     part: OptimizerPart
@@ -89,6 +90,7 @@ class _Optimizer(NamedTuple):
     entries: int = 0
     stored: int = 0
     fault: str = ""
+    modules: frozenset[int] = frozenset()
 
     @property
     def kind(self) -> str:
@@ -127,14 +129,31 @@ class ScriptStep:
         return None
 
     def finish(self, optimizer: torch.optim.Optimizer) -> CheckResult | None:
-        """After a step: the verdict, unless another optimizer that was loaded has not made a step."""
+        """After a step: the verdict, unless another optimizer of what was loaded has not made a step."""
         with torch.no_grad():
             steps = self._optimizers[id(optimizer)].steps
             steps.end()
-            waiting = {
-                id(one) for one in self._session.optimizers
-            } - self._optimizers.keys() | self._session.raised.keys()
-            return None if waiting and steps.count < _ROUNDS else self._verdict()
+            return None if steps.count < _ROUNDS and self._is_early() else self._verdict()
+
+    def _is_early(self) -> bool:
+        """Whether an optimizer that was loaded, or that has parameters of a model that was, has not made a step."""
+        session = self._session
+        loaded = {id(one) for one in session.optimizers}
+        if loaded - self._optimizers.keys() | session.raised.keys() or not self._judged:
+            return True
+        trained = {id(one) for module in session.modules for one in module.parameters() if one.requires_grad}
+        stepped = {id(one) for each in self._optimizers.values() for one in each.part.parameters}
+        return any(not trained.isdisjoint(own - stepped) for own in map(_held, _live(torch.optim.Optimizer)))
+
+    @property
+    def _judged(self) -> list[_Optimizer]:
+        """The optimizers that made a step, without those that only step models of other files."""
+        return [one for one in self._optimizers.values() if not self._is_of_other_file(one.part)]
+
+    def _is_of_other_file(self, part: OptimizerPart) -> bool:
+        own = {id(one) for one in part.parameters}
+        has_own = any(_has_any(one, own) for one in self._session.modules)
+        return not has_own and any(_has_any(one, own) for one in self._session.elsewhere)
 
     def conclude(self) -> CheckResult | None:
         """The verdict for a script that ended; None if no optimizer made a step, or tried to."""
@@ -148,12 +167,12 @@ class ScriptStep:
         for module in modules:
             if id(module) not in self._models:
                 self._models[id(module)] = self._compared_model(module)
-        steps = OwnSteps(part, self._place)
+        steps, identities = OwnSteps(part, self._place), frozenset(map(id, modules))
         if not self._bench.pairings:
-            return _Optimizer(part, steps, None)
+            return _Optimizer(part, steps, None, modules=identities)
         found, fault = _each_fitting(lambda one: self._compared_state(replace(part, part=one), steps, modules))
         best = max(found, key=lambda one: one.entries, default=_Optimizer(part, steps, None, fault=fault))
-        return best._replace(part=part)
+        return best._replace(part=part, modules=identities)
 
     def _compared_state(self, part: OptimizerPart, steps: OwnSteps, modules: list[nn.Module]) -> _Optimizer:
         bench = self._bench
@@ -192,7 +211,9 @@ class ScriptStep:
         return _Model(module, where, len(state) - len(apart), differing, len(state))
 
     def _verdict(self) -> CheckResult:
-        models, optimizers = [*self._models.values()], [*self._optimizers.values()]
+        optimizers = self._judged or [*self._optimizers.values()]
+        judged = frozenset[int]().union(*(one.modules for one in optimizers))
+        models = [one for identity, one in self._models.items() if identity in judged]
         every = list({id(one): one for each in optimizers for one in each.part.parameters}.values())
         moved = set[int]().union(*(one.steps.moved for one in optimizers))
         kinds = " and ".join(one.kind for one in optimizers)
@@ -320,6 +341,11 @@ def _is_same(now: torch.Tensor, stored: torch.Tensor) -> bool:
         return False
     pair = (one.to(now.dtype).contiguous().reshape(-1).view(torch.uint8) for one in (now.detach(), stored.detach()))
     return torch.equal(*pair)
+
+
+def _held(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Identities of the parameters of an optimizer; a wrapper around one may have no groups of its own."""
+    return {id(one) for group in getattr(optimizer, "param_groups", ()) for one in group["params"]}
 
 
 def _has_any(module: nn.Module, own: set[int]) -> bool:

@@ -21,6 +21,7 @@ from ckptmove.verification.case.script import protection
 from ckptmove.verification.case.script import session as recorded
 from ckptmove.verification.case.script import step as compared
 from ckptmove.verification.checks import failed
+from ckptmove.verification.processes.uncompiled import uncompiled_calls
 from ckptmove.verification.simulated.targets import is_any_active
 
 HEAD = """
@@ -116,6 +117,122 @@ def test_a_forgotten_move_is_named_with_its_line(ran):
     assert (check["evidence"]["tensor"], check["evidence"]["operation"]) == ("x", "torch.nn.functional.linear")
     assert "model(x)" in check["evidence"]["source"]
     assert check["evidence"]["fix"]
+
+
+PLAIN, WHOLE, PART = "0.weight", "_orig_mod.0.weight", "0._orig_mod.weight"
+#: The keys of the file, the line that compiles, and the outcome.
+COMPILED = {
+    "then plain keys are loaded": (PLAIN, "model = torch.compile(model)\n", ("failed", False)),
+    "then its own keys": (WHOLE, "model = torch.compile(model, mode='reduce-overhead')\n", ("passed", True)),
+    "a part": (PART, "model[0] = torch.compile(model[0])\n", ("passed", True)),
+    "a part, then plain keys": (PLAIN, "model[0] = torch.compile(model[0])\n", ("failed", False)),
+    "in place": (PLAIN, "model.compile()\n", ("passed", True)),
+    "in place, then keys of a wrapper": (WHOLE, "model.compile()\n", ("failed", False)),
+    "disabled": (PLAIN, "model = torch.compile(model, disable=True)\n", ("passed", True)),
+    "disabled by the environment": (
+        PLAIN,
+        "import os\nos.environ['TORCHDYNAMO_DISABLE'] = '1'\nmodel = torch.compile(model)\n",
+        ("passed", True),
+    ),
+    "the forward": (PLAIN, "model.forward = torch.compile(model.forward)\n", ("passed", True)),
+    "in a DataParallel": (f"module.{WHOLE}", "model = nn.DataParallel(torch.compile(model))\n", ("passed", True)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # by the compiler
+@pytest.mark.unmeasured
+@pytest.mark.parametrize(("key", "line", "expected"), COMPILED.values(), ids=COMPILED)
+def test_a_compiled_model_has_the_keys_that_torch_gives_it(ran, make, key, line, expected, monkeypatch):
+    monkeypatch.setattr(os, "environ", {key: one for key, one in os.environ.items() if key != "TORCHDYNAMO_DISABLE"})
+    tree = make.tree()
+    inner = "_orig_mod." if key == PART else ""
+    before = key.removesuffix("0.weight").removesuffix("0._orig_mod.weight")
+    tree["model"] = {
+        f"{before}0.{inner}{name[2:]}" if name[0] == "0" else before + name: one for name, one in tree["model"].items()
+    }
+    with uncompiled_calls():
+        check = ran(HEAD, BUILT, line, LOADED, LOOP, path=make.save(tree))
+    assert outcome(check) == expected, check["detail"]
+    assert expected[0] == "failed" or (check["evidence"]["tensors"], check["evidence"]["of_tensors"]) == (4, 4)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # by the compiler
+@pytest.mark.unmeasured
+def test_a_compiled_model_that_takes_no_key_of_the_file_fails(ran, monkeypatch):
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    line = "model = torch.compile(model)\n"
+    with uncompiled_calls():
+        check = ran(HEAD, BUILT, line, LOADED.replace('"model"])', '"model"], strict=False)'), LOOP)
+        healthy = ran(HEAD, BUILT, LOADED, line, LOOP)
+    assert outcome(check) == ("failed", False)
+    assert check["evidence"]["tensors"] == 0
+    assert outcome(healthy) == ("passed", True)
+
+
+#: Two networks of one shape: the second one has a file of its own, and is stepped first.
+PAIR = """
+other = build().to(device)
+other_optimizer = torch.optim.AdamW(other.parameters())
+elsewhere = torch.load("other.pt", map_location=device)
+other.load_state_dict(elsewhere["model"])
+other_optimizer.load_state_dict(elsewhere["optimizer"])
+"""
+ROUND = """
+for x, y in batches():
+    for one, stepped in ((other, other_optimizer), (model, optimizer)):
+        stepped.zero_grad()
+        nn.functional.mse_loss(one(x.to(device)), y.to(device)).backward()
+        stepped.step()
+"""
+#: The parts of a script with a file for each network, and the evidence of the check.
+NETWORKS = {
+    "each has its optimizer": ((BUILT, LOADED, PAIR, ROUND), {"optimizer": ["AdamW"], "of_tensors": 4, "proven": True}),
+    "the file of the other comes first": ((BUILT, PAIR, LOADED, ROUND), {"of_tensors": 4, "proven": True}),
+    "the weights alone": (
+        (BUILT, PAIR, LOADED.replace("optimizer.load", "# "), ROUND),
+        {"tensors": 4, "of_tensors": 4, "entries": 0, "proven": False},
+    ),
+    "one optimizer steps both": (
+        (
+            BUILT,
+            LOADED.replace("optimizer.load", "# "),
+            PAIR,
+            "optimizer = torch.optim.AdamW([*other.parameters(), *model.parameters()])\n",
+            LOOP.replace("model(", "(lambda x: model(x) + other(x))("),
+        ),
+        {"tensors": 4, "of_tensors": 4, "proven": False},
+    ),
+    "the network of the file is never stepped": (
+        (BUILT, PAIR, LOADED, LOOP.replace("model(", "other(").replace("optimizer", "other_optimizer")),
+        {"tensors": 0, "proven": False},
+    ),
+}
+
+
+@pytest.mark.parametrize(("parts", "expected"), NETWORKS.values(), ids=NETWORKS)
+def test_a_network_with_a_file_of_its_own_is_not_compared_with_the_checkpoint(ran, make, parts, expected):
+    path = make()
+    torch.manual_seed(7)
+    make("AdamW", "other.pt", steps=5, model=torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3)))
+    check = ran(HEAD, *parts, path=path)
+    assert {key: check["evidence"].get(key) for key in expected} == expected, check["detail"]
+    assert check["status"] == ("passed" if check["evidence"]["tensors"] else "failed")
+
+
+def test_every_network_that_the_checkpoint_was_loaded_into_is_compared(ran, make):
+    tree = make.tree()
+    second = {f"1.{key}": one + 1 for key, one in tree["model"].items()}
+    path = make.save({"model": tree["model"], "second": second})
+    check = ran(
+        HEAD,
+        BUILT,
+        "other = build().to(device)\nother_optimizer = torch.optim.AdamW(other.parameters())\n",
+        LOADED.replace("optimizer.load", "# ") + "other.load_state_dict(stored['second'], strict=False)\n",
+        ROUND.replace("(other, other_optimizer), (model, optimizer)", "(model, optimizer), (other, other_optimizer)"),
+        path=path,
+    )
+    assert outcome(check) == ("failed", False)
+    assert check["evidence"]["optimizer"] == ["AdamW", "AdamW"]
 
 
 AFTER = {
@@ -1012,6 +1129,11 @@ def test_a_script_may_write_other_files(ran):
         ("import urllib.request; urllib.request.urlopen('http://127.0.0.1:9/')", "skipped"),
         ('raise RuntimeError("Distributed package doesn\'t have NCCL built in")', "skipped"),
         ("torch.cuda.MemPool()", "skipped"),
+        ("import os\nwith os.popen('stty size') as told: _, width = told.read().split()", "skipped"),
+        ("import subprocess\nsize = subprocess.run('stty size', shell=True).stdout\nsize.split()", "skipped"),
+        ("import os\nwith os.popen('stty size') as told:\n    told.read()\n\n1 / 0", "failed"),
+        ("import os\nwith os.popen('echo 3') as told: told.read().split()[1]", "failed"),
+        ("import os, errno\nraise OSError(errno.ENOTTY, 'Inappropriate ioctl for device')", "skipped"),
         ("try: open('x.csv')\nexcept OSError as error: raise ValueError('no data') from error", "skipped"),
         ("try: open('x.csv')\nexcept OSError: raise ValueError", "failed"),
         ("torch.multiprocessing.spawn(print, nprocs=2)", "skipped"),
@@ -1247,9 +1369,9 @@ def test_a_session_refuses_a_program_once(tmp_path):
     path = str(tmp_path / "run.pth")
     home = room.line_of(str(tmp_path / "train.py"), 0)
     session = recorded.Session(path, room.Entrance(room.CaseName("train.py", "", is_file=True)), home, print, ())
-    session.refuse_program(["cat", "other.pth"])
+    session.note_program(["cat", "other.pth"])
     with pytest.raises(recorded.Stopped):
-        session.refuse_program(["cat", path])
+        session.note_program(["cat", path])
     session.close()
     assert session.check.status == "skipped"
-    session.refuse_program(["cat", path])
+    session.note_program(["cat", path])
