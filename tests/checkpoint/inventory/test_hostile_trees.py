@@ -15,6 +15,7 @@ from ckptmove.checkpoint.inventory.outline import outline
 from ckptmove.checkpoint.inventory.walk import Walk
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
+from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
 
@@ -398,11 +399,6 @@ def test_a_damaged_pickle_is_an_error_of_ours(data, tmp_path_factory):
         pass
 
 
-class NoSource:
-    path = "x"
-    size = 0
-
-
 class Bare:
     """A container of nothing but a pickle."""
 
@@ -410,14 +406,26 @@ class Bare:
     torch_version = None
     producer = None
     has_devices = True
-    is_script = False
+    is_script = has_code = False
     opened = frozenset()
-
-    source = NoSource()
+    source = MemorySource("x", b"")
+    limits = Limits()
 
     @staticmethod
     def locate(storages):
         return ()
+
+    @staticmethod
+    def strays():
+        return ()
+
+    @staticmethod
+    def apart():
+        return ()
+
+    @staticmethod
+    def object_pickle():
+        return b""
 
 
 def test_the_collector_is_as_it_was(inventory_of, tmp_path):
