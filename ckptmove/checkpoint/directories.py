@@ -43,6 +43,7 @@ class FileRecord(NamedTuple):
         weights_only_since: first version of torch, 2.4 or later, whose ``torch.load(weights_only=True)`` accepts its
             pickle without further options; None if no version does.
         refused: the globals in it that no version accepts; empty if no version accepts its opcodes.
+        runs: the dangerous names in it.
         part: name of the part that begins the names of its tensors, if it is one of several files of ranks; else None.
         is_piece: whether its tensors belong to its folder, and not to the file alone.
     """
@@ -56,6 +57,7 @@ class FileRecord(NamedTuple):
     devices: tuple[str, ...]
     weights_only_since: str | None = OLDEST_TORCH
     refused: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
     part: str | None = None
     is_piece: bool = False
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer
     from ckptmove.model import Inventory
 
-#: Findings that no other command helps with: bytes or files are lost or of another save, or loading the file is an
-#: attack.
-_HOPELESS: Final = frozenset({"F801", "F802", "F807", "F808", "F810", "S702"})
+#: Findings that no other command helps with: bytes or files are lost or of another save, or loading or unpacking the
+#: file is an attack.
+_HOPELESS: Final = frozenset({"F801", "F802", "F807", "F808", "F810", "F815", "S702"})
 
 
 def after_inspection(answer: InspectAnswer) -> str:

@@ -14,7 +14,7 @@ from ckptmove.io.segments import blocks_of, length, shifted, without_checks
 from ckptmove.moves import MovePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from ckptmove.checkpoint.layouts.members import Members
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
@@ -41,6 +41,7 @@ def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
     """Segments of the new archive. Members that are not checkpoints are copied byte for byte.
 
     Raises:
+        UnsafeMember: if a member of the copy would be unsafe to unpack.
         CkptMoveError: as of :meth:`ckptmove.conversion.conversion.Conversion.lay_out`.
     """
     changes, plan, removed = _Changes(conversion, listing), conversion.plan, frozenset[str]()
@@ -49,6 +50,7 @@ def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
         removed = new.removed
         changes.segments.update(new.segments)
         plan = MovePlan(plan.request)  # the changed members have their moves
+    _require_safe(listing, removed)
     for part, own in zip(checkpoint.parts, split_plan(plan, checkpoint.parts), strict=True):
         if part.name not in changes.segments and part.name not in removed:
             changes.add(cast("FilePart", part), own)  # a distributed checkpoint in an archive is refused
@@ -59,14 +61,9 @@ def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
     return segments if conversion.request.check else without_checks(segments)
 
 
-def require_safe(listing: Members) -> None:
-    """Check that no member of a copy would be unsafe to unpack.
-
-    Raises:
-        UnsafeMember: if one would be.
-    """
+def _require_safe(listing: Members, removed: Collection[str]) -> None:
     for fact in listing.facts:
-        if fact.kind in {"outside-member", "special-member"}:
+        if fact.kind in {"outside-member", "special-member"} and fact.record not in removed:
             raise UnsafeMember(listing.path, fact.record)
 
 

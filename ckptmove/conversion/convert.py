@@ -100,10 +100,6 @@ def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint, jobs: int) ->
         from ckptmove.conversion.in_place import change_file
 
         return change_file(conversion, checkpoint.file)
-    if conversion.format == "same" and listing is not None and listing.form is not None:
-        from ckptmove.conversion.archive import require_safe
-
-        require_safe(cast("Members", listing))
     if conversion.format == "shards":
         from ckptmove.conversion.sharded_output import write_shards
 

@@ -47,7 +47,7 @@ def unmatched_options(inventory: Inventory, request: MoveRequest) -> Iterator[Un
 
 
 def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
-    """Notes on tensors that are also kept, devices still named, and dangerous names that the new pickle imports."""
+    """Notes on tensors that are also kept, and on devices that are still named."""
     dragged = [one.name for one in dragged_along(plan.kept, plan.request.keep)]
     if dragged:
         yield f"also kept, because they share storage with a match of {Argument('keep')}: {_some(dragged)}"
@@ -63,7 +63,6 @@ def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
     if plan.inflates:
         stored = f"{amount(len(plan.inflates), 'deflated storage')} {'is' if len(plan.inflates) == 1 else 'are'} stored"
         yield f"{stored} uncompressed in the new file, so that it can be memory-mapped (F803)"
-    yield from _dangerous_names(inventory, plan.format or inventory.container)
 
 
 def is_refused(inventory: Inventory) -> bool:
@@ -133,17 +132,6 @@ def _means(value: str, tag: str) -> bool:
     return devices.same_device(value, tag) or value == devices.split(tag)[0]
 
 
-def _dangerous_names(inventory: Inventory, container: str) -> Iterator[str]:
-    """Notes on names that can run code when the new file is unpickled."""
-    hostile = [file.path for file in unread_of(inventory) if file.runs]
-    if hostile and container == inventory.container:
-        yield f"files that can run code when they are unpickled (S702) are copied as they are: {_some(hostile)}"
-    dangerous = [use.name for use in inventory.globals if use.verdict == "dangerous"]
-    if dangerous:
-        names = _some(dangerous)
-        yield f"the pickle of the new file can still run {names} (S702): do not load it"
-
-
 def source_warnings(source: Inventory, new: Inventory, *, is_one_file: bool) -> Iterator[str]:
     """Warnings of problems of the source that the output has too, or no longer shows.
 
@@ -160,6 +148,7 @@ def source_warnings(source: Inventory, new: Inventory, *, is_one_file: bool) -> 
         yield f"{storages} (F802): {nbytes:,} bytes are missing in the new file too"
     if any(fact.kind == "missing-end" for fact in source.facts):
         yield "the tar is cut off (F802), and the new file too: members at its end may be missing"
+    yield from _dangerous_names(new, copies_others=not is_one_file)
     for kind, text in _PROBLEMS.items():
         own = [fact.record for fact in source.facts if fact.kind == kind]
         if own:
@@ -173,3 +162,13 @@ def source_warnings(source: Inventory, new: Inventory, *, is_one_file: bool) -> 
 def _some(listed: Iterable[str], shown: int = _SHOWN) -> str:
     words = list(listed)
     return ", ".join(words[:shown]) + (f" and {len(words) - shown:,} more" if len(words) > shown else "")
+
+
+def _dangerous_names(new: Inventory, *, copies_others: bool) -> Iterator[str]:
+    """Warnings of names that can run code when the output is unpickled."""
+    hostile = [file.path for file in unread_of(new) if file.runs]
+    if hostile and copies_others:
+        yield f"files that can run code when they are unpickled (S702) are copied as they are: {_some(hostile)}"
+    dangerous = [use.name for use in (*new.globals, *new.apart) if use.verdict == "dangerous"]
+    if dangerous:
+        yield f"the new file can still run {_some(dangerous)} when it is unpickled (S702): do not load it"

@@ -119,7 +119,10 @@ def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Findin
         parts.append(f"unpickling {some(records, _SHOWN)} could run {some(others, _SHOWN)}")
         names += [f"{use.record}: {use.name}" for use in apart]
     if names:
-        yield found("S702", "; ".join(parts), names, _do_not_load(inventory))
+        rows = inventory.files if isinstance(inventory, DirectoryInventory) else ()
+        files = [file.path for file in rows if file.runs]
+        message = f"{some(files, _SHOWN)}: {'; '.join(parts)}" if files else "; ".join(parts)
+        yield found("S702", message, [*files, *names], _do_not_load(inventory))
     yield from dangerous_beside(inventory)
 
 

@@ -86,6 +86,7 @@ def file_record(path: str, inventory: Inventory) -> FileRecord:
         refused=()
         if inventory.foreign_opcodes
         else tuple(use.name for use in inventory.globals if not use.weights_only),
+        runs=tuple(use.name for use in (*inventory.globals, *inventory.apart) if use.verdict == "dangerous"),
     )
 
 
