@@ -396,6 +396,8 @@ def _(error: changes.InterruptedConversion) -> str:
 
 @_hint.register(changes.RestoresMore)
 def _(error: changes.RestoresMore) -> str:
+    if error.is_unsafe:
+        return f"{_DISTRUST}" + (f"; remove the journal: rm {quoted(error.journal)}" if error.journal else "")
     removed = f"; if the file is whole, and you did not convert it: rm {quoted(error.journal)}" if error.journal else ""
     return f"if you converted it yourself: {_undo(error.path)} --force{removed}"
 

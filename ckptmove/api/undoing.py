@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
 #: Findings about a file that is unsafe to load.
 _UNSAFE: Final = ("S702", "F805")
+_THEN_UNSAFE: Final = "the file would then have the finding "
 
 
 def undo_in_place(path: str, *, dry_run: bool, force: bool, limits: Limits, settle: Callable[[], None]) -> UndoResult:
@@ -103,7 +104,7 @@ def _undo_finished(
     if not force:
         reason = _judge(source, PartSource(source, Span(0, patch.size)), limits)
         if reason:
-            raise RestoresMore(source.path, reason)
+            raise RestoresMore(source.path, reason, is_unsafe=reason.startswith(_THEN_UNSAFE))
     if not dry_run:
         apply_patch(source.path, patch, source.place.stamp, settle)
     return patch.size
@@ -125,7 +126,8 @@ def _roll_back(
         intended = ChangedSource(source, journal.new, journal.new_size)
         reason = _judge(source, restored, limits, [*_changed(source, journal)], intended)
         if reason:
-            raise RestoresMore(source.path, reason, journal_path(source.path))
+            journal_file, is_unsafe = journal_path(source.path), reason.startswith(_THEN_UNSAFE)
+            raise RestoresMore(source.path, reason, journal_file, is_unsafe=is_unsafe)
     if not dry_run:
         roll_back(source.path, interrupted, settle)
     return source.size if journal is None else journal.old_size
@@ -230,7 +232,7 @@ def _difference(  # noqa: PLR0911  # a reason for each check
         return "the format of the file differs"
     unsafe = _unsafe(then.inventory) - known
     if unsafe:
-        return f"the file would then have the finding {min(unsafe)}"
+        return f"{_THEN_UNSAFE}{min(unsafe)}"
     names = {use.name for use in then.inventory.globals} - {use.name for use in now.inventory.globals}
     if names:
         return f"its pickle would import {some(sorted(names), 1)}"

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
     from ckptmove.model import TensorRecord
 
-#: Dtypes of stored numbers that need a scale; int32 and int16 pack several into an element.
-_QUANTIZED: Final = ("float8_", "float4_", "int8", "uint8", "int16", "int32")
+#: Dtypes of stored numbers that need a scale; wider integers pack several into an element, under names of their own.
+_QUANTIZED: Final = ("float8_", "float4_", "int8", "uint8")
+_PACKED: Final = ("int16", "int32")
+_PACKED_NAMES: Final = ("qweight", "_packed")
 
 
 class ScaledWeight(NamedTuple):
@@ -27,7 +29,11 @@ class ScaledWeight(NamedTuple):
 def scaled_weights(tensors: Iterable[TensorRecord]) -> tuple[ScaledWeight, ...]:
     """Return the quantized weights of models whose scales are stored beside them, in the order of the file."""
     by_name = {tensor.name: tensor for tensor in tensors if tensor.role != "optimizer"}
-    quantized = [tensor for tensor in by_name.values() if tensor.dtype.startswith(_QUANTIZED)]
+    quantized = [
+        tensor
+        for tensor in by_name.values()
+        if tensor.dtype.startswith(_QUANTIZED) or (tensor.dtype in _PACKED and tensor.name.endswith(_PACKED_NAMES))
+    ]
     pairs = ((weight, by_name.get(name)) for weight in quantized for name in _names_of_scale(weight.name))
     return tuple(ScaledWeight(weight, scale) for weight, scale in pairs if scale is not None)
 

@@ -173,8 +173,10 @@ def _known_only(texts: Mapping[str, str], known: Mapping[str, type]) -> dict[str
     own = {variable.removeprefix(_PREFIX): variable for variable in texts}
     for name in sorted(own.keys() - names):
         near = get_close_matches(name, names, 1)
-        rest = f"did you mean {_PREFIX}{near[0]}?" if near else "the names are those of the options of verify"
-        warnings.warn(f"{own[name]}: ignored, as no option has this name; {rest}", UnknownVariable, stacklevel=2)
+        meant = f"; did you mean {_PREFIX}{near[0]}?" if near else ""
+        warnings.warn(
+            f"{own[name]} is ignored: no option of verify has this name{meant}", UnknownVariable, stacklevel=2
+        )
     return {own[name]: texts[own[name]] for name in own.keys() & names}
 
 

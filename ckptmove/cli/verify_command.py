@@ -100,7 +100,7 @@ def _without_code(result: Verdict, withheld: Mapping[str, str]) -> Verdict:
     }
     stepped = reasons.pop("optimizer", None)  # its class is not the one that was detected
     made = [
-        one if stepped is None or one.name not in _STEPS or one.status == "skipped" else skipped(one.name, stepped)
+        one if stepped is None or one.name not in _STEPS or one.status != "passed" else skipped(one.name, stepped)
         for one in result.checks
     ]
     checks = (*made, *(skipped(name, reason) for name, reason in reasons.items()))

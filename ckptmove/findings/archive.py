@@ -295,11 +295,11 @@ def unsafe_members(inventory: Inventory, _context: Context) -> Iterator[Finding]
     """F815: unpacking an archive would write outside of the folder, or make a file with special rights."""
     outside = [fact.record for fact in inventory.facts if fact.kind == "outside-member"]
     special = [fact.record for fact in inventory.facts if fact.kind == "special-member"]
-    parts = [f"{amount(len(outside), 'member')} outside of the folder: {some(outside, _SHOWN)}"] if outside else []
+    parts = [f"{amount(len(outside), 'member')} leading out of the folder: {some(outside, _SHOWN)}"] if outside else []
     parts += [f"{amount(len(special), 'member')} with setuid, or a device: {some(special, _SHOWN)}"] if special else []
     if parts:
         fix = f"do not unpack {quoted(inventory.path)}: ask for an archive without such members"
-        yield found("F815", f"unpacking would make {' and '.join(parts)}", [*outside, *special], fix)
+        yield found("F815", f"the archive has {' and '.join(parts)}", [*outside, *special], fix)
 
 
 def absent_shards(inventory: Inventory, _context: Context) -> Iterator[Finding]:

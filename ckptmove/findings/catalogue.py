@@ -313,8 +313,10 @@ _ENTRIES: Final = (
         code="S702",
         name="dangerous-global",
         severity=Severity.ERROR,
-        when="the pickle names something that no checkpoint needs: a shell, eval, a socket",
-        why="torch.load(weights_only=False) and pickle.load would run it with your rights.",
+        when="a pickle in the file, or in one beside it, names something of the standard library, torch or numpy that "
+        "is not known to be harmless, or calls a function of another package",
+        why="torch.load(weights_only=False) and pickle.load would run it with your rights. A class of another package "
+        "that the pickle makes, and a function that it only stores, are S701.",
         mend="Do not load it. Ask its author for safetensors.",
     ),
     Entry(

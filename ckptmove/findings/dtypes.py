@@ -49,7 +49,8 @@ def stored_scales(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     if pairs:
         weights = dict.fromkeys(pair.weight.name for pair in pairs)
         held = census(f"{pair.weight.dtype} with {pair.scale.name.rpartition('.')[2]}" for pair in pairs)
-        yield found("T402", f"{amount(len(weights), 'weight')} quantized with stored scales: {held}", weights, "")
+        message = f"{amount(len(weights), 'quantized weight')}, with scales stored beside: {held}"
+        yield found("T402", message, weights, "")
 
 
 def _fix(inventory: Inventory, context: Context, target: str, where: list[str]) -> str:

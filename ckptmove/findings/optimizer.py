@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 #: Counters that torch keeps on the CPU unless the group is capturable or fused.
 _COUNTERS: Final = ("step", "mu_product")
-#: Dtypes that cannot hold every step count of a training.
-_HALF: Final = frozenset({"bfloat16", "float16"})
+#: Largest step count of a dtype that cannot hold every count of a training: one more is the same number.
+_COUNTS_TO: Final = {"bfloat16": 256, "float16": 2048}
 
 
 def step_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Finding]:
@@ -219,7 +219,7 @@ def state_precision(inventory: Inventory, context: Context) -> Iterator[Finding]
     bring back what was lost.
     """
     for optimizer, pairing in zip(inventory.optimizers, context.pairings, strict=True):
-        counts = [tensor for _, key, tensor in _counters(optimizer) if key == "step" and tensor.dtype in _HALF]
+        counts = [tensor for _, key, tensor in _counters(optimizer) if key == "step" and tensor.dtype in _COUNTS_TO]
         parameters = pairing.by_key() if pairing.is_certain and optimizer.algorithm is not None else {}
         lower = [
             (tensor, parameter.dtype)
@@ -228,7 +228,9 @@ def state_precision(inventory: Inventory, context: Context) -> Iterator[Finding]
             for _, tensor in moments(entry, optimizer.algorithm)
             if "float" in tensor.dtype and ITEM_BYTES[tensor.dtype] < ITEM_BYTES[parameter.dtype]
         ]
-        parts = [f"{amount(len(counts), 'step count')} in {_dtypes(counts)}, which cannot count on"] if counts else []
+        most = min((_COUNTS_TO[tensor.dtype] for tensor in counts), default=0)
+        held = f"{amount(len(counts), 'step count')} in {_dtypes(counts)}, which counts to {most}"
+        parts = [held] if counts else []
         if lower:
             of = some([*dict.fromkeys(dtype for _, dtype in lower)], most=2)
             parts.append(f"{amount(len(lower), 'moment')} in {_dtypes(one for one, _ in lower)} of parameters in {of}")
@@ -247,7 +249,7 @@ def schedule_free_mode(inventory: Inventory, _context: Context) -> Iterator[Find
         options = [(group, dict(group.options)) for group in optimizer.groups]
         where = [group.where for group, own in options if own.get("train_mode") is True and "weight_sum" in own]
         if where:
-            message = f"{amount(len(where), 'group')} of a schedule-free optimizer in train mode"
+            message = f"{amount(len(where), 'group')} of a schedule-free optimizer saved in train mode"
             yield found(
                 "O211", message, where, "call optimizer.eval() before torch.save, and optimizer.train() after it"
             )
@@ -267,10 +269,13 @@ def _counters(optimizer: OptimizerRecord) -> Iterator[tuple[ParamGroup, str, Ten
 
 
 def _steps_made(inventory: Inventory) -> str:
-    """Return the step or the epoch of the training if it is past the first; else empty."""
+    """Return the step of the training, or an epoch after which steps were made; else empty.
+
+    A trainer that counts epochs from one may save epoch 1 before its first step.
+    """
     if inventory.step:
         return f"step {inventory.step:,}"
-    return f"epoch {inventory.epoch:g}" if inventory.epoch else ""
+    return f"epoch {inventory.epoch:g}" if (inventory.epoch or 0) > 1 else ""
 
 
 def _writes_state(optimizer: OptimizerRecord) -> bool:

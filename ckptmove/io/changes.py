@@ -39,10 +39,11 @@ class RestoresMore(Refused):
     Attributes:
         reason: the first difference, as a clause.
         journal: path of the journal with the bytes to restore; empty if they are in the file.
+        is_unsafe: whether the restored file would be unsafe to load.
     """
 
     kind = "restores-more"
 
-    def __init__(self, path: str, reason: str, journal: str = "") -> None:
+    def __init__(self, path: str, reason: str, journal: str = "", *, is_unsafe: bool = False) -> None:
         super().__init__(f"the undo would change more than devices: {reason}", path=path)
-        self.reason, self.journal = reason, journal
+        self.reason, self.journal, self.is_unsafe = reason, journal, is_unsafe

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import struct
 from array import array
+from contextlib import suppress
 from itertools import repeat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
+from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.pickles import atoms, memory, structure
+from ckptmove.pickles.after_damage import uses_after
 from ckptmove.pickles.memory import StopReached
 from ckptmove.pickles.scan import GETS, WEIGHTS_ONLY_OPCODES, operation_end
 from ckptmove.pickles.state import Machine
@@ -48,6 +50,7 @@ def _walk(machine: Machine, dispatch: Sequence[Handler]) -> None:
                 position = dispatch[data[position]](machine, position)
             _check_memory(machine, position, machine.limits.operations - max(rest, 0), before)
             _check_depth(machine)
+        _refuse_more(machine.limits.operations)
     except StopReached as stop:
         machine.end = stop.end
         _check_memory(machine, stop.end, machine.limits.operations - max(rest, 0) - block.__length_hint__(), before)
@@ -55,14 +58,19 @@ def _walk(machine: Machine, dispatch: Sequence[Handler]) -> None:
         machine.memo, machine.memo_starts = [], array("q")  # no longer needed: seven values for each tensor
         return
     except DamagedPickle as error:
-        raise _with_names(error, machine) from error
-    except CkptMoveError:
+        raise _with_names(error, machine, position) from error
+    except LimitExceeded as error:
+        machine.note_uses(uses_after(machine, position))
+        error.warn(machine.runs)
         raise
     except (IndexError, KeyError, TypeError, AttributeError, ValueError, struct.error) as error:
         # A stack underflow, an unknown memo index, an argument past the end, an item for a value that holds no items.
         damage = DamagedPickle(_explain(error, data, position), offset=position - machine.begin)
-        raise _with_names(damage, machine) from error
-    raise LimitExceeded("pickle operations", limit=machine.limits.operations, actual=machine.limits.operations + 1)
+        raise _with_names(damage, machine, position) from error
+
+
+def _refuse_more(operations: int) -> NoReturn:
+    raise LimitExceeded("pickle operations", limit=operations, actual=operations + 1)
 
 
 def _check_memory(machine: Machine, position: int, operations: int, before: int) -> None:
@@ -98,8 +106,10 @@ def _ends(node: Node) -> Sequence[Value]:
     return *members[-1:], *members[:1]
 
 
-def _with_names(error: DamagedPickle, machine: Machine) -> DamagedPickle:
-    """Add the dangerous names before the damage to an error."""
+def _with_names(error: DamagedPickle, machine: Machine, position: int) -> DamagedPickle:
+    """Add the dangerous names before and after the damage to an error."""
+    with suppress(DamagedPickle):
+        machine.note_uses(uses_after(machine, operation_end(machine.data, position)))
     return DamagedPickle(error.detail, offset=error.offset, runs=(*machine.runs,))
 
 

@@ -12,6 +12,7 @@ import typing
 from functools import lru_cache
 from typing import Final
 
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
 from ckptmove.torch_facts.weights_only import DTENSOR_NAMES, WEIGHTS_ONLY_SINCE, WEIGHTS_ONLY_UNTIL
 
 
@@ -27,8 +28,8 @@ def _names(module: str, leaves: str) -> frozenset[str]:
 _STANDARD_LIBRARY: Final = frozenset().union(
     _names(
         "builtins",
-        "Ellipsis NotImplemented abs all any bool bytearray bytes complex dict float frozenset int len list max min "
-        "object print range round set slice str sum tuple",
+        "Ellipsis NotImplemented abs all any bool bytearray bytes complex dict float frozenset int len list object "
+        "range round set slice str sum tuple",
     ),
     _names(
         "builtins",
@@ -53,15 +54,15 @@ _STANDARD_LIBRARY: Final = frozenset().union(
         for module in ("pathlib", "pathlib._local")
     ),
     *(
-        _names(module, "add and_ eq floordiv ge gt le lt matmul mod mul ne neg not_ or_ pow sub truediv xor")
+        _names(module, "add and_ eq floordiv ge gt le lt matmul mul ne neg not_ or_ pow sub truediv xor")
         for module in ("operator", "_operator")
     ),
     *(_names(module, "BytesIO StringIO") for module in ("io", "_io")),
     {
         "_random.Random", "argparse.Namespace", "array._array_reconstructor", "array.array", "contextlib.nullcontext",
-        "decimal.Context", "decimal.Decimal", "fractions.Fraction", "logging.Logger", "logging.getLogger", "re.Pattern",
-        "re.RegexFlag", "re._compile", "statistics.NormalDist", "uuid.SafeUUID", "uuid.UUID", "zoneinfo.ZoneInfo",
-        "zoneinfo.ZoneInfo._unpickle",
+        "dataclasses._MISSING_TYPE", "decimal.Context", "decimal.Decimal", "fractions.Fraction", "http.HTTPStatus",
+        "logging.Logger", "logging.getLogger", "re.Pattern", "re.RegexFlag", "re._compile", "statistics.NormalDist",
+        "uuid.SafeUUID", "uuid.UUID", "zoneinfo.ZoneInfo", "zoneinfo.ZoneInfo._unpickle",
     },
 )  # fmt: skip
 
@@ -166,8 +167,11 @@ _TORCH: Final = frozenset().union(
     _names("torch.fx.immutable_collections", "immutable_dict immutable_list"),
     _names("torch.jit._pickle", "build_boollist build_doublelist build_intlist build_tensorlist restore_type_tag"),
     _names("torch.nested._internal.nested_tensor", "NestedTensor _rebuild_njt"),
+    _names("torch.nn.parallel", "DataParallel DistributedDataParallel"),
     _names("torch.nn.parallel.data_parallel", "DataParallel"),
     _names("torch.nn.parallel.distributed", "DistributedDataParallel"),
+    _names("torch.utils.data", "ConcatDataset Dataset IterableDataset StackDataset Subset TensorDataset"),
+    _names("torch.utils.data._utils.collate", "default_collate default_convert"),
     _names("torch.utils.data.dataloader", "DataLoader"),
     _names("torch.utils.data.distributed", "DistributedSampler"),
     _names("torch.utils.hooks", "BackwardHook RemovableHandle"),
@@ -232,9 +236,15 @@ _PATTERNS: Final = re.compile(
     r"torch\.return_types\.[a-z_0-9]+"
     r"|torch\._C\.(?:_nn|_VariableFunctionsClass)\.(?!from_file)[a-z][a-z0-9_]*"
     r"|numpy\.dtypes\.[A-Z]\w*DType"
+    r"|numpy\.polynomial\.(?:chebyshev|hermite|hermite_e|laguerre|legendre|polynomial)\.[A-Z]\w*"
     r"|c?math\.[a-z][a-z0-9]*"
     r"|typing\.(?!ForwardRef|NamedTuple|NewType|TypedDict)[A-Z]\w*"
     r"|collections\.abc\.[A-Z]\w*"
+)
+#: Constants of torch that a pickler has found through a module of torch that imports torch itself.
+_THROUGH_TORCH: Final = re.compile(r"torch\.(?:\w+\.)+torch\.(\w+)")
+_CONSTANTS: Final = frozenset(ITEM_BYTES) | words(
+    "channels_last channels_last_3d contiguous_format preserve_format strided"
 )
 #: A member of an enum, or another constant of a class.
 _CONSTANT: Final = re.compile(r"[A-Z][A-Z0-9_]+")
@@ -259,5 +269,7 @@ def is_class(name: str) -> bool:
 def _is_listed(name: str) -> bool:
     if name in _HARMLESS or name in WEIGHTS_ONLY_SINCE:
         return True
+    if (match := _THROUGH_TORCH.fullmatch(name)) is not None:
+        return match[1] in _CONSTANTS
     match = _FAMILY.fullmatch(name)
     return match[1] not in _FOREIGN if match else _PATTERNS.fullmatch(name) is not None

@@ -57,11 +57,14 @@ _REACHED: Final = words(
 )
 #: Packages that read code, run programs or use the network.
 _RUNNING: Final = words(
-    "Cython IPython _pytest aiohttp cffi cython fabric fire httpx hydra jinja2 jsonpickle mako paramiko pexpect pip "
-    "pkg_resources plumbum pytest pyximport requests ruamel setuptools urllib3 yaml"
+    "Cython IPython _pytest aiohttp cffi cython fabric fire fsspec httpx hydra jinja2 jsonpickle mako mpmath paramiko "
+    " pexpect pip pkg_resources plumbum pytest pyximport requests ruamel setuptools sympy tensorboardX triton "
+    "urllib3 yaml"
 )
+#: Functions that call a method or a function of what they are given: harmless unless the pickle calls them.
+_STORED: Final = frozenset({"builtins.max", "builtins.min", "builtins.print", "operator.mod", "_operator.mod"})
 _RUNNING_MODULES: Final = (
-    "pandas.core.computation.", "pandas.eval", "pandas.io.", "pandas.read_", "sympy.parsing.",
+    "pandas.core.computation.", "pandas.eval", "pandas.io.", "pandas.read_",
 )  # fmt: skip
 #: Classes that run programs, open files or connect when they are made, by any module that has imported them.
 _HARMFUL_CLASSES: Final = words(
@@ -120,7 +123,7 @@ def verdict(name: str, use: Use) -> Verdict:
     parts = name.split(".")
     if name in LOOK_UPS:
         return "dangerous" if use == "called" else "unknown"
-    if name in _CONSTRUCTORS:
+    if name in _CONSTRUCTORS or (name in _STORED and use == "stored"):
         return "unknown"
     if _is_hidden(name, parts) or _is_own(parts) or _runs(name, parts):
         return "dangerous"

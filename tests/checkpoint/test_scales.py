@@ -47,6 +47,7 @@ def test_a_quantized_weight_with_its_scale(weight, dtype, scale) -> None:
     [
         [tensor("l.weight", "bfloat16"), tensor("l.weight_scale", "float32")],
         [tensor("l.weight", "float8_e4m3fn"), tensor("other.weight_scale", "float32")],
+        [tensor("emb.ids", "int32"), tensor("emb.ids_scale", "float32")],
         [tensor("state.0", "uint8", "optimizer"), tensor("state.0.absmax", "float32", "optimizer")],
     ],
 )

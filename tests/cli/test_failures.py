@@ -234,6 +234,8 @@ ERRORS = {
     errors.NothingToUndo("a b"): (4, "ckptmove convert 'a b' --to DEVICE"),
     changes.RestoresMore("a b", "c"): (4, "ckptmove convert 'a b' --undo --force"),
     changes.RestoresMore("a", "c", "j k"): (4, "rm 'j k'"),
+    changes.RestoresMore("a", "d", "j k", is_unsafe=True): (4, "do not load it, and do not trust its source; remove"),
+    changes.RestoresMore("a", "e", is_unsafe=True): (4, "do not load it, and do not trust its source"),
     errors.BeingConverted("a"): (4, "wait"),
     errors.ChangeFailed("a", os.strerror(errno.EACCES)): (5, "make it writable"),
     errors.ChangeFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),

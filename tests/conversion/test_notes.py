@@ -144,8 +144,9 @@ class _Attack:
 def test_what_a_copy_cannot_mend_is_told(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     torch.save({"w": torch.ones(2), "x": _Attack()}, tmp_path / "evil.pt")
-    [told] = ckptmove.convert(tmp_path / "evil.pt", to="mps").notes
-    assert f"{os.system.__module__}.system (S702)" in told
+    [told] = ckptmove.convert(tmp_path / "evil.pt", to="mps").warnings
+    assert f"{os.system.__module__}.system" in told
+    assert "(S702)" in told
     assert told.endswith("do not load it")
     assert "S702" in {finding.code for finding in ckptmove.inspect(tmp_path / "evil.mps.pt").findings}
 

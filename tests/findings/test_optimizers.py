@@ -148,6 +148,7 @@ class TestOptimizers:
             ("Adam", {}, {"step": 300}, ["O205"]),
             ("Adam", {}, {"epoch": 3.0}, ["O205"]),
             ("Adam", {}, {"step": 0, "epoch": 0.0}, []),
+            ("Adam", {}, {"epoch": 1.0}, []),
             ("SGD", {"momentum": 0.9}, {"step": 300}, ["O205"]),
             ("SGD", {"momentum": 0}, {"step": 300}, []),
             (None, {}, {"step": 300}, []),

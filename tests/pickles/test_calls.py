@@ -39,7 +39,7 @@ DANGEROUS = {
     "a partial": (PARTIAL + b")R", "pkg.run"),
     "a partial with a state": (call("functools.partial", name("builtins.len")) + SET_PARTIAL + b")R", "pkg.other"),
     "an argument of a partial": (
-        call("functools.partial", name("builtins.len")) + b"(" + name("builtins.max") + b")}" + text("key") + RUN
+        call("functools.partial", name("builtins.len")) + b"(" + name("builtins.all") + b")}" + text("key") + RUN
         + b"sNtb)R",
         "pkg.run",
     ),

@@ -24,7 +24,7 @@ PACKAGES = (
     "torch.utils.data",
 )  # fmt: skip
 #: Types of values that do nothing if they are called, or that cannot be called.
-ALIASES = (types.GenericAlias, types.UnionType, typing.TypeVar, tuple)
+ALIASES = (types.GenericAlias, types.UnionType, typing.TypeVar, tuple, torch.dtype, torch.layout, torch.memory_format)
 
 
 def modules() -> list[types.ModuleType]:
