@@ -158,7 +158,7 @@ _TORCH: Final = frozenset().union(
         "BytesIOWriteData LoadItemType LoadPlan ReadItem SavePlan TensorWriteData WriteItem WriteItemType",
     ),
     _names(f"{_SHARD}.metadata", "ShardMetadata"),
-    _names(f"{_SHARD}.sharded_tensor.api", "ShardedTensor"),
+    _names(f"{_SHARD}.sharded_tensor.api", "ShardedTensor ShardedTensor.ProcessGroupState"),
     _names(f"{_SHARD}.sharded_tensor.metadata", "MEM_FORMAT_ENCODING ShardedTensorMetadata TensorProperties"),
     _names(f"{_SHARD}.sharded_tensor.shard", "Shard"),
     _names(f"{_SHARD}.sharding_spec.api", "EnumerableShardingSpec"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ckptmove
+from ckptmove.conversion.results import TwoReadings
 from ckptmove.errors import CkptMoveError, DamagedArchive, NotACheckpoint
 from ckptmove.formats.zip_archive.headers import LocalHeaders
 from ckptmove.formats.zip_archive.index import read_directory
@@ -107,16 +108,22 @@ STRAY = {
     "between two records": lambda a: (
         [*a.records()[:2], b"G" * 5000, *a.records()[2:]], {}, 5000, "bytes after a/byteorder",
     ),
-    "a record that the directory does not name": lambda a: (
-        [*a.records()[:2], hidden(a), *a.records()[2:]], {}, len(hidden(a)), "bytes after a/byteorder",
-    ),
     "before the directory": lambda a: ([*a.records(), b"G" * 5000], {}, 5000, "bytes after a/version"),
-    "before the first record": lambda a: (
-        [hidden(a), *a.records()], {}, len(hidden(a)), "bytes before the records",
-    ),
     "behind the directory": lambda a: (a.records(), {"behind": b"more"}, 4, "bytes after the directory"),
     "a comment": lambda a: (a.records(), {"comment": b"a comment"}, 9, "bytes after the directory"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "pieces", [lambda a: [*a.records()[:2], hidden(a), *a.records()[2:]], lambda a: [hidden(a), *a.records()]]
+)
+def test_a_record_that_the_directory_does_not_name_is_a_second_reading(archives, file_of, tmp_path, pieces) -> None:
+    path = file_of(archives.build(*pieces(archives)))
+    [finding] = [one for one in ckptmove.inspect(path).findings if one.code == "F805"]
+    assert finding.severity == "error"
+    assert torch.load(path, weights_only=True)["n"] == 1
+    with pytest.raises(TwoReadings):
+        ckptmove.convert(path, to="cuda:0", output=str(tmp_path / "out.pt"))
 
 
 @pytest.mark.parametrize("name", STRAY)

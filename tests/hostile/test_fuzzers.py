@@ -88,7 +88,8 @@ def test_what_was_found_by_verifying_is_mended(name) -> None:
 def test_every_seed_holds(target) -> None:
     outcomes = {guarded(TARGETS[target].run, data) for data in SEEDS[target]}
     assert "ok" in outcomes
-    assert outcomes <= {"ok", "unsupported-dtype", "uncastable-dtype", "uneditable-pickle", "uneditable-graph"}
+    refused = {"unsupported-dtype", "uncastable-dtype", "uneditable-pickle", "uneditable-graph", "two-readings"}
+    assert outcomes <= {"ok", *refused}
 
 
 @pytest.mark.unmeasured

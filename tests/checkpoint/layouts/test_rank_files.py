@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import subprocess
 import sys
 import zipfile
 from collections import Counter
@@ -26,7 +28,6 @@ from ckptmove.errors import CrcMismatch, DamagedArchive, MissingShard, UsageErro
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.pickles.tree import Persistent, nodes
-from ckptmove.torch_facts.weights_only import DTENSOR_NAMES
 from ckptmove.verification.file_checks import check_file, fail_on_findings
 from ckptmove.verification.restored import loaded
 from ckptmove.verification.restored.loaded import Loaded
@@ -565,10 +566,9 @@ def test_what_cannot_be_assembled_stays_a_file_of_its_own(copy) -> None:
 def test_the_fix_of_s701_loads_the_file(saved) -> None:
     (finding,) = findings(saved / "strided", "S701")
     assert finding.severity == "info"
-    assert "add_safe_globals" not in finding.fix
-    exec(finding.fix, {})  # the line that people paste
-    known = {f"{kind.__module__}.{kind.__qualname__}" for kind in torch.serialization.get_safe_globals()}
-    assert known >= {name for name in DTENSOR_NAMES if "Order" not in name and "_mesh_layout" not in name}
+    python, *words = shlex.split(finding.fix)
+    assert python == "python"
+    assert subprocess.run([sys.executable, *words], check=False).returncode == 0  # the line that people paste
 
 
 def test_other_refused_names_are_still_a_warning(copy, make_odd) -> None:
@@ -578,7 +578,7 @@ def test_other_refused_names_are_still_a_warning(copy, make_odd) -> None:
     severities = [one.severity for one in findings(path, "S701")]
     assert sorted(severities) == ["info", "warning"]
     (warning,) = (one for one in findings(path, "S701") if one.severity == "warning")
-    assert "import argparse, torch, torch.distributed.tensor" in warning.fix
+    assert warning.fix == ""
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def tree_of(form=NUMBERED, **options):
 
 
 @pytest.mark.parametrize("form", [{"net": 0}, {}])
-def test_where_the_state_lacks_something_the_model_alone_is_loaded(distributed, tmp_path, form):
+def test_where_the_state_lacks_something_the_model_alone_is_to_be_restored(distributed, tmp_path, form):
     model, optimizer = training()
     state = optimizer.state_dict()
     del state["state"][1]["exp_avg_sq"]
@@ -65,13 +65,7 @@ def test_where_the_state_lacks_something_the_model_alone_is_loaded(distributed, 
     with opened(folder) as checkpoint:
         (finding,) = (one for one in find_all(checkpoint.inventory, Context()) if one.code == "O207")
     assert finding.where == ("optim.state.1.exp_avg_sq",)
-    fresh, _ = training(steps=0)
-    names = {"torch": torch, "model": fresh}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exec(finding.fix, names)  # the line that people paste
-    loaded = names["state"]["net"] if form else names["state"]
-    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
+    assert finding.fix == "restore only the model: the optimizer state does not fit"
 
 
 def in_halves(distributed, folder, tree, objects=None):

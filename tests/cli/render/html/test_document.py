@@ -172,7 +172,7 @@ def test_a_checkpoint_at_a_url_has_its_requests(entry, page_of) -> None:
 
 def test_named_devices_and_imports_are_listed_up_to_a_number(entry, page_of) -> None:
     mentions = [{"where": f"a.{n}", "kind": "string", "value": "cuda:0"} for n in range(1200)]
-    imports = [{"name": "a.B", "weights_only": False, "weights_only_since": None, "verdict": "unknown"}]
+    imports = [{"name": "a.B", "weights_only": False, "weights_only_since": None, "verdict": "unknown", "record": None}]
     page = Page(page_of(entry(["a"], mentions=mentions, globals=imports)))
     assert page.find("summary") == ["1,200 named devices", "1 import"]
     assert page.find("p", "note") == ["and 200 more"]

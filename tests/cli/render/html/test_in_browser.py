@@ -45,7 +45,9 @@ def test_hostile_text_stays_text(browser, entry, page_of, finding) -> None:
             [(name, role, text, size, parameter) for name, role, _, size, parameter in rows],
             path=text, torch_version=text, producer=text,
             mentions=[{"where": text, "kind": "string", "value": text}],
-            globals=[{"name": text, "weights_only": False, "weights_only_since": None, "verdict": "unknown"}],
+            globals=[
+                {"name": text, "weights_only": False, "weights_only_since": None, "verdict": "unknown", "record": text}
+            ],
             findings=[finding(where=[text], fix=text, message=text)],
         )
         for text in HOSTILE
