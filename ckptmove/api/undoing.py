@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 
 #: Findings about a file that is unsafe to load.
 _UNSAFE: Final = ("S702", "F805")
+#: Operations that drop values from the stack: calls among them are in no tree.
+_DROPPING: Final = frozenset({"POP", "POP_MARK"})
 _THEN_UNSAFE: Final = "the file would then have the finding "
 
 
@@ -143,12 +145,21 @@ def _changed(source: ByteSource, journal: Journal) -> Iterator[Span]:
 
 
 class _Read(NamedTuple):
-    """A file that was read, present or restored."""
+    """A file that was read, present or restored.
+
+    Attributes:
+        container: the opened file.
+        inventory: its inventory.
+        pickle: its object pickles.
+        side: its tree, to compare.
+        is_whole: whether the tree has all that the pickle makes: nothing is dropped, left on the stack, or after STOP.
+    """
 
     container: Container
     inventory: Inventory
     pickle: bytes
     side: Side
+    is_whole: bool
 
 
 def _judge(
@@ -203,7 +214,9 @@ def _read(source: ByteSource, limits: Limits) -> _Read:
     content = read_file(source, limits)
     machine = cast("Machine", content.machine)  # the tree is read to be edited
     side = Side.of(machine.root, content.inventory)
-    return _Read(content.container, content.inventory, machine.data, side)
+    keeps_all = _DROPPING.isdisjoint(content.inventory.foreign_opcodes)
+    is_whole = keeps_all and not machine.stack and machine.end == machine.data_bytes
+    return _Read(content.container, content.inventory, machine.data, side, is_whole)
 
 
 def _only_devices_differ(one: _Read, other: _Read) -> bool:
@@ -245,6 +258,8 @@ def _difference(  # noqa: PLR0911  # a reason for each check
             return f"the bytes of storage {storage.key:.40} would change"
     if dict(then.container.extras()) != dict(now.container.extras()):
         return "records other than its pickle would change"
+    if not then.is_whole and not _only_devices_differ(then, now):
+        return "its pickle has operations that no value shows, so not all of it can be compared"
     path = difference(then.side, now.side)
     return f"another value would stand at {path:.80}" if path else ""
 

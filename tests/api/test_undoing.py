@@ -292,6 +292,12 @@ def test_containers_are_compared(pair):
     assert judged(archive(value=pair[0]), archive(value=pair[1]))
 
 
+def test_a_call_that_no_value_shows_is_a_reason():
+    stored, dropped = archive(value=b"capp\nNet\n"), archive(value=b"capp\nNet\n)R0capp\nNet\n")
+    assert "no value shows" in judged(stored, dropped)
+    assert not judged(dropped, dropped)
+
+
 def test_a_storage_that_is_missing_stays_missing():
     assert not judged(OTHER["another-storage"], OTHER["another-storage"])
 

@@ -168,7 +168,7 @@ _DEEP = """
 import gc, sys
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
-machine = interpret(sys.stdin.buffer.read(), Limits().times(2))
+machine = interpret(sys.stdin.buffer.read(), Limits(depth=10**7).times(2))
 del machine
 gc.collect()
 print("alive")
