@@ -118,6 +118,6 @@ def _of_objects(source: ByteSource) -> ByteSource | None:
     start = begin + int.from_bytes(source.read(8, begin), "little")
     if start >= source.size:
         return None
-    # Only the dtype of objects has a capital O. The header is Python, in which any letter can be an escape.
-    header = source.read(begin, start)
-    return PartSource(source, Span(start, source.size)) if b"O" in header or b"\\" in header else None
+    # The dtype of objects is O or object. The header is Python, in which any letter can be an escape.
+    is_of_objects = any(mark in source.read(begin, start) for mark in (b"O", b"object", b"\\"))
+    return PartSource(source, Span(start, source.size)) if is_of_objects else None

@@ -68,7 +68,7 @@ def find_streams(root: Value, outline: PickleOutline, source: ByteSource, limits
             found.append(NestedStream(node, open_stream(PartSource(source, span), limits), place, span.start))
         elif isinstance(argument, bytes):
             _refuse_payload(MemorySource(source.path, argument), limits)
-        elif type(argument) is Call and argument.name == _ENCODE:
+        elif type(argument) is Call and argument.name == _ENCODE and argument.arguments[1:] == ("latin1",):
             data = _encoded(argument, outline, source)
             found.append(NestedStream(node, open_stream(MemorySource(source.path, data), limits), None, 0))
     return tuple(sorted(found, key=lambda stream: stream.call.args_start))
@@ -174,7 +174,7 @@ def _refuse_payload(source: ByteSource, limits: Limits) -> None:
 
 
 def _encoded(call: Call, outline: PickleOutline, source: ByteSource) -> bytes:
-    """Bytes that are written as text: ``_codecs.encode(text, 'latin1')``."""
+    """Bytes that are written as text: ``_codecs.encode(text, 'latin1')``. Another encoding gives other bytes."""
     text = _text_of(call)
     place = outline.find(text)
     try:

@@ -337,17 +337,27 @@ def binbytes(data):
 
 
 @pytest.mark.parametrize(
+    "argument",
+    [b"c_codecs\nencode\nNR", b"c_codecs\nencode\nN\x85R", b"c_codecs\nencode\n(X\x01\0\0\0aX\x05\0\0\0utf-8tR"],
+)
+def test_a_stream_in_another_encoding_is_not_read_and_stays_dangerous(write, argument):
+    found = inspect(write(b"\x80\x03" + LOADER + argument + b"\x85R."))
+    assert {one.name for one in found.inventory.globals if one.verdict == "dangerous"} == {
+        "torch.storage._load_from_bytes"
+    }
+
+
+@pytest.mark.parametrize(
     ("data", "error", "match"),
     [
         (b"\x80\x03" + LOADER + binbytes(bytes(200)) + b"\x85R.", CkptMoveError, "magic number"),
         (b"\x80\x03" + LOADER + binbytes(b"PK\x03\x04" + bytes(200)) + b"\x85R.", DamagedArchive, "damaged archive"),
         (
-            b"\x80\x03" + LOADER + b"c_codecs\nencode\nX\x02\x00\x00\x00\xc4\x80\x85R\x85R.",
+            b"\x80\x03" + LOADER + b"c_codecs\nencode\n(X\x02\x00\x00\x00\xc4\x80X\x06\x00\x00\x00latin1tR\x85R.",
             DamagedArchive,
             "not a byte",
         ),
-        (b"\x80\x03" + LOADER + b"c_codecs\nencode\nNR\x85R.", CkptMoveError, "magic number"),
-        (b"\x80\x03" + LOADER + b"c_codecs\nencode\nN\x85R\x85R.", CkptMoveError, "magic number"),
+        (b"\x80\x03" + LOADER + b"c_codecs\nencode\n(NX\x06\x00\x00\x00latin1tR\x85R.", CkptMoveError, "magic number"),
         (b"\x80\x03" + b"B\xff\xff\xff\x7f" + b"x" * 300, DamagedPickle, "past the end at byte 2"),
         (b"\x80\x03" + binbytes(bytes(300)), DamagedPickle, "before STOP at byte 307"),
         (b"\x80\x03" + binbytes(bytes(300)) + b"\xff", DamagedPickle, "no such opcode 0xff at byte 307"),

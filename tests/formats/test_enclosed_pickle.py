@@ -51,6 +51,7 @@ FILES = {
     "array of version 2": (array(np.array([Evil(), None], dtype=object), version=(2, 0)), SYSTEM),
     "long array": (objects("a" * 100_000, Evil()), SYSTEM),
     "array in an escape": (EVIL.replace(b"'|O'", b"'\\x4f'").replace(b"   \n", b" \n"), SYSTEM),
+    "array of a dtype by name": (EVIL.replace(b"'|O'", b"'object'").replace(b"    \n", b"\n"), SYSTEM),
     "cut array": (EVIL[:-1], SYSTEM),
     "array of words": (objects("word"), ()),
     "array of numbers": (array([1.0, 2.0]), None),
