@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.conversion.policy import DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RULES
+from ckptmove.moves import Remap
 from ckptmove.text import Command, amount, size, some
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def brief_line(path: str, result: Converted) -> str:
     if result.in_place and result.plan.is_empty:
         return f"{clean(path)}: unchanged"
     rate = f", {size(result.bytes_copied / result.seconds)}/s" if result.seconds >= _WORTH_A_RATE else ""
-    copied = ", copied unchanged" if result.plan.is_empty and not result.plan.inflates else ""
+    is_copy = result.plan.is_empty and not result.plan.inflates and result.plan.request.remap == Remap()
+    copied = ", copied unchanged" if is_copy else ""
     did = "changed in place" if result.in_place else "wrote"
     return f"{did} {clean(result.output)}: {size(result.bytes_copied)} in {result.seconds:.2f} s{rate}{copied}"
 
