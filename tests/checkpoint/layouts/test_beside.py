@@ -105,9 +105,19 @@ def test_a_file_that_a_trainer_loads_is_an_error_whatever_it_holds(folder, name)
         assert caught.value.found == "a GGUF file"
 
 
-def test_a_ckpt_of_text_is_a_note(folder):
-    add(folder, "counter.ckpt", b"7")
-    assert found(folder, "S705")[0].where == ("counter.ckpt",)
+@pytest.mark.parametrize("name", ["brain.ckpt", "counter.ckpt", "dataloader-TRAIN.ckpt", "label_encoder.ckpt"])
+def test_a_ckpt_that_speechbrain_writes_as_text_is_a_note(folder, name):
+    add(folder, name, b"7")
+    assert found(folder, "S705")[0].where == (name,)
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "brain-v1.ckpt", "model.ckpt"])
+def test_any_other_ckpt_of_text_is_an_error(folder, name):
+    add(folder, name, b"7")
+    for path in each_form(folder):
+        with pytest.raises(NotACheckpoint) as caught:
+            ckptmove.inspect(path)
+        assert caught.value.found == "a text file"
 
 
 # --- other names ------------------------------------------------------------------------------------------------------
