@@ -87,7 +87,8 @@ def look_inside(listing: Listing, file: ListedFile, error: NotACheckpoint, limit
             return _inside(listing, file.path, error, limits)
     except _UNREAD as unread:
         # numpy.load is more lenient: it reads what precedes the damage, and ignores what no array needs.
-        return Inside(is_unread=True, runs=unread.runs or _dangerous_names(listing, file, limits))
+        is_zip = isinstance(error, ArchiveOfFiles) and error.form == "zip"
+        return Inside(is_unread=True, runs=unread.runs or (_dangerous_names(listing, file, limits) if is_zip else ()))
     is_packed = isinstance(error, ArchiveOfFiles) or error.found in _GZIPPED | _SEALED | _SEALED_FILE
     return Inside(is_packed and _OF_INTEREST.search(file.name) is not None)
 
@@ -96,7 +97,7 @@ def _dangerous_names(listing: Listing, file: ListedFile, limits: Limits) -> tupl
     try:
         with closing(listing.open(file.path)) as source:
             return dangerous_names(source, limits)
-    except _UNREAD:  # a member that cannot be inflated
+    except (CrcMismatch, MustBeUnpacked):  # a compressed member
         return ()
 
 
@@ -138,13 +139,15 @@ def _is_one(source: ByteSource, limits: Limits, *, is_cut: bool) -> bool:
 
 
 def _members_inside(source: ByteSource, form: ArchiveForm, limits: Limits) -> Inside:
-    """What the members of an archive are. Those in hidden folders count: a loader can open them by name."""
+    """What the members of an archive are. In hidden folders, only what runs counts: numpy.load opens every array."""
     members = _FORMS[form](source, limits)
     inside = Inside(is_unread=members.is_cut)  # of one that is cut off, more members may have existed
     for file in () if members.is_cut else members.files:
         one = _member_inside(members, file.path)
         inside = Inside(
-            inside.is_unread or one.is_unread, inside.holds_pickle or one.holds_pickle, inside.runs + one.runs
+            is_unread=inside.is_unread or (one.is_unread and not file.is_hidden),
+            holds_pickle=inside.holds_pickle or one.holds_pickle,
+            runs=inside.runs + one.runs,
         )
     return inside
 

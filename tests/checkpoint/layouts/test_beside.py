@@ -9,7 +9,9 @@ import json
 import lzma
 import os
 import shutil
+import struct
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
@@ -241,6 +243,15 @@ def test_arrays_in_an_archive_that_is_refused_are_read(folder, kind):
         assert found(path, "S702")[0].where == ("stats.npz",)
 
 
+def test_a_damaged_archive_in_an_archive_is_not_read(folder, tmp_path):
+    add(folder, "letter.docx", zipped({"a": b"b"}))
+    path = tmp_path / "run.zip"
+    shutil.make_archive(str(folder), "zip", folder)
+    crc = zlib.crc32((folder / "letter.docx").read_bytes())
+    path.write_bytes(path.read_bytes().replace(struct.pack("<L", crc), struct.pack("<L", crc ^ 1)))
+    assert found(path, "F804")[0].where == ("letter.docx",)
+
+
 def test_an_array_too_large_to_inflate_is_read_at_its_beginning(folder):
     stream = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(arrays())) as reader, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as writer:
@@ -322,6 +333,7 @@ def test_one_that_cannot_be_read_is_told(folder, monkeypatch, error, runs, code)
         ("x.npz", renamed(arrays(), {"items.npy": "x"})), ("x.pkl.gz", gzip.compress(CALL, mtime=0)),
         ("x.pkl.bz2", bz2.compress(CALL)), ("x.joblib.xz", lzma.compress(CALL)), ("x.pth.tar", CALL),
     ],
+    ids=["arrays", "capitals", "renamed", "gzip", "bzip2", "xz", "tar"],
 )  # fmt: skip
 def test_what_runs_in_a_hidden_file_is_an_error(folder, name, data):
     add(folder, f".old/{name}", data)
