@@ -180,8 +180,9 @@ _LOADED: Final = re.compile(
     """,
     re.VERBOSE,
 )
-#: SpeechBrain writes these as text: core.py, utils/epoch_loop.py, dataio/dataloader.py, dataio/encoder.py.
-_TEXTS: Final = re.compile(r"(?:brain|counter|epoch_counter|label_encoder|dataloader-[\w-]+)\.ckpt")
+#: SpeechBrain writes these as text: core.py, utils/epoch_loop.py, dataio/dataloader.py, dataio/encoder.py. Copies
+#: may have a prefix.
+_TEXTS: Final = re.compile(r"(?:.*_)?(?:brain|counter|label_encoder|dataloader-[\w-]+)\.ckpt")
 
 
 def trainer_of(layout: str) -> Trainer:

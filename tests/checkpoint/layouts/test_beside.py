@@ -116,7 +116,7 @@ def test_a_file_that_a_trainer_loads_is_an_error_whatever_it_holds(folder, name)
         assert caught.value.found == "a GGUF file"
 
 
-@pytest.mark.parametrize("name", ["brain.ckpt", "counter.ckpt", "dataloader-TRAIN.ckpt", "label_encoder.ckpt"])
+@pytest.mark.parametrize("name", ["brain.ckpt", "epoch_counter.ckpt", "dataloader-TRAIN.ckpt", "label_encoder.ckpt"])
 def test_a_ckpt_that_speechbrain_writes_as_text_is_a_note(folder, name):
     add(folder, name, b"7")
     assert found(folder, "S705")[0].where == (name,)
