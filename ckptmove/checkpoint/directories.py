@@ -81,11 +81,13 @@ class UnreadFile(NamedTuple):
         path: its path in the directory.
         found: why it was not read, as a noun phrase for its content.
         runs: the dangerous names in the pickle that it holds.
+        readings: what another reader sees in it, as noun phrases.
     """
 
     path: str
     found: str
     runs: tuple[str, ...] = ()
+    readings: tuple[str, ...] = ()
 
 
 class CodeBeside(NamedTuple):

@@ -274,11 +274,11 @@ def naming_dangers(source: ByteSource, limits: Limits) -> Iterator[None]:
         raise
     except (NotACheckpoint, UnsupportedContainer, DamagedArchive, DamagedPickle, CrcMismatch, LimitExceeded) as error:
         if not (source.is_remote and isinstance(error, NotACheckpoint)):  # it would take requests for each text
-            error.warn(_dangerous_names(source, limits))
+            error.warn(dangerous_names(source, limits))
         raise
 
 
-def _dangerous_names(source: ByteSource, limits: Limits) -> tuple[str, ...]:
+def dangerous_names(source: ByteSource, limits: Limits) -> tuple[str, ...]:
     """Dangerous names in a file that was refused, which more lenient readers may run."""
     from ckptmove.formats.salvage import Salvage
 

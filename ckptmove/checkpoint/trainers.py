@@ -180,6 +180,9 @@ _LOADED: Final = re.compile(
     """,
     re.VERBOSE,
 )
+#: SpeechBrain writes these as text: core.py, utils/epoch_loop.py, dataio/dataloader.py, dataio/encoder.py. Copies
+#: may have a prefix.
+_TEXTS: Final = re.compile(r"(?:.*_)?(?:brain|counter|label_encoder|dataloader-[\w-]+)\.ckpt")
 
 
 def trainer_of(layout: str) -> Trainer:
@@ -271,7 +274,7 @@ def is_spoiled(name: str, found: str) -> bool:
     if _LOADED.fullmatch(name) is not None:
         return True
     if name.endswith(".ckpt"):
-        return found != "a text file"  # SpeechBrain writes counter.ckpt and brain.ckpt as text
+        return found != "a text file" or _TEXTS.fullmatch(name) is None
     return found in _SPOILED and is_checkpoint_name(name)
 
 

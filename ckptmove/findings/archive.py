@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ckptmove.findings.beside import ambiguous_beside
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, remap_command
 from ckptmove.formats.opening import container_class
@@ -152,6 +153,7 @@ def ambiguous_archive(inventory: Inventory, _context: Context) -> Iterator[Findi
         message = f"two readers see two things: {inventory.container}, and {some(readings, _SHOWN)}"
         finding = found("F805", message, readings, "trust no copy of it: ask its author for a file that is one thing")
         yield finding._replace(severity=Severity.ERROR)
+    yield from ambiguous_beside(inventory)
     facts = [fact for fact in inventory.facts if fact.kind == "stray-bytes"]
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)

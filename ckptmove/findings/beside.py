@@ -1,4 +1,4 @@
-"""Rules about the files beside a checkpoint: S702 and S705 for files that are not read, S704 for code."""
+"""Rules about the files beside a checkpoint: S702, S705 and F805 for files that are not read, S704 for code."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory, unread_of
 from ckptmove.findings.catalogue import found
+from ckptmove.model import Severity
 from ckptmove.text import Command, amount, quoted, some
 
 if TYPE_CHECKING:
@@ -27,6 +28,16 @@ def dangerous_beside(inventory: Inventory) -> Iterator[Finding]:
         files = some([f"{file.path} ({file.found})" for file in hostile], _SHOWN)
         message = f"unpickling {files} could run {some([*names], _SHOWN)}"
         yield found("S702", message, [file.path for file in hostile], "do not load it, and do not trust its source")
+
+
+def ambiguous_beside(inventory: Inventory) -> Iterator[Finding]:
+    """F805: another reader sees something else in a file that was not read."""
+    files = [file for file in unread_of(inventory) if file.readings]
+    if files:
+        seen = some([f"{file.path} ({some(file.readings, _SHOWN)})" for file in files], _SHOWN)
+        message = f"two readers see two things in {amount(len(files), 'file')} beside the checkpoint: {seen}"
+        finding = found("F805", message, [file.path for file in files], "trust no copy of it")
+        yield finding._replace(severity=Severity.ERROR)
 
 
 def code_beside(inventory: Inventory, _context: Context) -> Iterator[Finding]:

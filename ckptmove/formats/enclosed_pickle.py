@@ -95,7 +95,7 @@ def runs_inside(source: ByteSource, head: bytes, limits: Limits, *, is_cut: bool
     """
     inner: ByteSource | None
     if head.startswith(NUMPY):
-        inner = _of_objects(source)
+        inner = of_objects(source)
     else:
         data = decompressed(source.read(0, min(_LOOK, source.size)), _LOOK)
         inner, is_cut = MemorySource(source.path, data), is_cut or _LOOK in {len(data), min(_LOOK, source.size)}
@@ -109,7 +109,7 @@ def runs_inside(source: ByteSource, head: bytes, limits: Limits, *, is_cut: bool
         return error.runs
 
 
-def _of_objects(source: ByteSource) -> ByteSource | None:
+def of_objects(source: ByteSource) -> ByteSource | None:
     """What follows the header of a numpy array of objects; None for another array. From numpy/lib/_format_impl.py."""
     width = 2 if source.read(6, min(7, source.size)) == b"\x01" else 4
     begin = 8 + width

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _HEAD: Final = 4096
 #: What :class:`NotACheckpoint` calls a file of ``numpy.save``.
 NUMPY_ARRAY: Final = "a numpy array"
+#: What it calls a file that begins with the end of a zip archive.
+EMPTY_ZIP: Final = "an empty zip archive"
 #: Signatures of formats that are not checkpoints.
 _MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
     (GZIP, "a gzip file"),
@@ -37,7 +39,7 @@ _MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
     (NUMPY, NUMPY_ARRAY),
     (b"GGUF", "a GGUF file"),
-    (b"PK\x05\x06", "an empty zip archive"),
+    (b"PK\x05\x06", EMPTY_ZIP),
     (b"version https://git-lfs.github.com/spec/", "a git-lfs pointer"),
 )
 #: Those that may hold a pickle.

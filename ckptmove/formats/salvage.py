@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import CrcMismatch, DamagedArchive, DamagedPickle, LimitExceeded
 from ckptmove.formats.bare_pickle import BarePickle
+from ckptmove.formats.enclosed_pickle import NUMPY, of_objects
 from ckptmove.formats.inflated import inflated
 from ckptmove.formats.nested_streams import LOADER
 from ckptmove.formats.pickle_outline import first_pickle, imports_nothing, may_be_pickle
@@ -89,6 +90,9 @@ class Salvage:
                 self._read_all(self._tar_parts(source), name, depth - 1)
                 self._read_as(TorchTar, source, name)
         known = self._known
+        array = of_objects(source) if head.startswith(NUMPY) else None
+        if array is not None:
+            self._read_pickles(array, name)
         if not _imports_nothing(source) and may_be_pickle(head, source.size):
             self._read_pickles(source, name)
         if depth == _DEPTH:

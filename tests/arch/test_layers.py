@@ -42,7 +42,8 @@ HOMES = {
     "typer": ("cli",),
     "pytest": ("pytest_plugin",),
     "rich": ("cli",),
-    "tomli": ("cli",),
+    # In `checkpoint` for a pyproject.toml beside a checkpoint: the parser of `cli` decides which code it names.
+    "tomli": ("cli", "checkpoint"),
     "filelock": ("io",),
     "fsspec": ("io",),
     "aiohttp": ("io",),

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ckptmove.checkpoint.layouts.members import Members
 from ckptmove.checkpoint.layouts.tar_members import TarMembers
 from ckptmove.checkpoint.layouts.zip_members import ZipMembers
+from ckptmove.checkpoint.parts import dangerous_names
 from ckptmove.errors import ArchiveOfFiles, CrcMismatch, DamagedArchive, LimitExceeded, MustBeUnpacked, NotACheckpoint
-from ckptmove.formats.enclosed_pickle import gunzipped
+from ckptmove.formats.enclosed_pickle import NUMPY, gunzipped
 from ckptmove.formats.opening import recognise
-from ckptmove.formats.zip_archive.index import read_directory
 from ckptmove.io.part import MemorySource
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ _SEALED_FILE: Final = frozenset({"a bzip2 file", "an xz file", "a zstd file", "a
 _OF_INTEREST: Final = re.compile(
     r"\.(?:tar|tgz|tbz2?|txz|tzst|zip|7z|rar|pth?|ckpt|bin|safetensors|nemo|pkl|pickle|joblib)\b"
 )
+#: Errors of an archive, or of a member, that cannot be read here.
+_UNREAD: Final = (CrcMismatch, DamagedArchive, LimitExceeded, MustBeUnpacked)
 #: Bytes of a compressed file that are read to detect its content.
 _LOOK: Final = 1 << 20
 
@@ -80,20 +82,32 @@ def look_inside(listing: Listing, file: ListedFile, error: NotACheckpoint, limit
         error: why it is not a checkpoint.
         limits: resource limits for reading an archive.
     """
-    if not isinstance(listing, Members) and (listing.is_remote or not _holds_arrays(listing, file, error, limits)):
-        is_packed = isinstance(error, ArchiveOfFiles) or error.found in _GZIPPED | _SEALED | _SEALED_FILE
-        return Inside(is_packed and _OF_INTEREST.search(file.name) is not None)
     try:
-        return _inside(listing, file.path, error, limits)
-    except (CrcMismatch, DamagedArchive, LimitExceeded, MustBeUnpacked):
-        return Inside(is_unread=True)
+        if isinstance(listing, Members) or _holds_arrays(listing, file, error, limits):
+            return _inside(listing, file.path, error, limits)
+    except _UNREAD as unread:
+        # numpy.load is more lenient: it reads what precedes the damage, and ignores what no array needs.
+        is_zip = isinstance(error, ArchiveOfFiles) and error.form == "zip"
+        return Inside(is_unread=True, runs=unread.runs or (_dangerous_names(listing, file, limits) if is_zip else ()))
+    is_packed = isinstance(error, ArchiveOfFiles) or error.found in _GZIPPED | _SEALED | _SEALED_FILE
+    return Inside(is_packed and _OF_INTEREST.search(file.name) is not None)
+
+
+def _dangerous_names(listing: Listing, file: ListedFile, limits: Limits) -> tuple[str, ...]:
+    try:
+        with closing(listing.open(file.path)) as source:
+            return dangerous_names(source, limits)
+    except (CrcMismatch, MustBeUnpacked):  # a compressed member
+        return ()
 
 
 def _holds_arrays(listing: Listing, file: ListedFile, error: NotACheckpoint, limits: Limits) -> bool:
-    if not isinstance(error, ArchiveOfFiles) or error.form != "zip":
+    """Whether a file is a zip with an array in it, whatever the names: ``numpy.load`` reads the first bytes of each."""
+    if listing.is_remote or not isinstance(error, ArchiveOfFiles) or error.form != "zip":
         return False
     with closing(listing.open(file.path)) as source:
-        return any(name.endswith(".npy") for name in read_directory(source, limits).records.names())
+        members = ZipMembers(source, limits)
+        return any(members.head(one.path, len(NUMPY)) == NUMPY for one in members.files)
 
 
 def _inside(listing: Listing, path: str, error: NotACheckpoint, limits: Limits) -> Inside:
@@ -125,27 +139,31 @@ def _is_one(source: ByteSource, limits: Limits, *, is_cut: bool) -> bool:
 
 
 def _members_inside(source: ByteSource, form: ArchiveForm, limits: Limits) -> Inside:
-    """What the members of an archive are, up to the first checkpoint."""
+    """What the members of an archive are. In hidden folders, only what runs counts: numpy.load opens every array."""
     members = _FORMS[form](source, limits)
     inside = Inside(is_unread=members.is_cut)  # of one that is cut off, more members may have existed
     for file in () if members.is_cut else members.files:
-        if not file.is_hidden:
-            try:
-                _recognise_member(members, file.path)
-            except ArchiveOfFiles:
-                return inside._replace(is_unread=True)
-            except NotACheckpoint as error:
-                found = inside.holds_pickle or error.holds_pickle
-                inside = inside._replace(holds_pickle=found, runs=(*inside.runs, *error.runs))
-            else:
-                return inside._replace(is_unread=True)
+        one = _member_inside(members, file.path)
+        inside = Inside(
+            is_unread=inside.is_unread or (one.is_unread and not file.is_hidden),
+            holds_pickle=inside.holds_pickle or one.holds_pickle,
+            runs=inside.runs + one.runs,
+        )
     return inside
 
 
-def _recognise_member(members: Members, path: str) -> None:
-    """Raise NotACheckpoint if a member is none, by its first bytes if it is compressed."""
+def _member_inside(members: Members, path: str) -> Inside:
+    """What a member is, by its first bytes if it is compressed."""
     span = members.span(path)
-    if span is None:
-        members.look(path)
-    else:
-        recognise(members.part(path, span))
+    try:
+        if span is None:
+            members.look(path)
+        else:
+            recognise(members.part(path, span))
+    except ArchiveOfFiles:
+        return Inside(is_unread=True)
+    except NotACheckpoint as error:
+        return Inside(is_unread=False, holds_pickle=error.holds_pickle, runs=error.runs)
+    except _UNREAD as error:
+        return Inside(is_unread=True, runs=error.runs)
+    return Inside(is_unread=True)

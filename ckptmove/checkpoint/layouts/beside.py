@@ -11,17 +11,11 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import CodeBeside, UnreadFile
+from ckptmove.checkpoint.layouts.archive import look_inside
 from ckptmove.checkpoint.layouts.detect import read_small
 from ckptmove.checkpoint.layouts.members import Members
 from ckptmove.checkpoint.parts import read_file
-from ckptmove.errors import (
-    ArchiveOfFiles,
-    DamagedArchive,
-    DamagedPickle,
-    LimitExceeded,
-    NotACheckpoint,
-    UnreadableInput,
-)
+from ckptmove.errors import ArchiveOfFiles, LimitExceeded, NotACheckpoint, UnreadableInput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,12 +26,16 @@ if TYPE_CHECKING:
 
 #: Endings of files that programs unpickle.
 _PICKLED: Final = (".bin", ".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".th", ".joblib", ".dill")
+#: Names of files in hidden folders that are read: also arrays, and what is compressed or packed.
+_HIDDEN: Final = re.compile(
+    rf".*(?:(?:{'|'.join(map(re.escape, _PICKLED))}|\.npy|\.npz)(?:\.(?:gz|bz2|xz|zst|z))?|\.zip|\.tar|\.tgz|\.nemo)",
+    re.IGNORECASE,
+)
+_WHERE_HIDDEN: Final = "in a hidden folder"
 #: Size limit of a file that names code.
 _MOST_BYTES: Final = 1 << 20
 _PROJECT: Final = "pyproject.toml"
 _INDICES: Final = frozenset({"model_index.json", "modules.json"})
-#: A key of ``[tool.ckptmove]`` that names code, in any form of TOML.
-_CODE_KEY: Final = re.compile(r"""(?m)^\s*(?:tool\.ckptmove\.)?["']?(case|script)["']?\s*=""")
 
 
 def unread_file(listing: Listing, file: ListedFile, error: NotACheckpoint, inside: Inside) -> UnreadFile | None:
@@ -53,7 +51,7 @@ def unread_file(listing: Listing, file: ListedFile, error: NotACheckpoint, insid
     is_pointer = error.found == "a git-lfs pointer"
     # An archive in an archive has a finding of its own.
     is_archive = inside.is_unread and not isinstance(listing, Members)
-    is_named_so = file.name.endswith(_PICKLED) and not isinstance(error, ArchiveOfFiles)
+    is_named_so = file.name.lower().endswith(_PICKLED) and not isinstance(error, ArchiveOfFiles)
     if not (runs or error.holds_pickle or inside.holds_pickle or is_pointer or is_archive or is_named_so):
         return None
     return UnreadFile(file.path, error.found, runs)
@@ -65,25 +63,29 @@ def hidden_pickles(listing: Listing, limits: Limits) -> Iterator[UnreadFile]:
     They are no part of the checkpoint, but a loader can open them by name.
     """
     for file in listing.files:
-        if file.is_hidden and file.name.endswith(_PICKLED):
-            runs = () if listing.is_remote else _runs(listing, file.path, limits)
-            if runs is not None:
-                yield UnreadFile(file.path, "in a hidden folder", runs)
+        if file.is_hidden and _HIDDEN.fullmatch(file.name):
+            found = UnreadFile(file.path, _WHERE_HIDDEN) if listing.is_remote else _hidden(listing, file, limits)
+            if found is not None:
+                yield found
 
 
-def _runs(listing: Listing, path: str, limits: Limits) -> tuple[str, ...] | None:
-    """The dangerous names in a file; None if it is neither a checkpoint nor a pickle."""
+def _hidden(listing: Listing, file: ListedFile, limits: Limits) -> UnreadFile | None:
+    """A file in a hidden folder; None if it is neither a checkpoint nor a pickle, and holds none."""
+    unread, path = UnreadFile(file.path, _WHERE_HIDDEN), file.path
     try:
         listing.look(path)
         with closing(listing.open(path)) as source:
             inventory = read_file(source, listing.limits(path, limits), tree="inventory").inventory
     except NotACheckpoint as error:
-        return error.runs if error.runs or error.holds_pickle else None
-    except (DamagedArchive, DamagedPickle) as error:
-        return error.runs
-    except (UnreadableInput, LimitExceeded):
-        return ()
-    return tuple(use.name for use in inventory.globals if use.verdict == "dangerous")
+        inside = look_inside(listing, file, error, limits)
+        runs = error.runs or inside.runs
+        is_told = runs or error.holds_pickle or inside.holds_pickle or inside.is_unread
+        return unread._replace(runs=runs) if is_told else None
+    except (UnreadableInput, LimitExceeded) as error:
+        return unread._replace(runs=error.runs)
+    names = (use.name for use in (*inventory.globals, *inventory.apart) if use.verdict == "dangerous")
+    readings = tuple(fact.record for fact in inventory.facts if fact.kind == "second-reading")
+    return unread._replace(runs=tuple(dict.fromkeys(names)), readings=readings)
 
 
 def code_beside(listing: Listing) -> Iterator[CodeBeside]:
@@ -93,9 +95,8 @@ def code_beside(listing: Listing) -> Iterator[CodeBeside]:
     modules = {file.path for file in listing.files if file.name.endswith(".py")}
     for file in listing.files:
         if file.name == _PROJECT and not file.is_hidden:
-            key = _CODE_KEY.search(_text(listing, file.path))
-            if key is not None:
-                yield CodeBeside(file.path, f"'{key[1]}' of [tool.ckptmove]", ())
+            if keys := _code_keys(_text(listing, file.path)):
+                yield CodeBeside(file.path, f"{keys} of [tool.ckptmove]", ())
         elif modules and not file.is_hidden and (file.name.endswith("config.json") or file.name in _INDICES):
             prefix = f"{file.folder}/" if file.folder else ""
             named = {f"{prefix}{module.replace('.', '/')}.py" for module in _modules(_text(listing, file.path))}
@@ -108,6 +109,21 @@ def _text(listing: Listing, path: str) -> str:
         return read_small(listing, path, _MOST_BYTES).decode("utf-8", "replace")
     except (UnreadableInput, LimitExceeded):
         return ""
+
+
+def _code_keys(text: str) -> str:
+    """The keys of ``[tool.ckptmove]`` that name code; empty if none does, or ``ckptmove verify`` refuses the file."""
+    import tomli
+
+    try:
+        tools = tomli.loads(text).get("tool")
+    except (tomli.TOMLDecodeError, RecursionError):  # arrays in arrays
+        return ""
+    table = tools.get("ckptmove") if isinstance(tools, dict) else None
+    named = table if isinstance(table, dict) else {}
+    keys = [key for key in ("case", "script") if key in named]
+    keys += ["optimizer"] if ":" in str(named.get("optimizer")) else []  # without a colon, it is a class of torch
+    return ", ".join(f"'{key}'" for key in keys)
 
 
 def _modules(text: str) -> Iterator[str]:

@@ -13,8 +13,8 @@ from posixpath import dirname, join, normpath
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.layouts.members import Members, full_path, shown_path, unsafe_member
-from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NotACheckpoint
-from ckptmove.formats.opening import NUMPY_ARRAY, recognise
+from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, MustBeUnpacked, NotACheckpoint
+from ckptmove.formats.opening import EMPTY_ZIP, NUMPY_ARRAY, recognise
 from ckptmove.formats.zip_archive.headers import LocalHeaders
 from ckptmove.formats.zip_archive.index import DEFLATED, read_directory
 from ckptmove.formats.zip_archive.layout import Layout, NewRecord
@@ -64,6 +64,9 @@ class ZipMembers(Members):
         if len(records) > limits.entries:
             raise LimitExceeded("members of an archive", limit=limits.entries, actual=len(records), path=source.path)
         files = [record for record in records if not record.name.endswith("/")]
+        full = next((record.name for record in records if record.name.endswith("/") and record.nbytes), "")
+        if full:  # a reader that opens records by name reads it
+            raise DamagedArchive(source.path, f"folder '{shown_path(full):.80}' has bytes, as only a file has")
         for record in files:
             if record.obstacle:
                 is_encrypted = record.obstacle == "encrypted"
@@ -84,7 +87,7 @@ class ZipMembers(Members):
         """
         record = self._records[path]
         if record.method == DEFLATED:
-            head = b"".join(inflate(self.source.blocks(self._spans[record.place], _HEAD), _HEAD, _HEAD))
+            head = self.head(path, _HEAD)
             full = full_path(self.source.path, path)
             if record.nbytes and not head:
                 raise NotACheckpoint(full, "bytes that cannot be inflated")
@@ -93,9 +96,28 @@ class ZipMembers(Members):
                 with suppress(DamagedArchive):  # the first bytes of a zip look like a damaged zip
                     recognise(MemorySource(full, head), is_cut=is_cut)
             except NotACheckpoint as error:
+                if error.found == EMPTY_ZIP:
+                    return  # zipfile looks for records from the end
                 if not (is_cut and error.found == NUMPY_ARRAY and error.holds_pickle):
                     raise
-                recognise(self.open(path))  # the pickle of an array of objects is read whole
+                try:
+                    recognise(self.open(path))  # the pickle of an array of objects is read whole
+                except (MustBeUnpacked, CrcMismatch) as refusal:
+                    refusal.warn(error.runs)
+                    raise
+
+    def head(self, path: str, nbytes: int) -> bytes:
+        """The first bytes of a member, inflated if it is compressed; fewer if it is damaged or smaller."""
+        record = self._records[path]
+        start, end = self._spans[record.place]
+        if record.method != DEFLATED:
+            return self.source.read(start, min(start + nbytes, end))
+        found = b""
+        for block in inflate(self.source.blocks(Span(start, end), _HEAD), nbytes, nbytes):
+            found += block
+            if len(found) == nbytes:
+                break  # the rest of the member is not read
+        return found
 
     def open(self, path: str) -> ByteSource:
         """The bytes of a member; a compressed one is inflated if all inflated members fit in memory together.

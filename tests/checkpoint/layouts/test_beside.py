@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import shutil
+import struct
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
 import torch
 
 import ckptmove
-from ckptmove.errors import MissingFile, NotACheckpoint
+from ckptmove.errors import (
+    CrcMismatch,
+    DamagedPickle,
+    LimitExceeded,
+    MissingFile,
+    NotACheckpoint,
+    UnsupportedContainer,
+)
 from ckptmove.model import Severity
 
 CALL = b"N0cbuiltins\nexec\n(Vpass\ntR."
@@ -76,13 +87,13 @@ def found(path, code):
 def test_a_pickle_with_any_beginning_is_read(folder, name, data):
     add(folder, name, data)
     for path in each_form(folder):
-        assert [one.where for one in found(path, "S702")] == [NAMES]
+        assert [one.where for one in found(path, "S702")] == [(name, *NAMES)]
 
 
 def test_a_long_old_pickle_is_read_from_a_compressed_archive(folder):
     add(folder, "rng_state.pth", b"(lp0\nI1\n" + b"aI1\n" * 4000 + b"a0" + CALL)
     for path in each_form(folder):
-        assert [one.where for one in found(path, "S702")] == [NAMES]
+        assert [one.where for one in found(path, "S702")] == [("rng_state.pth", *NAMES)]
 
 
 # --- names that a trainer loads ---------------------------------------------------------------------------------------
@@ -105,9 +116,19 @@ def test_a_file_that_a_trainer_loads_is_an_error_whatever_it_holds(folder, name)
         assert caught.value.found == "a GGUF file"
 
 
-def test_a_ckpt_of_text_is_a_note(folder):
-    add(folder, "counter.ckpt", b"7")
-    assert found(folder, "S705")[0].where == ("counter.ckpt",)
+@pytest.mark.parametrize("name", ["brain.ckpt", "epoch_counter.ckpt", "dataloader-TRAIN.ckpt", "label_encoder.ckpt"])
+def test_a_ckpt_that_speechbrain_writes_as_text_is_a_note(folder, name):
+    add(folder, name, b"7")
+    assert found(folder, "S705")[0].where == (name,)
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "brain-v1.ckpt", "model.ckpt"])
+def test_any_other_ckpt_of_text_is_an_error(folder, name):
+    add(folder, name, b"7")
+    for path in each_form(folder):
+        with pytest.raises(NotACheckpoint) as caught:
+            ckptmove.inspect(path)
+        assert caught.value.found == "a text file"
 
 
 # --- other names ------------------------------------------------------------------------------------------------------
@@ -173,6 +194,72 @@ def test_arrays_of_objects_are_read(folder, save, padding):
     assert found(folder, "S702")[0].where == ("stats.npz",)
 
 
+def renamed(data, names, method=zipfile.ZIP_STORED):
+    """The arrays of a file, with other names."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as reader, zipfile.ZipFile(stream, "w", method) as writer:
+        for before, after in names.items():
+            writer.writestr(after, reader.read(before))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("name", ["x", ".hidden/x.npy", "data.txt", "x/", "../x"])
+def test_an_array_is_read_whatever_its_name(folder, name, method):
+    add(folder, "stats.npz", renamed(arrays(), {"items.npy": name}, method))
+    assert found(folder, "S702")[0].where == ("stats.npz",)
+
+
+def test_an_array_after_a_checkpoint_is_read(folder):
+    stream = io.BytesIO(renamed(arrays(), {"items.npy": "x"}))
+    with zipfile.ZipFile(stream, "a") as writer:
+        writer.write(folder / "pytorch_model.bin", "a.pt")
+    add(folder, "stats.npz", stream.getvalue())
+    for path in each_form(folder):
+        assert found(path, "S702")[0].where == ("stats.npz",)
+
+
+def broken(data, kind):
+    """A file of arrays that is refused here, and that numpy reads."""
+    if kind == "a name twice":
+        return renamed(data, {"weights.npy": "x", "items.npy": "x"})
+    if kind == "a method that is not read":
+        stream = io.BytesIO(data)
+        with zipfile.ZipFile(stream, "a", zipfile.ZIP_BZIP2) as writer:
+            writer.writestr("more.npy", b"words")
+        return stream.getvalue()
+    return renamed(data, {"weights.npy": "a"}) + data if kind == "an archive before it" else b"PK\x05\x06" + data
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    "kind", ["a name twice", "a method that is not read", "an archive before it", "the sign of an empty one"]
+)
+def test_arrays_in_an_archive_that_is_refused_are_read(folder, kind):
+    add(folder, "stats.npz", broken(arrays(), kind))
+    with np.load(folder / "stats.npz", allow_pickle=True) as read:
+        assert read.files
+    for path in each_form(folder):
+        assert found(path, "S702")[0].where == ("stats.npz",)
+
+
+def test_a_damaged_archive_in_an_archive_is_not_read(folder, tmp_path):
+    add(folder, "letter.docx", zipped({"a": b"b"}))
+    path = tmp_path / "run.zip"
+    shutil.make_archive(str(folder), "zip", folder)
+    crc = zlib.crc32((folder / "letter.docx").read_bytes())
+    path.write_bytes(path.read_bytes().replace(struct.pack("<L", crc), struct.pack("<L", crc ^ 1)))
+    assert found(path, "F804")[0].where == ("letter.docx",)
+
+
+def test_an_array_too_large_to_inflate_is_read_at_its_beginning(folder):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(arrays())) as reader, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as writer:
+        writer.writestr("x", reader.read("items.npy") + bytes(1 << 27))
+    add(folder, "stats.npz", stream.getvalue())
+    assert found(folder, "S702")[0].where == ("stats.npz",)
+
+
 def test_an_array_of_objects_is_read_to_its_end(folder):
     with zipfile.ZipFile(io.BytesIO(arrays(padding=9000))) as archive:
         add(folder, "stats.npy", archive.read("items.npy"))
@@ -194,7 +281,7 @@ def test_a_conversion_says_that_it_copies_them(folder, tmp_path):
     add(folder, "stats.npz", arrays())
     as_folder = ckptmove.convert(folder, output=tmp_path / "new", to="cuda:0")
     as_file = ckptmove.convert(folder, output=tmp_path / "one.pth", to="cuda:0")
-    assert [any("stats.npz" in line for line in one.notes) for one in (as_folder, as_file)] == [True, False]
+    assert [any("stats.npz" in line for line in one.warnings) for one in (as_folder, as_file)] == [True, False]
 
 
 # --- hidden folders ---------------------------------------------------------------------------------------------------
@@ -217,15 +304,73 @@ def test_a_checkpoint_in_a_hidden_folder_is_a_note(folder):
         assert found(path, "S705")[0].where == (".old/w.pt",)
 
 
-def test_one_that_cannot_be_read_is_a_note(folder, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        MissingFile("w.pt"), UnsupportedContainer("w.pt", "x", "an x"), CrcMismatch("w.pt", "data.pkl"),
+        LimitExceeded("records", limit=1, actual=2, path="w.pt"), DamagedPickle("cut off", offset=1),
+    ],
+    ids=lambda error: error.kind,
+)  # fmt: skip
+@pytest.mark.parametrize(("runs", "code"), [((), "S705"), (NAMES, "S702")])
+def test_one_that_cannot_be_read_is_told(folder, monkeypatch, error, runs, code):
     from ckptmove.checkpoint.layouts import beside
 
-    def refuse(source, *_args, **_options):
-        raise MissingFile(source.path)
+    def refuse(*_args, **_options):
+        raise error
 
+    error.runs = runs
     add(folder, ".old/w.pt", CALL)
     monkeypatch.setattr(beside, "read_file", refuse)
-    assert found(folder, "S705")[0].where == (".old/w.pt",)
+    told = [one for one in ckptmove.inspect(folder).findings if one.code in {"S702", "S705"}]
+    assert [(one.code, one.where) for one in told] == [(code, (".old/w.pt",))]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.npz", arrays()), ("X.PKL", CALL),
+        ("x.npz", renamed(arrays(), {"items.npy": "x"})), ("x.pkl.gz", gzip.compress(CALL, mtime=0)),
+        ("x.pkl.bz2", bz2.compress(CALL)), ("x.joblib.xz", lzma.compress(CALL)), ("x.pth.tar", CALL),
+    ],
+    ids=["arrays", "capitals", "renamed", "gzip", "bzip2", "xz", "tar"],
+)  # fmt: skip
+def test_what_runs_in_a_hidden_file_is_an_error(folder, name, data):
+    add(folder, f".old/{name}", data)
+    for path in each_form(folder):
+        assert found(path, "S702")[0].where == (f".old/{name}",)
+
+
+def test_what_runs_in_a_hidden_array_is_an_error(folder):
+    add(folder, ".old/x.npy", zipfile.ZipFile(io.BytesIO(arrays())).read("items.npy"))
+    for path in each_form(folder):
+        assert found(path, "S702")[0].where == (".old/x.npy",)
+
+
+def test_what_runs_beside_the_checkpoint_of_a_hidden_file_is_an_error(folder):
+    add(folder, ".old/w.pt", (folder / "pytorch_model.bin").read_bytes())
+    with zipfile.ZipFile(folder / ".old/w.pt", "a") as writer:
+        writer.writestr("pytorch_model/extra.pkl", CALL)
+    for path in each_form(folder):
+        assert found(path, "S702")[0].where == (".old/w.pt",)
+
+
+def test_a_hidden_file_that_is_two_things_is_an_error(folder):
+    data = zipped({"x": b"y"})
+    header = json.dumps({"w": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}).encode()
+    add(folder, ".old/w.pt", len(header).to_bytes(8, "little") + header + data)
+    add(folder, ".old/v.pt", (folder / "pytorch_model.bin").read_bytes())
+    for path in each_form(folder):
+        [finding] = found(path, "F805")
+        assert (finding.severity, finding.where) == (Severity.ERROR, (".old/w.pt",))
+
+
+def test_archives_in_a_hidden_folder_are_a_note(folder):
+    add(folder, ".old/model.zip", zipped({"w.pt": (folder / "pytorch_model.bin").read_bytes()}))
+    add(folder, ".old/arrays.npz", zipped_arrays())
+    add(folder, ".old/zeros.npy", b"\x93NUMPY\x01\x00")
+    for path in each_form(folder):
+        assert found(path, "S705")[0].where == (".old/model.zip",)
 
 
 # --- code -------------------------------------------------------------------------------------------------------------
@@ -266,7 +411,18 @@ def test_other_code_is_not_told(folder, text):
         ("[tool.ckptmove]\nto = 'cpu'\ncase = 'evil.py:make'\n", True),
         ("tool.ckptmove.'script' = 'evil.py'\n", True),
         ("tool.ckptmove.script = 'evil.py'\n", True),
+        ("[tool]\nckptmove = {case = 'evil.py:make'}\n", True),
+        ('[tool."ckptm\\u006fve"]\ncase = "evil.py:make"\n', True),
+        ("[tool.ckptmove]\noptimizer = 'evil:Opt'\n", True),
+        ("[tool.ckptmove]\noptimizer = 'AdamW'\n", False),
         ("[tool.ckptmove]\nto = 'cpu'\n", False),
+        ("[tool.other]\nscript = 'evil.py'\n", False),
+        ('[project]\nx = """\ncase = 1\n"""\n', False),
+        ("tool = 3\n", False),
+        ("tool.ckptmove = 3\n", False),
+        ("[tool.ckptmove\ncase = 'evil.py:make'\n", False),
+        ("tool.ckptmove.case = " + "[" * 20_000, False),
+        ("[tool.ckptmove]\ncase = 'evil.py:make'\n" + "#" * (1 << 20), False),
     ],
 )
 def test_code_of_a_project_is_told(folder, text, is_told):
