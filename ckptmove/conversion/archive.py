@@ -50,7 +50,7 @@ def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
         removed = new.removed
         changes.segments.update(new.segments)
         plan = MovePlan(plan.request)  # the changed members have their moves
-    _require_safe(listing, removed)
+    require_safe(listing, removed)
     for part, own in zip(checkpoint.parts, split_plan(plan, checkpoint.parts), strict=True):
         if part.name not in changes.segments and part.name not in removed:
             changes.add(cast("FilePart", part), own)  # a distributed checkpoint in an archive is refused
@@ -61,7 +61,12 @@ def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
     return segments if conversion.request.check else without_checks(segments)
 
 
-def _require_safe(listing: Members, removed: Collection[str]) -> None:
+def require_safe(listing: Members, removed: Collection[str] = ()) -> None:
+    """Check that no member of a copy without the removed ones would be unsafe to unpack.
+
+    Raises:
+        UnsafeMember: if one would be.
+    """
     for fact in listing.facts:
         if fact.kind in {"outside-member", "special-member"} and fact.record not in removed:
             raise UnsafeMember(listing.path, fact.record)

@@ -22,6 +22,8 @@ from ckptmove.pickles.edits import apply_plan
 from ckptmove.text import some
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ckptmove.checkpoint.layouts.members import Members
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import FilePart
@@ -150,9 +152,19 @@ def _try_out(conversion: Conversion, checkpoint: OpenCheckpoint) -> None:
         if checkpoint.listing is None or conversion.format != "same":
             _lay_out(conversion, checkpoint)
         else:
-            RemappedFolder(conversion, conversion.remapped, checkpoint)
+            folder = RemappedFolder(conversion, conversion.remapped, checkpoint)
+            if checkpoint.listing.form is not None:
+                _require_safe(checkpoint, folder.removed)
     elif checkpoint.listing is None:
         _try_moves(checkpoint.file, conversion.plan)
+    elif checkpoint.listing.form is not None:
+        _require_safe(checkpoint)
+
+
+def _require_safe(checkpoint: OpenCheckpoint, removed: Collection[str] = ()) -> None:
+    from ckptmove.conversion.archive import require_safe
+
+    require_safe(cast("Members", checkpoint.listing), removed)
 
 
 def _try_moves(part: FilePart, plan: MovePlan) -> None:

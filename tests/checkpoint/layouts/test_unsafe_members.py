@@ -80,6 +80,15 @@ def test_an_unsafe_member_is_named_and_not_copied(tmp_path, make, member):
     assert [one.name for one in tmp_path.iterdir()] == ["a"]
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_an_unsafe_checkpoint_that_is_dropped_is_in_no_copy(tmp_path, dry_run):
+    path = zipped(tmp_path / "a.zip", ("../x.pt", 0o644, CHECKPOINT))
+    with pytest.raises(UnsafeMember):
+        ckptmove.convert(path, drop="a.pt*", output=tmp_path / "b.zip", dry_run=dry_run)
+    ckptmove.convert(path, drop="../x.pt*", output=tmp_path / "c.zip", dry_run=dry_run)
+    assert dry_run or not names(tmp_path / "c.zip")
+
+
 @pytest.mark.parametrize(("make", "member"), SAFE.values(), ids=SAFE)
 def test_others_are_copied(tmp_path, make, member):
     path = make(tmp_path / "a", member)
