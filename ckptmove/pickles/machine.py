@@ -52,6 +52,7 @@ def _walk(machine: Machine, dispatch: Sequence[Handler]) -> None:
         machine.end = stop.end
         _check_memory(machine, stop.end, machine.limits.operations - max(rest, 0) - block.__length_hint__(), before)
         machine.root = machine.stack.pop()
+        machine.note_given()
         machine.memo, machine.memo_starts = [], array("q")  # no longer needed: seven values for each tensor
         return
     except DamagedPickle as error:
@@ -100,6 +101,7 @@ def _ends(node: Node) -> Sequence[Value]:
 
 def _with_names(error: DamagedPickle, machine: Machine) -> DamagedPickle:
     """Add the dangerous names before the damage to an error."""
+    machine.note_given()
     return DamagedPickle(error.detail, offset=error.offset, runs=(*machine.runs,))
 
 
