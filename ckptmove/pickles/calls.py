@@ -40,6 +40,8 @@ _LOAD_TYPE: Final = "dill._dill._load_type"
 _UFUNCS: Final = frozenset({"numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct"})
 #: Functions that call their first argument, in any module, with the index of the arguments for it.
 _CALL_FIRST: Final = {"_rebuild_from_type": 2, "_rebuild_from_type_v2": 2, "_create_array": 1}
+#: Functions that give their object a state, their fourth argument.
+_WITH_STATE: Final = frozenset({"_rebuild_from_type", "_rebuild_from_type_v2", "_rebuild_parameter_with_state"})
 #: Functions that make an object of their first argument, a class, as NEWOBJ does.
 _MAKE_FIRST: Final = frozenset({
     "copyreg.__newobj__", "copyreg.__newobj_ex__", "copyreg._reconstructor", "numpy._core.multiarray._reconstruct",
@@ -52,7 +54,7 @@ _STORING: Final = (
 )  # fmt: skip
 _MAKING: Final = frozenset({NEWOBJ, NEWOBJ_EX})
 #: Methods that reading a pickle, or a class that stores its arguments, looks up on an object, as ``dict`` does.
-_METHODS: Final = frozenset({*dir(dict), *dir(list), *dir(set), "as_subclass", "detach", "requires_grad_"})
+_METHODS: Final = frozenset({*dir(dict), *dir(list), *dir(set), "as_subclass", "detach", "requires_grad_", "to"})
 #: Dicts without attributes for their items.
 _DICTS: Final = frozenset({"collections.OrderedDict", "collections.defaultdict", "collections.Counter"})
 #: Most functions within functions that are followed.
@@ -119,6 +121,8 @@ def uses_of_call(
             yield from _uses_of_look_up(name, Call(function, args, -1))
             continue
         yield name, use
+        if leaf in _WITH_STATE:
+            given += methods_in_state(items[3] if len(items) > 3 else None) if type(args) is Tuple else [args]
         index = _CALL_FIRST.get(leaf, 0 if name in _MAKE_FIRST else -1)
         if index < 0:
             if _may_call(name, function):
@@ -151,7 +155,8 @@ def uses_of_append(target: Call) -> Iterator[tuple[str, Use]]:
 
 def methods_in_state(state: Value) -> Iterator[Value]:
     """The attributes in the state of an object that are called like its methods; all of a state that is computed."""
-    for part in (state, *tuple_items(state)):
+    items = tuple_items(state)
+    for part in (state, *(items if len(items) == 2 else items[3:4])):  # attributes and slots; those of a partial
         if type(part) is Call and _is_computed(part):
             yield part
         pairs = part.assigned if type(part) is Call else part
@@ -220,7 +225,8 @@ def is_settled(function: Global) -> bool:
     """Whether all calls of a function have one verdict, whatever their arguments."""
     name = modern_name(function.full_name)
     leaf = name.rpartition(".")[2]
-    looks = name in LOOK_UPS or leaf in _CALL_FIRST or name in _MAKE_FIRST or _may_call(name, function)
+    looks = name in LOOK_UPS or name in _MAKE_FIRST or leaf in _CALL_FIRST or leaf in _WITH_STATE
+    looks = looks or _may_call(name, function)
     return not looks and not is_dangerous(name, "called")
 
 

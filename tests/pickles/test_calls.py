@@ -79,6 +79,18 @@ DANGEROUS = {
     "a method that uuid calls": (call("uuid.UUID", held("replace")), "pkg.run"),
     "a method that numpy calls": (call("numpy.sin", held("sin")), "pkg.run"),
     "a method of a parameter": (call("torch._utils._rebuild_parameter", held("detach")), "pkg.run"),
+    "a method of a tensor with a state": (
+        call("torch._utils._rebuild_parameter_with_state", b"N", b"N", b"N", b"}" + text("keys") + RUN + b"s"),
+        "pkg.run",
+    ),
+    "a state in computed arguments": (
+        name("torch._utils._rebuild_parameter_with_state") + call("builtins.tuple", b"]" + RUN + b"a") + b"R",
+        "pkg.run",
+    ),
+    "a method of a partial": (
+        call("functools.partial", name("builtins.len")) + b"(" + name("builtins.len") + b")N}" + text("keys") + RUN
+        + b"stb", "pkg.run",
+    ),
     "a method of a location": (
         b"(" + text("storage") + name("torch.FloatStorage") + text("0") + held("startswith") + b"K\x01tQ", "pkg.run",
     ),
@@ -150,6 +162,22 @@ HARMLESS = {
     "items of an OrderedDict": call("collections.OrderedDict") + HOOK,
     "an attribute": held("activation"),
     "an attribute that is no method": held("keys", b"]" + RUN + b"a"),
+    "a keyword that is stored": (
+        call("functools.partial", name("builtins.max"))
+        + b"("
+        + name("builtins.max")
+        + b")}"
+        + text("keys")
+        + RUN
+        + b"sNtb"
+    ),
+    "an attribute of a tensor": call(
+        "torch._utils._rebuild_parameter_with_state",
+        b"N",
+        b"N",
+        b"N",
+        b"}" + text("loader") + RUN + b"s",
+    ),
     "a decorator": held("__wrapped__"),
     "a dict of objects": call("builtins.dict", b"]" + text("net") + held("activation") + b"\x86a"),
     "a layer in a layer": name("torch.nn.Sequential") + b")\x81}" + text("0") + held("activation") + b"sb",
