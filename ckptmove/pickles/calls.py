@@ -55,6 +55,8 @@ _STORING: Final = (
 _MAKING: Final = frozenset({NEWOBJ, NEWOBJ_EX})
 #: Methods that reading a pickle, or a class that stores its arguments, looks up on an object, as ``dict`` does.
 _METHODS: Final = frozenset({*dir(dict), *dir(list), *dir(set), "as_subclass", "detach", "requires_grad_", "to"})
+#: Functions that make callables.
+_CALLABLES: Final = frozenset({_GETATTR, _PARTIAL, "copyreg.__newobj__", "copyreg.__newobj_ex__"})
 #: Dicts without attributes for their items.
 _DICTS: Final = frozenset({"collections.OrderedDict", "collections.defaultdict", "collections.Counter"})
 #: Most functions within functions that are followed.
@@ -173,15 +175,17 @@ def _is_computed(state: Call) -> bool:
 def methods_in_items(target: Call, flat: Sequence[Value]) -> Iterator[Value]:
     """The same of the items of an object that may have them as attributes."""
     if target.name not in _DICTS:
-        yield from _methods_in(flat, frozenset({"keys"}))
+        yield from _methods_in(flat, ())
 
 
 def _methods_in(flat: Sequence[Value], names: Collection[str]) -> Iterator[Value]:
     for key, value in zip(flat[::2], flat[1::2], strict=True):
         if isinstance(value, Call | Global | Persistent):
             is_dunder = isinstance(key, str) and key.startswith("__") and key.endswith("__")
-            if (is_dunder and key != "__wrapped__") or key in names or type(key) is Call:
+            if (is_dunder and key != "__wrapped__") or key == "keys" or type(key) is Call:
                 yield value
+            elif key in names and not (type(value) is Call and modern_name(value.name) not in _CALLABLES):
+                yield value  # objects have data with such names: items, index, values
 
 
 def made_in(persistent: Persistent) -> Iterator[Value]:
@@ -198,12 +202,14 @@ def uses_of_given(given: Iterable[Value]) -> Iterator[tuple[str, Use]]:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        members = node.members()
+        members, name = node.members(), ""
         if type(node) is Call:
-            members = members[1:]  # not its function, which the call itself uses
-        is_named = type(node) is Call and modern_name(node.name) in {_GETATTR, _PARTIAL}
-        if is_named or type(node) is Global or (type(node) is Persistent and node.module is not None):
+            members, name = members[1:], modern_name(node.name)  # not its function, which the call itself uses
+            if name == _PARTIAL and _function_of(node) is None:
+                yield COMPUTED, "called"
+        if name == _GETATTR or type(node) is Global or (type(node) is Persistent and node.module is not None):
             yield from uses_of_call(node, None, None, REDUCE, [])
+            continue
         stack += [member for member in members if isinstance(member, Node)]
 
 

@@ -178,6 +178,7 @@ HARMLESS = {
         b"N",
         b"}" + text("loader") + RUN + b"s",
     ),
+    "items that are an object": held("items", held("activation")),
     "a decorator": held("__wrapped__"),
     "a dict of objects": call("builtins.dict", b"]" + text("net") + held("activation") + b"\x86a"),
     "a layer in a layer": name("torch.nn.Sequential") + b")\x81}" + text("0") + held("activation") + b"sb",
