@@ -201,12 +201,11 @@ def uses_of_given(given: Iterable[Value]) -> Iterator[tuple[str, Use]]:
         node = stack.pop()
         if id(node) in seen:
             continue
-        seen.add(id(node))
         members, name = node.members(), ""
+        if members or type(node) is Global:  # not an empty container, of which a file may have millions
+            seen.add(id(node))
         if type(node) is Call:
             members, name = members[1:], modern_name(node.name)  # not its function, which the call itself uses
-            if name == _PARTIAL and _function_of(node) is None:
-                yield COMPUTED, "called"
         if name == _GETATTR or type(node) is Global or (type(node) is Persistent and node.module is not None):
             yield from uses_of_call(node, None, None, REDUCE, [])
             continue

@@ -76,6 +76,10 @@ DANGEROUS = {
         + b"t", "pkg.other",
     ),
     "any method of an argument": (call("torch.nn.DataParallel", b"]" + held("parameters") + b"a"), "pkg.run"),
+    "an argument that stands twice": (call("uuid.UUID", b"]" + RUN + b"\x86q\x00", b"h\x00"), "pkg.run"),
+    "a method with a computed function": (
+        held("keys", name("functools.partial") + call("builtins.tuple", b"]" + RUN + b"a") + b"R"), "pkg.run",
+    ),
     "a method that uuid calls": (call("uuid.UUID", held("replace")), "pkg.run"),
     "a method that numpy calls": (call("numpy.sin", held("sin")), "pkg.run"),
     "a method of a parameter": (call("torch._utils._rebuild_parameter", held("detach")), "pkg.run"),
