@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.pickles.tree import (
     NEWOBJ,
     NEWOBJ_EX,
+    REDUCE,
     Call,
     Dict,
     Global,
@@ -18,7 +19,6 @@ from ckptmove.pickles.tree import (
     Opaque,
     Persistent,
     Tuple,
-    items_of,
     tuple_items,
 )
 from ckptmove.torch_facts.harmless import is_harmless
@@ -26,7 +26,7 @@ from ckptmove.torch_facts.verdicts import COMPUTED, LOOK_UPS, is_dangerous
 from ckptmove.torch_facts.weights_only import WEIGHTS_ONLY_SINCE, modern_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from ckptmove.pickles.tree import Value
     from ckptmove.torch_facts.verdicts import Use
@@ -40,21 +40,25 @@ _LOAD_TYPE: Final = "dill._dill._load_type"
 _UFUNCS: Final = frozenset({"numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct"})
 #: Functions that call their first argument, in any module, with the index of the arguments for it.
 _CALL_FIRST: Final = {"_rebuild_from_type": 2, "_rebuild_from_type_v2": 2, "_create_array": 1}
+#: Functions that give their object a state, their fourth argument.
+_WITH_STATE: Final = frozenset({"_rebuild_from_type", "_rebuild_from_type_v2", "_rebuild_parameter_with_state"})
 #: Functions that make an object of their first argument, a class, as NEWOBJ does.
 _MAKE_FIRST: Final = frozenset({
     "copyreg.__newobj__", "copyreg.__newobj_ex__", "copyreg._reconstructor", "numpy._core.multiarray._reconstruct",
     "numpy.core.multiarray._reconstruct", "numpy.ma.core._mareconstruct", "pandas.core.indexes.base._new_Index",
 })  # fmt: skip
-#: Names whose calls call functions among their arguments, or may: constructors of torch's schedulers do.
-_CALLING: Final = ("numpy.random.", "torch.")
-_NOT_CALLING: Final = ("torch.fx.", "torch.jit._pickle.")
+#: Harmless names whose calls only store their arguments, or call methods of :data:`_METHODS` at most.
+_STORING: Final = (
+    "_operator.", "argparse.", "builtins.", "collections.", "contextlib.", "copyreg.", "functools.", "itertools.",
+    "operator.", "torch.fx.", "torch.jit._pickle.", "types.", "typing.",
+)  # fmt: skip
 _MAKING: Final = frozenset({NEWOBJ, NEWOBJ_EX})
-#: Methods of an object that reading a pickle calls if the object has them.
-_METHODS: Final = frozenset({"__setstate__", "append", "extend"})
+#: Methods that reading a pickle, or a class that stores its arguments, looks up on an object, as ``dict`` does.
+_METHODS: Final = frozenset({*dir(dict), *dir(list), *dir(set), "as_subclass", "detach", "requires_grad_", "to"})
+#: Functions that make callables.
+_CALLABLES: Final = frozenset({_GETATTR, _PARTIAL, "copyreg.__newobj__", "copyreg.__newobj_ex__"})
 #: Dicts without attributes for their items.
 _DICTS: Final = frozenset({"collections.OrderedDict", "collections.defaultdict", "collections.Counter"})
-#: Most items of a list that are looked at.
-_MOST_ITEMS: Final = 64
 #: Most functions within functions that are followed.
 _DEEPEST: Final = 100
 
@@ -76,7 +80,7 @@ def callable_name(value: Value) -> str:
                 attributes = (items[1], *attributes)
                 value = items[0]
             elif name == _PARTIAL and not attributes:
-                value = next(iter(_bound(value)), None)
+                value = _function_of(value)
             elif name in _UFUNCS and not attributes and [type(item) for item in items] == [str, str]:
                 return ".".join(map(str, items))
             elif name == _LOAD_TYPE and not attributes and len(items) == 1 and type(items[0]) is str:
@@ -88,17 +92,24 @@ def callable_name(value: Value) -> str:
     return COMPUTED
 
 
-def _bound(partial: Call) -> tuple[Value, ...]:
-    """The function of a ``partial`` and its arguments; ``partial.__setstate__`` replaces those of the call."""
-    state = tuple_items(partial.state)
-    if len(state) < 3:
-        return partial.arguments
-    keywords = state[2].flat[1::2] if type(state[2]) is Dict else ()
-    return (state[0], *tuple_items(state[1]), *keywords)
+def _function_of(partial: Call) -> Value:
+    """The function of a ``partial``; ``partial.__setstate__`` replaces that of the call."""
+    items = tuple_items(partial.args if partial.state_start < 0 else partial.state)
+    return items[0] if items else None
 
 
-def uses_of_call(function: Value, args: Value, opcode: int) -> Iterator[tuple[str, Use]]:
-    """The names that a call makes or calls, and names that it looks up."""
+def uses_of_call(
+    function: Value, args: Value, kwargs: Value, opcode: int, given: list[Value]
+) -> Iterator[tuple[str, Use]]:
+    """The names that a call makes or calls, and names that it looks up.
+
+    Args:
+        function: the callable.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        opcode: opcode of the call.
+        given: list to which the values are added that a harmless function may call, or whose attributes it may call.
+    """
     waiting: list[tuple[Value, Value, Use]] = [(function, args, "made" if opcode in _MAKING else "called")]
     for _ in range(_DEEPEST):
         if not waiting:
@@ -112,11 +123,12 @@ def uses_of_call(function: Value, args: Value, opcode: int) -> Iterator[tuple[st
             yield from _uses_of_look_up(name, Call(function, args, -1))
             continue
         yield name, use
+        if leaf in _WITH_STATE:
+            given += methods_in_state(items[3] if len(items) > 3 else None) if type(args) is Tuple else [args]
         index = _CALL_FIRST.get(leaf, 0 if name in _MAKE_FIRST else -1)
         if index < 0:
-            if args is not None and _may_call(name, function):
-                bound = _bound(function)[1:] if type(function) is Call else ()
-                waiting += [(item, None, "called") for item in _callables((*bound, *items))]
+            if _may_call(name, function):
+                given += [function, args, kwargs] if type(function) is Call else [args, kwargs]
         elif type(args) is not Tuple:  # its arguments are computed
             break
         elif len(items) > index:  # else the call fails
@@ -135,17 +147,69 @@ def uses_of_build(target: Value) -> Iterator[tuple[str, Use]]:
 
 
 def uses_of_append(target: Call) -> Iterator[tuple[str, Use]]:
-    """What APPEND calls if the object has a state, which may hold its own ``append``: picklers append items first."""
-    if target.state_start >= 0:
+    """What APPEND calls if the object has attributes, which may hold its own ``append``.
+
+    Picklers append items first. Keys of some dicts are attributes.
+    """
+    if target.state_start >= 0 or (target.assigned is not None and target.name not in _DICTS):
         yield f"{callable_name(target.func)}.{COMPUTED}", "called"
 
 
-def uses_of_items(target: Call, flat: Sequence[Value]) -> Iterator[tuple[str, Use]]:
-    """What BUILD and APPEND call if the object has its items as attributes, and one of them is called like a method."""
+def methods_in_state(state: Value) -> Iterator[Value]:
+    """The attributes in the state of an object that are called like its methods; all of a state that is computed."""
+    items = tuple_items(state)
+    for part in (state, *(items if len(items) == 2 else items[3:4])):  # attributes and slots; those of a partial
+        if type(part) is Call and _is_computed(part):
+            yield part
+        pairs = part.assigned if type(part) is Call else part
+        if type(pairs) is Dict:
+            yield from _methods_in(pairs.flat, _METHODS)
+
+
+def _is_computed(state: Call) -> bool:
+    """Whether a call of a harmless function makes a state of its arguments, as ``dict([["keys", f]])`` does."""
+    has_arguments = type(state.args) is not Tuple or state.args.items or state.kwargs is not None
+    return bool(has_arguments) and is_harmless(modern_name(state.name))
+
+
+def methods_in_items(target: Call, flat: Sequence[Value]) -> Iterator[Value]:
+    """The same of the items of an object that may have them as attributes."""
     if target.name not in _DICTS:
-        for key, value in zip(flat[::2], flat[1::2], strict=True):
-            if type(key) is str and key in _METHODS and isinstance(value, Node):
-                yield callable_name(value), "called"
+        yield from _methods_in(flat, ())
+
+
+def _methods_in(flat: Sequence[Value], names: Collection[str]) -> Iterator[Value]:
+    for key, value in zip(flat[::2], flat[1::2], strict=True):
+        if isinstance(value, Call | Global | Persistent):
+            is_dunder = isinstance(key, str) and key.startswith("__") and key.endswith("__")
+            if (is_dunder and key != "__wrapped__") or key == "keys" or type(key) is Call:
+                yield value
+            elif key in names and not (type(value) is Call and modern_name(value.name) not in _CALLABLES):
+                yield value  # objects have data with such names: items, index, values
+
+
+def made_in(persistent: Persistent) -> Iterator[Value]:
+    """The objects in a persistent id: torch calls methods of the location of a storage."""
+    return (item for item in (persistent.pid, *tuple_items(persistent.pid)) if type(item) is Call)
+
+
+def uses_of_given(given: Iterable[Value]) -> Iterator[tuple[str, Use]]:
+    """What harmless functions may call of the values that they are given: each callable in them, however deep."""
+    seen: set[int] = set()
+    stack = [value for value in given if isinstance(value, Node)]
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        members, name = node.members(), ""
+        if members or type(node) is Global:  # not an empty container, of which a file may have millions
+            seen.add(id(node))
+        if type(node) is Call:
+            members, name = members[1:], modern_name(node.name)  # not its function, which the call itself uses
+        if name == _GETATTR or type(node) is Global or (type(node) is Persistent and node.module is not None):
+            yield from uses_of_call(node, None, None, REDUCE, [])
+            continue
+        stack += [member for member in members if isinstance(member, Node)]
 
 
 def _uses_of_look_up(name: str, call: Call) -> Iterator[tuple[str, Use]]:
@@ -158,32 +222,22 @@ def _uses_of_look_up(name: str, call: Call) -> Iterator[tuple[str, Use]]:
 
 def _may_call(name: str, function: Value) -> bool:
     """Whether a harmless function may call what it is given, as constructors of torch's schedulers do."""
-    is_listed = name.startswith(_CALLING) and name not in WEIGHTS_ONLY_SINCE and not name.startswith(_NOT_CALLING)
-    return (is_listed or type(function) is Call) and is_harmless(name)
-
-
-def _callables(values: Iterable[Value]) -> Iterator[Value]:
-    """The callables among some values, and among the items of lists, tuples and dicts in them."""
-    for value in values:
-        members = value.flat if type(value) is Dict else items_of(value)
-        for member in (value, *members[:_MOST_ITEMS]):
-            is_named = type(member) is Call and modern_name(member.name) in {_GETATTR, _PARTIAL}
-            if is_named or type(member) is Global or (type(member) is Persistent and member.module is not None):
-                yield member
-        if len(members) > _MOST_ITEMS:
-            yield Call(None, None, -1)  # some are not looked at
+    is_storing = name in WEIGHTS_ONLY_SINCE or name.startswith(_STORING)
+    return (not is_storing or type(function) is Call) and is_harmless(name)
 
 
 def is_settled(function: Global) -> bool:
     """Whether all calls of a function have one verdict, whatever their arguments."""
     name = modern_name(function.full_name)
     leaf = name.rpartition(".")[2]
-    looks = name in LOOK_UPS or leaf in _CALL_FIRST or name in _MAKE_FIRST or _may_call(name, function)
+    looks = name in LOOK_UPS or name in _MAKE_FIRST or leaf in _CALL_FIRST or leaf in _WITH_STATE
+    looks = looks or _may_call(name, function)
     return not looks and not is_dangerous(name, "called")
 
 
 def uses_in(found: Iterable[Node]) -> Iterator[tuple[str, Use]]:
     """The names that the nodes of a tree import, make and call."""
+    given: list[Value] = []
     for node in found:
         if type(node) is Global:
             yield node.full_name, "stored"
@@ -191,8 +245,12 @@ def uses_in(found: Iterable[Node]) -> Iterator[tuple[str, Use]]:
             yield from uses_of_build(node.args)
         elif type(node) is Call:
             if not (type(node.func) is Global and node.func.is_settled):
-                yield from uses_of_call(node.func, node.args, node.opcode)
+                yield from uses_of_call(node.func, node.args, node.kwargs, node.opcode, given)
+            given += methods_in_state(node.state)
             if node.assigned is not None:
-                yield from uses_of_items(node, node.assigned.flat)
+                given += methods_in_items(node, node.assigned.flat)
             if node.state_start >= 0 and modern_name(node.name) in LOOK_UPS:
                 yield from uses_of_build(node)
+        elif type(node) is Persistent:
+            given += made_in(node)
+    yield from uses_of_given(given)

@@ -55,12 +55,14 @@ def _walk(machine: Machine, dispatch: Sequence[Handler]) -> None:
         machine.end = stop.end
         _check_memory(machine, stop.end, machine.limits.operations - max(rest, 0) - block.__length_hint__(), before)
         machine.root = machine.stack.pop()
+        machine.note_given()
         machine.memo, machine.memo_starts = [], array("q")  # no longer needed: seven values for each tensor
         return
     except DamagedPickle as error:
         raise _with_names(error, machine, position) from error
     except LimitExceeded as error:
         machine.note_uses(uses_after(machine, position))
+        machine.note_given()
         error.warn(machine.runs)
         raise
     except (IndexError, KeyError, TypeError, AttributeError, ValueError, struct.error) as error:
@@ -110,6 +112,7 @@ def _with_names(error: DamagedPickle, machine: Machine, position: int) -> Damage
     """Add the dangerous names before and after the damage to an error."""
     with suppress(DamagedPickle):
         machine.note_uses(uses_after(machine, operation_end(machine.data, position)))
+    machine.note_given()
     return DamagedPickle(error.detail, offset=error.offset, runs=(*machine.runs,))
 
 

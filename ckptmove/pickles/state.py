@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.pickles.calls import is_settled, uses_of_call
+from ckptmove.pickles.calls import is_settled, made_in, uses_of_call, uses_of_given
 from ckptmove.pickles.tree import Global, Opaque
-from ckptmove.torch_facts.verdicts import dangerous
+from ckptmove.torch_facts.verdicts import dangerous, is_dangerous
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,6 +40,7 @@ class Machine:
         persistents: all persistent ids in the order of the pickle, reachable from the root or not.
         globals: full names of all globals, each with the start of the first operation that names it.
         runs: dangerous names among them, and those that calls reach without naming them, as torch looks them up.
+        given: values that a harmless function may call, or whose attributes it may call; empty after STOP.
         stacked: globals that STACK_GLOBAL made of two strings, by start; they have no literal.
         reads: operations that repeat a value: a memoised string or global, or the top of the stack (DUP). A flat array
             of pairs: start of the operation, start of the operation that it repeats (which may be a repeat itself).
@@ -68,6 +70,7 @@ class Machine:
         "filled",
         "foreign",
         "frames",
+        "given",
         "globals",
         "limits",
         "marks",
@@ -99,6 +102,7 @@ class Machine:
         self.persistents: list[Persistent] = []
         self.globals: dict[str, int] = {}
         self.runs: dict[str, None] = {}
+        self.given: list[Value] = []
         self.stacked: dict[int, Global] = {}
         self.reads: array[int] = array("q")
         self.reread: dict[int, Tuple | bytes] = {}
@@ -125,11 +129,18 @@ class Machine:
             self.globals[value.full_name] = start
             self.note_uses([(value.full_name, "stored")])
 
-    def note_call(self, function: Value, args: Value, opcode: int) -> None:
+    def note_call(self, function: Value, args: Value, opcode: int, kwargs: Value = None) -> None:
         """Record the dangerous names that a call uses."""
-        self.note_uses(uses_of_call(function, args, opcode))
+        self.note_uses(uses_of_call(function, args, kwargs, opcode, self.given))
         if type(function) is Global:
             function.is_settled = is_settled(function)
+
+    def note_given(self) -> None:
+        """Record the dangerous names that harmless functions call, in the state that the last operation left."""
+        if any(is_dangerous(name, "called") for name in self.globals):
+            self.given += chain.from_iterable(map(made_in, self.persistents))
+            self.note_uses(uses_of_given(self.given))
+        self.given = []
 
     def note_runs(self, names: Iterable[str]) -> None:
         """Record the dangerous names before the damage of another pickle of the same file."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.pickles.atoms import end_within, line
-from ckptmove.pickles.calls import uses_of_append, uses_of_build, uses_of_items
+from ckptmove.pickles.calls import methods_in_items, methods_in_state, uses_of_append, uses_of_build
 from ckptmove.pickles.tree import (
     MADE,
     NEWOBJ,
@@ -116,7 +116,7 @@ def _newobj_ex(machine: Machine, position: int) -> int:
     stack, starts = machine.stack, machine.starts
     kwargs, arguments = stack.pop(), stack.pop()
     starts.pop()
-    machine.note_call(stack[-1], arguments, NEWOBJ_EX)
+    machine.note_call(stack[-1], arguments, NEWOBJ_EX, kwargs)
     call = Call(stack[-1], arguments, starts.pop(), NEWOBJ_EX)
     call.kwargs = kwargs
     stack[-1] = call
@@ -129,6 +129,7 @@ def _build(machine: Machine, position: int) -> int:
     start = machine.starts.pop()
     target = machine.stack[-1]
     machine.note_uses(uses_of_build(target))
+    machine.given += methods_in_state(state)
     if type(target) is Call and target.state_start < 0:
         target.state = state
         target.state_start = start
@@ -304,7 +305,7 @@ def _assign(machine: Machine, flat: list[Value], starts: Starts, position: int) 
         raise DamagedPickle("a key without a value", offset=position - machine.begin)
     target = machine.stack[-1]
     if type(target) is Call:
-        machine.note_uses(uses_of_items(target, flat))
+        machine.given += methods_in_items(target, flat)
         if target.assigned is None:
             target.assigned = Dict([], [])
             if target.name not in _ASSIGNABLE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ckptmove.errors import DamagedPickle
 from ckptmove.limits import Limits
 from ckptmove.pickles.calls import uses_in
 from ckptmove.pickles.machine import interpret
@@ -31,6 +32,14 @@ NET = name("pkg.Net") + b")\x81"
 SET_PARTIAL = b"(" + name("pkg.other") + b"(K\x01t}" + text("f") + RUN + b"sNtb"
 HOOK = text("__setstate__") + RUN + b"s"
 
+
+def held(key: str, value: bytes = RUN) -> bytes:
+    """An object with an attribute."""
+    return NET + b"}" + text(key) + value + b"sb"
+
+
+KEYS_OF_MAX = name("functools.partial") + b"(" + name("builtins.max") + b"t}" + text("key") + RUN + b"s\x92"
+
 DANGEROUS = {
     "a function of another package": (call("pkg.run"), "pkg.run"),
     "by INST": (b"(ipkg\nrun\n", "pkg.run"),
@@ -42,6 +51,52 @@ DANGEROUS = {
         call("functools.partial", name("builtins.len")) + b"(" + name("builtins.all") + b")}" + text("key") + RUN
         + b"sNtb)R",
         "pkg.run",
+    ),
+    "a keyword of a partial": (KEYS_OF_MAX + b"(]tR", "pkg.run"),
+    "a partial with a computed state": (
+        call("functools.partial", name("builtins.len")) + call("builtins.tuple", b"]" + RUN + b"a") + b"b)R",
+        "<computed>",
+    ),
+    "a keyword of a class of torch": (
+        name("torch.optim.lr_scheduler.LambdaLR") + b")}" + text("lr_lambda") + RUN + b"s\x92", "pkg.run",
+    ),
+    "a method of copies": (call("torch.optim.swa_utils.AveragedModel", held("__deepcopy__")), "pkg.run"),
+    "a method of dicts": (call("builtins.dict", held("keys")), "pkg.run"),
+    "a method of an OrderedDict": (call("collections.OrderedDict", held("keys", KEYS_OF_MAX)), "pkg.run"),
+    "a method among slots": (NET + b"N}" + text("items") + RUN + b"s\x86b", "pkg.run"),
+    "a method in an OrderedDict": (NET + call("collections.OrderedDict") + text("keys") + RUN + b"sb", "pkg.run"),
+    "a method of items": (call("builtins.dict", NET + text("keys") + RUN + b"s"), "pkg.run"),
+    "a method with a computed name": (NET + b"}" + call("builtins.str", text("keys")) + RUN + b"sb", "pkg.run"),
+    "a computed state": (
+        NET + call("builtins.dict", b"]" + text("keys") + RUN + b"\x86a") + b"b", "pkg.run",
+    ),
+    "a method that is a layer": (held("keys", held("forward")), "pkg.run"),
+    "a method that changes later": (
+        b"(" + held("keys", call("functools.partial", name("builtins.len")) + b"q\x00") + b"h\x00" + SET_PARTIAL
+        + b"t", "pkg.other",
+    ),
+    "any method of an argument": (call("torch.nn.DataParallel", b"]" + held("parameters") + b"a"), "pkg.run"),
+    "an argument that stands twice": (call("uuid.UUID", b"]" + RUN + b"\x86q\x00", b"h\x00"), "pkg.run"),
+    "a method with a computed function": (
+        held("keys", name("functools.partial") + call("builtins.tuple", b"]" + RUN + b"a") + b"R"), "pkg.run",
+    ),
+    "a method that uuid calls": (call("uuid.UUID", held("replace")), "pkg.run"),
+    "a method that numpy calls": (call("numpy.sin", held("sin")), "pkg.run"),
+    "a method of a parameter": (call("torch._utils._rebuild_parameter", held("detach")), "pkg.run"),
+    "a method of a tensor with a state": (
+        call("torch._utils._rebuild_parameter_with_state", b"N", b"N", b"N", b"}" + text("keys") + RUN + b"s"),
+        "pkg.run",
+    ),
+    "a state in computed arguments": (
+        name("torch._utils._rebuild_parameter_with_state") + call("builtins.tuple", b"]" + RUN + b"a") + b"R",
+        "pkg.run",
+    ),
+    "a method of a partial": (
+        call("functools.partial", name("builtins.len")) + b"(" + name("builtins.len") + b")N}" + text("keys") + RUN
+        + b"stb", "pkg.run",
+    ),
+    "a method of a location": (
+        b"(" + text("storage") + name("torch.FloatStorage") + text("0") + held("startswith") + b"K\x01tQ", "pkg.run",
     ),
     "a partial without a function": (name("functools.partial") + b")R)R", "<computed>"),
     "an attribute of a partial": (call("builtins.getattr", PARTIAL, text("func")), "builtins.getattr"),
@@ -66,7 +121,7 @@ DANGEROUS = {
     "an array of dill": (call("dill._dill._create_array", RUN, b")", b"}", b"N"), "pkg.run"),
     "an argument of a scheduler": (call("torch.optim.lr_scheduler.LambdaLR", NET, b"]" + RUN + b"a"), "pkg.run"),
     "one of many arguments": (
-        call("torch.optim.lr_scheduler.LambdaLR", NET, b"](" + b"N" * 65 + RUN + b"e"), "<computed>",
+        call("torch.optim.lr_scheduler.LambdaLR", NET, b"](" + b"N" * 65 + RUN + b"e"), "pkg.run",
     ),
     "a bit generator": (call("numpy.random._pickle.__bit_generator_ctor", PARTIAL), "pkg.run"),
     "a legacy class of a module": (
@@ -80,6 +135,7 @@ DANGEROUS = {
     "a second BUILD": (NET + b"}b}b", "pkg.Net.__setstate__"),
     "an item that is called as a method": (NET + HOOK + b"}b", "pkg.run"),
     "APPEND after BUILD": (NET + b"}bNa", "pkg.Net.<computed>"),
+    "APPEND after SETITEM": (NET + text("append") + RUN + b"sNa", "pkg.Net.<computed>"),
     "a deep chain": ((name("functools.partial") + b"(") * 120 + RUN + b"tR" * 120 + b")R", "<computed>"),
     "functions that call one another": (
         REBUILD + (b"(" + REBUILD + b"N") * 120 + b"(" + RUN + b"N)Nt" + b"Nt" * 120 + b"R", "<computed>",
@@ -108,6 +164,36 @@ HARMLESS = {
     "a stored factory": call("collections.defaultdict", RUN),
     "items and a state": NET + b"Na" + text("k") + RUN + b"s}b",
     "items of an OrderedDict": call("collections.OrderedDict") + HOOK,
+    "an attribute": held("activation"),
+    "an attribute that is no method": held("keys", b"]" + RUN + b"a"),
+    "a keyword that is stored": (
+        call("functools.partial", name("builtins.max"))
+        + b"("
+        + name("builtins.max")
+        + b")}"
+        + text("keys")
+        + RUN
+        + b"sNtb"
+    ),
+    "an attribute of a tensor": call(
+        "torch._utils._rebuild_parameter_with_state",
+        b"N",
+        b"N",
+        b"N",
+        b"}" + text("loader") + RUN + b"s",
+    ),
+    "items that are an object": held("items", held("activation")),
+    "a decorator": held("__wrapped__"),
+    "a dict of objects": call("builtins.dict", b"]" + text("net") + held("activation") + b"\x86a"),
+    "a layer in a layer": name("torch.nn.Sequential") + b")\x81}" + text("0") + held("activation") + b"sb",
+    "a storage": b"("
+    + text("storage")
+    + name("torch.FloatStorage")
+    + text("0")
+    + text("cpu")
+    + b"K\x01tQ"
+    + b"0"
+    + RUN,
     "a legacy module": b"(" + text("module") + name("pkg.Net") + b"NNtQ)R",
 }
 
@@ -125,6 +211,22 @@ def test_other_uses_are_not_dangerous(pickle):
     machine = interpret(b"\x80\x04" + pickle + b".", Limits())
     assert not machine.runs
     assert not dangerous(uses_in(nodes(machine.root)))
+
+
+def test_a_popped_argument_counts():
+    pickle = call("torch.optim.lr_scheduler.LambdaLR", NET, RUN)
+    assert [*interpret(b"\x80\x04" + pickle + b"0N.", Limits()).runs] == ["pkg.run"]
+
+
+def test_what_is_given_counts_before_the_damage():
+    with pytest.raises(DamagedPickle) as raised:
+        interpret(b"\x80\x04" + call("builtins.dict", held("keys")) + b"0.", Limits())
+    assert raised.value.runs == ("pkg.run",)
+
+
+def test_an_extension_code_is_dangerous_by_its_own_name():
+    machine = interpret(b"\x80\x04\x82\x01)R.", Limits())
+    assert [*machine.runs] == ["copyreg.extension.1"]
 
 
 def test_a_class_that_is_made_may_be_called_later():

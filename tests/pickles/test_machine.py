@@ -180,3 +180,14 @@ def test_a_tensor_made_from_an_unknown_call_is_an_object(tmp_path) -> None:
     found = ckptmove.inspect(path)
     assert found.inventory.tensors == ()
     assert [finding.code for finding in found.findings] == ["S701", "S702"]
+
+
+def test_a_tuple_that_is_repeated_is_remembered():
+    machine = interpret(b"\x80\x02K\x01\x852\x86.", Limits())
+    assert [value.items for value in machine.reread.values()] == [(1,)]
+
+
+def test_names_before_the_damage_of_another_pickle_are_noted():
+    machine = interpret(b"N.", Limits())
+    machine.note_runs(("os.system",))
+    assert [*machine.runs] == ["os.system"]

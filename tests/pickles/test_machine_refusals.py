@@ -187,3 +187,9 @@ def test_a_nest_is_refused_where_it_becomes_too_deep(name) -> None:
 @pytest.mark.parametrize("code", [b"]" * 40_000 + b"0" * 39_999, b"(" + b"N" * 40_000 + b"t", b"N0" * 20_000 + b"N"])
 def test_many_values_are_no_nest(code) -> None:
     assert interpret(b"\x80\x02" + code + b".", Limits(depth=3)).foreign is not None
+
+
+def test_a_tree_that_takes_much_more_memory_than_its_pickle_is_refused():
+    with pytest.raises(LimitExceeded) as caught:
+        interpret(b"(" + b"]" * 100 + b"t.", Limits(tree_bytes=1000))
+    assert caught.value.limit == 1000
