@@ -20,7 +20,7 @@ import torch
 
 import ckptmove
 from ckptmove.errors import CkptMoveError
-from ckptmove.findings.remedies import Source, choose, note_on
+from ckptmove.findings.remedies import Source, below, choose, loads, note_on
 from ckptmove.io.remote.address import Address
 from ckptmove.limits import Limits
 from ckptmove.model import GlobalUse
