@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ckptmove.conversion.results import Converted
     from ckptmove.model import Inventory
 
-#: Kinds of facts about files that ``convert`` does not write again: it is cut off, or another reader sees something else.
+#: Facts about a file that ``convert`` does not write again: it is cut off, or another reader sees something else.
 _UNWRITTEN: Final = frozenset({"past-end", "second-reading"})
 
 
