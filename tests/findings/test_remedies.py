@@ -258,7 +258,7 @@ def test_a_path_below_a_url() -> None:
 
     assert isinstance(found, Address)
     assert found == "s3://bucket/run/step-1"
-    assert below("run", "") == "run"
+    assert (below("run", ""), below("run", "step-1")) == ("run", "run/step-1")
 
 
 def test_items_of_a_class_that_takes_none_are_not_loaded(tmp_path) -> None:
@@ -427,3 +427,27 @@ def test_integers_in_one_of_several_files_are_loaded_by_ckptmove(tmp_path) -> No
 
 def test_what_cannot_be_opened_is_not_loaded(tmp_path) -> None:
     assert not loads(str(tmp_path / "absent.pt"), Limits())
+
+
+def test_shards_of_tensors_become_one_file(tmp_path) -> None:
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    torch.save({"model": {"weight": WEIGHT}, "kind": ShardedTensor}, folder / "run.pt")
+
+    command = remedy_of(folder)
+
+    assert command == f"ckptmove convert {folder} --plain -o {folder}.pth"
+    run(command, tmp_path)
+    found = torch.load(tmp_path / "run.pth", weights_only=True)
+    assert found["kind"].endswith(".ShardedTensor")
+
+
+def test_a_conversion_of_a_directory_or_of_dangerous_names_has_no_note(tmp_path) -> None:
+    torch.save({"weight": WEIGHT, "function": os.system}, tmp_path / "run.pt")
+    (tmp_path / "folder").mkdir()
+    torch.save({"weight": WEIGHT, "config": Config()}, tmp_path / "folder" / "run.pt")
+
+    for name in ("run.pt", "folder"):
+        assert not any("(S701)" in note for note in ckptmove.convert(tmp_path / name, to="cuda:0").notes)
