@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from http_server import serving
@@ -451,3 +452,18 @@ def test_a_conversion_of_a_directory_or_of_dangerous_names_has_no_note(tmp_path)
 
     for name in ("run.pt", "folder"):
         assert not any("(S701)" in note for note in ckptmove.convert(tmp_path / name, to="cuda:0").notes)
+
+
+def test_the_remedy_of_what_a_trainer_resumes_from_stays_a_command(tmp_path) -> None:
+    state = {
+        "python": (3, (1, 2), None),
+        "numpy": np.random.RandomState(0).get_state(),
+        "cpu": torch.get_rng_state(),
+    }
+    torch.save(state, tmp_path / "rng_state.pth")
+    torch.save({"weight": WEIGHT}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 1}')
+
+    fix = remedy_of(tmp_path)
+
+    assert fix.startswith("needed only to load it yourself: ckptmove convert ")
