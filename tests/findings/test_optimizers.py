@@ -101,7 +101,6 @@ class TestOptimizers:
         assert (finding.code, finding.where) == ("O206", ("state.9",))
         assert figures(finding.message) == ["1"]
 
-    @pytest.mark.parametrize("layout", ["deepspeed", "hf-trainer"])
     def test_keys_of_another_type_are_mended_by_a_sentence(self, make) -> None:
         optimizer = make.optimizer()._replace(mistyped=("0", "1"))
 
@@ -111,6 +110,7 @@ class TestOptimizers:
         assert not isinstance(finding.fix, Command)
         assert not set("[]{}();") & set(finding.fix)
 
+    @pytest.mark.parametrize("layout", ["deepspeed", "hf-trainer"])
     def test_a_model_in_another_file_cannot_be_counted(self, make, layout) -> None:
         optimizer = make.optimizer([None] * 9)
 
