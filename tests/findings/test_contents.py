@@ -262,6 +262,14 @@ class TestKeys:
 
 
 class TestSafety:
+    @pytest.mark.parametrize("other", [(), (GlobalUse("__main__.Config", None, "unknown"),)])
+    def test_dtensors_have_a_finding_of_their_own(self, other, make) -> None:
+        uses = (GlobalUse("torch.distributed.tensor.DTensor", None, "safe"), *other)
+
+        own, *_ = make.findings(make.inventory(globals=uses), "S701")
+
+        assert (own.severity, own.where) == ("info", ("torch.distributed.tensor.DTensor",))
+
     def test_names_are_listed(self, make) -> None:
         names = ["numpy.core.multiarray._reconstruct", "numpy.dtype", "numpy.ndarray", "__main__.Config", "Bare"]
         uses = tuple(GlobalUse(name, None, "unknown") for name in names)
