@@ -133,11 +133,7 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
     from ckptmove.findings.remedies import Source
 
     target = request.target if request.target is not None else request.expect
-    context = Context(
-        parse_target(target) if target is not None else None,
-        request.device_count,
-        source=Source(request.path, request.limits),
-    )
+    context = Context(parse_target(target) if target is not None else None, request.device_count)
     with open_checkpoint(
         request.path,
         request.limits,
@@ -152,7 +148,10 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
     ) as checkpoint:
         unchecked = checkpoint.without_checksums if request.check else ()
         summary = summarize(checkpoint)
-    inventory = checkpoint.inventory
+        inventory = checkpoint.inventory
+        pairings = pair_all(inventory)
+        source = Source(request.path, checkpoint, request.limits)
+        findings = find_all(inventory, context._replace(pairings=pairings, source=source))
     plan: MovePlan | None = None
     expectation: Expectation | None = None
     if request.expect is not None:
@@ -161,10 +160,9 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
         plan = plan_for(inventory, request.expect)
         unplaced = sum(tensor.device == NO_DEVICE for tensor in inventory.tensors)
         expectation = Expectation(request.expect, plan.edits, unplaced)
-    pairings = pair_all(inventory)
     return Inspection(
         inventory=inventory,
-        findings=find_all(inventory, context._replace(pairings=pairings)),
+        findings=findings,
         outline=checkpoint.outline,
         plan=plan,
         unchecked=unchecked,

@@ -28,6 +28,7 @@ from ckptmove.formats.opening import container_of
 from ckptmove.io.part import CountedSource
 from ckptmove.pickles.collector import collector_paused
 from ckptmove.pickles.compact_memo import NeedsEveryOperation
+from ckptmove.torch_facts.verdicts import classify
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
     from ckptmove.pickles.state import Machine
     from ckptmove.pickles.tree import Value
 
-#: What a tree is for: an edit; building its objects; the same, next to an inventory of the storages alone; or nothing
-#: after the inventory.
+#: What a tree is for: an edit; building its objects; the same, next to an inventory of the storages alone; or the
+#: inventory, after which it is kept only if weights-only mode refuses it, to find out what helps.
 TreeUse: TypeAlias = Literal["edit", "build", "objects", "inventory"]
 #: Codes of ``struct`` for the dtypes of step counts and learning rates.
 _FORMATS: Final = {"float16": "e", "float32": "f", "float64": "d", "int32": "i", "int64": "q"}
@@ -304,12 +305,12 @@ def _read(source: ByteSource, limits: Limits, tree: TreeUse) -> FileContent:
         if tree == "inventory" or (tree != "edit" and container.has_devices):  # without devices, a load edits the tree
             # Damage is reported as by the reading of every operation.
             with suppress(DamagedPickle, NeedsEveryOperation):
-                content = _content(container, container.read_compact(), limits, tree)
-                return content if tree != "inventory" else content._replace(machine=None)
+                return _content(container, container.read_compact(), limits, tree)
         return _content(container, container.read(), limits, "edit")
 
 
 def _content(container: Container, machine: Machine, limits: Limits, tree: TreeUse) -> FileContent:
+    is_kept = tree != "inventory" or _is_refused(machine)
     if tree == "objects" and container.has_devices:
         from ckptmove.checkpoint.inventory.storages import storage_inventory
 
@@ -317,8 +318,13 @@ def _content(container: Container, machine: Machine, limits: Limits, tree: TreeU
     else:
         from ckptmove.checkpoint.inventory.build import build_inventory
 
-        inventory = build_inventory(container, machine, limits, keep_tree=tree != "inventory")
-    return FileContent(container, machine, inventory, machine.data_bytes, machine.end - machine.begin)
+        inventory = build_inventory(container, machine, limits, keep_tree=is_kept)
+    kept = machine if is_kept else None
+    return FileContent(container, kept, inventory, machine.data_bytes, machine.end - machine.begin)
+
+
+def _is_refused(machine: Machine) -> bool:
+    return bool(machine.foreign or machine.filled) or not all(classify(name).weights_only for name in machine.globals)
 
 
 class FilePart(OpenPart):

@@ -37,7 +37,7 @@ class Context(NamedTuple):
         home: device with most bytes of the model, computed once for all rules; empty if no tensor has a device.
         pairings: parameters of each optimizer, matched with the model; computed once.
         lacking: parameters of each optimizer without a tensor in the checkpoint; computed once.
-        source: where the checkpoint was read from; None for an inventory alone, on which no remedy can be tried.
+        source: the open checkpoint, to try remedies on it; None for an inventory alone.
     """
 
     target: str | None = None

@@ -32,7 +32,7 @@ def wrapper_prefix(inventory: Inventory, _context: Context) -> Iterator[Finding]
         if len(where) == containers[container]:
             place = f" of {container}" if container else ""
             message = f"every key{place} starts with '{prefix}' ({amount(len(where), 'tensor')})"
-            fix = remap_command(inventory, where, *_plain(inventory), "--strip-prefix") or _strip_line(prefix)
+            fix = remap_command(inventory, where, *_plain(inventory), "--strip-prefix") or _by_hand(prefix)
             yield found("K601", message, where, fix)
 
 
@@ -42,10 +42,5 @@ def _plain(inventory: Inventory) -> tuple[str, ...]:
     return ("--plain",) if has_modules or inventory.layout == "module" else ()
 
 
-def _strip_line(prefix: str) -> str:
-    # One wrapper at a time, because the function strips _metadata of the state_dict only so.
-    steps = [
-        f"torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state_dict, {part + '.'!r})"
-        for part in prefix.rstrip(".").split(".")
-    ]
-    return f"in the script that reads it: {'; '.join(steps)}"
+def _by_hand(prefix: str) -> str:
+    return f"remove '{prefix}' from the keys in the script that reads it: convert cannot change its keys"

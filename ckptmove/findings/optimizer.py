@@ -298,11 +298,9 @@ def _unlisted(optimizer: OptimizerRecord) -> list[StateEntry]:
 
 
 def _convert_keys(optimizer: OptimizerRecord) -> str:
-    """Return the lines that give the state the keys of the groups: ``dcp_to_torch`` converts all keys to text."""
-    keys = "{str(key): key for group in state['param_groups'] for key in group['params']}"
-    mended = "{keys[str(key)]: value for key, value in state['state'].items()}"
+    """Return how the state gets the keys of the groups: ``dcp_to_torch`` converts all keys to text."""
     where = optimizer.where or "the file"
-    return f"in the training script, with {where} as state: keys = {keys}; state['state'] = {mended}"
+    return f"before load_state_dict, give the keys in the state of {where} the type that they have in its groups"
 
 
 def _restore_model_only(inventory: Inventory, optimizer: OptimizerRecord) -> str:

@@ -16,7 +16,7 @@ from ckptmove.findings.context import checkpoint_of, look_at_each
 from ckptmove.findings.remedies import choose
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OLDEST_TORCH, Severity
-from ckptmove.text import amount, quoted, some
+from ckptmove.text import Command, amount, quoted, some
 from ckptmove.torch_facts.weights_only import DTENSOR_MODULE, DTENSOR_NAMES, WEIGHTS_ONLY_UNTIL, newest
 
 if TYPE_CHECKING:
@@ -59,9 +59,8 @@ def weights_only(inventory: Inventory, context: Context) -> Iterator[Finding]:
     fix = _remedy(inventory, context, files)
     if not _is_hostile(inventory) and _resumes(inventory, files):
         message += "; its trainer allows them when it resumes, or does not read the file"
-        yield found("S701", message, where, fix and f"needed only to load it yourself: {fix}")._replace(
-            severity=Severity.INFO
-        )
+        only = Command(f"needed only to load it yourself: {fix}") if fix else ""
+        yield found("S701", message, where, only)._replace(severity=Severity.INFO)
         return
     yield found("S701", message, where, fix)
 

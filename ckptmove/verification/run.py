@@ -268,7 +268,7 @@ def checks_without_torch(
         target=target,
         device_count=asked.devices,
         kept=kept_tensors(inventory, asked.keep),
-        source=Source(asked.path, asked.limits),
+        source=Source(asked.path, checkpoint, asked.limits),
     )
     findings = tuple(
         one

@@ -6,6 +6,7 @@ import pytest
 from figures import figures
 
 from ckptmove.model import StateEntry
+from ckptmove.text import Command
 
 
 def codes(findings) -> list[str]:
@@ -99,6 +100,15 @@ class TestOptimizers:
 
         assert (finding.code, finding.where) == ("O206", ("state.9",))
         assert figures(finding.message) == ["1"]
+
+    def test_keys_of_another_type_are_mended_by_a_sentence(self, make) -> None:
+        optimizer = make.optimizer()._replace(mistyped=("0", "1"))
+
+        [finding] = make.findings(make.inventory(optimizers=[optimizer]), "O206")
+
+        assert finding.where == tuple(f"{optimizer.where}.state.{key}".lstrip(".") for key in ("0", "1"))
+        assert not isinstance(finding.fix, Command)
+        assert not set("[]{}();") & set(finding.fix)
 
     @pytest.mark.parametrize("layout", ["deepspeed", "hf-trainer"])
     def test_a_model_in_another_file_cannot_be_counted(self, make, layout) -> None:

@@ -12,22 +12,28 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from http_server import serving
 
 import ckptmove
+from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError
-from ckptmove.findings.remedies import Source, choose, note_on
+from ckptmove.findings.remedies import Source, below, choose, loads, note_on
 from ckptmove.io.remote.address import Address
 from ckptmove.limits import Limits
-from ckptmove.model import GlobalUse
+from ckptmove.model import ArchiveFact, GlobalUse
 from ckptmove.moves import MoveRequest
+from ckptmove.pickles.write import write_pickle
 from ckptmove.text import Command
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
@@ -97,6 +103,13 @@ CONFIGS = {
     "reduce": (Schedule(10, 100), (10, 100)),
     "dict": (Attributes(lr=0.1), {"lr": 0.1}),
 }
+
+
+@contextmanager
+def source_of(path: Path) -> Iterator[Source]:
+    """An open checkpoint, as ``inspect`` has it."""
+    with open_checkpoint(str(path), tree="inventory") as checkpoint:
+        yield Source(str(path), checkpoint)
 
 
 def remedy_of(path: Path) -> str:
@@ -213,6 +226,7 @@ def test_nothing_helps_with_a_function_that_is_not_known(name, tmp_path) -> None
 
     fixes = [one.fix for one in ckptmove.inspect(path).findings if one.code in {"S701", "S702"}]
 
+    assert fixes
     assert all(fix == "" or fix.startswith("do not load it") for fix in fixes)
 
 
@@ -222,10 +236,10 @@ def test_nothing_helps_with_two_kinds_of_refusal(tmp_path) -> None:
     torch.save({"jagged": jagged}, tmp_path / "opcodes.pt", pickle_protocol=4)
     module = torch.jit.script(torch.nn.Linear(1, 1))
     module.save(tmp_path / "script.pt")
-    inventory = ckptmove.inspect(tmp_path / "script.pt").inventory
 
     assert remedy_of(tmp_path / "opcodes.pt") == ""
-    assert choose(inventory, Source(str(tmp_path / "script.pt"))) is None
+    with source_of(tmp_path / "script.pt") as source:
+        assert choose(source.checkpoint.inventory, source) is None
 
 
 def test_what_only_its_reader_can_open_has_no_command(tmp_path) -> None:
@@ -235,28 +249,30 @@ def test_what_only_its_reader_can_open_has_no_command(tmp_path) -> None:
     inspection = ckptmove.inspect(data)
 
     assert [one.fix for one in inspection.findings if one.code == "S701"] == [""]
-    secret = Address("https://host/run.pt?signature=secret")
-    assert choose(inspection.inventory, Source(secret)) is None
+    with source_of(tmp_path / "run.pt") as source:
+        secret = source._replace(location=Address("https://host/run.pt?signature=secret"))
+        assert choose(inspection.inventory, secret) is None
 
 
 def test_a_path_below_a_url() -> None:
-    below = Source(Address("s3://bucket/run"), Limits()).below("step-1")
+    found = below(Address("s3://bucket/run"), "step-1")
 
-    assert isinstance(below.location, Address)
-    assert below.location == "s3://bucket/run/step-1"
+    assert isinstance(found, Address)
+    assert found == "s3://bucket/run/step-1"
+    assert (below("run", ""), below("run", "step-1")) == ("run", "run/step-1")
 
 
 def test_items_of_a_class_that_takes_none_are_not_loaded(tmp_path) -> None:
     torch.save({"weight": WEIGHT}, tmp_path / "run.pt")
-    inventory = dataclasses.replace(
-        ckptmove.inspect(tmp_path / "run.pt").inventory,
-        globals=(GlobalUse("collections.deque", None, "safe"),),
-        filled_classes=("collections.deque",),
-        path=str(tmp_path / "absent.pt"),
-    )
-
-    assert choose(inventory, Source(str(tmp_path / "absent.pt"))) is None
-    assert not Source(str(tmp_path / "absent.pt")).loads()
+    with source_of(tmp_path / "run.pt") as source:
+        filled = dataclasses.replace(
+            source.checkpoint.inventory,
+            globals=(GlobalUse("collections.deque", None, "safe"),),
+            filled_classes=("collections.deque",),
+            facts=(ArchiveFact("past-end", "0", 1),),
+        )
+        source.checkpoint.file.inventory = filled
+        assert choose(filled, source) is None
 
 
 def test_one_of_several_checkpoints(tmp_path) -> None:
@@ -315,3 +331,139 @@ def test_a_load_names_what_reads_the_file(tmp_path) -> None:
     assert hints["run.pt"].endswith("plain=True")
     assert hints["jagged.pt"].endswith("import torch._dynamo")
     assert not hints["lazy.pt"]
+
+
+def test_the_file_is_read_once(tmp_path, monkeypatch) -> None:
+    from ckptmove.checkpoint import parts
+
+    opened: list[object] = []
+    original = parts.container_of
+    monkeypatch.setattr(parts, "container_of", lambda *given: opened.append(given) or original(*given))
+    torch.save({"weight": WEIGHT, "config": Config()}, tmp_path / "run.pt")
+
+    assert remedy_of(tmp_path / "run.pt").endswith(" --plain")
+    assert len(opened) == 1
+
+
+def test_a_remedy_takes_no_request(tmp_path) -> None:
+    torch.save({"weight": torch.ones(500_000)}, tmp_path / "accepted.pt")
+    torch.save({"weight": torch.ones(500_000), "config": Config()}, tmp_path / "refused.pt")
+    torch.save({"weight": torch.ones(500_000), "number": 1 << 3000}, tmp_path / "loaded.pt")
+    fixes, requests = {}, {}
+    with serving(tmp_path) as server:
+        for name in ("accepted", "refused", "loaded"):
+            server.clear()
+            inspection = ckptmove.inspect(f"{server.url}/{name}.pt")
+            fixes[name] = [one.fix for one in inspection.findings if one.code == "S701"]
+            requests[name] = len(server.log)
+        assert fixes["refused"] == [f"ckptmove convert {server.url}/refused.pt --plain"]
+        assert "ckptmove.load(" in fixes["loaded"][0]
+    assert requests["refused"] == requests["loaded"] == requests["accepted"]
+
+
+@pytest.mark.parametrize("name", ["run.pt", "legacy.pt", "run.pkl", "run.zip"])
+def test_the_tree_that_is_held_stays_as_it_is(name, tmp_path) -> None:
+    import pickle
+
+    value = {"weight": WEIGHT, "config": Config(), "modes": {1, 2}, "plain": [b"a", (Mode.TRAIN,)]}
+    path = tmp_path / name
+    if name == "run.pkl":
+        path.write_bytes(pickle.dumps(value))
+    else:
+        torch.save(value, tmp_path / "own.pt", _use_new_zipfile_serialization=name != "legacy.pt")
+        if name == "run.zip":
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.write(tmp_path / "own.pt", "run.pt")
+        else:
+            (tmp_path / "own.pt").rename(path)
+
+    with open_checkpoint(str(path), keep_trees=True) as checkpoint:
+        before = write_pickle(checkpoint.parts[0].tree())
+        assert Source(str(path), checkpoint).becomes_plain()
+        assert write_pickle(checkpoint.parts[0].tree()) == before
+
+
+def test_what_the_dry_run_refuses_is_no_remedy(tmp_path) -> None:
+    torch.save(
+        {"weight": torch.ones(100), "config": Config()}, tmp_path / "cut.pt", _use_new_zipfile_serialization=False
+    )
+    data = (tmp_path / "cut.pt").read_bytes()
+    (tmp_path / "cut.pt").write_bytes(data[:-60])
+
+    with source_of(tmp_path / "cut.pt") as source:
+        assert not source.becomes_plain()
+        assert not source.converts("", plain=True)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_code_among_the_files_is_not_converted(tmp_path) -> None:
+    torch.jit.script(torch.nn.Linear(1, 1)).save(tmp_path / "script.pt")
+    torch.save({"config": Config()}, tmp_path / "run.pt")
+
+    with source_of(tmp_path) as source:
+        assert not source.becomes_plain()
+        assert not source.loads("")
+        assert not source.converts("", plain=True)
+
+
+def test_other_changes_are_planned_with_it(tmp_path) -> None:
+    torch.save({"weight": WEIGHT, "lazy": torch.nn.UninitializedParameter(), "config": Config()}, tmp_path / "run.pt")
+
+    *_, dropped = ckptmove.convert(tmp_path / "run.pt", drop="lazy").notes
+    *_, kept = ckptmove.convert(tmp_path / "run.pt", drop="weight", force=True).notes
+
+    assert "plain=True" in dropped
+    assert kept == "torch.load(weights_only=True) still refuses it (S701)"
+
+
+def test_integers_in_one_of_several_files_are_loaded_by_ckptmove(tmp_path) -> None:
+    torch.save({"weight": WEIGHT, "number": 1 << 3000}, tmp_path / "a.pt")
+    torch.save({"bias": WEIGHT}, tmp_path / "b.pt")
+
+    command = remedy_of(tmp_path)
+
+    assert f'ckptmove.load("{tmp_path}")' in command
+    run(command, tmp_path)
+
+
+def test_what_cannot_be_opened_is_not_loaded(tmp_path) -> None:
+    assert not loads(str(tmp_path / "absent.pt"), Limits())
+
+
+def test_shards_of_tensors_become_one_file(tmp_path) -> None:
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    torch.save({"model": {"weight": WEIGHT}, "kind": ShardedTensor}, folder / "run.pt")
+
+    command = remedy_of(folder)
+
+    assert command == f"ckptmove convert {folder} --plain -o {folder}.pth"
+    run(command, tmp_path)
+    found = torch.load(tmp_path / "run.pth", weights_only=True)
+    assert found["kind"].endswith(".ShardedTensor")
+
+
+def test_a_conversion_of_a_directory_or_of_dangerous_names_has_no_note(tmp_path) -> None:
+    torch.save({"weight": WEIGHT, "function": os.system}, tmp_path / "run.pt")
+    (tmp_path / "folder").mkdir()
+    torch.save({"weight": WEIGHT, "config": Config()}, tmp_path / "folder" / "run.pt")
+
+    for name in ("run.pt", "folder"):
+        assert not any("(S701)" in note for note in ckptmove.convert(tmp_path / name, to="cuda:0").notes)
+
+
+def test_the_remedy_of_what_a_trainer_resumes_from_stays_a_command(tmp_path) -> None:
+    state = {
+        "python": (3, (1, 2), None),
+        "numpy": np.random.RandomState(0).get_state(),
+        "cpu": torch.get_rng_state(),
+    }
+    torch.save(state, tmp_path / "rng_state.pth")
+    torch.save({"weight": WEIGHT}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 1}')
+
+    fix = remedy_of(tmp_path)
+
+    assert fix.startswith("needed only to load it yourself: ckptmove convert ")

@@ -28,6 +28,8 @@ from ckptmove.pickles.tree import (
     Node,
     Opaque,
     Persistent,
+    PlainStorage,
+    PlainTensor,
     Python2Str,
     Sequence,
     Set,
@@ -77,9 +79,18 @@ def make_plain(root: Value, limits: Limits) -> tuple[Value, tuple[Replaced, ...]
         NotPlain: if objects have no plain value, or the tree names functions that no library's object holds.
         LimitExceeded: if the plain values are more than the limits allow.
     """
-    if any(type(node) is Global and _is_hostile(node) for node in nodes(root)):
-        raise NotPlain(tuple(_hostile(root)), is_dangerous=True)
-    return _Plain(limits).run(root)
+    plain = _Plain(limits)
+    plain.choose(root)
+    return plain.put_in_place(root)
+
+
+def require_plain(root: Value, limits: Limits) -> None:
+    """Check what :func:`make_plain` checks, on a tree that stays as it is. It may be one that cannot be edited.
+
+    Raises:
+        NotPlain, LimitExceeded: as :func:`make_plain`.
+    """
+    _Plain(limits).choose(root)
 
 
 def _hostile(root: Value) -> Iterator[tuple[str, str, str]]:
@@ -165,9 +176,13 @@ class _Plain:
         #: Path, class and new value of each replacement, and the name of the new type if it is not that of the value.
         self._noted: list[tuple[_Link, str, Value, str]] = []
         self._refused: list[tuple[str, str, str]] = []
+        #: Calls that the new file makes as every torch does.
+        self._reduced: list[Call] = []
 
-    def run(self, root: Value) -> tuple[Value, tuple[Replaced, ...]]:
-        """Replace everything below the root."""
+    def choose(self, root: Value) -> None:
+        """Choose the replacement of every node below the root. The tree does not change."""
+        if any(type(node) is Global and _is_hostile(node) for node in nodes(root)):
+            raise NotPlain(tuple(_hostile(root)), is_dangerous=True)
         stack: list[tuple[Value, _Link]] = [(root, None)]
         while stack:
             value, link = stack.pop()
@@ -188,6 +203,11 @@ class _Plain:
         self._check_keys()
         if self._refused:
             raise NotPlain(tuple(self._refused))
+
+    def put_in_place(self, root: Value) -> tuple[Value, tuple[Replaced, ...]]:
+        """Replace everything below the root by what was chosen."""
+        for call in self._reduced:
+            call.opcode = REDUCE
         for node in self._seen.values():
             self._fill(node)
         replaced = [
@@ -233,7 +253,8 @@ class _Plain:
             return node
         if type(node) is Opaque:
             raise NoPlainValue("its value is not in the file")
-        if type(node) is Persistent and type(node.pid) is Tuple and node.pid.items[:1] == ("storage",):
+        is_storage = type(node) is Persistent and type(node.pid) is Tuple and node.pid.items[:1] == ("storage",)
+        if is_storage or isinstance(node, PlainTensor | PlainStorage):
             return node
         name = callable_name(node)
         return node if _is_allowed(name) else self._note(link, name, name)
@@ -248,7 +269,7 @@ class _Plain:
         if name.endswith(_FROM_TYPE) or self._reader.is_tensor(call):
             return self._tensor(call, name, link)
         if _is_allowed(name) and call.kwargs is None:
-            call.opcode = REDUCE  # the only call that every torch makes for these names
+            self._reduced.append(call)  # the only call that every torch makes for these names
             return call
         if name == "builtins.bytes" and bytes_of(call) is not None:  # b"" in protocol 2
             return self._encode(b"")

@@ -188,13 +188,13 @@ def _use(move: MoveRequest | None) -> TreeUse:
 
 
 def _refusal(request: LoadRequest, uses: Iterable[GlobalUse], name: str) -> NotWeightsOnly:
-    from ckptmove.findings.remedies import Source
+    from ckptmove.findings.remedies import loads
     from ckptmove.torch_facts.registered import modules_of
 
     refused = [use for use in uses if not use.weights_only]
     names = tuple(use.name for use in refused) or (name,)
     is_dangerous, instead = any(use.verdict == "dangerous" for use in refused), ""
-    if not is_dangerous and Source(request.path, request.limits).loads(plain=True):
+    if not is_dangerous and loads(request.path, request.limits, plain=True):
         instead = "load plain values in place of its objects: plain=True"
     elif modules := modules_of(names):
         instead = f"torch.load(weights_only=True) accepts it after: import {', '.join(modules)}"

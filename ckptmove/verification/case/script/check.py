@@ -163,7 +163,7 @@ def _remedy(bench: Bench) -> str:
     inventory = bench.checkpoint.inventory
     if container_class(inventory.container).weights_only and not is_refused(inventory):
         return ""
-    found = choose(inventory, Source(bench.request.path, bench.request.limits))
+    found = choose(inventory, Source(bench.request.path, bench.checkpoint, bench.request.limits))
     return "" if found is None else found.command
 
 
