@@ -53,8 +53,13 @@ _STORING: Final = (
     "operator.", "torch.fx.", "torch.jit._pickle.", "types.", "typing.",
 )  # fmt: skip
 _MAKING: Final = frozenset({NEWOBJ, NEWOBJ_EX})
-#: Methods that reading a pickle, or a class that stores its arguments, looks up on an object, as ``dict`` does.
-_METHODS: Final = frozenset({*dir(dict), *dir(list), *dir(set), "as_subclass", "detach", "requires_grad_", "to"})
+#: Methods that reading a pickle, or a class that stores its arguments, looks up on an object, as ``dict`` does; and the
+#: one that ``Optimizer.__setstate__`` of torch calls.
+_METHODS: Final = frozenset({
+    *dir(dict), *dir(list), *dir(set), "_patch_step_function", "as_subclass", "detach", "requires_grad_", "to",
+})  # fmt: skip
+#: A class whose argument is a mapping of its attributes, since Python 3.13.
+_NAMESPACE: Final = "types.SimpleNamespace"
 #: Functions that make callables.
 _CALLABLES: Final = frozenset({_GETATTR, _PARTIAL, "copyreg.__newobj__", "copyreg.__newobj_ex__"})
 #: Dicts without attributes for their items.
@@ -151,7 +156,8 @@ def uses_of_append(target: Call) -> Iterator[tuple[str, Use]]:
 
     Picklers append items first. Keys of some dicts are attributes.
     """
-    if target.state_start >= 0 or (target.assigned is not None and target.name not in _DICTS):
+    has_items = target.assigned is not None and target.name not in _DICTS
+    if target.state_start >= 0 or has_items or (target.name == _NAMESPACE and target.arguments):
         yield f"{callable_name(target.func)}.{COMPUTED}", "called"
 
 

@@ -38,9 +38,15 @@ def held(key: str, value: bytes = RUN) -> bytes:
     return NET + b"}" + text(key) + value + b"sb"
 
 
-KEYS_OF_MAX = name("functools.partial") + b"(" + name("builtins.max") + b"t}" + text("key") + RUN + b"s\x92"
+KEYS_OF_ALL = name("functools.partial") + b"(" + name("builtins.all") + b"t}" + text("key") + RUN + b"s\x92"
 
 DANGEROUS = {
+    "what an optimizer calls when it is read": (
+        name("torch.optim.sgd.SGD") + b")\x81}" + text("_patch_step_function") + PARTIAL + b"sb", "pkg.run",
+    ),
+    "an attribute of a namespace": (
+        name("types.SimpleNamespace") + b"(}" + text("append") + RUN + b"stRNa", "types.SimpleNamespace.<computed>",
+    ),
     "a function of another package": (call("pkg.run"), "pkg.run"),
     "by INST": (b"(ipkg\nrun\n", "pkg.run"),
     "by OBJ": (b"(" + RUN + b"o", "pkg.run"),
@@ -52,7 +58,7 @@ DANGEROUS = {
         + b"sNtb)R",
         "pkg.run",
     ),
-    "a keyword of a partial": (KEYS_OF_MAX + b"(]tR", "pkg.run"),
+    "a keyword of a partial": (KEYS_OF_ALL + b"(]tR", "pkg.run"),
     "a partial with a computed state": (
         call("functools.partial", name("builtins.len")) + call("builtins.tuple", b"]" + RUN + b"a") + b"b)R",
         "<computed>",
@@ -62,7 +68,7 @@ DANGEROUS = {
     ),
     "a method of copies": (call("torch.optim.swa_utils.AveragedModel", held("__deepcopy__")), "pkg.run"),
     "a method of dicts": (call("builtins.dict", held("keys")), "pkg.run"),
-    "a method of an OrderedDict": (call("collections.OrderedDict", held("keys", KEYS_OF_MAX)), "pkg.run"),
+    "a method of an OrderedDict": (call("collections.OrderedDict", held("keys", KEYS_OF_ALL)), "pkg.run"),
     "a method among slots": (NET + b"N}" + text("items") + RUN + b"s\x86b", "pkg.run"),
     "a method in an OrderedDict": (NET + call("collections.OrderedDict") + text("keys") + RUN + b"sb", "pkg.run"),
     "a method of items": (call("builtins.dict", NET + text("keys") + RUN + b"s"), "pkg.run"),
