@@ -149,8 +149,8 @@ def ambiguous_archive(inventory: Inventory, _context: Context) -> Iterator[Findi
     """F805: another reader sees something else in the file, or may see it in bytes that torch ignores."""
     readings = [fact.record for fact in inventory.facts if fact.kind == "second-reading"]
     if readings:
-        message = f"two readers see two things: {inventory.container}, and {some(readings, _SHOWN)}"
-        finding = found("F805", message, readings, "trust no copy of it: ask its author for a file that is one thing")
+        message = f"two readers see different content: {inventory.container}, and {some(readings, _SHOWN)}"
+        finding = found("F805", message, readings, "trust no copy of it: ask its author for a file in one format")
         yield finding._replace(severity=Severity.ERROR)
     facts = [fact for fact in inventory.facts if fact.kind == "stray-bytes"]
     if facts:

@@ -83,7 +83,6 @@ def test_what_was_found_by_verifying_is_mended(name) -> None:
 
 
 @pytest.mark.unmeasured
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_seed_holds(target) -> None:
     outcomes = {guarded(TARGETS[target].run, data) for data in SEEDS[target]}
@@ -91,7 +90,6 @@ def test_every_seed_holds(target) -> None:
     assert outcomes <= {"ok", "unsupported-dtype", "uncastable-dtype", "uneditable-pickle", "uneditable-graph"}
 
 
-@pytest.mark.unmeasured
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("target", TARGETS)
 def test_mutations_of_seeds_hold(target) -> None:

@@ -1,4 +1,4 @@
-"""Files in which two readers see two things: F805 as an error, the names of both readings, and no copy."""
+"""Files in which two readers see different content: F805 as an error, the names of both readings, and no copy."""
 
 from __future__ import annotations
 
