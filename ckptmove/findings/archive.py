@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, remap_command
+from ckptmove.findings.safety import dangerous_global
 from ckptmove.formats.opening import container_class
 from ckptmove.model import Severity
 from ckptmove.text import amount, quoted, some
@@ -82,11 +83,11 @@ def compressed_records(inventory: Inventory, context: Context) -> Iterator[Findi
         yield finding._replace(severity=Severity.INFO) if is_script else finding
 
 
-def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+def dead_bytes(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """F804: bytes that no tensor uses: kept for an undo, unused parts of storages, orphan records, unnamed files."""
     yield from _kept_for_undo(inventory)
     yield from _unnamed_files(inventory)
-    yield from _inner_archives(inventory)
+    yield from _inner_archives(inventory, context)
     wasted = _wasted(inventory)
     nbytes = sum(one.unreached for one in wasted.values())
     if nbytes < max(_WORTH_BYTES, _WORTH_SHARE * inventory.size_bytes):
@@ -131,7 +132,7 @@ def _unnamed_files(inventory: Inventory) -> Iterator[Finding]:
         yield found("F804", message, [fact.record for fact in facts], "")
 
 
-def _inner_archives(inventory: Inventory) -> Iterator[Finding]:
+def _inner_archives(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """F804 for archives in an archive: checkpoints in them are not read, converted or verified."""
     inner = [fact for fact in inventory.facts if fact.kind == "inner-archive"]
     if inner:
@@ -140,8 +141,8 @@ def _inner_archives(inventory: Inventory) -> Iterator[Finding]:
             f"{amount(len(inner), 'archive')} in this one ({nbytes:,} bytes): "
             "checkpoints inside are not read, converted or verified"
         )
-        first = quoted(inner[0].record)
-        fix = f"unpack {quoted(inventory.path)} into FOLDER, then: ckptmove inspect FOLDER/{first}"
+        unpack = f"unpack {quoted(inventory.path)} and the archives in it into FOLDER, then: ckptmove inspect FOLDER"
+        fix = unpack if next(dangerous_global(inventory, context), None) is None else ""
         yield found("F804", message, [fact.record for fact in inner], fix)._replace(severity=Severity.WARNING)
 
 

@@ -80,7 +80,10 @@ def test_what_is_nested_too_deeply_is_a_finding(archives, file_of) -> None:
     for _ in range(3):
         data = archives.build(archives.Record(b"x.pt", data))
     result = ckptmove.inspect(file_of(archives.build(*archives.records(), archives.Record(b"a/inner.zip", data))))
-    assert {one.code for one in result.findings} == {"F804", "S702"}  # a local header is found at any depth
+    findings = {one.code: one for one in result.findings}
+    assert findings.keys() == {"F804", "S702"}  # a local header is found at any depth
+    assert findings["F804"].where == ("a/inner.zip/x.pt/x.pt",)
+    assert not findings["F804"].fix  # to unpack it is no remedy
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -118,8 +121,27 @@ def test_tensors_in_a_pickle_are_read_and_not_called(archives, file_of) -> None:
     assert result.findings == ()
 
 
+def test_a_sound_archive_that_is_nested_too_deeply_can_be_unpacked(archives, file_of) -> None:
+    data = with_pickle(archives, archives.pickle)
+    for _ in range(3):
+        data = archives.build(archives.Record(b"x.pt", data))
+    result = ckptmove.inspect(file_of(archives.build(*archives.records(), archives.Record(b"a/inner.zip", data))))
+    (finding,) = result.findings
+    assert finding.code == "F804"
+    assert finding.fix
+
+
+def test_archives_without_a_directory_are_named_once(archives) -> None:
+    data = with_pickle(archives, EVIL)
+    for _ in range(3):
+        data = archives.build(archives.Record(b"x.pt", data))
+    salvage = Salvage(Limits())
+    salvage.read(MemorySource("x", archives.Record(b"a", data).header() + data + bytes(9)), "x")
+    assert [*salvage.unread] == ["x/a/x.pt"]
+
+
 def test_a_pickle_of_a_long_line_is_not_read() -> None:
     limits = Limits()._replace(string_bytes=1 << 10)
     salvage = Salvage(limits)
     salvage.read(MemorySource("x", b"V" + b"a" * 5000 + b"\n0" + EVIL), "x")
-    assert salvage.unread == ["x"]
+    assert [*salvage.unread] == ["x"]
