@@ -136,7 +136,7 @@ def test_archives_without_a_directory_are_named_once(archives) -> None:
     for _ in range(3):
         data = archives.build(archives.Record(b"x.pt", data))
     salvage = Salvage(Limits())
-    salvage.read(MemorySource("x", archives.Record(b"a", data).header() + data + bytes(9)), "x")
+    salvage.read(MemorySource("x", archives.Record(b"a", data).header() + data + bytes(70_000)), "x")
     assert [*salvage.unread] == ["x/a/x.pt"]
 
 
