@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.findings.catalogue import found
@@ -141,8 +142,10 @@ def _inner_archives(inventory: Inventory, context: Context) -> Iterator[Finding]
             f"{amount(len(inner), 'archive')} in this one ({nbytes:,} bytes): "
             "checkpoints inside are not read, converted or verified"
         )
-        unpack = f"unpack {quoted(inventory.path)} and the archives in it into FOLDER, then: ckptmove inspect FOLDER"
-        fix = unpack if next(dangerous_global(inventory, context), None) is None else ""
+        first, last = inner[0].record, posixpath.basename(inner[0].record)
+        out = f"unpack {quoted(first)} from {quoted(inventory.path)} into FOLDER"
+        is_safe = next(dangerous_global(inventory, context), None) is None
+        fix = f"{out}, then: ckptmove inspect FOLDER/{quoted(last)}" if is_safe else ""
         yield found("F804", message, [fact.record for fact in inner], fix)._replace(severity=Severity.WARNING)
 
 
