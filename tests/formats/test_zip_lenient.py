@@ -31,6 +31,9 @@ def local(name=b"a", data=b"data", *, stored=None, name_bytes=None):
     return LOCAL.pack(LOCAL_SIGNATURE, 0, 0, 0, 0, 0, 0, *lengths, 0) + name + data
 
 
+A = local()
+
+
 def wide(*numbers):
     return struct.pack(f"<HH{len(numbers)}Q", 1, 8 * len(numbers), *numbers)
 
@@ -41,8 +44,7 @@ def central(stored, nbytes, offset, extra=b""):
     return head + b"a" + extra
 
 
-def archive(directory, *, end64=True, locator=None):
-    begin = local()
+def archive(directory, *, begin=A, end64=True, locator=None):
     stop = len(begin) + len(directory)
     tail = b""
     if end64:
@@ -97,6 +99,14 @@ def test_what_is_inside_of_a_record() -> None:
     source = MemorySource("x", data + bytes(9))
     inside = {one.name: one.is_inside for one in find_records(source, None)}
     assert inside == {"outer": False, "inner": True, "next": False, "last": False}
+
+
+def test_what_is_inside_of_a_record_of_the_directory() -> None:
+    inner = local(b"inner")
+    directory = central(len(inner), len(inner), 0)
+    source = MemorySource("x", archive(directory, begin=local(b"a", inner) + local(b"free"), end64=False))
+    inside = {one.name: one.is_inside for one in find_records(source, find_end(source))}
+    assert inside == {"a": False, "inner": True, "free": False}
 
 
 def test_both_ends_of_a_large_file_are_searched(monkeypatch) -> None:

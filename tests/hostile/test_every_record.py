@@ -145,3 +145,37 @@ def test_a_pickle_of_a_long_line_is_not_read() -> None:
     salvage = Salvage(limits)
     salvage.read(MemorySource("x", b"V" + b"a" * 5000 + b"\n0" + EVIL), "x")
     assert [*salvage.unread] == ["x"]
+
+
+def salvaged(data, limits=None):
+    salvage = Salvage(limits or Limits())
+    salvage.read(MemorySource("x", data), "x")
+    return salvage
+
+
+def test_records_after_too_many_are_not_read(archives, monkeypatch) -> None:
+    monkeypatch.setattr("ckptmove.formats.salvage._MOST_RECORDS", 0)
+    assert [*salvaged(archives.build(*archives.records())).unread] == ["x"]
+
+
+def test_a_pickle_with_a_second_one_beyond_a_limit_is_not_read() -> None:
+    salvage = salvaged(b"N." + EVIL, Limits()._replace(pickle_bytes=8))
+    assert [*salvage.unread] == ["x"]
+
+
+def test_only_files_of_a_tar_are_read_up_to_its_damage() -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        folder = tarfile.TarInfo("folder")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        info = tarfile.TarInfo("x.pkl")
+        info.size = len(EVIL)
+        archive.addfile(info, io.BytesIO(EVIL))
+    data = stream.getvalue()[:1536] + b"junk" * 500
+    assert [*salvaged(data).machine.runs] == ["builtins.exec"]
+
+
+def test_records_that_only_say_they_are_deflated(archives) -> None:
+    record = archives.Record(b"a/x", b"no stream" * 4, central={"method": 8}, local={"method": 8})
+    assert not salvaged(archives.build(record)).machine.globals
