@@ -94,6 +94,7 @@ def test_the_records_of_a_script(tmp_path) -> None:
     assert ckptmove.inspect(str(path)).inventory.apart == ()
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("script/extra/evil", EVIL)
+        archive.writestr("script/extra/own", b"\x80\x02c__torch__.torch.nn\nLinear\n.")
     assert {use.record for use in ckptmove.inspect(str(path)).inventory.apart} == {"script/extra/evil"}
 
 

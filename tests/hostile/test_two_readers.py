@@ -127,6 +127,12 @@ def test_both_readings_are_named(archives, file_of, tmp_path, name) -> None:
         ckptmove.convert(path, to="cpu", output=str(tmp_path / "copy.pt"))
 
 
+def test_a_record_among_stray_bytes_is_a_second_reading(archives, file_of) -> None:
+    behind = b"junk" + archives.Record(b"b/data.pkl", EVIL).header() + EVIL
+    (finding,) = ckptmove.inspect(file_of(archives.build(*archives.records(), behind=behind))).findings
+    assert (finding.code, finding.severity) == ("F805", "error")
+
+
 def test_verify_fails_the_file(archives, file_of) -> None:
     path = file_of(POLYGLOTS["zip, then tar"](archives))
     (check,) = [one for one in ckptmove.verify(path, ignore=("S702",)).checks if one.name == "file"]
