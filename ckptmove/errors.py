@@ -35,6 +35,8 @@ class CkptMoveError(Exception):
     kind: ClassVar[str] = "error"
     hint: str = ""
     runs: tuple[str, ...] = ()
+    #: What runs the dangerous names, as the warning says it.
+    _loads: ClassVar[str] = "loading it without weights_only"
 
     def __init__(self, message: str, *, path: str | None = None) -> None:
         super().__init__(message)
@@ -48,14 +50,13 @@ class CkptMoveError(Exception):
 
     def warn(self, runs: Iterable[str]) -> None:
         """Add dangerous names to the message."""
-        message = self.message.removesuffix(_warned(self.runs))
+        message = self.message.removesuffix(self._warning())
         self.runs = tuple(dict.fromkeys((*self.runs, *runs)))
-        self.message = message + _warned(self.runs)
+        self.message = message + self._warning()
 
-
-def _warned(runs: tuple[str, ...]) -> str:
-    """Warn that a load runs dangerous names before it reaches the damage; empty without any."""
-    return f"; loading it without weights_only can still run {some(runs, _SHOWN)}" if runs else ""
+    def _warning(self) -> str:
+        """What can run all the same; empty without dangerous names."""
+        return f"; {self._loads} can still run {some(self.runs, _SHOWN)}" if self.runs else ""
 
 
 class UsageError(CkptMoveError, ValueError):
@@ -153,6 +154,7 @@ class NotACheckpoint(UnreadableInput):
     """The file is not a checkpoint, but ``found``, a noun phrase. ``holds_pickle``: whether a pickle is in it."""
 
     kind = "not-a-checkpoint"
+    _loads: ClassVar[str] = "unpickling it"  # other readers have no weights_only
 
     def __init__(self, path: str, found: str, runs: tuple[str, ...] | None = None) -> None:
         super().__init__(f"not a checkpoint: {found}", path=path)

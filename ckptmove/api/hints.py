@@ -114,7 +114,7 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     remap_errors.InsideObject: Phrase(
         "replace objects by plain values, whose parts can be removed: ", Argument("plain", True)
     ),
-    TwoReadings: f"{_DISTRUST}: ask its author for a file that is one thing",
+    TwoReadings: f"{_DISTRUST}: ask its author for a file in one format",
     remap_errors.ScaledWeightCast: Phrase(
         "dequantize it with the library that quantized it, or convert without ", Argument("dtype")
     ),

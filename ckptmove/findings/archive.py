@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import posixpath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.findings.beside import ambiguous_beside
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, remap_command
+from ckptmove.findings.safety import dangerous_global
 from ckptmove.formats.opening import container_class
 from ckptmove.model import Severity
 from ckptmove.text import amount, quoted, some
@@ -83,11 +85,11 @@ def compressed_records(inventory: Inventory, context: Context) -> Iterator[Findi
         yield finding._replace(severity=Severity.INFO) if is_script else finding
 
 
-def dead_bytes(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+def dead_bytes(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """F804: bytes that no tensor uses: kept for an undo, unused parts of storages, orphan records, unnamed files."""
     yield from _kept_for_undo(inventory)
     yield from _unnamed_files(inventory)
-    yield from _inner_archives(inventory)
+    yield from _inner_archives(inventory, context)
     wasted = _wasted(inventory)
     nbytes = sum(one.unreached for one in wasted.values())
     if nbytes < max(_WORTH_BYTES, _WORTH_SHARE * inventory.size_bytes):
@@ -132,7 +134,7 @@ def _unnamed_files(inventory: Inventory) -> Iterator[Finding]:
         yield found("F804", message, [fact.record for fact in facts], "")
 
 
-def _inner_archives(inventory: Inventory) -> Iterator[Finding]:
+def _inner_archives(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """F804 for archives in an archive: checkpoints in them are not read, converted or verified."""
     inner = [fact for fact in inventory.facts if fact.kind == "inner-archive"]
     if inner:
@@ -141,8 +143,10 @@ def _inner_archives(inventory: Inventory) -> Iterator[Finding]:
             f"{amount(len(inner), 'archive')} in this one ({nbytes:,} bytes): "
             "checkpoints inside are not read, converted or verified"
         )
-        first = quoted(inner[0].record)
-        fix = f"unpack {quoted(inventory.path)} into FOLDER, then: ckptmove inspect FOLDER/{first}"
+        first, last = inner[0].record, posixpath.basename(inner[0].record)
+        out = f"unpack {quoted(first)} from {quoted(inventory.path)} into FOLDER"
+        is_safe = next(dangerous_global(inventory, context), None) is None
+        fix = f"{out}, then: ckptmove inspect FOLDER/{quoted(last)}" if is_safe else ""
         yield found("F804", message, [fact.record for fact in inner], fix)._replace(severity=Severity.WARNING)
 
 
@@ -150,8 +154,8 @@ def ambiguous_archive(inventory: Inventory, _context: Context) -> Iterator[Findi
     """F805: another reader sees something else in the file, or may see it in bytes that torch ignores."""
     readings = [fact.record for fact in inventory.facts if fact.kind == "second-reading"]
     if readings:
-        message = f"two readers see two things: {inventory.container}, and {some(readings, _SHOWN)}"
-        finding = found("F805", message, readings, "trust no copy of it: ask its author for a file that is one thing")
+        message = f"two readers see different content: {inventory.container}, and {some(readings, _SHOWN)}"
+        finding = found("F805", message, readings, "trust no copy of it: ask its author for a file in one format")
         yield finding._replace(severity=Severity.ERROR)
     yield from ambiguous_beside(inventory)
     facts = [fact for fact in inventory.facts if fact.kind == "stray-bytes"]

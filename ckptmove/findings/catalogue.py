@@ -401,8 +401,8 @@ _ENTRIES: Final = (
         "something else in the file, for example a safetensors file that is a pickle too (an error)",
         why="torch.save writes none of these. torch.load ignores such bytes; a scanner, or a reader that looks for "
         "records from the front, may take them for another checkpoint than the one that torch loads. Where two readers "
-        "see two things, convert refuses the file. Worse faults (two records of one name, records that share bytes, "
-        "headers that disagree) are errors, not findings.",
+        "see different content, convert refuses the file. Worse faults (two records of one name, records that share "
+        "bytes, headers that disagree) are errors, not findings.",
         mend="Trust the file no more than its source. 'ckptmove convert PATH --compact' leaves such bytes out; it "
         "does not change an archive with code, which its own program has to save again.",
     ),

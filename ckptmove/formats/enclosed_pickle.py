@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive, DamagedPickle
-from ckptmove.formats.pickle_signature import is_pickle
+from ckptmove.formats.pickle_signature import HEAD_BYTES, is_pickle
 from ckptmove.io.part import MemorySource, PartSource
 from ckptmove.model import Span
 
@@ -30,13 +30,12 @@ _GZIP_MEMBERS: Final = 64
 _LOOK: Final = 1 << 18
 #: A dictionary of xz takes up to 4 GiB of memory; its own presets need 64 MiB.
 _XZ_MEMORY: Final = 1 << 26
-_HEAD: Final = 4096
 
 
 def is_zlib(head: bytes) -> bool:
     """Whether a file with this head is in zlib's format, which has no signature."""
     is_so = head[:1] == bytes([_ZLIB]) and int.from_bytes(head[:2], "big") % _ZLIB_CHECK == 0
-    return is_so and bool(decompressed(head, _HEAD))
+    return is_so and bool(decompressed(head, HEAD_BYTES))
 
 
 def gunzipped(data: bytes, most: int) -> bytes | None:
@@ -99,7 +98,11 @@ def runs_inside(source: ByteSource, head: bytes, limits: Limits, *, is_cut: bool
     else:
         data = decompressed(source.read(0, min(_LOOK, source.size)), _LOOK)
         inner, is_cut = MemorySource(source.path, data), is_cut or _LOOK in {len(data), min(_LOOK, source.size)}
-    if inner is None or not inner.size or not is_pickle(inner, inner.read(0, min(_HEAD, inner.size)), is_cut=is_cut):
+    if (
+        inner is None
+        or not inner.size
+        or not is_pickle(inner, inner.read(0, min(HEAD_BYTES, inner.size)), is_cut=is_cut)
+    ):
         return None
     from ckptmove.formats.bare_pickle import BarePickle
 

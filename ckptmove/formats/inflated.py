@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.formats.pickle_outline import may_be_pickle
-from ckptmove.formats.tar_index import BLOCK, is_header
+from ckptmove.formats.pickle_signature import HEAD_BYTES, may_be_pickle
+from ckptmove.formats.tar_header import is_header
 from ckptmove.formats.zip_archive.headers import LOCAL_SIGNATURE
 from ckptmove.io.inflate import inflate
 from ckptmove.model import Span
@@ -13,7 +13,6 @@ from ckptmove.model import Span
 if TYPE_CHECKING:
     from ckptmove.io.part import PartSource
 
-_HEAD: Final = 1 << 12
 _SMALL: Final = 1 << 14
 _BLOCK: Final = 1 << 16
 
@@ -26,7 +25,7 @@ def inflated(part: PartSource, most: int) -> bytes:
 
     if part.size <= _SMALL:
         return first(most)
-    head = first(_HEAD)
-    size = len(head) + (len(head) == _HEAD)  # there may be more
-    is_archive = head.startswith(LOCAL_SIGNATURE) or is_header(head[:BLOCK])
+    head = first(HEAD_BYTES)
+    size = len(head) + (len(head) == HEAD_BYTES)  # there may be more
+    is_archive = head.startswith(LOCAL_SIGNATURE) or is_header(head)
     return first(most) if is_archive or may_be_pickle(head, size) else b""

@@ -13,6 +13,7 @@ from ckptmove.errors import DamagedArchive, DamagedPickle
 from ckptmove.formats.merge_pickles import merge, replace_nodes
 from ckptmove.formats.torch_legacy import TorchLegacy
 from ckptmove.formats.torch_zip import TorchZip
+from ckptmove.formats.zip_archive.headers import LOCAL_SIGNATURE
 from ckptmove.formats.zip_archive.index import read_directory
 from ckptmove.io.part import MemorySource, PartSource
 from ckptmove.pickles.machine import interpret
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 LOADER: Final = "torch.storage._load_from_bytes"
 _ENCODE: Final = "_codecs.encode"
-_ZIP: Final = b"PK\x03\x04"
 _KEY_FIELD: Final = 2
 #: POP and POP_MARK.
 _DROPPING: Final = frozenset(b"01")
@@ -156,7 +156,7 @@ def open_stream(source: ByteSource, limits: Limits) -> Container:
     Raises:
         DamagedArchive, DamagedPickle, LimitExceeded: as the containers of ``torch.save``.
     """
-    if source.read(0, min(len(_ZIP), source.size)) == _ZIP:
+    if source.read(0, min(len(LOCAL_SIGNATURE), source.size)) == LOCAL_SIGNATURE:
         directory = read_directory(source, limits)
         if directory.shift:
             raise DamagedArchive(source.path, f"{directory.shift} unexpected bytes before the archive of a tensor")

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import ArchiveOfFiles, DamagedArchive, NotACheckpoint
 from ckptmove.formats.enclosed_pickle import BZIP2, GZIP, NUMPY, XZ, gunzipped, is_zlib, runs_inside
-from ckptmove.formats.pickle_signature import is_pickle
+from ckptmove.formats.pickle_signature import HEAD_BYTES, is_pickle
+from ckptmove.formats.tar_header import BLOCK, is_header
+from ckptmove.formats.zip_archive.headers import LOCAL_SIGNATURE
 from ckptmove.formats.zip_archive.index import END_BYTES, END_SIGNATURE, ZipDirectory, read_directory
 from ckptmove.formats.zip_archive.names import export_form, object_folder
 from ckptmove.limits import Limits
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from ckptmove.formats.contract import Container
     from ckptmove.io.contracts import ByteSource
 
-_HEAD: Final = 4096
 #: What :class:`NotACheckpoint` calls a file of ``numpy.save``.
 NUMPY_ARRAY: Final = "a numpy array"
 #: What it calls a file that begins with the end of a zip archive.
@@ -56,8 +57,8 @@ _MOST_HEADER_BYTES: Final = 100_000_000
 _SCRIPT_RECORDS: Final = frozenset({"constants.pkl", "model.json"})
 #: The file identifier in torch/csrc/jit/serialization/mobile_bytecode.fbs; the offset of the root comes first.
 _FLATBUFFER: Final = b"PTMF"
-#: Length of a tar header.
-_TAR_HEADER: Final = 512
+#: Place of the magic in the header of a tar since POSIX.
+_TAR_MAGIC: Final = slice(257, 262)
 # Compiled on first use, for a file of no known format.
 _HTML: Final = rb"(?i)\s*<(!doctype html|html|head)\b"
 #: The index that ``save_pretrained`` of transformers writes next to the shards: ``metadata``, then ``weight_map``.
@@ -163,8 +164,8 @@ def _examine(source: ByteSource, limits: Limits, *, is_cut: bool = False) -> tup
     """The name of the format of a file, and the directory of a zip archive."""
     if source.size == 0:
         raise NotACheckpoint(source.path, "an empty file")
-    head = source.read(0, min(_HEAD, source.size))
-    directory = read_directory(source, limits) if head.startswith(b"PK\x03\x04") else None
+    head = source.read(0, min(HEAD_BYTES, source.size))
+    directory = read_directory(source, limits) if head.startswith(LOCAL_SIGNATURE) else None
     if directory is None:
         start = _Start(source, limits, head, None, [], is_cut)
         _refuse_others(start)
@@ -178,7 +179,7 @@ def _examine(source: ByteSource, limits: Limits, *, is_cut: bool = False) -> tup
 
 def _is_tar_in_gzip(head: bytes) -> bool:
     """Whether a file with this head is a tar archive compressed with gzip."""
-    return (gunzipped(head, _TAR_HEADER) or b"")[257:262] == b"ustar"
+    return is_header(gunzipped(head, BLOCK) or b"")
 
 
 def _refuse_others(start: _Start) -> None:
@@ -234,7 +235,7 @@ def _is_torch_zip(start: _Start) -> bool:
 
 
 def _is_torch_tar(start: _Start) -> bool:
-    if start.head[257:262] != b"ustar":
+    if not (is_header(start.head) or start.head[_TAR_MAGIC] == b"ustar"):  # its header may be damaged
         return False
     from ckptmove.formats.tar_index import iterate_members
     from ckptmove.formats.torch_tar import MEMBERS
@@ -242,6 +243,8 @@ def _is_torch_tar(start: _Start) -> bool:
     first = next(iterate_members(start.source, start.limits), None)
     if first is not None and first.name.removeprefix("./") in MEMBERS:
         return True
+    if _is_pickle(start):
+        return False  # the name of its first member, to another reader
     raise ArchiveOfFiles(start.source.path, "a tar archive", "tar")
 
 

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
 from ckptmove.io.contracts import BytesSegment, CopySegment
-from ckptmove.limits import Limits
 from ckptmove.model import Span
 from ckptmove.pickles.machine import interpret, runs_before
 from ckptmove.pickles.scan import SHAPE_OF, STOP, operations, variable_end
-from ckptmove.torch_facts.verdicts import EXTENSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ckptmove.io.contracts import ByteSource, Segment
+    from ckptmove.limits import Limits
     from ckptmove.pickles.state import Machine
 
     #: New bytes of a long string in the output, or None to keep the old.
@@ -41,16 +40,6 @@ _WIDER: Final = {ord("C"): ord("B"), ord("B"): 0x8E, ord("U"): ord("T"), ord("T"
 _LONG_BYTES: Final = 128
 _LONG_TEXT: Final = 1 << 16
 _DIGITS: Final = 12
-#: GLOBAL, INST, STACK_GLOBAL, EXT1, EXT2, EXT4.
-_IMPORTS: Final = frozenset(b"ci\x93\x82\x83\x84")
-_BY_SCRIPT: Final = b"ctorch.jit._pickle\n"
-#: Length of an operation by its opcode; 0 for STOP, imports, unknown opcodes and variable lengths.
-_LENGTHS: Final = [
-    1 + max(-1, SHAPE_OF.get(code, -1)) if code != STOP and code not in _IMPORTS else 0 for code in range(256)
-]
-#: PERSID and STRING.
-_PERSISTENT: Final = b"P"
-_QUOTED: Final = ord("S")
 _HASH_BYTES: Final = 16
 
 
@@ -183,64 +172,9 @@ def first_pickle(source: ByteSource, limits: Limits) -> FirstPickle:
             pass
         return FirstPickle(interpret(reader.taken(), limits), source.size - reader.offset)
     except DamagedPickle:
-        return FirstPickle(runs=_known(runs_before(reader.taken(), limits)))
+        return FirstPickle(runs=runs_before(reader.taken(), limits))
     except LimitExceeded:
         return FirstPickle(is_too_large=True)
-
-
-def _known(runs: tuple[str, ...]) -> tuple[str, ...]:
-    """The names without extension codes: in bytes that may be anything they are chance, and no process knows them."""
-    return tuple(name for name in runs if not name.startswith(EXTENSION))
-
-
-def imports_nothing(data: bytes) -> bool:
-    """Whether no operation of a pickle imports a name, up to its damage, or up to STOP if nothing follows it.
-
-    Each pickle of TorchScript's source ranges names one function that makes lists; it does not count.
-    """
-    lengths, position, size = _LENGTHS, 0, len(data)
-    while position < size:
-        length = lengths[data[position]]
-        if length > 0:
-            position += length
-            continue
-        code = data[position]
-        if code == STOP:
-            return position + 1 == size
-        if code not in SHAPE_OF:
-            return True
-        if code in _IMPORTS and not data.startswith(_BY_SCRIPT, position):
-            return False
-        end = variable_end(data, position + 1, SHAPE_OF[code])
-        if not end:
-            return True
-        position = end
-    return True
-
-
-def may_be_pickle(head: bytes, size: int) -> bool:
-    """Whether a file could be a pickle: its first bytes are operations that fit the stack, up to STOP or their end.
-
-    A persistent id comes first in no pickle that a loader reads to its end.
-
-    Args:
-        head: the first bytes of the file.
-        size: length of the file.
-    """
-    is_cut = len(head) < size
-    if head.startswith(_PERSISTENT):
-        return False
-    try:
-        interpret(head + b"\n\n" if is_cut else head, Limits())  # a line may end after the head
-    except DamagedPickle as error:
-        if _known(error.runs) or not is_cut or error.offset >= len(head):
-            return bool(_known(error.runs)) or is_cut
-        code, begin = head[error.offset], error.offset + 1
-        if code == _QUOTED:
-            return head[begin : begin + 1] in {b"'", b'"'} and b"\n" not in head[begin:]
-        shape = SHAPE_OF.get(code, 0)
-        return (begin + shape if shape >= 0 else variable_end(head, begin, shape)) > len(head)
-    return True
 
 
 class _Reader:

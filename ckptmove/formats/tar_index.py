@@ -14,6 +14,7 @@ from posixpath import dirname, join, normpath
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptmove.errors import DamagedArchive, LimitExceeded
+from ckptmove.formats.tar_header import BLOCK
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 TarKind: TypeAlias = Literal["file", "folder", "link", "symlink", "sparse", "other"]
 
-BLOCK: Final = tarfile.BLOCKSIZE
 #: Far more than the longest path of any system and its attributes.
 _MOST_EXTENSION_BYTES: Final = 1 << 20
 _MOST_NAME_LETTERS: Final = 1 << 12
@@ -138,15 +138,6 @@ def iterate_members(source: ByteSource, limits: Limits) -> Generator[TarMember, 
     if extensions:
         raise DamagedArchive(source.path, f"the header at byte {start} has an extension, but no member")
     return position
-
-
-def is_header(block: bytes) -> bool:
-    """Whether ``tarfile`` takes a block for the header of a member: the magic of POSIX is not needed."""
-    try:
-        _parse(block)
-    except tarfile.HeaderError:
-        return False
-    return True
 
 
 def padded(nbytes: int) -> int:

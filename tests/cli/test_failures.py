@@ -272,7 +272,7 @@ ERRORS = {
     remap_errors.SavedWhole("dir", "a.extra", 2): (4, "--drop a.extra"),
     remap_errors.NotCastable("a b", "it is a meta tensor"): (4, "--drop 'a b'"),
     remap_errors.SharedStorage("a", "b", "ema"): (4, "--dtype ema=DTYPE"),
-    TwoReadings("a", ("a pickle at its start",)): (4, "one thing"),
+    TwoReadings("a", ("a pickle at its start",)): (4, "one format"),
     remap_errors.ScaledWeightCast("a", "b"): (4, "dequantize"),
     remap_errors.ShardNotCastable("a"): (4, "--output X.pth"),
     errors.LimitExceeded("a", limit=1, actual=2): (4, "--limit-factor 10 "),

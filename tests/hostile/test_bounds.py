@@ -44,7 +44,6 @@ def run(*words):
 
 
 @pytest.mark.unmeasured
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", BOMBS)
 def test_every_bomb_ends(name, tmp_path) -> None:
     path, output = tmp_path / "bomb", tmp_path / "out"

@@ -77,7 +77,6 @@ def said(*words: str) -> None:
         json.loads(result.stdout)
 
 
-@pytest.mark.unmeasured
 @SOME
 @given(st.lists(TEXT, min_size=6, max_size=6))
 def test_a_file_says_nothing_to_the_terminal(tmp_path, words) -> None:
@@ -107,7 +106,6 @@ def test_its_verification_says_nothing_to_the_terminal(tmp_path, words) -> None:
     assert document.dumps(document.result_to_json(result)).isascii()
 
 
-@pytest.mark.unmeasured
 @SOME
 @given(TEXT)
 def test_what_is_typed_is_not_repeated_to_the_terminal(word) -> None:
@@ -119,7 +117,6 @@ def test_what_is_typed_is_not_repeated_to_the_terminal(word) -> None:
         said(*words)
 
 
-@pytest.mark.unmeasured
 @SOME
 @given(TEXT)
 def test_the_names_of_files_say_nothing_to_the_terminal(word) -> None:
@@ -137,7 +134,6 @@ def test_the_names_of_files_say_nothing_to_the_terminal(word) -> None:
         said("convert", folder, "--to", "mps", "-o", f"{folder}.out", "--dry-run")
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("place", range(6))
 def test_a_name_of_ten_megabytes(tmp_path, place) -> None:
     words = ["a", "cpu", "b", "cuda:0", "m", "lr"]

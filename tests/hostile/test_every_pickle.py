@@ -280,7 +280,6 @@ def test_large_lists_of_plain_values_are_within_the_limit(make, count) -> None:
 
 
 @pytest.mark.unmeasured
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 @pytest.mark.parametrize("kind", ["dict", "list", "parameters", "views"])
 def test_tensors_account_for_themselves(protocol, kind) -> None:

@@ -80,7 +80,10 @@ def test_what_is_nested_too_deeply_is_a_finding(archives, file_of) -> None:
     for _ in range(3):
         data = archives.build(archives.Record(b"x.pt", data))
     result = ckptmove.inspect(file_of(archives.build(*archives.records(), archives.Record(b"a/inner.zip", data))))
-    assert {one.code for one in result.findings} == {"F804", "S702"}  # a local header is found at any depth
+    findings = {one.code: one for one in result.findings}
+    assert findings.keys() == {"F804", "S702"}  # a local header is found at any depth
+    assert findings["F804"].where == ("a/inner.zip/x.pt/x.pt",)
+    assert not findings["F804"].fix  # to unpack it is no remedy
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -91,6 +94,7 @@ def test_the_records_of_a_script(tmp_path) -> None:
     assert ckptmove.inspect(str(path)).inventory.apart == ()
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("script/extra/evil", EVIL)
+        archive.writestr("script/extra/own", b"\x80\x02c__torch__.torch.nn\nLinear\n.")
     assert {use.record for use in ckptmove.inspect(str(path)).inventory.apart} == {"script/extra/evil"}
 
 
@@ -118,8 +122,61 @@ def test_tensors_in_a_pickle_are_read_and_not_called(archives, file_of) -> None:
     assert result.findings == ()
 
 
+def test_a_sound_archive_that_is_nested_too_deeply_can_be_unpacked(archives, file_of) -> None:
+    data = with_pickle(archives, archives.pickle)
+    for _ in range(3):
+        data = archives.build(archives.Record(b"x.pt", data))
+    result = ckptmove.inspect(file_of(archives.build(*archives.records(), archives.Record(b"a/inner.zip", data))))
+    (finding,) = result.findings
+    assert finding.code == "F804"
+    assert finding.fix
+
+
+def test_archives_without_a_directory_are_named_once(archives) -> None:
+    data = with_pickle(archives, EVIL)
+    for _ in range(3):
+        data = archives.build(archives.Record(b"x.pt", data))
+    salvage = Salvage(Limits())
+    salvage.read(MemorySource("x", archives.Record(b"a", data).header() + data + bytes(70_000)), "x")
+    assert [*salvage.unread] == ["x/a/x.pt"]
+
+
 def test_a_pickle_of_a_long_line_is_not_read() -> None:
     limits = Limits()._replace(string_bytes=1 << 10)
     salvage = Salvage(limits)
     salvage.read(MemorySource("x", b"V" + b"a" * 5000 + b"\n0" + EVIL), "x")
-    assert salvage.unread == ["x"]
+    assert [*salvage.unread] == ["x"]
+
+
+def salvaged(data, limits=None):
+    salvage = Salvage(limits or Limits())
+    salvage.read(MemorySource("x", data), "x")
+    return salvage
+
+
+def test_records_after_too_many_are_not_read(archives, monkeypatch) -> None:
+    monkeypatch.setattr("ckptmove.formats.salvage._MOST_RECORDS", 0)
+    assert [*salvaged(archives.build(*archives.records())).unread] == ["x"]
+
+
+def test_a_pickle_with_a_second_one_beyond_a_limit_is_not_read() -> None:
+    salvage = salvaged(b"N." + EVIL, Limits()._replace(pickle_bytes=8))
+    assert [*salvage.unread] == ["x"]
+
+
+def test_only_files_of_a_tar_are_read_up_to_its_damage() -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        folder = tarfile.TarInfo("folder")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        info = tarfile.TarInfo("x.pkl")
+        info.size = len(EVIL)
+        archive.addfile(info, io.BytesIO(EVIL))
+    data = stream.getvalue()[:1536] + b"junk" * 500
+    assert [*salvaged(data).machine.runs] == ["builtins.exec"]
+
+
+def test_records_that_only_say_they_are_deflated(archives) -> None:
+    record = archives.Record(b"a/x", b"no stream" * 4, central={"method": 8}, local={"method": 8})
+    assert not salvaged(archives.build(record)).machine.globals

@@ -83,7 +83,6 @@ def test_what_was_found_by_verifying_is_mended(name) -> None:
 
 
 @pytest.mark.unmeasured
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_seed_holds(target) -> None:
     outcomes = {guarded(TARGETS[target].run, data) for data in SEEDS[target]}
@@ -92,7 +91,6 @@ def test_every_seed_holds(target) -> None:
     assert outcomes <= {"ok", *refused}
 
 
-@pytest.mark.unmeasured
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("target", TARGETS)
 def test_mutations_of_seeds_hold(target) -> None:

@@ -102,7 +102,6 @@ FLIPS = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_siz
 
 
 @pytest.mark.unmeasured
-@pytest.mark.unmeasured
 @MANY
 @given(data=st.sampled_from(SAMPLES), flips=FLIPS)
 def test_flipped_bytes_raise_only_our_errors(data, flips):
@@ -118,7 +117,6 @@ def test_random_bytes_raise_only_our_errors(data, begin):
     survives(data, begin)
 
 
-@pytest.mark.unmeasured
 @pytest.mark.unmeasured
 @MANY
 @given(codes=st.lists(st.sampled_from(sorted(SHAPE_OF)), max_size=40), argument=st.binary(min_size=1, max_size=12))
@@ -176,7 +174,6 @@ print("alive")
 
 
 @pytest.mark.unmeasured
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", NESTED)
 def test_a_deep_tree_is_built_and_torn_down_without_recursion(name):
     # In a process of its own: a stack overflow in C would kill this one.
@@ -219,7 +216,6 @@ def test_a_huge_figure_is_refused_and_costs_nothing(data):
         tracemalloc.stop()
 
 
-@pytest.mark.unmeasured
 @pytest.mark.unmeasured
 @pytest.mark.parametrize(
     "data",

@@ -159,7 +159,6 @@ def unmoved(trap, tmp_path, monkeypatch):
 
 
 @pytest.mark.unmeasured
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("host", HOSTS)
 def test_no_payload_runs(host, unmoved) -> None:
     for name in NAMES:
@@ -214,7 +213,6 @@ def test_the_hosts_are_no_duds(unmoved) -> None:
     assert springs == len(HOSTS) - 1  # JSON escapes the newlines
 
 
-@pytest.mark.unmeasured
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("host", FOLDERS)
 def test_no_payload_runs_in_a_folder(host, unmoved) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from contextlib import suppress
 
 import pytest
 import torch
@@ -62,10 +63,8 @@ def test_the_error_names_what_a_load_would_run(archives, file_of, name) -> None:
 def test_what_torch_does_with_it(archives, file_of, capsys, name) -> None:
     make, runs = DAMAGED[name]
     path = file_of(make(archives, EVIL))
-    try:
+    with suppress(Exception):  # whatever torch raises: the pickle has run before, or not
         torch.load(path, weights_only=False)
-    except Exception:  # whatever torch raises
-        assert name  # the pickle has run before, or not
     assert (capsys.readouterr().out == "here\n") is runs
 
 

@@ -1,4 +1,4 @@
-"""Files in which two readers see two things: F805 as an error, the names of both readings, and no copy."""
+"""Files in which two readers see different content: F805 as an error, the names of both readings, and no copy."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 
 import ckptmove
 from ckptmove.conversion.results import TwoReadings
+from ckptmove.formats.bare_pickle import BarePickle
 from ckptmove.formats.safetensors_file import SafetensorsFile
 from ckptmove.formats.two_readers import other_readings
 from ckptmove.io.part import MemorySource
@@ -45,6 +46,22 @@ def safetensors_pickle():
         b'{"a0' + module + name + b"q\xc2\x93(" + argument + b'tR.":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
     )
     return start + header.ljust(int.from_bytes(start, "little")) + bytes(4)
+
+
+class Counted(MemorySource):
+    """Bytes at a URL; counts those that are read."""
+
+    is_remote = True
+    read_bytes = 0
+
+    def read(self, start, end):
+        self.read_bytes += end - start
+        return super().read(start, end)
+
+    def blocks(self, span, block_bytes, buffers=1):
+        for block in super().blocks(span, block_bytes, buffers):
+            self.read_bytes += len(block)
+            yield block
 
 
 def whole(archives, data):
@@ -110,6 +127,12 @@ def test_both_readings_are_named(archives, file_of, tmp_path, name) -> None:
         ckptmove.convert(path, to="cpu", output=str(tmp_path / "copy.pt"))
 
 
+def test_a_record_among_stray_bytes_is_a_second_reading(archives, file_of) -> None:
+    behind = b"junk" + archives.Record(b"b/data.pkl", EVIL).header() + EVIL
+    (finding,) = ckptmove.inspect(file_of(archives.build(*archives.records(), behind=behind))).findings
+    assert (finding.code, finding.severity) == ("F805", "error")
+
+
 def test_verify_fails_the_file(archives, file_of) -> None:
     path = file_of(POLYGLOTS["zip, then tar"](archives))
     (check,) = [one for one in ckptmove.verify(path, ignore=("S702",)).checks if one.name == "file"]
@@ -121,6 +144,35 @@ def test_stray_bytes_that_no_reader_reads_are_a_warning(archives, file_of) -> No
     path = file_of(archives.build(*archives.records(), behind=b"junk" * 5))
     (finding,) = [one for one in ckptmove.inspect(path).findings if one.code == "F805"]
     assert finding.severity == "warning"
+
+
+@pytest.mark.parametrize("behind", [b"", tar01()], ids=["nothing", "a tar"])
+def test_both_ends_of_a_run_of_zeros_are_searched(tmp_path, behind) -> None:
+    path = tmp_path / "a.pkl"
+    path.write_bytes(pickle.dumps({"n": 1}, 2))
+    with path.open("ab") as stream:
+        stream.truncate(1 << 27)
+        stream.seek(0, 2)
+        stream.write(behind)
+    findings = {one.code: one for one in ckptmove.inspect(str(path)).findings}
+    assert findings["F805"].severity == ("error" if behind else "warning")
+
+
+def test_at_a_url_only_the_ends_of_zeros_are_read() -> None:
+    first = pickle.dumps({"n": 1}, 2)
+    source = Counted("a.pkl", first + bytes(1 << 20))
+    (reading,) = other_readings(BarePickle.open(source, None, Limits()))
+    assert reading.kind == "stray-bytes"
+    assert source.read_bytes < 1 << 19
+
+
+def test_the_zeros_of_a_short_run_are_searched_whole() -> None:
+    data = pickle.dumps({"n": 1}, 2) + bytes(100_000)
+    source = Counted("a.pkl", data)
+    assert not [*other_readings(BarePickle.open(source, None, Limits()))]
+    source = Counted("a.pkl", data + tar01())
+    (reading,) = other_readings(BarePickle.open(source, None, Limits()))
+    assert reading.kind == "second-reading"
 
 
 def test_the_next_objects_of_a_program_are_no_second_reading(file_of) -> None:

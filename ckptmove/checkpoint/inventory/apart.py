@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.formats.contract import Container
+    from ckptmove.formats.salvage import Salvage
     from ckptmove.io.contracts import ByteSource
     from ckptmove.model import GlobalUse
     from ckptmove.pickles.state import Machine
@@ -23,8 +24,8 @@ class Apart(NamedTuple):
 
     Attributes:
         uses: imported names, each with the record that imports it.
-        facts: second readings, and archives that were not read.
-        strays: names of stray bytes that are a second reading.
+        facts: second readings, stray bytes that were not searched, and archives that were not read.
+        strays: names of the stray bytes in these facts.
     """
 
     uses: tuple[GlobalUse, ...]
@@ -46,8 +47,8 @@ def find_apart(container: Container, machine: Machine) -> Apart:
     facts: list[ArchiveFact] = []
     strays: set[str] = set()
     for reading in other_readings(container):
-        facts.append(ArchiveFact("second-reading", reading.what, reading.nbytes))
-        facts += (ArchiveFact("inner-archive", name, 0) for name in reading.salvage.unread)
+        facts.append(ArchiveFact(reading.kind, reading.what, reading.nbytes))
+        facts += _unread(reading.salvage)
         uses += _uses(reading.what, reading.salvage.machine, container)
         strays.add(reading.stray)
     for name, source in _apart(container, machine):
@@ -55,7 +56,7 @@ def find_apart(container: Container, machine: Machine) -> Apart:
 
         salvage = Salvage(container.limits)
         salvage.read(source, name)
-        facts += (ArchiveFact("inner-archive", inner, source.size) for inner in salvage.unread)
+        facts += _unread(salvage)
         uses += _uses(name, salvage.machine, container)
     return Apart(tuple(uses), tuple(facts), frozenset(strays - {""}))
 
@@ -65,6 +66,10 @@ def _apart(container: Container, machine: Machine) -> Iterator[tuple[str, ByteSo
     yield from container.apart()
     if machine.data_bytes > machine.end:
         yield "bytes after the end of data.pkl", MemorySource("", container.object_pickle()[machine.end :])
+
+
+def _unread(salvage: Salvage) -> Iterator[ArchiveFact]:
+    return (ArchiveFact("inner-archive", name, nbytes) for name, nbytes in salvage.unread.items())
 
 
 def _uses(record: str, names: Machine, container: Container) -> Iterator[GlobalUse]:

@@ -222,13 +222,10 @@ def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
         SourceChanged, AccessFailed: as the source.
     """
     path = source.path
-    tail_start = max(0, source.size - END.size - U16_MAX)
-    tail = source.read(tail_start, source.size)
-    at = tail.rfind(END_SIGNATURE, 0, max(0, len(tail) - END.size + len(END_SIGNATURE)))
-    if at < 0:
+    end_offset, tail = last_end(source)
+    if not tail:
         raise DamagedArchive(path, "truncated: the central directory at its end is missing")
-    end_offset = tail_start + at
-    _, disk, start_disk, here, count, nbytes, start, _ = END.unpack_from(tail, at)
+    _, disk, start_disk, here, count, nbytes, start, _ = END.unpack_from(tail)
     if disk or start_disk or here != count:
         raise DamagedArchive(path, _SPLIT)
     trailer_start, end64_offset = end_offset, None
@@ -252,10 +249,22 @@ def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
     return ZipDirectory(
         records=_parse(raw, count, path),
         start=trailer_start - nbytes,
-        trailer=source.read(trailer_start, end_offset) + tail[at:],
+        trailer=source.read(trailer_start, end_offset) + tail,
         end_at=end_offset - trailer_start,
         shift=shift,
     )
+
+
+def last_end(source: ByteSource) -> tuple[int, bytes]:
+    """Offset of the last end record of a file, and the bytes from it on; none if no reader would find one.
+
+    Raises:
+        SourceChanged, AccessFailed: as the source.
+    """
+    start = max(0, source.size - END.size - U16_MAX)
+    tail = source.read(start, source.size)
+    at = tail.rfind(END_SIGNATURE, 0, max(0, len(tail) - END.size + len(END_SIGNATURE)))
+    return (start + at, tail[at:]) if at >= 0 else (source.size, b"")
 
 
 def _read_end64(source: ByteSource, start: int) -> tuple[int, int, int]:

@@ -1,25 +1,28 @@
-"""Find the end and the directory of a zip archive as lenient readers do, in any file.
+"""Find the end, the directory and the records of a zip archive as lenient readers do, in any file.
 
-miniz and ``zipfile`` search for the end record from the end of the file, and read what it points to.
+miniz and ``zipfile`` search for the end record from the end of the file, and read what it points to. A reader of
+streams finds the local headers one after the other.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ckptmove.formats.zip_archive.headers import LOCAL, LOCAL_BYTES, LOCAL_SIGNATURE
 from ckptmove.formats.zip_archive.index import (
     CENTRAL,
     CENTRAL_SIGNATURE,
+    DEFLATED,
     END,
     END64,
     END64_SIGNATURE,
-    END_SIGNATURE,
     LOCATOR,
     LOCATOR_SIGNATURE,
-    U16_MAX,
     U32_MAX,
     ZIP64_EXTRA,
+    last_end,
 )
+from ckptmove.model import Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 
 #: Maximum length of a directory that is read.
 _MOST_BYTES: Final = 1 << 26
+#: Bytes at each end of a file in which a search looks; at a URL, as many as the search for the end record.
+_SEARCHED: Final = 1 << 25
+_SEARCHED_REMOTELY: Final = 1 << 16
 
 
 class ZipEnd(NamedTuple):
@@ -44,7 +50,23 @@ class ZipEnd(NamedTuple):
     shift: int
 
 
-class ListedHeader(NamedTuple):
+class FoundRecord(NamedTuple):
+    """A record of a zip archive.
+
+    Attributes:
+        name: its name in its local header.
+        span: its bytes as stored, up to the end of the file if their number is unknown.
+        is_deflated: whether a reader could inflate them.
+        is_inside: whether it was found by its local header, in the bytes of another record: an archive in the archive.
+    """
+
+    name: str
+    span: Span
+    is_deflated: bool
+    is_inside: bool
+
+
+class _Listed(NamedTuple):
     """What a directory says about a record.
 
     Attributes:
@@ -58,19 +80,21 @@ class ListedHeader(NamedTuple):
     stored_bytes: int
 
 
+def searched_bytes(source: ByteSource) -> int:
+    """Number of bytes at each end of a file in which a search looks."""
+    return min(source.size, _SEARCHED_REMOTELY if source.is_remote else _SEARCHED)
+
+
 def find_end(source: ByteSource) -> ZipEnd | None:
     """Find the end of the archive at the end of a file; None if no reader would find one.
 
     Raises:
         SourceChanged, AccessFailed: as the source.
     """
-    first = max(0, source.size - END.size - U16_MAX)
-    tail = source.read(first, source.size)
-    found = tail.rfind(END_SIGNATURE, 0, max(0, len(tail) - END.size + len(END_SIGNATURE)))
-    if found < 0:
+    at, tail = last_end(source)
+    if not tail:
         return None
-    at = first + found
-    *_, nbytes, start, _ = END.unpack_from(tail, found)
+    *_, nbytes, start, _ = END.unpack_from(tail)
     ends = [(nbytes, start, at), *_wide_ends(source, at)]
     for shifted in (False, True):
         for length, offset, stop in ends:
@@ -80,12 +104,68 @@ def find_end(source: ByteSource) -> ZipEnd | None:
     return None
 
 
-def listed_headers(source: ByteSource, end: ZipEnd) -> Iterator[ListedHeader]:
-    """The entries of a directory, up to the first that is not one.
+def find_records(source: ByteSource, end: ZipEnd | None) -> Iterator[FoundRecord]:
+    """The records in the directory, then those that only have a local header, near both ends of the file.
 
     Raises:
         SourceChanged, AccessFailed: as the source.
     """
+    listed = {one.offset: one for one in _listed(source, end)} if end is not None else {}
+    spans: list[Span] = []
+    for offset, entry in listed.items():
+        record = _record(source, offset, entry)
+        if record is not None:
+            spans += [record.span] if record.span.end < source.size else []
+            yield record
+    spans.sort()
+    place = covered = 0
+    for offset in local_headers(source):
+        record = _record(source, offset, None) if offset not in listed else None
+        if record is None:
+            continue
+        while place < len(spans) and spans[place].start <= offset:
+            covered = max(covered, spans[place].end)
+            place += 1
+        yield record._replace(is_inside=offset < covered)
+        if record.span.end < source.size:
+            covered = max(covered, record.span.end)
+
+
+def local_headers(source: ByteSource) -> Iterator[int]:
+    """Offsets of what begins like a local header, near both ends of a file.
+
+    Raises:
+        SourceChanged, AccessFailed: as the source.
+    """
+    nbytes = searched_bytes(source)
+    for first, last in ((0, nbytes), (max(nbytes, source.size - nbytes), source.size)):
+        data = source.read(first, last) if first < last else b""
+        at = data.find(LOCAL_SIGNATURE)
+        while at >= 0:
+            yield first + at
+            at = data.find(LOCAL_SIGNATURE, at + 1)
+
+
+def _record(source: ByteSource, offset: int, listed: _Listed | None) -> FoundRecord | None:
+    """The record at a local header; None if there is none."""
+    head = _at(source, offset, LOCAL_BYTES)
+    if not head.startswith(LOCAL_SIGNATURE):
+        return None
+    _, _, _, method, _, _, _, stored, _, name_bytes, extra_bytes = LOCAL.unpack(head)
+    begin = offset + LOCAL_BYTES
+    start = begin + name_bytes + extra_bytes
+    if start > source.size:
+        return None
+    name = source.read(begin, begin + name_bytes).decode("utf-8", "backslashreplace")
+    # torch reads what the directory says; a reader of streams, what the local header says, where 0 is unknown.
+    nbytes = listed.stored_bytes if listed is not None else stored
+    end = start + nbytes if 0 < nbytes <= source.size - start else source.size
+    is_deflated = DEFLATED in {method, listed.method if listed is not None else method}
+    return FoundRecord(name, Span(start, end), is_deflated, is_inside=False)
+
+
+def _listed(source: ByteSource, end: ZipEnd) -> Iterator[_Listed]:
+    """The entries of a directory, up to the first that is not one."""
     raw = source.read(end.start, max(end.start, min(end.at, end.start + _MOST_BYTES)))
     position = 0
     while raw.startswith(CENTRAL_SIGNATURE, position) and position + CENTRAL.size <= len(raw):
@@ -93,7 +173,7 @@ def listed_headers(source: ByteSource, end: ZipEnd) -> Iterator[ListedHeader]:
         begin = position + CENTRAL.size + name_n
         position = begin + extra_n + comment_n
         wide = _wide(raw[begin : begin + extra_n], [nbytes, stored, offset])
-        yield ListedHeader(wide[2] + end.shift, method, wide[1])
+        yield _Listed(wide[2] + end.shift, method, wide[1])
 
 
 def _wide_ends(source: ByteSource, at: int) -> Iterator[tuple[int, int, int]]:
