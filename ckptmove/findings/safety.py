@@ -34,8 +34,10 @@ _PATH: Final = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 def weights_only(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """S701: ``torch.load(weights_only=True)``, the default since torch 2.6, refuses the file.
 
-    Does not apply to the ``.metadata`` of a distributed checkpoint: torch reads it with ``pickle.load``.
+    Of the ``.metadata`` of a distributed checkpoint, which torch reads with ``pickle.load``, and of records that a load
+    does not read, it names what no library of torch writes there.
     """
+    yield from _strangers(inventory)
     container = container_class(inventory.container)
     if not container.is_editable:
         return
@@ -63,6 +65,21 @@ def weights_only(inventory: Inventory, context: Context) -> Iterator[Finding]:
         yield found("S701", message, where, only)._replace(severity=Severity.INFO)
         return
     yield found("S701", message, where, fix)
+
+
+def _strangers(inventory: Inventory) -> Iterator[Finding]:
+    """S701 for names of other packages in a pickle that has no weights-only mode, or that no load reads."""
+    if container_class(inventory.container).is_distributed:
+        names = [use.name for use in inventory.globals if use.verdict == "unknown"]
+        if names:
+            message = f"loading unpickles .metadata, which imports {amount(len(names), 'name')}: {some(names, _SHOWN)}"
+            yield found("S701", message, names, "")
+    apart = [use for use in inventory.apart if use.verdict == "unknown"]
+    if apart:
+        names = [*dict.fromkeys(use.name for use in apart)]
+        records = [*dict.fromkeys(use.record for use in apart)]
+        message = f"unpickling {some(records, _SHOWN)} imports {amount(len(names), 'name')}: {some(names, _SHOWN)}"
+        yield found("S701", message, [f"{use.record}: {use.name}" for use in apart], "")
 
 
 def _remedy(inventory: Inventory, context: Context, files: Sequence[FileRecord]) -> str:

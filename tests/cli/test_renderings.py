@@ -144,7 +144,7 @@ def test_rules_lists_the_catalogue(say, ask) -> None:
     assert rows[1] == f"D102  optimizer-device        {CATALOGUE['D102'].severity.value:<7}  {CATALOGUE['D102'].when}"
     assert said.only_next == ["rules", "CODE"]
     assert [rule["code"] for rule in ask("rules")["rules"]] == list(CATALOGUE)
-    assert say("rules", "second moment", "--quiet").out == "N502 negative-moment\n"
+    assert say("rules", "second moment", "--quiet").out == "O210 state-precision\nN502 negative-moment\n"
     first, *_ = say("rules", "step", "--quiet").out.splitlines()
     assert first == "O201 step-on-accelerator"  # names come first
     assert "D102 optimizer-device" in say("rules", "step", "--quiet").out

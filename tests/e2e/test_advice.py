@@ -50,6 +50,8 @@ FACTS = {
     ),
     # Messages that say what a function would do, or what a script did.
     "loading.py": ("weights_only=False would execute the pickle, which load never does",),
+    # Endings of file names.
+    "archive.py": (r"\.(?:tar|tgz|tbz2?|txz|tzst|zip|7z|rar|pth?|ckpt|bin|safetensors|nemo|pkl|pickle|joblib)\b",),
     "safety.py": ("torch.export.load also runs code that weights_only=True refuses: ",),
     "loaded.py": ("it is a bare pickle, which pickle.load restores",),
     "pieces.py": (

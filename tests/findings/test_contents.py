@@ -385,3 +385,17 @@ class TestSafety:
         assert codes(found) == ["S701", "S702"]
         assert all(finding.fix.startswith("do not load it") for finding in found)
         assert found[1].where == ("os.system",)
+
+
+class TestStrangers:
+    """Names of other packages in pickles that have no weights-only mode, or that no load reads."""
+
+    @pytest.mark.parametrize(("verdict", "expected"), [("unknown", ["S701"]), ("safe", []), ("dangerous", ["S702"])])
+    def test_of_a_distributed_checkpoint(self, make, verdict, expected) -> None:
+        inventory = make.replace(make.inventory(), container="dcp", globals=(GlobalUse("mine.Planner", None, verdict),))
+        assert codes(make.findings(inventory)) == expected
+
+    def test_of_a_record(self, make) -> None:
+        use = GlobalUse("mine.Net", None, "unknown", "a/extra.pkl")
+        [finding] = make.findings(make.replace(make.inventory(), apart=(use,)), "S701")
+        assert (finding.where, finding.severity) == (("a/extra.pkl: mine.Net",), "warning")
