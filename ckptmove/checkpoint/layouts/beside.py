@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
 
 #: Endings of files that programs unpickle.
-_PICKLED: Final = (".bin", ".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".th", ".joblib", ".dill")
+PICKLED: Final = (".bin", ".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".th", ".joblib", ".dill")
 #: Names of files in hidden folders that are read: also arrays, and what is compressed or packed.
 _HIDDEN: Final = re.compile(
-    rf".*(?:(?:{'|'.join(map(re.escape, _PICKLED))}|\.npy|\.npz)(?:\.(?:gz|bz2|xz|zst|z))?|\.zip|\.tar|\.tgz|\.nemo)",
+    rf".*(?:(?:{'|'.join(map(re.escape, PICKLED))}|\.npy|\.npz)(?:\.(?:gz|bz2|xz|zst|z))?|\.zip|\.tar|\.tgz|\.nemo)",
     re.IGNORECASE,
 )
 _WHERE_HIDDEN: Final = "in a hidden folder"
@@ -51,7 +51,7 @@ def unread_file(listing: Listing, file: ListedFile, error: NotACheckpoint, insid
     is_pointer = error.found == "a git-lfs pointer"
     # An archive in an archive has a finding of its own.
     is_archive = inside.is_unread and not isinstance(listing, Members)
-    is_named_so = file.name.lower().endswith(_PICKLED) and not isinstance(error, ArchiveOfFiles)
+    is_named_so = file.name.lower().endswith(PICKLED) and not isinstance(error, ArchiveOfFiles)
     if not (runs or error.holds_pickle or inside.holds_pickle or is_pointer or is_archive or is_named_so):
         return None
     return UnreadFile(file.path, error.found, runs)

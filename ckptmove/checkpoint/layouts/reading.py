@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.outline import OutlineLine
 from ckptmove.checkpoint.layouts.archive import look_inside
-from ckptmove.checkpoint.layouts.beside import code_beside, hidden_pickles, unread_file
+from ckptmove.checkpoint.layouts.beside import PICKLED, code_beside, hidden_pickles, unread_file
 from ckptmove.checkpoint.layouts.detect import layout_of, require_shards, trainer_counters
 from ckptmove.checkpoint.layouts.distributed import find_distributed, is_distributed, read_distributed
 from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
@@ -28,7 +28,7 @@ from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint, shifted_progress
 from ckptmove.checkpoint.parts import FilePart, read_file
 from ckptmove.checkpoint.trainers import is_checkpoint_name, is_spoiled, trainer_of
-from ckptmove.errors import EmptyDirectory, LimitExceeded, MissingFile, NotACheckpoint, UnreadableInput
+from ckptmove.errors import EmptyDirectory, LimitExceeded, MissingFile, NotACheckpoint, SourceChanged, UnreadableInput
 from ckptmove.io.locations import leads_nowhere
 from ckptmove.io.recovery import require_settled
 from ckptmove.model import ArchiveFact
@@ -240,6 +240,11 @@ class Reader:
             self._lines.append(OutlineLine(1, path, error.found))
             self._note_unread(file, error)
             is_checked = False
+        except SourceChanged:
+            if is_checkpoint_name(file.name) or file.name.endswith(PICKLED):
+                raise
+            self._lines.append(OutlineLine(1, path, "no checkpoint, by its name; it changed while it was read"))
+            is_checked = True
         else:
             self._has_something = True
             is_checked = part.has_own_checksums

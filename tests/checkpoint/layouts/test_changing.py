@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import ckptmove
 from ckptmove.checkpoint.inventory import build
+from ckptmove.checkpoint.layouts import reading
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import AccessFailed, SourceChanged
 from ckptmove.io.source import DiskPlace
@@ -126,6 +128,22 @@ def test_an_original_while_the_child_is_at_work(packer):
     with pytest.raises(SourceChanged) as caught:
         ckptmove.verify(copy, against=changing.path, progress=lambda done, total: act())
     assert caught.value.path == str(changing.path)
+
+
+@pytest.mark.parametrize(("name", "is_passed_over"), [("train.log", True), ("other.bin", False)])
+def test_a_text_that_changes_while_it_is_read_is_passed_over(packer, monkeypatch, name, is_passed_over):
+    changing = Changing(packer, "directory")
+    (changing.path / name).write_bytes(b"1\n")
+    read = reading.read_file
+
+    def read_file(source, *args):
+        if source.path.endswith(name):
+            raise SourceChanged(source.path)
+        return read(source, *args)
+
+    monkeypatch.setattr(reading, "read_file", read_file)
+    with nullcontext() if is_passed_over else pytest.raises(SourceChanged):
+        assert ckptmove.inspect(changing.path).inventory.tensors
 
 
 def test_what_is_no_checkpoint_may_change(packer):

@@ -85,7 +85,7 @@ def test_no_file_is_read_again_for_each_tensor(saved, tmp_path, monkeypatch) -> 
     monkeypatch.setattr(FilePart, "content", lambda part: reads.append(part.name) or content(part))
     ckptmove.convert(saved / "verl", output=tmp_path / "one.pth")
     storages = len({one.storage for one in ckptmove.inspect(saved / "verl").tensors})
-    assert max(Counter(reads).values()) < 10 < storages
+    assert max(Counter(reads).values()) < 12 < storages
 
 
 @pytest.mark.unmeasured

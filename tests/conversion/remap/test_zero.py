@@ -350,7 +350,7 @@ def test_keys_of_storages_may_be_anything(tmp_path):
     path = folder / "mp_rank_00_model_states.pt"
     found = gathered(folder, tmp_path / "run.pth")
     assert found["more"].tolist() == [0, 1, 2, 3, 4]
-    path.write_text("a note")
+    torch.save({"note": 1}, path)
     with pytest.raises(NotGathered):
         gathered(folder, tmp_path / "other.pth")
 
@@ -400,7 +400,7 @@ def test_each_rank_of_model_parallelism_has_an_entry(tmp_path, stage):
 
 def test_a_rank_of_model_parallelism_without_a_model_is_refused(tmp_path):
     folder = of_two_model_ranks(tmp_path)
-    (folder / "mp_rank_01_model_states.pt").write_text("a note")
+    torch.save({"note": 1}, folder / "mp_rank_01_model_states.pt")
     with pytest.raises(NotGathered):
         gathered(folder, tmp_path / "run.pth")
 
