@@ -19,6 +19,7 @@ from ckptmove.errors import (
     DamagedPickle,
     DistributedFile,
     LimitExceeded,
+    MustBeUnpacked,
     NotACheckpoint,
     SourceChanged,
     UnreadableInput,
@@ -266,6 +267,12 @@ def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> 
         return _read(source, limits, tree)
 
 
+#: Errors of a file whose bytes another reader may accept.
+_REFUSED: Final = (
+    CrcMismatch, DamagedArchive, DamagedPickle, LimitExceeded, MustBeUnpacked, NotACheckpoint, UnsupportedContainer,
+)  # fmt: skip
+
+
 @contextmanager
 def naming_dangers(source: ByteSource, limits: Limits) -> Iterator[None]:
     """Add to the error of a file that is refused what more lenient readers of it may run."""
@@ -273,7 +280,7 @@ def naming_dangers(source: ByteSource, limits: Limits) -> Iterator[None]:
         yield
     except ArchiveOfFiles:
         raise
-    except (NotACheckpoint, UnsupportedContainer, DamagedArchive, DamagedPickle, CrcMismatch, LimitExceeded) as error:
+    except _REFUSED as error:
         if not (source.is_remote and isinstance(error, NotACheckpoint)):  # it would take requests for each text
             error.warn(dangerous_names(source, limits))
         raise

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.errors import CkptMoveError
+from ckptmove.errors import CkptMoveError, MustBeUnpacked
 from tests.hostile.conftest import saved
 
 EVIL = b"\x80\x04}X\x01\0\0\0xcbuiltins\nprint\nX\x04\0\0\0here\x85Rs."
@@ -73,6 +73,18 @@ def test_the_names_of_a_damaged_file_without_danger(archives, file_of) -> None:
         ckptmove.inspect(file_of(changed(archives, archives.pickle, central={"crc": 7})))
     assert caught.value.runs == ()
     assert "torch" not in caught.value.hint
+
+
+def test_a_member_that_is_only_said_to_be_encrypted(tmp_path) -> None:
+    path = tmp_path / "models.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/config.pkl", DANGEROUS)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\1\2") + 8] |= 1
+    path.write_bytes(data)
+    with pytest.raises(MustBeUnpacked) as caught:
+        ckptmove.inspect(path)
+    assert caught.value.runs == ("builtins.exec",)
 
 
 def test_a_file_of_a_folder_is_not_skipped(archives, tmp_path) -> None:
