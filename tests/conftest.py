@@ -39,6 +39,16 @@ def pytest_configure(config):
         compileall.compile_dir(Path(ckptmove.__file__).parent, quiet=2)
 
 
+def pytest_collection_finish():
+    """Make cuda the first simulated device of this process: C++ code means the first one by the index 0.
+
+    Which tests a process runs, and in which order, depends on the others.
+    """
+    simulated = sys.modules.get("ckptmove.verification.simulated.device")
+    if simulated is not None:
+        simulated.SimulatedDevice("cuda:0")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def forked_children():
     """Fork the children of `verify` from a process that has imported torch, if the system forks safely."""
