@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from ckptmove.text import (
     ShellOnly,
     amount,
     command_line,
+    in_python,
     quoted,
     size,
     spelled,
@@ -91,3 +93,10 @@ def test_an_argument_in_any_text_is_spelled_for_its_reader() -> None:
         with spelled_for_python(False):
             assert texts()[1] == "use --drop 'a b'"
     assert texts()[1] == "use --drop 'a b'"
+
+
+@pytest.mark.parametrize(("separator", "quote"), [("/", '"'), ("\\", "'")])
+def test_a_text_as_python_stands_in_the_quotes_that_a_command_does_not_use(separator, quote):
+    literal = in_python('it\'s "a"', separator)
+    assert (literal[0], literal[-1]) == (quote, quote)
+    assert ast.literal_eval(literal) == 'it\'s "a"'

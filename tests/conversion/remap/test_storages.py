@@ -289,6 +289,8 @@ def test_a_quantized_weight_and_its_scale_are_not_cast(path, weight, scale) -> N
         planned(path, cast_to("bfloat16"))
     assert (caught.value.weight, caught.value.scale) == ("l.weight", f"l.{scale}")
     assert planned(path, cast_to("bfloat16", "optimizer"))[0].casts == ()
+    torch.save({"model": saved, "ema": {"n.weight": torch.ones(4)}}, path)
+    assert len(planned(path, cast_to("bfloat16", "ema"))[0].casts) == 1
 
 
 def test_cut_and_cast(path) -> None:
