@@ -1370,6 +1370,9 @@ def test_a_session_refuses_a_program_once(tmp_path):
     home = room.line_of(str(tmp_path / "train.py"), 0)
     session = recorded.Session(path, room.Entrance(room.CaseName("train.py", "", is_file=True)), home, print, ())
     session.note_program(["cat", "other.pth"])
+    assert session.terminal is None
+    session.note_program(["/bin/stty", "size"])
+    assert session.terminal is not None
     with pytest.raises(recorded.Stopped):
         session.note_program(["cat", path])
     session.close()
