@@ -1,7 +1,7 @@
 """Find quantized weights whose scales are tensors beside them, by names and dtypes.
 
 The names are those of transformers (float8 with block scales), compressed-tensors, GPTQ, AWQ, bitsandbytes, ComfyUI and
-gpt-oss (MXFP4). A tensor subclass of torchao holds its scale inside, and is none of these.
+gpt-oss (MXFP4). A tensor subclass of torchao holds its scale inside, and is not counted here.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _same_atom(first: Value, second: Value) -> bool:
         return False
     if isinstance(first, float):
         return repr(first) == repr(second)
-    return first == second and (not isinstance(first, Python2Str) or first.raw == second.raw)  # type: ignore[union-attr]
+    return first == second and (not isinstance(first, Python2Str) or first.raw == second.raw)  # type: ignore[union-attr]  # of one type
 
 
 def _may_differ(mine: _Member, theirs: _Member, one: Side, other: Side) -> bool:

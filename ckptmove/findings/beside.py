@@ -41,7 +41,7 @@ def ambiguous_beside(inventory: Inventory) -> Iterator[Finding]:
 
 
 def code_beside(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """S704: code that a loader would import lies beside the checkpoint."""
+    """S704: the folder of the checkpoint has code that a loader would import."""
     for code in inventory.code if isinstance(inventory, DirectoryInventory) else ():
         if code.key:
             message = f"{code.path} names code that ckptmove verify can run: {code.key}"

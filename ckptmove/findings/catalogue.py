@@ -333,8 +333,8 @@ _ENTRIES: Final = (
         code="S704",
         name="code-beside",
         severity=Severity.INFO,
-        when="code that a loader would import lies beside the checkpoint: auto_map of a config.json with its .py file, "
-        "or a case, a script or an optimizer class of another module in [tool.ckptmove] of a pyproject.toml",
+        when="the folder of the checkpoint has code that a loader would import: auto_map of a config.json with its .py "
+        "file, or a case, a script or an optimizer class of another module in [tool.ckptmove] of a pyproject.toml",
         why="The checkpoint itself may be harmless, but from_pretrained(..., trust_remote_code=True) runs the code, "
         "and ckptmove verify runs the case, the script or the module. No inspection of the checkpoint covers it.",
         mend="Read the code before you load the model in this way.",

@@ -94,7 +94,7 @@ def _remedy(inventory: Inventory, context: Context, files: Sequence[FileRecord])
 
 
 def _is_hostile(inventory: Inventory) -> bool:
-    """Whether the file has a dangerous name, or one that is none."""
+    """Whether the file has a dangerous name, or one that is not a dotted path."""
     return any(use.verdict == "dangerous" or not _PATH.fullmatch(use.name) for use in inventory.globals)
 
 

@@ -1,4 +1,4 @@
-"""Find a pickle inside of a file that is none: in a numpy array of objects, or in a compressed file."""
+"""Find a pickle inside another file: in a numpy array of objects, or in a compressed file."""
 
 from __future__ import annotations
 

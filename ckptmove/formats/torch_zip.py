@@ -110,7 +110,7 @@ class TorchZip(Container):
         #: Length in bytes of each compressed storage in the pickle, by key.
         self._storage_bytes: dict[str, int] = {}
         self._strays: tuple[tuple[str, Span], ...] = ()
-        #: Places of the records in the folder of the storages that are none.
+        #: Places of the records in the folder of the storages that no storage refers to.
         self._orphans: tuple[int, ...] = ()
         self._has_crcs = any(crc and nbytes for crc, nbytes in zip(records.crcs, records.nbytes, strict=True))
         self.byteorder = self._short_text(self._inside.get("byteorder")) or "little"

@@ -105,7 +105,7 @@ class Listing:
         files: by path.
         folders: each before its content.
         links: by path.
-        with_journals: paths of files beside which lies the journal of a conversion in place.
+        with_journals: paths of files with the journal of a conversion in place next to them.
         container: name of its kind in the public contract.
         form: form of an archive; None for a directory.
         has_checksums: whether it has a CRC of each file.

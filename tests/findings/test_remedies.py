@@ -87,7 +87,7 @@ class Schedule:
         return Schedule, (self.warmup, self.steps)
 
 
-class Attributes(dict):  # type: ignore[type-arg]
+class Attributes(dict):  # type: ignore[type-arg]  # any items
     """A dict whose items are attributes, as of omegaconf's and easydict's users."""
 
     __getattr__ = dict.get
@@ -316,7 +316,7 @@ def test_a_conversion_of_what_nothing_helps_with(tmp_path) -> None:
 def test_a_source_that_is_gone_has_no_note(tmp_path) -> None:
     request: Any = SimpleNamespace(path=str(tmp_path / "absent.pt"), limits=Limits(), move=MoveRequest(None))
 
-    assert [*note_on(SimpleNamespace(container="torch-zip"), request)] == []  # type: ignore[arg-type]
+    assert [*note_on(SimpleNamespace(container="torch-zip"), request)] == []  # type: ignore[arg-type]  # only its container is asked for
 
 
 def test_a_load_names_what_reads_the_file(tmp_path) -> None:

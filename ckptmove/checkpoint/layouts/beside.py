@@ -1,4 +1,4 @@
-"""What lies beside the checkpoints of a directory or an archive: files that are not read, and code.
+"""Find unread files and code next to the checkpoints of a directory or an archive.
 
 Code is looked for in local files only, because each file at a URL takes a request.
 """

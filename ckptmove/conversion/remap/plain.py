@@ -439,7 +439,7 @@ def _built(name: str, args: tuple[Value, ...], *, is_new: bool) -> Value:
 
 
 def _repeats(state: Value, items: Dict | None) -> bool:
-    """Whether the attributes of a dict or a list are none, or names of its items, as in ``self.__dict__ = self``."""
+    """Whether a dict or a list has no attributes but its own items, as after ``self.__dict__ = self``."""
     own, known = as_dict(state), set() if items is None else string_keys(items)
     return state is None or (own is not None and string_keys(own) <= known)
 

@@ -147,7 +147,7 @@ def local_headers(source: ByteSource) -> Iterator[int]:
 
 
 def _record(source: ByteSource, offset: int, listed: _Listed | None) -> FoundRecord | None:
-    """The record at a local header; None if there is none."""
+    """The record at a local header; None if no header stands there."""
     head = _at(source, offset, LOCAL_BYTES)
     if not head.startswith(LOCAL_SIGNATURE):
         return None

@@ -308,7 +308,7 @@ def test_an_object_that_its_class_makes_becomes_its_arguments() -> None:
     assert found.value["config"] == (3, "small")
 
 
-class DictOfAttributes(dict):  # type: ignore[type-arg]
+class DictOfAttributes(dict):  # type: ignore[type-arg]  # any items
     """A dict whose items are its attributes too, as many configs are."""
 
     def __init__(self, **values: object) -> None:

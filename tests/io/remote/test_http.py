@@ -355,7 +355,7 @@ def test_bytes_that_keep_coming_may_take_longer(server, url, monkeypatch) -> Non
         handler.end_headers()
         for at in range(0, left, left // 12):
             handler.wfile.write(DATA[WINDOW + at :][: left // 12])
-            sleep(0.08)
+            sleep(0.08)  # 12 of them are longer than the time for metadata
         return True
 
     server.faults.append(slow)

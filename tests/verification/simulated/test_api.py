@@ -393,7 +393,7 @@ def test_an_error_that_is_raised_from_a_limit_is_one(cuda):
 
 def test_an_attribute_that_a_module_of_the_user_lacks_is_the_users_fault(cuda):
     with cuda, pytest.raises(AttributeError) as raised:
-        nn.Linear(4, 2).to("cuda").graph  # noqa: B018
+        nn.Linear(4, 2).to("cuda").graph  # noqa: B018  # the attribute is to raise
     assert unsupported_operation(raised.value) is None
 
 
