@@ -287,6 +287,16 @@ def test_a_device_object_may_get_or_lose_its_index():
     assert judged(archive(value=b"ctorch\nSize\n" + text("cuda") + b"\x85R"), whole)
 
 
+def test_a_bool_that_does_not_follow_a_device_is_a_value():
+    assert judged(archive(value=b"\x88"), archive(value=b"\x89"))
+
+
+def test_what_a_pickle_drops_is_compared_by_its_operations():
+    dropped = archive(value=b"K\x01K\x070")
+    assert not judged(dropped, dropped)
+    assert judged(dropped, archive(value=b"K\x01K\x080"))
+
+
 @pytest.mark.parametrize("pair", [(b")", b"]"), (b"]", b"]K\x01a"), (b"](K\x01K\x02e", b"](K\x01K\x03e")])
 def test_containers_are_compared(pair):
     assert judged(archive(value=pair[0]), archive(value=pair[1]))
