@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.directories import DirectoryInventory, unread_of
 from ckptmove.findings.catalogue import found
 from ckptmove.model import Severity
-from ckptmove.text import Command, amount, quoted, some
+from ckptmove.text import amount, quoted, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding, Inventory
 
 _SHOWN: Final = 4
+#: Not a command: the folder may be no git repository.
+_FETCH: Final = "fetch the real file: git lfs pull"
 
 
 def dangerous_beside(inventory: Inventory) -> Iterator[Finding]:
@@ -59,7 +61,7 @@ def unread_files(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     others = [file for file in quiet if file not in pointers]
     if pointers:
         message = f"{amount(len(pointers), 'file')} not fetched, only the git-lfs pointer is there: {_listed(pointers)}"
-        yield found("S705", message, [file.path for file in pointers], _fetch(inventory))
+        yield found("S705", message, [file.path for file in pointers], _FETCH)
     if others:
         files = some([f"{file.path} ({file.found})" for file in others], _SHOWN)
         yield found("S705", f"{amount(len(others), 'file')} not read: {files}", [file.path for file in others], "")
@@ -71,8 +73,3 @@ def _listed(files: list[UnreadFile]) -> str:
 
 def _path(inventory: Inventory, file: str) -> str:
     return quoted(posixpath.join(inventory.path, file))
-
-
-def _fetch(inventory: Inventory) -> str:
-    is_folder = isinstance(inventory, DirectoryInventory) and inventory.form is None
-    return Command(f"git -C {quoted(inventory.path)} lfs pull") if is_folder else "git lfs pull"
