@@ -222,7 +222,7 @@ def _(error: errors.AccessFailed) -> str:
 def _(error: remote_errors.RemoteMissing) -> str:
     if error.is_extra:
         return "install it: pip install 'ckptmove[remote]'"
-    return "install the package of fsspec for this protocol"
+    return f"fsspec reads {error.scheme}:// with {error.package}: install that package"
 
 
 @_hint.register(remote_errors.UnknownScheme)

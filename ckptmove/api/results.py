@@ -33,9 +33,17 @@ _YES, _NO = 0, 1
 
 
 class _Shown(ABC):
-    """Base class of results that a notebook shows as a small table."""
+    """Base class of results: true if the answer is yes, and shown as a small table in a notebook."""
 
     __slots__ = ()
+
+    @property
+    @abstractmethod
+    def ok(self) -> bool:
+        """Whether the command would exit with 0."""
+
+    def __bool__(self) -> bool:
+        return self.ok
 
     def _repr_html_(self) -> str:
         from ckptmove.api.tables import html_table

@@ -47,8 +47,11 @@ PROGRAM: Final = "ckptmove"
 _COMMANDS: Final = ("inspect", "convert", "verify", "diff", "rules")
 #: Typer's words for a text that is no number.
 _NOT_A_NUMBER: Final = re.compile(r"is not a valid int(?:eger)?(?: range)?(?=\.)")
-#: Names of ``--to`` in other programs.
-_MEANS_TO: Final = frozenset({"--device", "--dst", "--dest", "--target", "--map-location"})
+#: Names of options in other programs.
+_MEANT: Final = {
+    **dict.fromkeys(("--device", "--dst", "--dest", "--target", "--map-location"), "--to"),
+    "--overwrite": "--force",
+}
 #: Base class of Typer's usage errors. Typer exports only this subclass, and its base has moved between modules.
 _TyperUsageError: Final[type[Any]] = typer.BadParameter.__mro__[1]
 
@@ -180,9 +183,10 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
     option = getattr(error, "option_name", None)
     if option is not None and error.ctx is not None and runs_script(_own(words), error.ctx.command):
         hint = f"{hint}; arguments of the script follow after --: -- {option} ..."
-    if option in _MEANS_TO and any("--to" in parameter.opts for parameter in error.ctx.command.params):
+    meant = _MEANT.get(option)
+    if meant is not None and any(meant in parameter.opts for parameter in error.ctx.command.params):
         message = f"No such option: {option}"
-        hint = f"did you mean: {retyped(PROGRAM, words, option, '--to')}"
+        hint = f"did you mean: {retyped(PROGRAM, words, option, meant)}"
     elif (
         option == "--to"
         and message.startswith("No such")

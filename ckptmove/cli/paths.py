@@ -57,7 +57,12 @@ def as_operand(word: str) -> str:
     """Prefix a path that looks like an option: ``./-x.pth`` for ``-x.pth``. A single ``-`` stays: it means a stream.
 
     A URL becomes an :class:`Address`.
+
+    Raises:
+        UsageError: if it is empty, as ``"$CKPT"`` is where the variable is not set.
     """
+    if not word:
+        raise UsageError("a path is empty: check the variable or the option that it comes from")
     return f"./{word}" if word.startswith("-") and word != "-" else as_location(word)
 
 

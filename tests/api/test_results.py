@@ -42,7 +42,7 @@ def test_the_document_of_an_inspection_is_that_of_the_command(path, expect) -> N
     result = ckptmove.inspect(path, expect=expect)
     own, printed = documents(result, "inspect", path, *(["--expect", expect] if expect else []))
     assert own == printed
-    assert result.ok is printed["ok"]
+    assert bool(result) is result.ok is printed["ok"]
 
 
 def test_the_document_of_an_inspection_has_the_errors_of_its_files() -> None:
@@ -54,14 +54,14 @@ def test_the_document_of_an_inspection_has_the_errors_of_its_files() -> None:
     own, printed = documents(result, "inspect", "folder")
     assert own == printed
     assert own["exit_code"] == 3
-    assert not result.ok
+    assert not result
 
 
 def test_the_document_of_a_conversion_is_that_of_the_command() -> None:
     result = ckptmove.convert("run.pth", to="cpu", dry_run=True)
     own, printed = documents(result, "convert", "run.pth", "--to", "cpu", "--dry-run")
     assert own == printed
-    assert result.ok
+    assert result
 
 
 @pytest.mark.unmeasured
@@ -72,7 +72,7 @@ def test_the_document_of_a_verdict_is_that_of_the_command(path, ok) -> None:
     times = [check["evidence"].pop("seconds", None) for one in (own, printed) for check in one["results"][0]["checks"]]
     assert len(times) > 4
     assert own == printed
-    assert result.ok is own["ok"] is ok
+    assert bool(result) is result.ok is own["ok"] is ok
 
 
 @pytest.mark.parametrize(("other", "ok"), [("run.pth", True), ("left.pth", False)])
@@ -80,7 +80,7 @@ def test_the_document_of_a_comparison_is_that_of_the_command(other, ok) -> None:
     result = ckptmove.diff("run.pth", other)
     own, printed = documents(result, "diff", "run.pth", other)
     assert own == printed
-    assert result.ok is own["ok"] is ok
+    assert bool(result) is result.ok is own["ok"] is ok
 
 
 def test_the_devices_of_an_inspection() -> None:

@@ -49,8 +49,8 @@ def test_a_file_and_what_it_was_converted_to(say, check) -> None:
         human=(
             "run.pth -> cpu.pth\n"
             "\n"
-            "what    from    to   count  first of them\n"
-            "device  cuda:3  cpu     12  model.0.weight\n"
+            "what    from    to   count  names\n"
+            "device  cuda:3  cpu     12  model.0.weight, …\n"
             "\n"
             f"{answer}\n"
         ),
@@ -78,6 +78,13 @@ def test_values_are_measured_largest_first(say, ask, pair) -> None:
     assert document["changed"][0] == {
         "name": "a", "what": "value", "from": "[2]", "to": "[2]", "max_abs": 1.0, "max_rel": 0.5, "lone_nan": None,
     }  # fmt: skip
+
+
+def test_values_whose_names_differ_in_an_index_share_a_row(say, pair) -> None:
+    pair(*({f"layers.{n}": torch.full((2 + n // 2,), float(by * n)) for n in range(3)} for by in (1, 3)))
+    rows = [line.split() for line in say("diff", "a.pt", "b.pt").out.splitlines() if line.startswith("value")]
+    assert rows == [["value", "4", "0.667", "2", "layers.*"]]
+    assert len(say("diff", "a.pt", "b.pt", "-v").out.splitlines()) == 7
 
 
 def test_an_annotation_says_how_far_values_lie_apart(say, pair) -> None:
@@ -203,7 +210,7 @@ def test_directories_with_other_shards(say, check, runs) -> None:
     human = [
         "one -> other",
         "",
-        "what    from                 to                   count  first of them",
+        "what    from                 to                   count  names",
         "object  sha256 ca978112ca1b  sha256 3e23e8160039      1  vocab.txt",
         f"note: {note}",
         "",

@@ -1,22 +1,25 @@
-"""Human-readable report of ``diff``: equal changes share a row, the largest first."""
+"""Human-readable report of ``diff``: changes of one kind share a row, the largest first."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, get_args
 
 from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
 from ckptmove.cli.render.text import clean
-from ckptmove.comparison.differences import Gap, What
+from ckptmove.comparison.differences import What
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ckptmove.cli.render.page import Page
-    from ckptmove.comparison.differences import Change, Differences, LoneNan
+    from ckptmove.comparison.differences import Change, Differences, Gap, LoneNan
 
-#: Properties whose equal changes share a row.
+#: Properties whose equal changes share a row, whatever the names.
 _SHARED: Final = frozenset({"device", "dtype", "role"})
+#: A part of a name that numbers layers, parameters or groups.
+_INDEX: Final = re.compile(r"(?<![^.])\d+(?![^.])")
 #: Rows of a list; further ones are counted.
 _SHOWN: Final = 20
 
@@ -104,7 +107,7 @@ def _changes(page: Page, changes: Sequence[Change], *, verbose: bool) -> Iterato
         Column("to", style=DEVICE_STYLE),
         *((Column("max abs", right=True), Column("max rel", right=True)) if measured else ()),
         Column("count", right=True),
-        Column("first of them", gives_way=True),
+        Column("names", gives_way=True),
     )
     if rows:
         yield from table(page, columns, [_row(group, measured=measured) for group, _ in shown])
@@ -113,11 +116,19 @@ def _changes(page: Page, changes: Sequence[Change], *, verbose: bool) -> Iterato
 
 
 def _alike(changes: Sequence[Change]) -> list[tuple[tuple[Change, ...], float]]:
+    """The changes that share a row, with its sort key. Values share one if only indices tell their names apart."""
     groups: dict[tuple[str, ...], list[Change]] = {}
     for change in changes:
-        own = () if change.what in _SHARED else (change.name,)
-        groups.setdefault((change.what, change.source, change.target, *own), []).append(change)
-    return [(tuple(group), _size(group[0])) for group in groups.values()]
+        sides = () if change.what == "value" else (change.source, change.target)
+        names = () if change.what in _SHARED else (_pattern(change),)
+        groups.setdefault((change.what, *sides, *names), []).append(change)
+    return [(tuple(group), max(map(_size, group))) for group in groups.values()]
+
+
+def _pattern(change: Change) -> str:
+    """The name with ``*`` for each index; the name itself if elements are NaN on one side only."""
+    is_lone = change.gap is not None and change.gap.lone_nan is not None
+    return change.name if is_lone else _INDEX.sub("*", change.name)
 
 
 def _size(change: Change) -> float:
@@ -129,13 +140,24 @@ def _size(change: Change) -> float:
 
 def _row(group: tuple[Change, ...], *, measured: bool) -> tuple[str, ...]:
     first = group[0]
-    sides = clean(first.source), "" if first.what == "value" else clean(first.target)
-    apart, lone = first.gap, first.gap.lone_nan if first.gap is not None else None
+    shapes = {change.source for change in group}
+    sides = (clean(first.source) if len(shapes) == 1 else "", "" if first.what == "value" else clean(first.target))
+    lone = first.gap.lone_nan if first.gap is not None else None
     if lone is not None:
         sides = ", ".join([sides[0], *_nan(lone.first, lone)]), "".join(_nan(lone.second, lone))
-        apart = Gap(lone.max_abs, lone.max_rel)
-    figures = (f"{apart.max_abs:.3g}", f"{apart.max_rel:.3g}") if apart is not None else ("", "")
-    return (first.what, *sides, *(figures if measured else ()), f"{len(group):,}", clean(first.name))
+        gaps = [(lone.max_abs, lone.max_rel)]
+    else:
+        gaps = [(change.gap.max_abs, change.gap.max_rel) for change in group if change.gap is not None]
+    figures = [f"{max(column):.3g}" for column in zip(*gaps, strict=True)] or ["", ""]
+    return (first.what, *sides, *(figures if measured else ()), f"{len(group):,}", clean(_names_of(group)))
+
+
+def _names_of(group: tuple[Change, ...]) -> str:
+    """The name of one change, the pattern of several names, or the first of names without a common one."""
+    if len(group) == 1:
+        return group[0].name
+    patterns = {_pattern(change) for change in group}
+    return patterns.pop() if len(patterns) == 1 else f"{group[0].name}, …"
 
 
 def _nan(count: int, lone: LoneNan) -> list[str]:

@@ -11,7 +11,7 @@ class RemoteMissing(UsageError):
 
     Attributes:
         scheme: protocol of the URL.
-        package: its name, or the message of fsspec that names it.
+        package: its name.
         is_extra: whether the extra ``remote`` installs it.
     """
 

@@ -9,11 +9,11 @@ from ckptmove.io.remote.address import Address
 from ckptmove.io.remote.errors import RemoteFailed, RemoteMissing
 from ckptmove.io.remote.failures import failures_named
 
-ADDRESS = Address("https://u:p@h/a.pth?token=tttt")
+URL = "https://u:p@h/a.pth?token=tttt"
 
 
-def named(error):
-    with pytest.raises(Exception) as raised, failures_named(ADDRESS):
+def named(error, url=URL):
+    with pytest.raises(Exception) as raised, failures_named(Address(url)):
         raise error
     return raised.value
 
@@ -43,6 +43,15 @@ def test_classes(error, kind) -> None:
     assert type(found) is kind
     assert found.path == "https://***@h/a.pth?token=***"
     assert found.__suppress_context__
+
+
+def test_the_package_of_a_module_that_cannot_be_imported() -> None:
+    from_module = ImportError("Install adlfs to access Azure")
+    from_module.__cause__ = ModuleNotFoundError(name="adlfs.core")
+    errors = [from_module, ModuleNotFoundError(name="paramiko"), ImportError("libraries required")]
+    found = [named(error, "az://b/a") for error in errors]
+    assert [one.package for one in found] == ["adlfs", "paramiko", "a package of fsspec"]
+    assert not any(one.is_extra for one in found)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +102,7 @@ def test_a_circle_of_causes() -> None:
 
 
 def test_messages_have_no_credentials() -> None:
-    found = named(RuntimeError(f"GET {ADDRESS.url} failed for AKIAIOSFODNN7EXAMPLE"))
+    found = named(RuntimeError(f"GET {URL} failed for AKIAIOSFODNN7EXAMPLE"))
     for secret in ("u:p", "tttt", "AKIA"):
         assert secret not in str(found)
     assert len(named(RuntimeError("x" * 1000)).reason) <= 200
@@ -101,11 +110,11 @@ def test_messages_have_no_credentials() -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), OutOfMemory("a")])
 def test_other_exceptions_stay(error) -> None:
-    with pytest.raises(type(error)) as raised, failures_named(ADDRESS):
+    with pytest.raises(type(error)) as raised, failures_named(Address(URL)):
         raise error
     assert raised.value is error
 
 
 def test_without_an_error_nothing_is_raised() -> None:
-    with failures_named(ADDRESS):
+    with failures_named(Address(URL)):
         pass

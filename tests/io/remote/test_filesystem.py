@@ -451,7 +451,7 @@ def test_an_unknown_scheme() -> None:
 
 @pytest.mark.parametrize(
     ("absent", "url", "is_extra"),
-    [("fsspec", "s3://b/a", True), ("s3fs", "s3://b/a", True), ("fsspec.core", "adl://b/a", False)],
+    [("fsspec", "s3://b/a", True), ("s3fs", "s3://b/a", True), ("fsspec.core", "adl://b/a", True)],
 )
 def test_a_package_that_is_not_installed(monkeypatch, absent, url, is_extra) -> None:
     import sys
@@ -467,7 +467,6 @@ def test_a_package_that_is_not_installed(monkeypatch, absent, url, is_extra) -> 
     with pytest.raises(RemoteMissing) as raised:
         find_place(Address(url))
     assert raised.value.is_extra is is_extra
-
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
