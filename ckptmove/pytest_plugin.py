@@ -10,7 +10,8 @@ import os
 import re
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -20,16 +21,22 @@ if TYPE_CHECKING:
     from ckptmove.verification.evidence import Verdict
 
 
+#: Value of ``--ckptmove`` without a glob.
+_CONFIGURED: Final = ""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("ckptmove", "checkpoints of PyTorch")
     group.addoption(
         "--ckptmove",
         action="append",
+        nargs="?",
+        const=_CONFIGURED,
         default=[],
         metavar="GLOB",
-        help="Run 'ckptmove verify' on these checkpoints, one test each. Repeatable. Other options are those of "
-        "[tool.ckptmove] and CKPTMOVE_*.",
+        help="Run 'ckptmove verify' on these checkpoints, one test each; without GLOB, on those of [tool.ckptmove]. "
+        "Repeatable. Other options are those of [tool.ckptmove] and CKPTMOVE_*.",
     )
     group.addoption("--ckptmove-to", metavar="DEV", help="Target device of --ckptmove and of assert_resumes.")
 
@@ -39,13 +46,30 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     """Add a test for each checkpoint."""
     globs = config.getoption("--ckptmove")
     if globs:
-        from ckptmove.cli.config import Config
-        from ckptmove.cli.paths import checkpoint_paths
-
-        paths = checkpoint_paths(globs, Config(), "verify")
+        paths = _checkpoints(globs)
         found = [CheckpointItem.from_parent(session, name=path, nodeid=f"ckptmove::{path}") for path in paths]
         items += found
         config.hook.pytest_collectreport(report=pytest.CollectReport("ckptmove", "passed", None, [*found]))
+
+
+def _checkpoints(globs: list[str]) -> tuple[str, ...]:
+    """The paths that match the globs, and those of ``[tool.ckptmove]`` if ``--ckptmove`` has no value.
+
+    Raises:
+        pytest.UsageError: if none is configured, or the configuration is not usable.
+    """
+    from ckptmove.cli.app import verify
+    from ckptmove.cli.config import Config, load_config
+    from ckptmove.cli.configured import settings_of
+    from ckptmove.cli.paths import checkpoint_paths
+    from ckptmove.errors import UsageError
+
+    typed = [one for one in globs if one != _CONFIGURED]
+    try:
+        own = load_config(Path(), lambda: settings_of(verify)) if _CONFIGURED in globs else Config()
+        return checkpoint_paths([*typed, *own.checkpoints], own, "verify")
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 class CheckpointFailed(Exception):

@@ -96,6 +96,15 @@ def test_its_options_are_those_of_the_project(run, verdicts, pytester) -> None:
     assert "CKPTMOVE_PROJECT_CODE" not in os.environ
 
 
+def test_without_a_glob_its_checkpoints_are_those_of_the_project(run, verdicts, pytester) -> None:
+    done = run("--ckptmove")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    assert "[tool.ckptmove] checkpoints" in done.stderr.str()
+    pytester.makepyprojecttoml("[tool.ckptmove]\ncheckpoints = ['runs/[ab].pth']")
+    run("--ckptmove").assert_outcomes(passed=1, failed=1)
+    run("--ckptmove", "--ckptmove", "runs/c.pth").assert_outcomes(passed=1, failed=2)
+
+
 def test_other_tests_and_selections(run, verdicts, pytester) -> None:
     pytester.makepyfile("def test_other(): pass")
     run().assert_outcomes(passed=1)

@@ -183,8 +183,8 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
     option = getattr(error, "option_name", None)
     if option is not None and error.ctx is not None and runs_script(_own(words), error.ctx.command):
         hint = f"{hint}; arguments of the script follow after --: -- {option} ..."
-    meant = _MEANT.get(option)
-    if meant is not None and any(meant in parameter.opts for parameter in error.ctx.command.params):
+    meant = _MEANT.get(option or "")
+    if option and meant and any(meant in parameter.opts for parameter in error.ctx.command.params):
         message = f"No such option: {option}"
         hint = f"did you mean: {retyped(PROGRAM, words, option, meant)}"
     elif (

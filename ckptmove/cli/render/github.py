@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cli.render.renderer import Renderer
 from ckptmove.cli.render.text import clean, sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ckptmove.api.failures import Failure
-    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, VerifyAnswer
+    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.cli.streams import Output
     from ckptmove.comparison.differences import Differences
     from ckptmove.conversion.results import UndoResult
@@ -23,44 +24,68 @@ if TYPE_CHECKING:
 _LEVELS: Final = {"error": "error", "warning": "warning", "info": "notice"}
 #: Names that one annotation lists.
 _FIRST: Final = 3
+#: Annotations of one level that GitHub shows of a step; it drops further ones silently.
+_SHOWN: Final = 10
 
 
 class GitHubRenderer(Renderer):
-    """Writes an annotation for each finding, failed check, difference and error."""
+    """Writes an annotation for each finding, failed check, difference and error.
+
+    What GitHub would not show is a line of the log: all but the first annotations of a level and the last one, which
+    is the answer.
+    """
 
     def __init__(self, out: Output) -> None:
         self._out = out
+        self._counts: Counter[str] = Counter()
+        self._last: dict[str, str] = {}
 
     def inspect(self, answer: InspectAnswer) -> None:
-        self._out.lines(inspection_lines(answer))
+        self._write(inspection_lines(answer))
 
     def convert(self, answer: ConvertAnswer) -> None:
-        self._out.lines(conversion_lines(answer))
+        self._write(conversion_lines(answer))
 
     def skipped(self, path: str, output: str) -> None:
         from ckptmove.cli.render.conversion import skipped_line
 
-        self._out.lines([_annotation("notice", path, "convert", skipped_line(path, output))])
+        self._write([_annotation("notice", path, "convert", skipped_line(path, output))])
 
     def undo(self, result: UndoResult) -> None:
         from ckptmove.cli.render.conversion import undo_line
 
-        self._out.lines([_annotation("notice", result.path, "convert", undo_line(result))])
+        self._write([_annotation("notice", result.path, "convert", undo_line(result))])
 
     def verify(self, answer: VerifyAnswer) -> None:
-        self._out.lines(verification_lines(answer.result, strict=answer.strict))
+        self._write(verification_lines(answer.result, strict=answer.strict))
 
     def diff(self, result: Differences) -> None:
-        self._out.lines(difference_lines(result))
+        self._write(difference_lines(result))
 
     def rules(self, entries: Sequence[Entry]) -> None:
-        self._out.lines(
+        self._write(
             _annotation("notice", None, f"{entry.code} {entry.name}", f"{entry.when}. {entry.mend}")
             for entry in entries
         )
 
     def failure(self, failure: Failure) -> None:
-        self._out.lines([_annotation("error", failure.path, failure.kind, failure.text)])
+        self._write([_annotation("error", failure.path, failure.kind, failure.text)])
+
+    def finish(self, summary: Summary) -> int:
+        for level, last in self._last.items():
+            more = self._counts[level] - _SHOWN + 1
+            note = f"::{level} title=ckptmove::{more:,} more in the log of this step"
+            self._out.lines([note, last] if more else [last])
+        return super().finish(summary)
+
+    def _write(self, annotations: Iterable[str]) -> None:
+        for one in annotations:
+            level = one[2:].partition(" ")[0]
+            self._counts[level] += 1
+            is_shown = self._counts[level] <= _SHOWN - 2
+            self._out.lines([one if is_shown else one[2:]])
+            if not is_shown:
+                self._last[level] = one
 
 
 def inspection_lines(answer: InspectAnswer) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.cli.render.renderer import Document
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.model import Severity
+from ckptmove.text import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,8 +30,14 @@ _ICONS: Final = {
     "unproven": "⚠️",
     "skipped": "⏭️",
 }
-#: Rows of one table: a comment on GitHub takes 65,536 characters.
+#: Rows of one table.
 _SHOWN: Final = 50
+#: Most characters of a document: those of a comment on GitHub. A job summary takes 1 MiB.
+_LONGEST: Final = 65_536
+#: Characters of the line about what is left out.
+_NOTE: Final = 100
+#: Icons of checkpoints, the worst first.
+_WORST: Final = ("❌", "⚠️", "✅", "⏭️")
 #: Names in one cell.
 _FIRST: Final = 3
 #: Splits a text, so that no part of it becomes a link: GitHub makes links of addresses after it reads entities.
@@ -53,60 +60,57 @@ class MarkdownDocument(Document):
     head = b"<!-- ckptmove -->\n"
 
     def __init__(self) -> None:
-        self._blocks: list[Sequence[str]] = []
-        self._rows: list[tuple[str, ...]] = []
+        self._entries: list[tuple[tuple[str, ...], list[Sequence[str]]]] = []
 
     def inspect(self, answer: InspectAnswer) -> None:
         """Add a row for the checkpoint, and a table of its findings."""
         from ckptmove.cli.render.inspection import findings_summary, summary_facts
         from ckptmove.cli.render.page import Page
-        from ckptmove.text import amount, size
+        from ckptmove.text import size
 
         inventory, findings = answer.inspection.inventory, answer.inspection.findings
         devices = ", ".join(map(code, answer.inspection.devices[:_FIRST]))
-        self._rows.append(
-            (
-                _icon(answer.exit_code),
-                code(inventory.path),
-                ", ".join([*dict.fromkeys((inventory.container, inventory.layout)), size(inventory.size_bytes)]),
-                prose(" · ".join(summary_facts(answer.inspection.summary))),
-                f"{amount(len(inventory.tensors), 'tensor')} on {devices}" if devices else "no tensors",
-                findings_summary(Page(), findings),
-            )
+        row = (
+            _icon(answer.exit_code),
+            code(inventory.path),
+            ", ".join([*dict.fromkeys((inventory.container, inventory.layout)), size(inventory.size_bytes)]),
+            prose(" · ".join(summary_facts(answer.inspection.summary))),
+            f"{amount(len(inventory.tensors), 'tensor')} on {devices}" if devices else "no tensors",
+            findings_summary(Page(), findings),
         )
-        self._findings(inventory.path, findings)
+        blocks = _findings(inventory.path, findings)
         expectation = answer.expectation
         if expectation is not None and expectation.misplaced:
             names = expectation.misplaced_names
-            self._blocks.append([f"{_ICONS['error']} Not on {code(expectation.device)}: {_some(names)}"])
+            blocks.append([f"{_ICONS['error']} Not on {code(expectation.device)}: {_some(names)}"])
+        self._entries.append((row, blocks))
 
     def convert(self, answer: ConvertAnswer) -> None:
         """Add a row for the checkpoint, and what its options do not match."""
         from ckptmove.cli.render.conversion import brief_line
 
         path, result = answer.request.path, answer.result
-        self._rows.append((_icon(answer.exit_code), code(path), prose(brief_line(path, result))))
+        row = (_icon(answer.exit_code), code(path), prose(brief_line(path, result)))
         lines = [f"{_ICONS['warning']} {prose(text)}" for text in (*map(str, result.unmatched), *result.warnings)]
         lines += [f"{_ICONS['info']} {prose(note)}" for note in result.notes]
-        self._blocks += [[line] for line in lines]
+        self._entries.append((row, [[line] for line in lines]))
 
     def skipped(self, path: str, output: str) -> None:
         """Add a row for the checkpoint."""
-        self._rows.append((_ICONS["skipped"], code(path), f"skipped, {code(output)} exists"))
+        self._entries.append(((_ICONS["skipped"], code(path), f"skipped, {code(output)} exists"), []))
 
     def verify(self, answer: VerifyAnswer) -> None:
         """Add a row for the checkpoint, and tables of its checks and findings."""
         from ckptmove.cli.render.verification import outcome, status_of
-        from ckptmove.text import amount
 
         result = answer.result
         status = status_of(result, strict=answer.strict)
-        self._rows.append((_ICONS[status], code(result.path), prose(outcome(result, strict=answer.strict))))
+        row = (_ICONS[status], code(result.path), prose(outcome(result, strict=answer.strict)))
         table = _table(("", "check", "result"), [(_ICONS[one.status], one.name, _detail(one)) for one in result.checks])
         summary = f"{amount(len(result.checks), 'check')} of {code(result.path)}"
         opened = "" if result.passed else " open"
-        self._blocks.append([f"<details{opened}><summary>{summary}</summary>", "", *table, "", "</details>"])
-        self._findings(result.path, result.findings)
+        checks = [f"<details{opened}><summary>{summary}</summary>", "", *table, "", "</details>"]
+        self._entries.append((row, [checks, *_findings(result.path, result.findings)]))
 
     def diff(self, result: Differences) -> None:
         """Add the answer, and a table of the differences."""
@@ -119,28 +123,44 @@ class MarkdownDocument(Document):
             sides = (apart, "") if apart else (code(one.source), code(one.target))
             rows.append((one.what, code(one.name), *sides))
         rows += [("not compared", code(one.name), prose(one.reason), "") for one in result.uncompared]
-        self._blocks.append([f"{_ICONS['passed' if result.same else 'failed']} {prose(brief_line(result))}"])
+        blocks: list[Sequence[str]] = [[f"{_ICONS['passed' if result.same else 'failed']} {prose(brief_line(result))}"]]
         if rows:
-            self._blocks.append(_table(("what", "name", "from", "to"), rows))
-        self._blocks += [[f"{_ICONS['info']} {prose(note)}"] for note in result.notes]
+            blocks.append(_table(("what", "name", "from", "to"), rows))
+        self._entries.append(((), [*blocks, *([f"{_ICONS['info']} {prose(note)}"] for note in result.notes)]))
 
     def document(self, summary: Summary) -> str:
-        """The document: the verdict, the checkpoints, the errors, and the details."""
+        """The document: the verdict, the checkpoints, the errors, and the details; what failed is above the rest.
+
+        Blocks of details that GitHub would not take are counted.
+        """
         icon = _ICONS["failed" if summary.exit_code else "passed"]
         verdict = f"exit code {summary.exit_code}" if summary.exit_code else "passed"
-        blocks = [[f"### {icon} ckptmove {summary.command}: {verdict}"]]
-        if self._rows:
-            blocks.append(_table(_HEADS[summary.command or ""], self._rows))
+        blocks: list[Sequence[str]] = [[f"### {icon} ckptmove {summary.command}: {verdict}"]]
+        entries = sorted(self._entries, key=lambda entry: _WORST.index(entry[0][0]) if entry[0] else 0)
+        rows = [row for row, _ in entries if row]
+        if rows:
+            blocks.append(_table(_HEADS[summary.command or ""], rows))
         if summary.failures:
             blocks.append(_table(("", "error", "hint"), map(_failure, summary.failures)))
-        text = "\n\n".join("\n".join(block) for block in [*blocks, *self._blocks])
-        return f"{self.head.decode()}{text}\n"
+        blocks += (block for _, details in entries for block in details)
+        text, left = self.head.decode(), 0
+        for block in blocks:
+            part = "\n".join(block) + "\n\n"
+            if len(text) + len(part) > _LONGEST - _NOTE:
+                left += 1
+            else:
+                text += part
+        note = f"{_ICONS['info']} {amount(left, 'section')} left out, for the limit of a comment\n"
+        return text + note if left else text.rstrip("\n") + "\n"
 
-    def _findings(self, path: str, findings: Sequence[Finding]) -> None:
-        if findings:
-            title = f"Findings in {code(path)}"
-            worst_first = sorted(findings, key=lambda finding: [*Severity].index(finding.severity))
-            self._blocks.append([title, "", *_table(("", "finding", "problem", "fix"), map(_finding, worst_first))])
+
+def _findings(path: str, findings: Sequence[Finding]) -> list[Sequence[str]]:
+    """The table of findings, the worst first; nothing without findings."""
+    if not findings:
+        return []
+    worst_first = sorted(findings, key=lambda finding: [*Severity].index(finding.severity))
+    table = _table(("", "finding", "problem", "fix"), map(_finding, worst_first))
+    return [[f"Findings in {code(path)}", "", *table]]
 
 
 def code(text: str) -> str:

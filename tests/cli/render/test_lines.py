@@ -14,11 +14,11 @@ from ckptmove.api.functions import InspectRequest
 from ckptmove.api.results import Inspection
 from ckptmove.checkpoint.inventory.outline import OutlineLine
 from ckptmove.cli.render import conversion, github, inspection, verification
-from ckptmove.cli.render.answers import ConvertAnswer, Detail, InspectAnswer
+from ckptmove.cli.render.answers import ConvertAnswer, Detail, InspectAnswer, Summary
 from ckptmove.cli.render.page import Page
 from ckptmove.cli.streams import Output
 from ckptmove.conversion.conversion import ConvertRequest
-from ckptmove.conversion.results import Converted
+from ckptmove.conversion.results import Converted, UndoResult
 from ckptmove.model import (
     Finding,
     GlobalUse,
@@ -54,6 +54,22 @@ def converted(result: Converted) -> ConvertAnswer:
 
 
 NO_TENSOR = "no tensors"
+
+
+@pytest.mark.parametrize("count", [8, 9, 10, 12])
+def test_github_shows_the_first_annotations_of_a_level_and_the_last(count, capsys) -> None:
+    renderer = github.GitHubRenderer(Output())
+    for index in range(count):
+        renderer.failure(Failure("usage", str(index), "", None, 2))
+    renderer.undo(UndoResult(path="a.pth", size=1, removed=0, is_done=True, seconds=0.0))
+    assert renderer.finish(Summary("convert", 2)) == 2
+    lines = capsys.readouterr().out.splitlines()
+    said = [line for line in lines if line.startswith("::error")]
+    assert len(said) <= 10
+    assert len([line for line in lines if line.startswith("::notice")]) == 1
+    assert said[-1].endswith(f"::{count - 1}")
+    assert any("3 more" in line for line in said) is (count == 12)
+    assert {line.rpartition("::")[2] for line in lines} >= {*map(str, range(count))}
 
 
 def test_a_file_without_tensors() -> None:

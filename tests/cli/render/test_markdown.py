@@ -9,10 +9,12 @@ import pytest
 import torch
 from markdown_it import MarkdownIt
 
-from ckptmove.cli.render.markdown import code, prose
+from ckptmove.cli.render.answers import Summary, VerifyAnswer
+from ckptmove.cli.render.markdown import MarkdownDocument, code, prose
 from ckptmove.comparison.differences import Differences, Uncompared
 from ckptmove.model import Finding, Severity
 from ckptmove.verification.evidence import CheckResult, Verdict
+from ckptmove.verification.request import VerifyRequest
 
 HOSTILE = "a|b`c*_d_<img src=x onerror=alert(1)>[x](http://x.de)@octo\\|#1 ~~s~~ $x$ &lt; <!-- www.x.de"
 #: Elements of a report; any other one is made by text that was not escaped.
@@ -140,6 +142,30 @@ def test_verify_has_its_checks(page, monkeypatch) -> None:
     assert "abfix: c" in found.cells
     assert found.tags.count("details") == 3
     assert "N501 not-finite" in found.cells
+
+
+def test_what_failed_is_above_the_rest(page) -> None:
+    found = page("inspect", "run.pth", "dragged.pth", "--select", "R301")
+    assert [cell for cell in found.cells if cell.endswith(".pth")] == ["dragged.pth", "run.pth"]
+
+
+def test_a_document_has_the_size_of_a_comment() -> None:
+    def verdict(path, status, detail):
+        checks = (CheckResult("file", status, detail),)
+        result = Verdict(
+            path=path, target="cpu", mode="cpu", passed=status != "failed", proven=True, checks=checks, findings=()
+        )
+        return VerifyAnswer(VerifyRequest(path), result)
+
+    document = MarkdownDocument()
+    for index in range(40):
+        document.verify(verdict(f"{index}.pth", "passed", "*" * 1000))
+    document.verify(verdict("last.pth", "failed", "no such record"))
+    text = document.document(Summary("verify", 1))
+    assert len(text) <= 65_536
+    assert text.index("last.pth") < text.index("0.pth")
+    assert "no such record" in text
+    assert re.search(r"\d+ sections left out", text.splitlines()[-1])
 
 
 def test_diff_counts_what_it_does_not_show(page, bench) -> None:

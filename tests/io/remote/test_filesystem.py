@@ -468,6 +468,7 @@ def test_a_package_that_is_not_installed(monkeypatch, absent, url, is_extra) -> 
         find_place(Address(url))
     assert raised.value.is_extra is is_extra
 
+
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """The part of the Hub's API that reading one public file needs, with the requests for files."""
