@@ -235,6 +235,15 @@ class OutputExists(Refused, FileExistsError):
         super().__init__("the output already exists", path=path)
 
 
+class OutputClaimed(Refused):
+    """Another process is writing the output."""
+
+    kind = "output-claimed"
+
+    def __init__(self, path: str) -> None:
+        super().__init__("another process is writing this output", path=path)
+
+
 class OutputIsSource(Refused):
     """The output is the source itself (by path or by a link), or one directory is inside the other."""
 

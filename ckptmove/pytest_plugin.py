@@ -10,7 +10,6 @@ import os
 import re
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -46,13 +45,13 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     """Add a test for each checkpoint."""
     globs = config.getoption("--ckptmove")
     if globs:
-        paths = _checkpoints(globs)
+        paths = _checkpoints(globs, config)
         found = [CheckpointItem.from_parent(session, name=path, nodeid=f"ckptmove::{path}") for path in paths]
         items += found
         config.hook.pytest_collectreport(report=pytest.CollectReport("ckptmove", "passed", None, [*found]))
 
 
-def _checkpoints(globs: list[str]) -> tuple[str, ...]:
+def _checkpoints(globs: list[str], config: pytest.Config) -> tuple[str, ...]:
     """The paths that match the globs, and those of ``[tool.ckptmove]`` if ``--ckptmove`` has no value.
 
     Raises:
@@ -66,7 +65,9 @@ def _checkpoints(globs: list[str]) -> tuple[str, ...]:
 
     typed = [one for one in globs if one != _CONFIGURED]
     try:
-        own = load_config(Path(), lambda: settings_of(verify)) if _CONFIGURED in globs else Config()
+        own = (
+            load_config(config.invocation_params.dir, lambda: settings_of(verify)) if _CONFIGURED in globs else Config()
+        )
         return checkpoint_paths([*typed, *own.checkpoints], own, "verify")
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error

@@ -98,6 +98,7 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     errors.NothingConfigured: "correct it there, or pass the PATH of a checkpoint",
     errors.CrcMismatch: f"a copy or a disk has changed it, and torch.load does not detect that: {_AGAIN}",
     errors.SourceChanged: "wait until the run that writes it has finished, then try again",
+    errors.OutputClaimed: Phrase("wait for it, or choose another path with ", Argument("output")),
     errors.OutputIsSource: Phrase("choose another path with ", Argument("output")),
     errors.OutputIsNoReport: "choose a file that does not exist yet",
     errors.OutputIsStdout: Phrase("give a file with ", Argument("output"), "; use ./- for a file named -"),
@@ -525,8 +526,8 @@ def _(error: errors.WriteFailed) -> str:
     if error.reason == os.strerror(errno.ENOENT) and not _has_folder(error):
         return Phrase(_make_folder(error), "; or choose another path with ", Argument("output"))
     if error.reason in _NO_SPACE:
-        return Phrase("the partial file was removed: free some space, or choose another path with ", Argument("output"))
-    return Phrase("the partial file was removed: choose a writable path with ", Argument("output"))
+        return Phrase("free some space, or choose another path with ", Argument("output"))
+    return Phrase("choose a writable path with ", Argument("output"))
 
 
 @_hint.register(remap_errors.NotRemappable)

@@ -30,7 +30,7 @@ def begin_as_clone(fd: int, place: Path, source: int) -> int:
         The descriptor of the clone, at its first byte, with ``fd`` closed. Without a clone, ``fd``: also if another
         process removed the clone as a leftover before it was renamed.
     """
-    clone = temporary_names(place.parent).part
+    clone = temporary_names(place).part
     if not _cloned(source, clone):
         return fd
     new = -1

@@ -47,7 +47,7 @@ class DirectorySink:
         self._output = Path(output)
         self._names = names
         self._force = force
-        self._claim = Claim(self._output.parent)
+        self._claim = Claim(self._output)
         self._temp, self._aside, _ = self._claim.names
         self._folders: list[tuple[Path, int]] = []
         self.leftover: str | None = None
@@ -57,6 +57,7 @@ class DirectorySink:
 
         Raises:
             OutputExists: if the output exists, without ``force``.
+            OutputClaimed: if another process is writing the output.
             OutputHoldsMore: if the existing directory contains a file that the new one does not.
             WriteFailed: if the output exists and is not a directory, or the system refuses.
         """

@@ -5,7 +5,8 @@ What a live process has claimed is not touched, and an old output is not removed
 An output has up to three temporary names with the same stem. ``.part`` is the output while it is written. ``.old`` is a
 folder that contains the replaced output. ``.lock`` is an empty file that the process has locked. The system releases
 the lock however the process ends: names whose ``.lock`` is not locked were left by a killed process. The lock is a
-separate file, because Windows cannot lock a folder and cannot rename an open file.
+separate file, because Windows cannot lock a folder and cannot rename an open file. The stem contains a hash of the
+output's name: of two processes that write one output, the second stops before it copies a byte.
 
 Some network file systems do not share locks between machines. The name therefore contains a hash of the host name, and
 leftovers of another machine must also be a day old.
@@ -23,6 +24,7 @@ import zlib
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ckptmove.errors import OutputClaimed
 from ckptmove.io.outputs import LeftoversRemoved
 from ckptmove.io.portable import UNTRUSTED, host_name, open_file, own_user
 from ckptmove.text import command_line
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 #: Permission bits of a folder that this process must be able to fill and remove.
 OWNER: Final = stat.S_IRWXU
 _NAME: Final = re.compile(r"(?P<stem>\.ckptmove-(?P<host>[0-9a-f]{8})-[0-9a-f]{16})\.(part|old|lock)")
+_RANDOM: Final = 4  # bytes
 _DAY: Final = 24 * 60 * 60
 
 
@@ -61,12 +64,13 @@ class TemporaryNames(NamedTuple):
         return [path for path in (self.old, self.part) if os.path.lexists(path)]
 
 
-def temporary_names(folder: Path) -> TemporaryNames:
-    """Return new temporary names in a folder.
+def temporary_names(output: Path) -> TemporaryNames:
+    """Return new temporary names in the folder of an output.
 
     Their length is fixed, so that an output with the longest possible name has valid temporary names too.
     """
-    return TemporaryNames.of(folder / f".ckptmove-{_host()}-{os.urandom(8).hex()}")
+    stem = f".ckptmove-{_hashed(host_name())}-{_hashed(output.name)}{os.urandom(_RANDOM).hex()}"
+    return TemporaryNames.of(output.parent / stem)
 
 
 def is_temporary(name: str) -> bool:
@@ -86,9 +90,10 @@ class Claim:
         names: the names, which :meth:`take` may change.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Choose new names in a folder, without creating anything."""
-        self.names = temporary_names(folder)
+    def __init__(self, output: Path) -> None:
+        """Choose new names for an output, without creating anything."""
+        self.names = temporary_names(output)
+        self._output = output
         self._fd = -1
 
     def take(self) -> None:
@@ -96,6 +101,7 @@ class Claim:
 
         Raises:
             OSError: if the system refuses; the lock file is removed.
+            OutputClaimed: if another process has claimed names for the output before; the lock file is removed.
         """
         while True:
             self._fd = open_file(self.names.lock, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -103,12 +109,20 @@ class Claim:
                 with suppress(OSError):  # no locks in this file system: then leftovers are not cleared either
                     _lock(self._fd, wait=True)
                 if _is_at(self._fd, self.names.lock):
+                    self._require_first()
                     return
             except BaseException:
                 self.release()
                 raise
             os.close(self._fd)  # another process removed it as a leftover before it was locked
-            self.names = temporary_names(self.names.lock.parent)
+            self.names = temporary_names(self._output)
+
+    def _require_first(self) -> None:
+        own = self.names.lock
+        shared = own.name[: -len(f"{'00' * _RANDOM}.lock")]
+        others = (path for path in own.parent.glob(f"{shared}*.lock") if path != own)
+        if any(_is_held_before(other, own) for other in others):
+            raise OutputClaimed(str(self._output))
 
     def release(self) -> None:
         """Release the names. Files that still exist can be cleared from now on."""
@@ -131,8 +145,20 @@ def clear_leftovers(folder: Path) -> None:
                     warnings.warn(message, LeftoversRemoved, stacklevel=2)
 
 
-def _host() -> str:
-    return f"{zlib.crc32(os.fsencode(host_name())):08x}"
+def _hashed(name: str) -> str:
+    return f"{zlib.crc32(os.fsencode(name)):08x}"
+
+
+def _is_held_before(lock: Path, own: Path) -> bool:
+    """Whether a process holds a lock file that is older than another; False if that cannot be known."""
+    with suppress(OSError):
+        if (lock.lstat().st_mtime_ns, lock.name) < (own.lstat().st_mtime_ns, own.name):
+            fd = open_file(lock, os.O_RDWR | UNTRUSTED)
+            try:
+                return not _lock(fd, wait=False)
+            finally:
+                os.close(fd)
+    return False
 
 
 def _lock(fd: int, *, wait: bool) -> bool:
@@ -167,7 +193,7 @@ def _taken(names: TemporaryNames, host: str) -> Iterator[bool]:
     Creates the lock file if it is missing because the machine crashed.
     """
     found = [path.lstat() for path in names.existing or [names.lock]]
-    is_settled = host == _host() or time.time() - max(each.st_mtime for each in found) > _DAY
+    is_settled = host == _hashed(host_name()) or time.time() - max(each.st_mtime for each in found) > _DAY
     if not is_settled or any(each.st_uid != own_user() or not _is_file_or_folder(each.st_mode) for each in found):
         yield False
         return

@@ -48,7 +48,7 @@ class FileSink(NewFile):
         self._output = Path(output)
         self._force = force
         self._mode = mode & ALL
-        self._claim = Claim(self._output.parent)
+        self._claim = Claim(self._output)
         super().__init__(output, self._claim.names.part)
 
     def __enter__(self) -> FileSink:
@@ -56,6 +56,7 @@ class FileSink(NewFile):
 
         Raises:
             OutputExists: if the output exists, without ``force``.
+            OutputClaimed: if another process is writing the output.
             WriteFailed: if the existing output cannot be replaced (a directory, a device), or the system refuses.
         """
         with self._write_errors():

@@ -265,6 +265,7 @@ ERRORS = {
     errors.SourceChanged("a"): (3, "wait"),
     errors.OutputExists("a"): (4, "--force"),
     CopyExists("a/b.pth"): (4, "ckptmove verify a/b.pth"),
+    errors.OutputClaimed("a"): (4, "wait for it, or choose another path with --output"),
     errors.OutputIsSource("a"): (4, "--output"),
     errors.OutputHoldsMore("a b", "c"): (4, "rm -r 'a b'"),
     errors.OutputIsFolder("a", "a/b c"): (4, "--output 'a/b c'"),

@@ -215,7 +215,8 @@ def test_the_old_one_is_kept_where_another_takes_the_name(tmp_path, monkeypatch)
     def rename(self, target):
         real(self, target)
         if self.name == "out":
-            write(tmp_path / "out", b"theirs")
+            write(tmp_path / "theirs", b"theirs")
+            real(tmp_path / "theirs", tmp_path / "out")
 
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(OutputExists):

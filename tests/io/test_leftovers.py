@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from ckptmove.errors import WriteFailed
+from ckptmove.errors import OutputClaimed, WriteFailed
 from ckptmove.io import leftovers
 from ckptmove.io.directory_sink import DirectorySink
 from ckptmove.io.leftovers import Claim, clear_leftovers, is_temporary, is_unfinished, temporary_names
@@ -36,7 +37,7 @@ def cleared(folder):
 @pytest.fixture
 def pair(tmp_path):
     """The names of one conversion that nobody is at any more."""
-    return temporary_names(tmp_path)
+    return temporary_names(tmp_path / "out")
 
 
 def filled(path, name="a.txt"):
@@ -46,7 +47,7 @@ def filled(path, name="a.txt"):
 
 
 def test_names_are_told_apart_from_all_others(tmp_path):
-    first, second = temporary_names(tmp_path), temporary_names(tmp_path)
+    first, second = temporary_names(tmp_path / "out"), temporary_names(tmp_path / "out")
     assert len({*first, *second}) == 6
     assert all(is_temporary(path.name) and path.parent == tmp_path for path in (*first, *second))
     for other in ("run.part", ".ckptmove-00000000.journal", ".ckptmove-1.part", f"{first[0].name}.pth"):
@@ -114,7 +115,7 @@ def test_nothing_is_lost_where_the_name_is_taken(tmp_path, pair):
 @pytest.fixture
 def claim(tmp_path):
     """A claim that has been taken."""
-    claim = Claim(tmp_path)
+    claim = Claim(tmp_path / "out")
     claim.take()
     return claim
 
@@ -267,12 +268,38 @@ def test_a_lock_that_is_cleared_before_it_is_taken_is_made_again(tmp_path, monke
         return real(fd, blocking=blocking)
 
     monkeypatch.setattr(filelock, "lock_descriptor", late)
-    claim = Claim(tmp_path)
+    claim = Claim(tmp_path / "out")
     before = claim.names
     claim.take()
     assert claim.names != before
     assert names(tmp_path) == [claim.names.lock.name]
     claim.release()
+
+
+def test_one_output_has_one_claim_at_a_time(tmp_path, claim, monkeypatch):
+    before = names(tmp_path)
+    with pytest.raises(OutputClaimed):
+        Claim(tmp_path / "out").take()
+    assert names(tmp_path) == before
+    other = Claim(tmp_path / "another")
+    other.take()
+    other.release()
+    with monkeypatch.context() as patch:  # no locks in the file system: nobody can be known to hold it
+        patch.setattr(leftovers, "_lock", lambda *_args, **_options: no_locks())
+        unknown = Claim(tmp_path / "out")
+        unknown.take()
+        unknown.release()
+    claim.release()
+    claim.names.lock.touch()  # of a process that was killed
+    again = Claim(tmp_path / "out")
+    again.take()
+    claim.names.lock.unlink()
+    again.release()
+    assert names(tmp_path) == []
+
+
+def no_locks():
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
 
 def test_an_interrupted_claim_leaves_nothing(tmp_path, monkeypatch):
@@ -281,7 +308,7 @@ def test_an_interrupted_claim_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(leftovers, "_is_at", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        Claim(tmp_path).take()
+        Claim(tmp_path / "out").take()
     assert names(tmp_path) == []
 
 

@@ -60,7 +60,7 @@ def test_what_lies_in_a_hidden_folder_is_hidden(tmp_path):
 
 
 def test_an_output_that_is_being_written_is_no_part_of_it(tmp_path):
-    for path in temporary_names(tmp_path):
+    for path in temporary_names(tmp_path / "out"):
         path.mkdir()
         (path / "x.pt").write_bytes(b"")
     (tmp_path / "run.part").write_bytes(b"")

@@ -163,7 +163,7 @@ def test_where_names_are_missing(monkeypatch):
     monkeypatch.setenv("COMPUTERNAME", "laptop")
     portable.sync_folder("there is no such folder")
     assert (portable.own_user(), portable.host_name()) == (0, "laptop")
-    assert temporary_names(Path()).part.suffix == ".part"
+    assert temporary_names(Path("out")).part.suffix == ".part"
 
 
 class Closed(io.StringIO):
