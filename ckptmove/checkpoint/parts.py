@@ -121,6 +121,14 @@ class OpenPart(ABC):
             UnreadableInput, LimitExceeded: if it is no longer readable.
         """
 
+    def whole_tree(self) -> Value:
+        """As :meth:`tree`, with the strings that its placeholders represent.
+
+        Raises:
+            UnreadableInput, LimitExceeded: if they cannot be read.
+        """
+        return self.tree()
+
     def forget_tensors(self) -> None:
         """Free the records of its tensors."""
         self.inventory = replace(self.inventory, tensors=(), optimizers=())
@@ -450,6 +458,13 @@ class FilePart(OpenPart):
             return self._held[1].root
         with naming(self.path), collector_paused():
             return container_of(self.source, self._limits).read().root
+
+    def whole_tree(self) -> Value:
+        root = self.tree()
+        if not self.placeholder:
+            return root
+        with self._container() as container:
+            return container.with_long_strings(root)
 
     def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         with self._container() as container:

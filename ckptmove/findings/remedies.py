@@ -54,8 +54,8 @@ class Source(NamedTuple):
     def becomes_plain(self, folder: str = "") -> bool:
         """Whether ``convert --plain`` can write a copy that weights-only mode accepts.
 
-        Only objects can prevent that in a file, which is judged by its tree. Files of ranks that are read as one, and
-        other changes, need the whole plan.
+        Only objects can prevent that in a file, which is judged by its tree. The whole plan is needed for a file whose
+        tree leaves out strings, for files of ranks that are read as one, and for other changes.
 
         Args:
             folder: path in the checkpoint of one of several; empty for all of it.
@@ -64,7 +64,8 @@ class Source(NamedTuple):
 
         parts = [part for part in self.checkpoint.parts if not folder or f"{part.name}/".startswith(f"{folder}/")]
         refused = [part for part in parts if not _is_accepted(part.inventory)]
-        if self.move.remap != Remap() or not all(isinstance(part, FilePart) for part in refused):
+        is_read = all(isinstance(part, FilePart) and not part.placeholder for part in refused)
+        if self.move.remap != Remap() or not is_read:
             return self.converts(folder, plain=True)
         inventories = [part.inventory for part in parts]
         if any(container_class(one.container).has_code for one in inventories):

@@ -8,15 +8,23 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.errors import DamagedArchive, DamagedPickle, UneditablePickle
+from ckptmove.errors import DamagedArchive, DamagedPickle, LimitExceeded, UneditablePickle
 from ckptmove.formats.contract import TORCH_SUFFIXES, Container
-from ckptmove.formats.nested_streams import find_streams, insert_streams, name_long_keys, opened_calls, shared_streams
+from ckptmove.formats.merge_pickles import replace_values
+from ckptmove.formats.nested_streams import (
+    find_streams,
+    insert_streams,
+    key_of,
+    name_long_keys,
+    opened_calls,
+    shared_streams,
+)
 from ckptmove.formats.pickle_outline import read_outlines
 from ckptmove.io.contracts import CopySegment
 from ckptmove.io.segments import length, shifted
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.machine import interpret
-from ckptmove.pickles.scan import operations
+from ckptmove.pickles.scan import STOP, operations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.model import StorageRef
     from ckptmove.pickles.state import Machine
+    from ckptmove.pickles.tree import Value
 
 _BLOCK: Final = 1 << 20
 _AS_TEXT: Final = "tensors as text, the form of bytes in pickle protocols 0 to 2,"
@@ -96,6 +105,29 @@ class BarePickle(Container):
     def object_pickle(self) -> bytes:
         """The pickle without its long strings, followed by the object pickles of the streams in it."""
         return self._pickle
+
+    def with_long_strings(self, root: Value) -> Value:
+        strings = self._outline.strings
+        streams = {stream.string for stream in self._streams}
+        nbytes = sum(string.span.nbytes for place, string in enumerate(strings) if place not in streams)
+        if nbytes > self.limits.string_bytes:
+            limit = self.limits.string_bytes
+            raise LimitExceeded("the size of the long strings in bytes", limit=limit, actual=nbytes)
+        keys = {key_of(place, string): place for place, string in enumerate(strings)}
+        values: dict[int, Value] = {}  # one object for each string, so that a shared one stays shared
+
+        def whole(value: Value) -> Value:
+            place = self._outline.find(value)
+            if place is None and type(value) is str:
+                place = keys.get(value)
+            if place is None:
+                return value
+            if place not in values:
+                pushed = self.source.read(strings[place].start, strings[place].span.end)
+                values[place] = interpret(pushed + bytes([STOP]), self.limits).root
+            return values[place]
+
+        return replace_values(root, whole) if strings else root
 
     def extras(self) -> Iterator[tuple[str, bytes]]:
         """The long strings that are not streams, in file order: the tree holds only their placeholders."""

@@ -31,9 +31,14 @@ def replace_nodes(machine: Machine, new: Mapping[int, Value]) -> None:
     def change(value: Value) -> Value:
         return new.get(id(value), value)
 
-    for node in list(nodes(machine.root)):
+    machine.root = replace_values(machine.root, change)
+
+
+def replace_values(root: Value, change: Callable[[Value], Value]) -> Value:
+    """Replace the values of a tree, its root too, by what a function returns for each."""
+    for node in list(nodes(root)):
         _replace(node, change)
-    machine.root = change(machine.root)
+    return change(root)
 
 
 def _replace(node: Node, change: Callable[[Value], Value]) -> None:

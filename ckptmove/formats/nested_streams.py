@@ -21,7 +21,7 @@ from ckptmove.pickles.tree import Call, Dict, Global, Tuple, nodes
 
 if TYPE_CHECKING:
     from ckptmove.formats.contract import Container
-    from ckptmove.formats.pickle_outline import PickleOutline
+    from ckptmove.formats.pickle_outline import LongString, PickleOutline
     from ckptmove.io.contracts import ByteSource
     from ckptmove.limits import Limits
     from ckptmove.pickles.state import Machine
@@ -147,7 +147,12 @@ def name_long_keys(root: Value, outline: PickleOutline) -> None:
 
 def _key_name(key: Value, outline: PickleOutline) -> Value:
     place = outline.find(_text_of(key) if type(key) is Call and key.name == _ENCODE else key)
-    return key if place is None else f"<string {place} of {outline.strings[place].span.nbytes} bytes>"
+    return key if place is None else key_of(place, outline.strings[place])
+
+
+def key_of(place: int, string: LongString) -> str:
+    """The name of a dict key that is a long string, by its index in the outline."""
+    return f"<string {place} of {string.span.nbytes} bytes>"
 
 
 def open_stream(source: ByteSource, limits: Limits) -> Container:

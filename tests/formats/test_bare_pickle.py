@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import pickle
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+import ckptmove
 from ckptmove.api.functions import convert, inspect
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded, UneditablePickle
@@ -289,6 +291,27 @@ def test_long_strings_are_not_read():
     assert len(outline.strings) == 3
     assert outline.end == len(data)
     assert outline.file_offset(len(outline.data)) == len(data)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_long_strings_are_in_a_file_of_another_format(write, tmp_path, protocol):
+    shared = b"b" * 200
+    value = {
+        "w": torch.ones(2), "bytes": shared, "again": [shared], "text": "ä" * 50_000, "array": np.arange(300.0),
+        "t" * 70_000: 1, ("k" * 70_000, 2): 3, "settings": argparse.Namespace(note="n" * 70_000),
+    }  # fmt: skip
+    if protocol == 2:  # it writes the streams of tensors as text
+        del value["w"]
+    path, output = write(dumped(value, protocol)), tmp_path / "out.pth"
+    convert(path, output=str(output), plain=True)
+    expected = {**value, "array": value["array"].tolist(), "settings": vars(value["settings"])}
+    for found in (torch.load(output, weights_only=True), ckptmove.load(path, plain=True)):
+        assert found.keys() == expected.keys()
+        assert all(found[key] == expected[key] for key in expected if key != "w")
+    assert ckptmove.load(write(dumped(value["text"], protocol), "text.pkl")) == value["text"]
+    few = Limits(string_bytes=100_000)
+    with pytest.raises(LimitExceeded, match="long strings"):
+        convert(path, output=str(output), plain=True, force=True, limits=few)
 
 
 def test_python_2_wrote_its_streams_as_str(write, tmp_path):

@@ -52,7 +52,7 @@ def _part_tree(part: OpenPart, plan: MovePlan, limits: Limits) -> Value:
     kind = container_class(part.inventory.container)
     if kind.has_code:
         raise NotRemappable(part.path, part.inventory.container, _CODE)
-    root = part.tree()
+    root = part.whole_tree()
     if kind.has_devices:
         move_tree(root, plan)
     else:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
     from ckptmove.pickles.tree import Value
 
-#: Longest list that replaces an array or a range, counted once for each axis.
+#: Longest list that replaces a range, and most elements of an array.
 _MOST_ELEMENTS: Final = 100_000
+#: ``NPY_MAXDIMS`` of numpy 2.
+_MOST_AXES: Final = 64
 #: Python writes integers of at most 4,300 digits as text.
 _MOST_IN_TEXT: Final = 10**4000
 #: Reason for refusing an object that a function makes.
@@ -223,9 +225,11 @@ def _array(call: Call) -> Value:
         axes = sizes(shape)
     except NotATensor:
         raise NoPlainValue("the array is not written as numpy does") from None
+    if len(axes) > _MOST_AXES:
+        raise NoPlainValue("the array is not written as numpy does")
     numel = prod(axes)
-    if numel * len(axes) > _MOST_ELEMENTS:
-        raise NoPlainValue(f"the array has more than {_MOST_ELEMENTS // max(len(axes), 1):,} values")
+    if numel > _MOST_ELEMENTS:
+        raise NoPlainValue(f"the array has more than {_MOST_ELEMENTS:,} elements")
     if not numel:
         return new_list([])
     elements = _elements(dtype, content, numel)

@@ -127,7 +127,7 @@ def _prepared(checkpoint: OpenCheckpoint, request: LoadRequest) -> _Prepared:
     if request.is_to_cpu and not _moves_alone(part.tree(), inventory.globals):
         raise _NeedsPlan
     devices = [storage for storage in inventory.storages if storage.device != "meta"] if request.is_to_cpu else ()
-    return part.tree(), homes, {storage.key: "cpu" for storage in devices}
+    return part.whole_tree(), homes, {storage.key: "cpu" for storage in devices}
 
 
 def _moves_alone(root: Value, uses: Iterable[GlobalUse]) -> bool:
@@ -146,7 +146,7 @@ def _moved(part: FilePart, homes: Mapping[str, tuple[OpenPart, StorageRef]], mov
     from ckptmove.conversion.plan import plan_move
     from ckptmove.moves import MovePlan
 
-    inventory, root = part.inventory, part.tree()
+    inventory, root = part.inventory, part.whole_tree()
     plan = plan_move(inventory, move) if move.to or move.mapping else MovePlan(move)
     rest = plan._replace(edits=tuple(edit for edit in plan.edits if edit.storage not in homes))
     if not rest.is_empty:
