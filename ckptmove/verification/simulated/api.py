@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import comm
 
 from ckptmove.verification.replaced import replaced
-from ckptmove.verification.simulated import capture, graphs, targets
+from ckptmove.verification.simulated import targets
 from ckptmove.verification.simulated.communication import nccl_of_one_process
 from ckptmove.verification.simulated.device_module import DeviceCalls, DeviceContext, DeviceOf
 from ckptmove.verification.simulated.device_streams import Event, Stream, StreamContext, forget_streams
@@ -37,13 +37,10 @@ _CLASSES: Final[dict[str, object]] = {
 #: Versions of the libraries that a torch for CUDA is built with.
 _CUDA: Final = "12.8"
 _CUDNN: Final = 91002
-#: CUDA graphs and their memory.
+#: CUDA graphs and their memory, which exist only on a GPU.
 _GRAPHS: Final[dict[str, object]] = {
-    "CUDAGraph": graphs.CUDAGraph,
-    "graph": graphs.GraphContext,
-    "graph_pool_handle": graphs.graph_pool_handle,
-    "MemPool": refused("torch.cuda.MemPool"),
-    "make_graphed_callables": graphs.make_graphed_callables,
+    name: refused(f"torch.cuda.{name}")
+    for name in ("CUDAGraph", "graph", "graph_pool_handle", "MemPool", "make_graphed_callables")
 }
 #: Functions of `torch.mps`, `torch.backends.mps` and `torch.mps.profiler`, on the newest macOS.
 _MPS: Final[dict[str, object]] = {
@@ -127,7 +124,6 @@ def _answering(device: torch.device) -> Iterator[None]:
             stack.enter_context(replaced(torch.backends.cudnn, version=lambda: _CUDNN))
             stack.enter_context(nccl_of_one_process())
         stack.callback(forget_streams)
-        stack.callback(capture.end)  # one that the script left open
         yield
 
 

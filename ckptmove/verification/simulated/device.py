@@ -26,10 +26,9 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ckptmove.verification.case.backward import as_on_a_real_device, is_running, make_guard, note_node
-from ckptmove.verification.simulated import accounting, graphs, identity, targets
+from ckptmove.verification.simulated import accounting, identity, targets
 from ckptmove.verification.simulated.api import patched_torch_api
 from ckptmove.verification.simulated.autocast import autocast_on_device, register_kernels
-from ckptmove.verification.simulated.capture import refuse_captured, refuse_copy, refuse_synchronization
 from ckptmove.verification.simulated.data import become, parameters_moved_in_place
 from ckptmove.verification.simulated.device_module import DeviceModule
 from ckptmove.verification.simulated.errors import NotSimulated, RefusedOperation
@@ -49,7 +48,7 @@ from ckptmove.verification.simulated.targets import BACKEND, home_of, kind_of, t
 from ckptmove.verification.simulated.whole import COMPRESSED, SPARSE_GRADIENT, run_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from torch._ops import OpOverload
@@ -254,27 +253,22 @@ class SimulatedTensor(torch.Tensor):
         with targets.chosen(self.simulated_on):
             return super().new(*args, **more)
 
-    def read(self) -> torch.Tensor:
-        """Its values on the CPU, which a real device copies."""
-        refuse_synchronization()
-        return self.host
-
     def tolist(self) -> Any:
-        return self.read().tolist()
+        return self.host.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         if force:
-            return self.read().numpy(force=True)
+            return self.host.numpy(force=True)
         raise TypeError(
             f"can't convert {tag_of(self.simulated_on)} device type tensor to numpy. "
             "Use Tensor.cpu() to copy the tensor to host memory first."
         )
 
     def __format__(self, spec: str) -> str:
-        return format(self.read(), spec)
+        return format(self.host, spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # unannotated there
-        return f"{repr(self.read())[:-1]}, device='{tag_of(self.simulated_on)}')"
+        return f"{repr(self.host)[:-1]}, device='{tag_of(self.simulated_on)}')"
 
 
 # torch's metaclass disables it in a class with `__torch_dispatch__`. The classes of users need torch's own.
@@ -378,8 +372,7 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         is_on_mps = kind_of(next((one.simulated_on for one in simulated.values()), result_devices[0])) == "mps"
         if is_on_mps:
             refuse_on_mps(func, args, kwargs, leaves)
-        refuse_captured(func, args, kwargs)
-        results = _compute(func, inner_args, inner_kwargs, result_devices[0], simulated)
+        results = _compute(func, inner_args, inner_kwargs, result_devices[0])
         if is_on_mps:
             results = without_float64(results, leaves)
         if schema_of(func).is_mutable:
@@ -393,11 +386,10 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         raise
 
 
-def _compute(func: Operation, args: Any, kwargs: Any, device: torch.device, hosts: Container[int]) -> Any:
+def _compute(func: Operation, args: Any, kwargs: Any, device: torch.device) -> Any:
     """Run an operation on the CPU. If it needs more memory than both the CPU and the device have, raise as there."""
-    kind = kind_of(device)
     try:
-        return graphs.run(lambda *args, **kwargs: compute(func, args, kwargs, kind), args, kwargs, hosts)
+        return compute(func, args, kwargs, kind_of(device))
     except RuntimeError as error:
         accounting.refuse(error, device)
         raise
@@ -465,7 +457,7 @@ def _register_backend() -> Any:
     library.impl("empty.memory_format", _kernel(torch.ops.aten.empty.memory_format), "PrivateUse1")
     library.impl("empty_strided", _kernel(torch.ops.aten.empty_strided.default), "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
-    library.impl("_local_scalar_dense", lambda one: one.read().item(), "PrivateUse1")
+    library.impl("_local_scalar_dense", lambda one: one.host.item(), "PrivateUse1")
     torch.serialization.register_package(BEFORE_OTHERS, location_of, restore_storage)
     # CPU kernels for the thread of a data loader, in which no mode is active.
     library.impl("_pin_memory", pin, "CPU")
@@ -483,8 +475,5 @@ def _kernel(func: Operation) -> Callable[..., Any]:
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    for one in (source, target):
-        if not isinstance(one, SimulatedTensor):
-            refuse_copy(one, non_blocking)
     _inner(target).copy_(_inner(source), non_blocking=non_blocking)
     return target

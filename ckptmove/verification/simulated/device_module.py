@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ckptmove.verification.simulated import accounting, targets
-from ckptmove.verification.simulated.capture import is_capturing, refuse_synchronization
 from ckptmove.verification.simulated.device_streams import StreamContext, current_stream, default_stream, set_stream
 from ckptmove.verification.simulated.generator import encode_state, restore_state
 
@@ -86,8 +85,8 @@ class DeviceCalls:
         return torch.device(self._kind())
 
     def is_current_stream_capturing(self) -> bool:
-        """Whether a graph is being captured."""
-        return is_capturing()
+        """False: there are no CUDA graphs."""
+        return False
 
     def is_bf16_supported(self, *_args: object, **_more: object) -> bool:
         """Always True, as on the CPU."""
@@ -183,7 +182,6 @@ class DeviceCalls:
 
     def synchronize(self, *_device: object, **_more: object) -> None:
         """Wait for nothing."""
-        refuse_synchronization()
 
     current_stream = staticmethod(current_stream)
     default_stream = staticmethod(default_stream)

@@ -8,7 +8,6 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from ckptmove.verification.simulated import targets
-from ckptmove.verification.simulated.capture import is_capturing, refuse_synchronization
 
 if TYPE_CHECKING:
     import torch
@@ -64,20 +63,18 @@ class Stream:
 
     def query(self) -> bool:
         """True: all work is done."""
-        refuse_synchronization()
         return True
 
     def synchronize(self) -> None:
         """Wait for nothing."""
-        refuse_synchronization()
 
     def record_event(self, event: Event | None = None) -> Event:
         """An event after all queued work."""
         return Event() if event is None else event
 
     def is_capturing(self) -> bool:
-        """Whether a graph is being captured."""
-        return is_capturing()
+        """False: there are no CUDA graphs."""
+        return False
 
     def _nothing(self, *_args: object, **_more: object) -> None:
         """Nothing to wait for."""
@@ -93,12 +90,10 @@ class Event:
 
     def query(self) -> bool:
         """True: the event is complete."""
-        refuse_synchronization()
         return True
 
     def synchronize(self) -> None:
         """Wait for nothing."""
-        refuse_synchronization()
 
     def elapsed_time(self, _end: Event) -> float:
         """Always 0 milliseconds."""

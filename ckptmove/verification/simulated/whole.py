@@ -5,7 +5,6 @@ These are composite operations, and functions of compressed sparse tensors, whos
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -13,7 +12,6 @@ from torch.autograd import forward_ad
 from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
-from ckptmove.verification.simulated import graphs
 from ckptmove.verification.simulated.accounting import counting_saved
 from ckptmove.verification.simulated.errors import NotSimulated
 from ckptmove.verification.simulated.half_precision import compute
@@ -22,7 +20,7 @@ from ckptmove.verification.simulated.rules import bound_arguments, operand_devic
 from ckptmove.verification.simulated.targets import home_of, kind_of, tag_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch._ops import OpOverload
 
@@ -141,7 +139,7 @@ class _WholeOp(torch.autograd.Function):
         ctx.needed, ctx.operands, ctx.leaves = needed, [leaves[at] for at in needed], len(leaves)
         ctx.inner, ctx.place, ctx.refusals = inner, lambda made: place(made, device), refusals
         ctx.host = _HostGraph(func, spec, needed)
-        results = _captured(ctx.host.forward, leaves, inner)
+        results = ctx.host.forward(*map(inner, leaves))
         return pytree.tree_map(ctx.place, results)
 
     @staticmethod
@@ -152,7 +150,7 @@ class _WholeOp(torch.autograd.Function):
             found = _Gradient.apply(ctx, *ctx.operands, *grads)  # type: ignore[no-untyped-call]  # torch has no annotation
         else:
             keep: bool = torch._C._autograd._get_current_graph_task_keep_graph()
-            hosts = _captured(functools.partial(ctx.host.backward, keep), grads, ctx.inner)
+            hosts = ctx.host.backward(keep, *map(ctx.inner, grads))
             found = [None if host is None else ctx.place(host) for host in hosts]
         result: list[Any] = [None] * len(ctx.needs_input_grad)
         first = len(result) - ctx.leaves
@@ -162,7 +160,7 @@ class _WholeOp(torch.autograd.Function):
 
 
 class _HostGraph:
-    """The CPU's graph of a function. A replay of a CUDA graph makes it anew.
+    """The CPU's graph of a function.
 
     Attributes:
         made: results of the function.
@@ -191,27 +189,20 @@ class _HostGraph:
         return torch.autograd.grad(self.made, self.given, grads, retain_graph=keep, allow_unused=True)
 
 
-def _captured(call: Callable[..., Any], leaves: Sequence[Any], inner: Callable[[Any], Any]) -> Any:
-    """Call a function with the CPU tensors of its arguments, which may be captured in a CUDA graph."""
-    hosts = [inner(leaf) for leaf in leaves]
-    of_device = {id(host) for host, leaf in zip(hosts, leaves, strict=True) if host is not leaf}
-    return graphs.run(call, hosts, {}, of_device)
-
-
 class _Gradient(torch.autograd.Function):
     """The backward of a `_WholeOp`, with a backward of its own: a function of the operands and the gradients."""
 
     @staticmethod
     def forward(ctx: Any, whole: Any, *tensors: Any) -> Any:
         ctx.whole, ctx.host = whole, _HostGradient(whole.host)
-        found = _captured(ctx.host.forward, tensors[len(whole.operands) :], whole.inner)
+        found = ctx.host.forward(*map(whole.inner, tensors[len(whole.operands) :]))
         return tuple(None if one is None else whole.place(one) for one in found)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         if ctx.whole.refusals.double_backward:
             raise NotImplementedError(ctx.whole.refusals.double_backward)
-        hosts = _captured(ctx.host.backward, grads, ctx.whole.inner)
+        hosts = ctx.host.backward(*map(ctx.whole.inner, grads))
         return None, *(None if host is None else ctx.whole.place(host) for host in hosts)
 
 
