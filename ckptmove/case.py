@@ -30,9 +30,9 @@ class Case:
             return ckptmove.Case(model, optimizer, criterion, (images, labels), step)
 
     The stored state is loaded with ``load_state_dict`` of the model (strict, ignoring wrapper prefixes), of the
-    optimizer, and of what else the case has: ``scheduler``, ``scaler``, ``ema``, ``extra``. Then forward, loss, backward
-    and ``optimizer.step()`` run on that device. On a simulated device, ``device``, ``"cuda"`` and ``.cuda()`` in your
-    code mean the simulated one.
+    optimizer, and of what else the case has: ``scheduler``, ``scaler``, ``ema``, ``extra``. Then forward, loss,
+    backward and ``optimizer.step()`` run on that device. On a simulated device, ``device``, ``"cuda"`` and ``.cuda()``
+    in your code mean the simulated one.
 
     Pass several models and optimizers as dicts with the keys of the checkpoint. With a dict of optimizers, ``step`` is
     the whole body of your loop, including ``backward()`` and ``optimizer.step()``. With one optimizer it returns the

@@ -82,11 +82,11 @@ class Differing(NamedTuple):
     @property
     def _reason(self) -> str:
         if self.setter is None:
-            return "it was not restored"
+            return "not restored"
         if not self.setter.constructor:
             return f"set at {self.setter.line}"
-        order = "build it before optimizer.load_state_dict"
-        return f"set by the constructor of {self.setter.constructor} at {self.setter.line}: {order}"
+        built = f"the constructor of {self.setter.constructor} sets it at {self.setter.line}"
+        return f"{built} (build it before optimizer.load_state_dict)"
 
 
 class AtStep(NamedTuple):

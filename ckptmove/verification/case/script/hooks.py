@@ -10,6 +10,7 @@ import functools
 import os
 import random
 import sys
+from itertools import chain
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -283,27 +284,27 @@ def _generators() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     yield DeviceGenerator, "set_state", _take_into
 
 
-def _take(session: Session, original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function that restores something."""
-    result = original(state, *args, **kwargs)
+def _take(session: Session, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function that restores something, which is its first argument."""
+    result = original(*args, **kwargs)
     if session.loads:
-        session.note_taken(state)
+        session.note_taken(next(chain(args, kwargs.values()), None))
     return result
 
 
-def _take_into(session: Session, original: Any, target: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+def _take_into(session: Session, original: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a method that restores an object."""
-    return _take(session, functools.partial(original, target), state, *args, **kwargs)
+    return _take(session, functools.partial(original, target), *args, **kwargs)
 
 
 def _note_classes(session: Session, stack: contextlib.ExitStack) -> None:
     """Note the calls of ``load_state_dict`` of every class, once the checkpoint is loaded."""
-    kinds: dict[type, None] = {object: None}
+    kinds: set[type] = {object}
     pending: list[type] = [object]
     for kind in pending:  # the list grows
-        inner = [one for one in type.__subclasses__(kind) if one not in kinds]
-        kinds.update(dict.fromkeys(inner))
-        pending += inner
+        children: list[type] = type.__subclasses__(kind)
+        pending += (one for one in children if one not in kinds)
+        kinds.update(children)
         is_settable = type(kind).__setattr__ is type.__setattr__
         is_own = isinstance(vars(kind).get("load_state_dict"), FunctionType)
         if is_own and is_settable and kind not in {nn.Module, torch.optim.Optimizer}:
