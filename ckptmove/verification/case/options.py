@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -216,8 +215,6 @@ def _plain(value: Any) -> object:
         return value.tolist()
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
     return value if value is None or isinstance(value, (str, int, float)) else str(value)
 
 

@@ -94,6 +94,7 @@ def recorded(session: Session, steps: Steps) -> Iterator[None]:
         (torch.optim.Optimizer, "load_state_dict", _load_optimizer),
         (torch.optim.Optimizer, "__setstate__", _set_state),
         *_generators(),
+        (torch, "Generator", _make_generator),
         (torch.amp.GradScaler, "update", _update_scaler),
     ]
     with contextlib.ExitStack() as stack:
@@ -295,6 +296,20 @@ def _take(session: Session, original: Any, *args: Any, **kwargs: Any) -> Any:
 def _take_into(session: Session, original: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a method that restores an object."""
     return _take(session, functools.partial(original, target), *args, **kwargs)
+
+
+def _make_generator(session: Session, original: Any, *args: Any, **kwargs: Any) -> torch.Generator:
+    """Make a generator whose ``set_state`` is noted. That of a simulated device is a class of Python already."""
+    made: torch.Generator = original(*args, **kwargs)
+    if type(made) is not torch._C.Generator:
+        return made
+
+    class Noted(torch._C.Generator):
+        def set_state(self, *args: Any, **kwargs: Any) -> torch.Generator:
+            _take(session, super().set_state, *args, **kwargs)
+            return self
+
+    return Noted(made.device)
 
 
 def _note_classes(session: Session, stack: contextlib.ExitStack) -> None:
