@@ -9,7 +9,7 @@ import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from types import CodeType, FrameType
+    from types import FrameType
 
     from ckptmove.verification.case.code.source import Line
     from ckptmove.verification.place import StepDevice
@@ -106,7 +106,7 @@ class _Group(dict[str, Any]):
     __slots__ = ("_loading", "_place", "setters")
 
     def __init__(
-        self, group: Mapping[str, Any], place: Callable[[FrameType], Line], loading: frozenset[CodeType]
+        self, group: Mapping[str, Any], place: Callable[[FrameType], Line], loading: frozenset[object]
     ) -> None:
         """Copy a group.
 

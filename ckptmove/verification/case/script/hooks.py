@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import random
 import sys
 from itertools import chain
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import safetensors
@@ -321,7 +322,7 @@ def _note_classes(session: Session, stack: contextlib.ExitStack) -> None:
         pending += (one for one in children if one not in kinds)
         kinds.update(children)
         is_settable = type(kind).__setattr__ is type.__setattr__
-        is_own = isinstance(vars(kind).get("load_state_dict"), FunctionType)
+        is_own = inspect.isfunction(vars(kind).get("load_state_dict"))
         if is_own and is_settable and kind not in {nn.Module, torch.optim.Optimizer}:
             stack.enter_context(_wrapped(session, kind, "load_state_dict", _take_into))
 
