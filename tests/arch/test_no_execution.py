@@ -62,8 +62,9 @@ GUARDED_MODULES = {
     "xml": "cli/render/junit.py",  # writes XML, and reads none
     "pickle": "verification/loading/errors.py",  # the base class of an error
     # These read signatures.
-    "inspect": "api/arguments.py cli/configured.py cli/options.py verification/step/recipe.py verification/case/script/hooks.py "
-    "verification/case/check.py verification/case/objective.py verification/case/restore.py",
+    "inspect": "api/arguments.py cli/configured.py cli/options.py verification/step/recipe.py "
+    "verification/case/check.py verification/case/objective.py verification/case/restore.py "
+    "verification/case/script/hooks.py",
 }
 #: Allowed names of ``os``: they open, read, write, link and name files. None starts or changes a process.
 HARMLESS_OS = {
