@@ -29,9 +29,10 @@ class Case:
 
             return ckptmove.Case(model, optimizer, criterion, (images, labels), step)
 
-    The stored state is loaded with ``load_state_dict`` of the model (strict, ignoring wrapper prefixes) and of the
-    optimizer. Then forward, loss, backward and ``optimizer.step()`` run on that device. On a simulated device,
-    ``device``, ``"cuda"`` and ``.cuda()`` in your code mean the simulated one.
+    The stored state is loaded with ``load_state_dict`` of the model (strict, ignoring wrapper prefixes), of the
+    optimizer, and of what else the case has: ``scheduler``, ``scaler``, ``ema``, ``extra``. Then forward, loss,
+    backward and ``optimizer.step()`` run on that device. On a simulated device, ``device``, ``"cuda"`` and ``.cuda()``
+    in your code mean the simulated one.
 
     Pass several models and optimizers as dicts with the keys of the checkpoint. With a dict of optimizers, ``step`` is
     the whole body of your loop, including ``backward()`` and ``optimizer.step()``. With one optimizer it returns the
@@ -66,6 +67,14 @@ class Case:
             shards with ``fully_shard`` or ``parallelize_module``. Its keys are those of the checkpoint, and its values
             nested dicts of ``get_state_dict``, or objects with ``state_dict`` and ``load_state_dict``. Run the command
             with ``torchrun``. None (the default) for a model that is not sharded.
+        scheduler: the learning rate scheduler, or a dict of schedulers by their keys in the checkpoint. Before the
+            step, the stored part goes through its ``load_state_dict``. If the checkpoint holds a scheduler and the case
+            does not, the report names it, and the resume is not proven. None by default.
+        scaler: the same for the ``GradScaler``.
+        ema: the same for the averaged model, or another object with ``load_state_dict``. Its tensors are given on the
+            device of the step, those of all others on the CPU.
+        extra: a dict of other objects with ``load_state_dict`` by their keys in the checkpoint, for example one that
+            sets the RNG states: ``extra={"rng": states}``.
     """
 
     model: torch.nn.Module | Mapping[str, torch.nn.Module]
@@ -76,3 +85,7 @@ class Case:
     part: str | None = None
     optimizer_part: str | None = None
     state: Mapping[str, Any] | None = None
+    scheduler: Any = None
+    scaler: Any = None
+    ema: Any = None
+    extra: Mapping[str, Any] | None = None

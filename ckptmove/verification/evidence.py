@@ -203,6 +203,8 @@ class Verdict(OneLine):
         traffic: requests for a checkpoint at a URL, and the bytes that they read; None for a local one.
         size_bytes: size of its files, if it is at a URL.
         run: the ranks, if torchrun started the command; else None.
+        not_looked_at: what a resume also needs, and no check looks at: ``scheduler``, ``scaler`` and ``rng``, if the
+            checkpoint holds them and no case or script runs; with one, ``position in the data``.
     """
 
     path: str
@@ -219,6 +221,7 @@ class Verdict(OneLine):
     run: RanksOfRun | None = None
     traffic: Traffic | None = None
     size_bytes: int = 0
+    not_looked_at: tuple[str, ...] = ()
 
     def fails(self, *, strict: bool) -> bool:
         """Whether the exit code is 1: a check failed, or ``strict`` is set and :func:`fails_run` is True."""

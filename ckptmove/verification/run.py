@@ -59,6 +59,8 @@ _SCRIPT_SECONDS: Final = 300.0
 #: Bytes of a checkpoint for each process. Their checks take far longer than a fork; elsewhere than on Linux, where each
 #: process imports torch, as long as the import.
 _JOB_BYTES: Final = 2**26 if sys.platform == "linux" else 2**29
+#: Contents of a checkpoint that the step of its optimizer does not need.
+_NOT_STEPPED: Final = ("scheduler", "scaler", "rng")
 #: Part of the timeout after which the child reports the line that the script has reached.
 LATE_SHARE: Final = 0.95
 
@@ -145,7 +147,15 @@ def verify_checkpoint(
     if SCRIPT in cases:
         found["placement"] = _placed_by_script(found["placement"], found[SCRIPT])
     checks = tuple(fail_on_findings(found[name], findings) for name in (*CHECKS, *cases))
-    return of_whole(verdict(asked, answers, checks, findings, sample), checkpoint, copy)
+    result = verdict(asked, answers, checks, findings, sample)
+    return of_whole(replace(result, not_looked_at=_not_looked_at(request, checkpoint.inventory)), checkpoint, copy)
+
+
+def _not_looked_at(request: VerifyRequest, inventory: Inventory) -> tuple[str, ...]:
+    """What a resume also needs, and no check looks at."""
+    if request.runs_training:
+        return ("position in the data",)
+    return tuple(part for part in _NOT_STEPPED if part in inventory.contents)
 
 
 def _jobs(request: VerifyRequest, nbytes: int) -> int:

@@ -108,6 +108,11 @@ def test_the_verdict_never_leaves_out_where_it_ran() -> None:
     assert verification.outcome(result()) == "passed, simulated cuda:0"
     assert verification.outcome(result(mode="real", passed=False)) == "failed, real cuda:0"
     assert verification.outcome(result(mode="cpu")) == "passed, cpu"
+    unseen = replace(result(mode="cpu"), not_looked_at=("scheduler", "rng"))
+    assert verification.outcome(unseen) == "passed, cpu; scheduler, rng: in the file, not looked at"
+    script = CheckResult(name="script", status="passed", detail="")
+    unseen = replace(unseen, not_looked_at=("position in the data",), checks=(script,))
+    assert verification.outcome(unseen) == "passed, cpu; not looked at: the position in the data"
     skipped = replace(result(mode="real"), checks=(CheckResult(name="step", status="skipped", detail="no state"),))
     skipped = replace(skipped, proven=False)
     assert verification.outcome(skipped) == "passed, real cuda:0, but not proven to resume: no state"

@@ -63,7 +63,8 @@ GUARDED_MODULES = {
     "pickle": "verification/loading/errors.py",  # the base class of an error
     # These read signatures.
     "inspect": "api/arguments.py cli/configured.py cli/options.py verification/step/recipe.py "
-    "verification/case/check.py verification/case/objective.py verification/case/restore.py",
+    "verification/case/check.py verification/case/objective.py verification/case/restore.py "
+    "verification/case/script/hooks.py",
 }
 #: Allowed names of ``os``: they open, read, write, link and name files. None starts or changes a process.
 HARMLESS_OS = {
@@ -92,6 +93,9 @@ GUARDED_OS = {
 #: Look-ups by a name that is not a constant, with the reason why no file can choose the result.
 BY_NAME = {
     "getattr(module, name, None)": "the name of the function that the caller passed as case",
+    "getattr(case, field)": "the fields of our own dataclass, constants in the same room",
+    "hasattr(owner, name)": "the functions that restore an RNG state; the names are constants in the same module",
+    "vars(kind)": "whether a class has the method load_state_dict",
     "getattr(result, one.name)": "the fields of our own dataclass",
     "getattr(self, name)": "the fields of our own data class",
     "getattr(functions, name)": "the names are those of __init__, from an import statement",

@@ -88,7 +88,7 @@ def test_the_fixes_are_written_to_the_files_of_the_case(say, folder):
     assert said.out.splitlines()[-3:] == [
         "1 edit of noise.py; backup: noise.py.bak",
         "1 edit of train.py; backup: train.py.bak",
-        "passed, simulated cuda:0",
+        "passed, simulated cuda:0; not looked at: the position in the data",
     ]
     again = say(*WORDS)
     assert (again.code, again.err) == (0, "")
@@ -163,7 +163,7 @@ def test_one_line_with_quiet(say, folder):
     assert said.out.startswith("--- a/noise.py\n+++ b/noise.py\n")
     assert said.err.splitlines()[0] == "mine.pth: failed, simulated cuda:0 (case)"
     said = say(*WORDS, "-q")
-    assert said.out == "mine.pth: passed, simulated cuda:0\n"
+    assert said.out == "mine.pth: passed, simulated cuda:0; not looked at: the position in the data\n"
     assert said.err.splitlines() == [
         "1 edit of noise.py; backup: noise.py.bak",
         "1 edit of train.py; backup: train.py.bak",

@@ -184,9 +184,9 @@ def test_verify_says_how_it_was_proven(say, ask, monkeypatch, simulates) -> None
     assert [line.split()[1] for line in checks] == names
     assert "✗" not in {line[0] for line in checks}
     assert findings == "1 note (R302)"
-    assert verdict == "passed, simulated cuda:3"
+    assert verdict == "passed, simulated cuda:3; scheduler: in the file, not looked at"
 
-    assert say("verify", "run.pth", "--quiet", "--to", "cuda:3").out == "run.pth: passed, simulated cuda:3\n"
+    assert say("verify", "run.pth", "--quiet", "--to", "cuda:3").out == f"run.pth: {verdict}\n"
     words = ("verify", "run.pth", "dragged.pth", "none.pth", "--to", "cuda:3")
     assert say(*words).out.endswith("\nfailed, simulated cuda:3\n\n1 of 3 passed\n")
     assert say(*words, "--quiet").out.endswith(" (placement)\nnone.pth: unreadable\n1 of 3 passed\n")

@@ -31,7 +31,7 @@ def test_a_folder_with_one_that_resumes_and_one_that_does_not(tmp_path):
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert done.stdout.splitlines() == [
-        "adamw-cuda3.pth: AdamW: passed, cpu",
+        "adamw-cuda3.pth: AdamW: passed, cpu; scheduler: in the file, not looked at",
         "broken.pth: AdamW: failed, cpu (N501)",
         "2 more: not a checkpoint of torch.save, or without an optimizer",
     ]

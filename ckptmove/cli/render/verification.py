@@ -150,9 +150,18 @@ def outcome(result: Verdict, *, strict: bool = False) -> str:
     if result.proven:
         rest = ", not compared with what torch.load returns" if "restore" in reasons else ""
         rest += f", but --strict fails it: {', '.join(warned(result))}" if result.fails(strict=strict) else ""
-        return f"passed, {place}{rest}"
+        return f"passed, {place}{rest}{_not_looked_at(result)}"
     failing = " (a failure with --strict)" if strict else ""
     return f"passed, {place}, but not proven to resume{failing}: {sentence(_doubt(result, reasons))}"
+
+
+def _not_looked_at(result: Verdict) -> str:
+    """What no check looks at, as the end of a sentence; empty for nothing."""
+    if not result.not_looked_at:
+        return ""
+    named = ", ".join(result.not_looked_at)
+    has_code = any(check.name in {"case", "script"} for check in result.checks)
+    return f"; not looked at: the {named}" if has_code else f"; {named}: in the file, not looked at"
 
 
 def _fit_outcome(result: Verdict, fit: Fit | None) -> str:

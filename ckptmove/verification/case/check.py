@@ -27,10 +27,13 @@ from ckptmove.verification.case.fixes.no_step import as_batch, built_again, unmo
 from ckptmove.verification.case.fixes.prefixes import of_model
 from ckptmove.verification.case.fixes.scene import Scene, model_first
 from ckptmove.verification.case.name import parse_case
+from ckptmove.verification.case.options import differing_options, doubts_and_notes, record_options
 from ckptmove.verification.case.parts import by_key, models_of, optimizers_of, require_usable_case
 from ckptmove.verification.case.peak import label_case, memory_recorded, peak_evidence, peak_of, peak_text
 from ckptmove.verification.case.restore import restore_case
+from ckptmove.verification.case.restore_parts import NO_PARTS, PartsOfCase, restore_parts
 from ckptmove.verification.case.step import UnusableCase, WholeDataset, one_batch, train_step
+from ckptmove.verification.case.taken import not_taken
 from ckptmove.verification.checks import CASE, failed, listed, passed, skipped
 from ckptmove.verification.mesh.launch import ranks_of
 from ckptmove.verification.simulated import targets
@@ -41,7 +44,7 @@ from ckptmove.verification.step.stored_state import Ambiguous, Mismatch, NeedsUn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
     from ckptmove.verification.case.code.calls import Given
     from ckptmove.verification.case.code.source import Line
@@ -103,6 +106,7 @@ class _Run:
         given: arguments of the call of ``Case``, once it ran; None if unknown.
         figures: the evidence.
         note_fix: fix of a note in the detail of the passed check; `NO_FIX` for none.
+        parts: stored schedulers, scalers and their kind.
     """
 
     bench: Bench
@@ -114,6 +118,12 @@ class _Run:
     given: Given | None = None
     figures: dict[str, object] = field(default_factory=dict)
     note_fix: Fix = NO_FIX
+    parts: PartsOfCase = NO_PARTS
+
+    def line_in(self, frame: FrameType) -> Line:
+        """The user's line that runs in a frame or its callers; the line of the function for none."""
+        own = self.entrance.caller(frame)
+        return self.home if own is None else line_of(own.f_code.co_filename, own.f_lineno)
 
     @property
     def scene(self) -> Scene:
@@ -195,7 +205,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     if orphans is not None:
         return orphans
     try:
-        restored = restore_case(run.bench, case)
+        restored = _restored(run, case)
     except UnreadableInput as error:
         return Blame(str(error))
     except Ambiguous:
@@ -208,6 +218,15 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         return Blame(str(error), _fix_of(error, run), figures)
     run.figures |= restored.figures
     return _step(run, case, run.home, restored)
+
+
+def _restored(run: _Run, case: Case) -> Restored:
+    """Load the stored state into a case, and record what sets the options of its optimizers from then on."""
+    restored = restore_case(run.bench, case)
+    for part in optimizers_of(case):
+        record_options(part.optimizer, run.line_in)
+    run.parts = restore_parts(run.bench, case, run.place)
+    return restored
 
 
 def called(function: Callable[..., Any], device: torch.device, typed: str) -> Case:
@@ -324,8 +343,14 @@ def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scen
     changed = {id(one) for one, _ in after.values()} & moved
     losses = {way: float(run.place.to_cpu(torch.as_tensor(one))) for way, one in taken.losses.items()}
     kinds = {part.key: type(part.optimizer).__name__ for part in optimizers}
-    doubts = _doubts(run, optimizers, taken, restored, scene)
+    options = [differing_options(restored.groups.get(key, ()), taken.own[key].options) for key in kinds]
+    differing = [one for found in options for one in found]
+    lost, computed = doubts_and_notes(differing)
+    unrestored = not_taken("the case", run.parts.left, run.parts.all)
+    doubts = [*_doubts(run, optimizers, taken, restored, scene), *lost, *unrestored]
     run.figures |= {
+        "options": [one.figures for one in differing],
+        "not_taken": [one.path for one in run.parts.left],
         "loss": by_key({way: one if math.isfinite(one) else str(one) for way, one in losses.items()}),
         "optimizer": by_key(kinds),
         "parameters": len(after),
@@ -355,7 +380,7 @@ def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scen
     summary = f"{named} on {place}: {loss}, {len(changed):,} of {count} moved, all finite{memory}"
     unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
     notes = [*_whole_dataset(run, case), *_on_cpu(run)]
-    return "; ".join([summary, restored.detail, *unproven, *notes])
+    return "; ".join([summary, restored.detail, *computed, *unproven, *notes])
 
 
 def _doubts(

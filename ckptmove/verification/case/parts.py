@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import NoneType
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
@@ -13,6 +14,9 @@ from ckptmove.errors import CaseUnusable
 
 if TYPE_CHECKING:
     from ckptmove.case import Case
+
+#: Fields of a case for objects that take other parts of the checkpoint: one, or a dict by their keys in it.
+OTHER_FIELDS: Final = ("scheduler", "scaler", "ema", "extra")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,20 @@ def require_usable_case(case: Case, typed: str) -> None:
     for field, chosen, value in (("part", case.part, model), ("optimizer_part", case.optimizer_part, optimizer)):
         if chosen is not None and isinstance(value, Mapping):
             raise CaseUnusable(f"{typed}: {field} cannot be used with a dict: its keys name the parts")
+    for field in OTHER_FIELDS:
+        chosen = getattr(case, field)
+        if field == "extra" and not isinstance(chosen, (Mapping, NoneType)):
+            raise CaseUnusable(f"{typed}: extra must be a dict of objects by their keys in the checkpoint")
+        bare = [one for one in (chosen.values() if isinstance(chosen, Mapping) else (chosen,)) if not _loads(one)]
+        if chosen is not None and bare:
+            kind = type(bare[0]).__name__
+            raise CaseUnusable(f"{typed}: {field} must have load_state_dict, or be a dict of such objects, not {kind}")
     if case.step is None and (isinstance(model, Mapping) or isinstance(optimizer, Mapping)):
         raise CaseUnusable(f"{typed}: a dict of models or optimizers needs a step(batch)")
+
+
+def _loads(value: object) -> bool:
+    return callable(getattr(value, "load_state_dict", None))
 
 
 def _is_made_of(value: object, kind: type) -> bool:

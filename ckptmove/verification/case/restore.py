@@ -27,7 +27,7 @@ from ckptmove.verification.step.trial import STEP_ERRORS
 from ckptmove.verification.tensors.wrappers import WithWrappers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping, Sequence
 
     from torch import nn
 
@@ -50,12 +50,14 @@ class Restored(NamedTuple):
         entries: number of parameters with state, for each optimizer by its key in the case.
         left: paths of stored optimizers without an optimizer of the case; copies excluded.
         figures: the evidence.
+        groups: the stored groups of each optimizer, by its key in the case.
     """
 
     detail: str
     entries: dict[str, int]
     left: tuple[str, ...]
     figures: dict[str, object]
+    groups: Mapping[str, Sequence[Mapping[str, Any]]] = {}
 
 
 def restore_case(bench: Bench, case: Case) -> Restored:
@@ -81,14 +83,16 @@ def restore_case(bench: Bench, case: Case) -> Restored:
         return Restored(detail, entries, (), {**figures, "optimizer_state": by_key(none), "entries": by_key(entries)})
     # Loaded once more: a script that imports the library of a wrapper subclass has let torch.load return it since.
     source = WithWrappers(bench.stored, LoadedFiles(bench.checkpoint.parts, bench.stored))
-    found = {one.key: _restore_optimizer(bench, case, one, places.values(), source) for one in optimizers}
+    restored = {one.key: _restore_optimizer(bench, case, one, places.values(), source) for one in optimizers}
+    found = {key: where for key, (where, _) in restored.items()}
+    groups = {key: stored for key, (_, stored) in restored.items()}
     entries = {one.key: sum(bool(values) for values in one.optimizer.state.values()) for one in optimizers}
     named = " and ".join(where or "the optimizer's file" for where in found.values())
     state = amount(sum(entries.values()), "parameter")
     figures |= {"optimizer_state": by_key(found), "entries": by_key(entries)}
     places_left = [one.where for one, _ in bench.pairings if one.where not in found.values()]
     left = tuple(where for where in places_left if not is_kept_aside(where))
-    return Restored(f"{count} and the state of {state} restored from {named}", entries, left, figures)
+    return Restored(f"{count} and the state of {state} restored from {named}", entries, left, figures, groups)
 
 
 def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
@@ -119,8 +123,8 @@ def own_state(module: nn.Module) -> dict[str, Any]:
 
 def _restore_optimizer(
     bench: Bench, case: Case, own: OptimizerPart, models: Collection[str], source: TensorSource
-) -> str:
-    """Load an optimizer; returns the path of its state_dict."""
+) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    """Load an optimizer; returns the path of its state_dict and its groups there."""
     record = matching_optimizer(bench.pairings, case, own, models)
     _require_class(record, own)
     _require_shapes(record, case, own)
@@ -129,7 +133,7 @@ def _restore_optimizer(
         own.optimizer.load_state_dict(state)
     except STEP_ERRORS as error:
         raise Mismatch(f"{own.name}.load_state_dict refuses: {' '.join(str(error).split())}") from error
-    return record.where
+    return record.where, state["param_groups"]
 
 
 def _in_groups(record: OptimizerRecord, case: Case, own: OptimizerPart) -> OptimizerRecord:

@@ -10,10 +10,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ckptmove.verification.case.code.tensor_names import parts
+from ckptmove.verification.case.options import options_at_step
 from ckptmove.verification.case.parts import optimizers_of
 
 if TYPE_CHECKING:
     from ckptmove.case import Case
+    from ckptmove.verification.case.options import AtStep
     from ckptmove.verification.case.parts import OptimizerPart
     from ckptmove.verification.place import StepDevice
 
@@ -63,18 +65,21 @@ class OwnSteps:
         count: number of steps.
         moved: identities of the parameters that a step changed.
         reached: identities of the parameters that a step changed or that had a gradient in one.
+        options: options of the groups at the first step; empty before it.
     """
 
     def __init__(self, part: OptimizerPart, place: StepDevice) -> None:
         self.count = 0
         self.moved: set[int] = set()
         self.reached: set[int] = set()
+        self.options: list[AtStep] = []
         self._part = part
         self._place = place
         self._before: list[dict[int, torch.Tensor]] = []  # a step of a subclass may call that of its parent
 
     def begin(self) -> None:
         """Copy the parameters before a step."""
+        self.options = self.options or options_at_step(self._part.optimizer, self._place)
         self._note_gradients()
         self._before.append({id(one): self._place.to_cpu(one).clone() for one in self._part.parameters})
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
+import random
 import sys
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -23,10 +26,12 @@ from torch.optim import optimizer as optimizers
 from ckptmove.io.file_object import OpenFile
 from ckptmove.text import Argument, amount
 from ckptmove.verification.case.code.watch import Watch
+from ckptmove.verification.case.options import record_options
 from ckptmove.verification.checks import SCRIPT, failed, listed
 from ckptmove.verification.loading import load as loading
 from ckptmove.verification.refusal import UnpicklingError, reason_of
 from ckptmove.verification.replaced import replaced
+from ckptmove.verification.simulated.generator import DeviceGenerator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,11 +93,15 @@ def recorded(session: Session, steps: Steps) -> Iterator[None]:
         *((torch.multiprocessing, name, _start) for name in ("spawn", "start_processes")),
         (nn.Module, "load_state_dict", _load_module),
         (torch.optim.Optimizer, "load_state_dict", _load_optimizer),
+        (torch.optim.Optimizer, "__setstate__", _set_state),
+        *_generators(),
+        (torch, "Generator", _make_generator),
         (torch.amp.GradScaler, "update", _update_scaler),
     ]
     with contextlib.ExitStack() as stack:
         for owner, name, function in functions:
             stack.enter_context(_wrapped(session, owner, name, function))
+        session.note_first = functools.partial(_note_classes, session, stack)
         stack.enter_context(replaced(pickles, Unpickler=_watched_unpickler(session, pickles.Unpickler)))
         stack.callback(optimizers.register_optimizer_step_pre_hook(steps.before).remove)
         stack.callback(optimizers.register_optimizer_step_post_hook(steps.after).remove)
@@ -232,6 +241,8 @@ def _prepare_plan(session: Session, original: Any, writer: Any, *args: Any, **kw
 def _load_module(session: Session, original: Any, module: nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
     """Load a module, and record it unless another one is being loaded, which it may be a part of."""
     is_outer, session.is_loading = not session.is_loading, True
+    if is_outer and session.loads:
+        session.note_taken(state_dict)
     is_of_other_file = is_outer and session.is_of_other_file(state_dict)
     try:
         result = original(module, state_dict, *args, **kwargs)
@@ -253,6 +264,67 @@ def _load_optimizer(
     if session.loads and not session.is_of_other_file(state_dict):
         session.optimizers.append(optimizer)
     return result
+
+
+def _set_state(session: Session, original: Any, optimizer: torch.optim.Optimizer, *args: Any) -> None:
+    """Restore an optimizer, as its ``load_state_dict`` does; some classes have one of their own, which calls this."""
+    original(optimizer, *args)
+    if session.loads:
+        record_options(optimizer, session.line_in)
+
+
+def _generators() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """The functions that restore an RNG state, each with its owner and its replacement."""
+    modules: list[Any] = [torch, *(getattr(torch, kind, None) for kind in ("cuda", "mps", "xpu"))]
+    modules += [getattr(one, "random", None) for one in modules]
+    modules += [random, sys.modules.get("numpy.random")]
+    for name in ("set_rng_state", "set_rng_state_all", "setstate", "set_state"):
+        for owner in modules:
+            if hasattr(owner, name):
+                yield owner, name, _take
+    yield random.Random, "setstate", _take_into
+    yield DeviceGenerator, "set_state", _take_into
+
+
+def _take(session: Session, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function that restores something, which is its first argument."""
+    result = original(*args, **kwargs)
+    if session.loads:
+        session.note_taken(next(chain(args, kwargs.values()), None))
+    return result
+
+
+def _take_into(session: Session, original: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a method that restores an object."""
+    return _take(session, functools.partial(original, target), *args, **kwargs)
+
+
+def _make_generator(session: Session, original: Any, *args: Any, **kwargs: Any) -> torch.Generator:
+    """Make a generator whose ``set_state`` is noted. That of a simulated device is a class of Python already."""
+    made: torch.Generator = original(*args, **kwargs)
+    if type(made) is not torch._C.Generator:
+        return made
+
+    class Noted(torch._C.Generator):
+        def set_state(self, *args: Any, **kwargs: Any) -> torch.Generator:
+            _take(session, super().set_state, *args, **kwargs)
+            return self
+
+    return Noted(made.device)
+
+
+def _note_classes(session: Session, stack: contextlib.ExitStack) -> None:
+    """Note the calls of ``load_state_dict`` of every class, once the checkpoint is loaded."""
+    kinds: set[type] = {object}
+    pending: list[type] = [object]
+    for kind in pending:  # the list grows
+        children: list[type] = type.__subclasses__(kind)
+        pending += (one for one in children if one not in kinds)
+        kinds.update(children)
+        is_settable = type(kind).__setattr__ is type.__setattr__
+        is_own = inspect.isfunction(vars(kind).get("load_state_dict"))
+        if is_own and is_settable and kind not in {nn.Module, torch.optim.Optimizer}:
+            stack.enter_context(_wrapped(session, kind, "load_state_dict", _take_into))
 
 
 def _update_scaler(session: Session, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:

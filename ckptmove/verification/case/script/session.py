@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import filecmp
+import gc
 import io
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
+from types import CellType, FrameType, GeneratorType
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import torch
@@ -19,7 +22,6 @@ from ckptmove.verification.checks import SCRIPT, listed, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import FrameType
 
     from torch import nn
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 #: Seconds in which a script has to end when its check is decided, and seconds that it goes on after a step that passed;
 #: then the process ends.
 GRACE: Final = 5.0
+#: Module of this package, whose records of the script's calls hold tensors.
+_PACKAGE: Final = f"{__name__.partition('.')[0]}."
 #: Programs that ask the terminal, of which there is none here: for its size, its settings, its name.
 _TERMINAL: Final = frozenset({"stty", "tput", "tty"})
 
@@ -60,6 +64,8 @@ class Session:
         is_loading: whether a module is being loaded.
         is_harmless: whether the ``.metadata`` of the checkpoint is being unpickled, which names nothing foreign.
         skipped_steps: number of steps that gradient scalers skipped after the load.
+        note_taken: called with the argument of each call that restores something after the load.
+        note_first: called when the checkpoint is loaded for the first time.
     """
 
     def __init__(
@@ -95,6 +101,7 @@ class Session:
         self.elsewhere: list[nn.Module] = []
         # By the tensor's identity, with whether its file is the checkpoint.
         self._loaded: dict[int, tuple[weakref.ref[torch.Tensor], bool]] = {}
+        self._containers: set[int] = set()  # identities of the dicts and lists of the checkpoint
         self.buffers: dict[int, dict[str, torch.Tensor]] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         self.raised: dict[int, str] = {}
@@ -102,6 +109,8 @@ class Session:
         self.is_loading = False
         self.is_harmless = False
         self.skipped_steps = 0
+        self.note_taken: Callable[[object], None] = _ignore
+        self.note_first: Callable[[], None] = _nothing
         self._path = os.path.realpath(path)
         self._home = home
         self._end = end
@@ -232,6 +241,8 @@ class Session:
         """Record a load, and return whether it is of the checkpoint."""
         is_own = self.is_checkpoint(file)
         if is_own:
+            if not self.loads:
+                self.note_first()
             self.loads.append(self.here())
         elif (path := _path_of(file)) is not None:
             self.others.append(path)
@@ -239,18 +250,31 @@ class Session:
 
     def note_tensors(self, value: object, *, is_own: bool) -> None:
         """Record which file the tensors of a loaded value are of."""
-        for one in _tensors_of(value):
-            self._loaded[id(one)] = (weakref.ref(one), is_own)
+        for holder, tensors in _holders_of(value):
+            if is_own or isinstance(holder, Mapping):  # those in a list may be a dataset of many
+                self._loaded.update((id(one), (weakref.ref(one), is_own)) for one in tensors)
+            if is_own:
+                self._containers.add(id(holder))
+
+    def is_idle(self, tensor: torch.Tensor) -> bool:
+        """Whether only variables hold a tensor, or the value that was loaded from the checkpoint and nothing uses."""
+        holders = [one for one in gc.get_referrers(tensor) if _is_owner(one)]
+        outer = [one for holder in holders for one in gc.get_referrers(holder) if one is not holders]
+        loaded, is_own = self._loaded.get(id(tensor), (None, False))
+        if loaded is None or loaded() is not tensor or not is_own:
+            return not holders
+        return all(id(one) in self._containers for one in (*holders, *filter(_is_owner, outer)))
 
     def is_of_other_file(self, state: object) -> bool:
         """Whether a state_dict has tensors of another file, and none of the checkpoint."""
-        known = [(one, self._loaded[id(one)]) for one in _tensors_of(state) if id(one) in self._loaded]
+        named = (tensors for holder, tensors in _holders_of(state) if isinstance(holder, Mapping))
+        known = [(one, self._loaded[id(one)]) for one in chain.from_iterable(named) if id(one) in self._loaded]
         found = {is_own for one, (loaded, is_own) in known if loaded() is one}
         return found == {False}
 
 
-def _tensors_of(value: object) -> Iterator[torch.Tensor]:
-    """The tensors in the dicts of a value. Those in a list may be a dataset of many."""
+def _holders_of(value: object) -> Iterator[tuple[object, list[torch.Tensor]]]:
+    """The dicts, lists and tuples in a value, each with the tensors in it."""
     seen: set[int] = set()
     pending = [value]
     while pending:
@@ -260,8 +284,24 @@ def _tensors_of(value: object) -> Iterator[torch.Tensor]:
             continue
         seen.add(id(one))
         pending += (each for each in inner if isinstance(each, (Mapping, list, tuple)))
-        if isinstance(one, Mapping):
-            yield from (each for each in inner if isinstance(each, torch.Tensor))
+        yield one, [each for each in inner if isinstance(each, torch.Tensor)]
+
+
+def _is_owner(holder: object) -> bool:
+    """Whether an object that refers to a value is neither the variables of a function or module nor of this package."""
+    if isinstance(holder, dict):
+        return "__builtins__" not in holder
+    return not isinstance(holder, (FrameType, CellType, GeneratorType)) and not type(holder).__module__.startswith(
+        _PACKAGE
+    )
+
+
+def _ignore(_value: object) -> None:
+    """Note nothing."""
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _path_of(file: object) -> str | None:

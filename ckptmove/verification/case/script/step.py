@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 from itertools import compress, repeat
@@ -19,10 +20,12 @@ from ckptmove.text import amount
 from ckptmove.verification.case.code.calls import Given, variables
 from ckptmove.verification.case.code.tensor_names import names_of
 from ckptmove.verification.case.code.watch import is_target
+from ckptmove.verification.case.options import differing_options, doubts_and_notes
 from ckptmove.verification.case.parts import OptimizerPart
 from ckptmove.verification.case.peak import label, peak_evidence, peak_of, peak_text
 from ckptmove.verification.case.restore import matching_optimizer, own_state
 from ckptmove.verification.case.step import OwnSteps
+from ckptmove.verification.case.taken import Taking, is_same, not_taken, stored_parts
 from ckptmove.verification.checks import SCRIPT, failed, listed, passed
 from ckptmove.verification.restored.loaded import LoadedFiles
 from ckptmove.verification.step.stored_state import (
@@ -82,6 +85,7 @@ class _Optimizer(NamedTuple):
         stored: number of parameters with stored state.
         fault: why no stored state fits; empty if one does.
         modules: identities of the models that it steps.
+        groups: its stored groups.
     """
 
     part: OptimizerPart
@@ -91,6 +95,7 @@ class _Optimizer(NamedTuple):
     stored: int = 0
     fault: str = ""
     modules: frozenset[int] = frozenset()
+    groups: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def kind(self) -> str:
@@ -116,17 +121,29 @@ class ScriptStep:
         self._figures = figures
         self._models: dict[int, _Model] = {}
         self._optimizers: dict[int, _Optimizer] = {}
+        parts = stored_parts(bench.checkpoint, bench.site.target)
+        self._taking = Taking(parts, bench.stored.tensor, place)
+        session.note_taken = self._taking.note
+        # Of this program; by identity, which a later tensor may have too.
+        self._before = {id(one): weakref.ref(one) for one in _live(torch.Tensor)}
 
     def begin(self, optimizer: torch.optim.Optimizer) -> CheckResult | None:
         """Before a step: compare with the checkpoint, and copy the parameters."""
         try:
             with torch.no_grad():
                 if id(optimizer) not in self._optimizers:
+                    self._taking.note_live(_live, self._tensors, self._session.is_idle)
                     self._optimizers[id(optimizer)] = self._compared(optimizer)
                 self._optimizers[id(optimizer)].steps.begin()
         except UnreadableInput as error:
             return failed(SCRIPT, str(error), proven=False)
         return None
+
+    def _tensors(self) -> list[weakref.ref[torch.Tensor]]:
+        """The tensors of the script, each once: a simulated one holds another."""
+        every = [one for one in _live(torch.Tensor) if self._before.get(id(one), lambda: None)() is not one]
+        inner = {id(getattr(one, "host", None)) for one in every}
+        return [weakref.ref(one) for one in every if id(one) not in inner]
 
     def finish(self, optimizer: torch.optim.Optimizer) -> CheckResult | None:
         """After a step: the verdict, unless another optimizer of what was loaded has not made a step."""
@@ -185,7 +202,7 @@ class ScriptStep:
         pairs = [(state["state"].get(key), one) for key, one in zip(keys, part.parameters, strict=True)]
         stored = [(values, one) for values, one in pairs if values]
         equal = sum(_has_state(part.optimizer.state.get(one), values, self._place) for values, one in stored)
-        return _Optimizer(part, steps, record.where, equal, len(stored))
+        return _Optimizer(part, steps, record.where, equal, len(stored), groups=tuple(state["param_groups"]))
 
     def _modules(self, part: OptimizerPart) -> list[nn.Module]:
         """The models that an optimizer steps: those that were loaded, else the outermost that have its parameters."""
@@ -205,7 +222,7 @@ class ScriptStep:
     def _equal(
         self, where: str, state: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor], module: nn.Module
     ) -> _Model:
-        apart = [key for key, value in state.items() if not _is_same(self._place.to_cpu(now[key]), value)]
+        apart = [key for key, value in state.items() if not is_same(self._place.to_cpu(now[key]), value)]
         parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         differing = tuple(key for key in apart if key in parameters)
         return _Model(module, where, len(state) - len(apart), differing, len(state))
@@ -218,7 +235,12 @@ class ScriptStep:
         moved = set[int]().union(*(one.steps.moved for one in optimizers))
         kinds = " and ".join(one.kind for one in optimizers)
         tensors, entries = sum(one.tensors for one in models), sum(one.entries for one in optimizers)
-        doubts = self._doubts(models, optimizers)
+        differing = [one for each in optimizers for one in differing_options(each.groups, each.steps.options)]
+        lost, computed = doubts_and_notes(differing)
+        places = {one.where for one in models}
+        left = [one for one in self._taking.left if one.path not in places]
+        unrestored = not_taken("the script", left, self._taking.parts)
+        doubts = [*self._doubts(models, optimizers), *lost, *unrestored]
         self._figures |= {
             "loaded_at": str(self._session.loads[-1]),
             "model": [one.where for one in models],
@@ -230,6 +252,8 @@ class ScriptStep:
             "of_entries": sum(one.stored for one in optimizers),
             "parameters": len(every),
             "moved": len(moved),
+            "options": [one.figures for one in differing],
+            "not_taken": [one.path for one in left],
             "unproven": "; ".join(doubts),
             "proven": not doubts,
         }
@@ -250,7 +274,7 @@ class ScriptStep:
         memory = "" if peak is None else f", {peak_text(peak)}"
         summary = f"{steps} of {kinds} on {place}: {len(moved):,} of {count} moved, all finite{memory}"
         unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
-        return passed(SCRIPT, "; ".join([summary, f"{restored} by {self._session.loads[-1]}", *unproven]))
+        return passed(SCRIPT, "; ".join([summary, f"{restored} by {self._session.loads[-1]}", *computed, *unproven]))
 
     def _fault(self, models: list[_Model], optimizers: list[_Optimizer], place: str) -> str:
         """The first fault of the step; empty for none."""
@@ -328,19 +352,11 @@ def _has_state(now: Any, stored: Mapping[str, Any], place: StepDevice) -> bool:
 
 def _is_value(now: Any, stored: Any, place: StepDevice) -> bool:
     if isinstance(stored, torch.Tensor):
-        return isinstance(now, torch.Tensor) and _is_same(place.to_cpu(now), stored)
+        return isinstance(now, torch.Tensor) and is_same(place.to_cpu(now), stored)
     if isinstance(stored, (list, tuple)):
         is_like = isinstance(now, type(stored)) and len(now) == len(stored)
         return is_like and all(map(lambda a, b: _is_value(a, b, place), now, stored))
     return _has_state(now, stored, place) if isinstance(stored, dict) else bool(now == stored)
-
-
-def _is_same(now: torch.Tensor, stored: torch.Tensor) -> bool:
-    """Whether a tensor has the stored values, in its own dtype, bit for bit."""
-    if now.shape != stored.shape:
-        return False
-    pair = (one.to(now.dtype).contiguous().reshape(-1).view(torch.uint8) for one in (now.detach(), stored.detach()))
-    return torch.equal(*pair)
 
 
 def _held(optimizer: torch.optim.Optimizer) -> set[int]:

@@ -1,0 +1,115 @@
+"""Restore the stored schedulers, scalers, EMAs and other parts into the objects of a case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ckptmove.verification.case.parts import OTHER_FIELDS
+from ckptmove.verification.case.step import moved
+from ckptmove.verification.case.taken import stored_parts, values_at
+from ckptmove.verification.checks import listed
+from ckptmove.verification.loading.objects import NotAllowed, build
+from ckptmove.verification.loading.storages import Storages
+from ckptmove.verification.step.stored_state import Ambiguous, Mismatch, NeedsUnpickling, is_inside
+from ckptmove.verification.step.trial import STEP_ERRORS
+
+if TYPE_CHECKING:
+    from ckptmove.case import Case
+    from ckptmove.verification.case.taken import StoredPart
+    from ckptmove.verification.place import StepDevice
+    from ckptmove.verification.step.resume import Bench
+
+
+class _Target(NamedTuple):
+    """An object of a case.
+
+    Attributes:
+        field: the field of the case.
+        key: its key in the checkpoint; None for the only object of its field.
+        value: the object.
+    """
+
+    field: str
+    key: str | None
+    value: Any
+
+    @property
+    def name(self) -> str:
+        """Name in the report."""
+        return self.field if self.key is None else f"{self.field}[{self.key!r}]"
+
+
+class PartsOfCase(NamedTuple):
+    """The parts of a checkpoint beside its models and optimizers.
+
+    Attributes:
+        all: every part.
+        left: parts that no object of the case has taken.
+    """
+
+    all: tuple[StoredPart, ...]
+    left: tuple[StoredPart, ...]
+
+
+NO_PARTS: Final = PartsOfCase((), ())
+
+
+def _targets(case: Case) -> list[_Target]:
+    """The objects of a case that take a stored part."""
+    found = []
+    for field in OTHER_FIELDS:
+        value = getattr(case, field)
+        if isinstance(value, Mapping):
+            found += [_Target(field, key, one) for key, one in value.items()]
+        elif value is not None:
+            found.append(_Target(field, None, value))
+    return found
+
+
+def restore_parts(bench: Bench, case: Case, place: StepDevice) -> PartsOfCase:
+    """Load the stored parts into the objects of a case that have ``load_state_dict``.
+
+    Raises:
+        Mismatch: if the checkpoint lacks a part, or an object refuses it.
+        Ambiguous: if several parts fit.
+        NeedsUnpickling: if only unpickling could rebuild a part.
+        UnreadableInput: if the bytes of a tensor cannot be read.
+    """
+    parts = tuple(stored_parts(bench.checkpoint, bench.site.target))
+    taken: set[str] = set()
+    for target in _targets(case):
+        path = target.key if target.key is not None else _only(parts, target.field)
+        value = _rebuilt(bench, path, target)
+        try:
+            target.value.load_state_dict(moved(value, place.device) if target.field == "ema" else value)
+        except STEP_ERRORS as error:
+            raise Mismatch(f"{target.name}.load_state_dict refuses: {' '.join(str(error).split())}") from error
+        taken.update(one.path for one in parts if is_inside(one.path, path))
+    return PartsOfCase(parts, tuple(one for one in parts if one.path not in taken))
+
+
+def _only(parts: tuple[StoredPart, ...], field: str) -> str:
+    """The path of the only part with a role."""
+    found = tuple(one.path for one in parts if one.role == field)
+    if len(found) > 1:
+        fix = f"choose one: ckptmove.Case(..., {field}={{{found[0]!r}: {field}}})"
+        raise Ambiguous(f"the case's {field} fits several parts: {', '.join(found)}", fix=fix, candidates=found)
+    if not found:
+        raise Mismatch(f"the checkpoint has no {field} for the case's")
+    return found[0]
+
+
+def _rebuilt(bench: Bench, path: str, target: _Target) -> Any:
+    """The stored value at a path as ``torch.load`` would return it, on the CPU."""
+    checkpoint = bench.checkpoint
+    nodes = values_at(checkpoint, path)
+    if not nodes:
+        keys = tuple(filter(None, checkpoint.inventory.root_keys))
+        raise Mismatch(f"{target.name}: the checkpoint has no '{path}'; it has {listed(keys)}", candidates=keys)
+    homes = {one.key: (part, one) for part in checkpoint.parts for one in part.inventory.storages}
+    try:
+        with Storages(homes, dict.fromkeys(homes, "cpu")) as storages:
+            return build(nodes[0], storages.storage, bench.request.limits.depth)
+    except NotAllowed as error:
+        raise NeedsUnpickling(f"{path} needs unpickling to be rebuilt: {error}") from error
