@@ -50,20 +50,21 @@ def step_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Find
 
 
 def capturable_unsupported(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """O202: a capturable group that is not fused needs a device that supports capturable, or the first step raises."""
+    """O202: the target does not support a group that is fused, or capturable and not fused: the first step raises."""
     target = target_device(inventory, context)
-    if target is None or supports_capturable(target):
+    if target is None:
         return
-    for optimizer in inventory.optimizers:
-        where = [
-            f"{group.where}.capturable"
-            for group in optimizer.groups
-            if group.is_set("capturable") and not (group.is_set("fused") and supports_fused(target))
-        ]
-        if where:
-            count = f"{len(where)} of {amount(len(optimizer.groups), 'group')}"
-            message = f"{count} with capturable=True, which {target} does not support: the first step raises"
-            yield found("O202", message, where, convert_command(inventory, context, where))
+    for flag, is_supported in ("capturable", supports_capturable(target)), ("fused", supports_fused(target)):
+        for optimizer in () if is_supported else inventory.optimizers:
+            where = [
+                f"{group.where}.{flag}"
+                for group in optimizer.groups
+                if group.is_set(flag) and not (group.is_set("fused") and supports_fused(target))
+            ]
+            if where:
+                count = f"{len(where)} of {amount(len(optimizer.groups), 'group')}"
+                message = f"{count} with {flag}=True, which {target} does not support: the first step raises"
+                yield found("O202", message, where, convert_command(inventory, context, where))
 
 
 def step_on_cpu(inventory: Inventory, context: Context) -> Iterator[Finding]:

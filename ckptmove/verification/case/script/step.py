@@ -21,7 +21,7 @@ from ckptmove.verification.case.code.tensor_names import names_of
 from ckptmove.verification.case.code.watch import is_target
 from ckptmove.verification.case.parts import OptimizerPart
 from ckptmove.verification.case.peak import label, peak_evidence, peak_of, peak_text
-from ckptmove.verification.case.restore import matching_optimizer, own_state
+from ckptmove.verification.case.restore import frozen_in, matching_optimizer, own_state
 from ckptmove.verification.case.step import OwnSteps
 from ckptmove.verification.checks import SCRIPT, failed, listed, passed
 from ckptmove.verification.restored.loaded import LoadedFiles
@@ -82,6 +82,7 @@ class _Optimizer(NamedTuple):
         stored: number of parameters with stored state.
         fault: why no stored state fits; empty if one does.
         modules: identities of the models that it steps.
+        frozen: paths of the stored parameters without state that are frozen in it.
     """
 
     part: OptimizerPart
@@ -91,6 +92,7 @@ class _Optimizer(NamedTuple):
     stored: int = 0
     fault: str = ""
     modules: frozenset[int] = frozenset()
+    frozen: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -185,7 +187,8 @@ class ScriptStep:
         pairs = [(state["state"].get(key), one) for key, one in zip(keys, part.parameters, strict=True)]
         stored = [(values, one) for values, one in pairs if values]
         equal = sum(_has_state(part.optimizer.state.get(one), values, self._place) for values, one in stored)
-        return _Optimizer(part, steps, record.where, equal, len(stored))
+        frozen = (*frozen_in(bench, record.where, part),)
+        return _Optimizer(part, steps, record.where, equal, len(stored), frozen=frozen)
 
     def _modules(self, part: OptimizerPart) -> list[nn.Module]:
         """The models that an optimizer steps: those that were loaded, else the outermost that have its parameters."""
@@ -228,6 +231,7 @@ class ScriptStep:
             "optimizer_state": [one.where for one in optimizers],
             "entries": entries,
             "of_entries": sum(one.stored for one in optimizers),
+            "frozen": [path for one in optimizers for path in one.frozen],
             "parameters": len(every),
             "moved": len(moved),
             "unproven": "; ".join(doubts),
