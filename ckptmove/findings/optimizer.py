@@ -54,17 +54,18 @@ def capturable_unsupported(inventory: Inventory, context: Context) -> Iterator[F
     target = target_device(inventory, context)
     if target is None:
         return
-    for flag, is_supported in ("capturable", supports_capturable(target)), ("fused", supports_fused(target)):
-        for optimizer in () if is_supported else inventory.optimizers:
-            where = [
-                f"{group.where}.{flag}"
-                for group in optimizer.groups
-                if group.is_set(flag) and not (group.is_set("fused") and supports_fused(target))
-            ]
-            if where:
-                count = f"{len(where)} of {amount(len(optimizer.groups), 'group')}"
-                message = f"{count} with {flag}=True, which {target} does not support: the first step raises"
-                yield found("O202", message, where, convert_command(inventory, context, where))
+    is_fused = supports_fused(target)
+    for optimizer in inventory.optimizers:
+        refused = [(group, "fused") for group in optimizer.groups if group.is_set("fused") and not is_fused]
+        if not supports_capturable(target):
+            stepped = [group for group in optimizer.groups if not (group.is_set("fused") and is_fused)]
+            refused += [(group, "capturable") for group in stepped if group.is_set("capturable")]
+        if refused:
+            count = f"{len({group.where for group, _ in refused})} of {amount(len(optimizer.groups), 'group')}"
+            flags = " and ".join(f"{flag}=True" for flag in dict.fromkeys(flag for _, flag in refused))
+            message = f"{count} with {flags}, which {target} does not support: the first step raises"
+            where = [f"{group.where}.{flag}" for group, flag in refused]
+            yield found("O202", message, where, convert_command(inventory, context, where))
 
 
 def step_on_cpu(inventory: Inventory, context: Context) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.pickled import PickledObjects
 from ckptmove.conversion.plan import plan_before_remap
 from ckptmove.conversion.policy import DESTINATION_RULES, MESH_TYPE
-from ckptmove.findings.context import Context, available_device
+from ckptmove.findings.context import Context, available_device, is_out_of_range
 from ckptmove.text import amount, quoted
 from ckptmove.torch_facts.devices import is_accelerator, split
 from ckptmove.verification.checks import Offenders, failed, passed, skipped
@@ -49,20 +49,27 @@ class _Tally:
     mended: int = 0
     stuck: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
-    def lines(self, target: str) -> Iterator[str]:
+    def lines(self, context: Context) -> Iterator[str]:
         """Iterate over what is not on the target, and who moves it."""
         for tag, count in self.copied.items():
             them = "it" if count == 1 else "them"
             yield f"{amount(count, 'tensor')} on {tag}: load_state_dict copies {them} to the model's device"
-        absent = {split(tag)[0] for tag in (*self.copied, *self.unmoved) if is_accelerator(tag)} - {split(target)[0]}
+        absent = dict.fromkeys(filter(None, (_absent(tag, context) for tag in (*self.copied, *self.unmoved))))
         if absent:
-            yield f"torch.load needs map_location on a machine without {' or '.join(sorted(absent))}"
+            yield f"torch.load needs map_location on a machine without {' or '.join(absent)}"
         for tag, count in self.unmoved.items():
             yield f"{amount(count, 'tensor')} on {tag}: no load_state_dict moves {'it' if count == 1 else 'them'}"
         for tag, count in self.counters.items():
             yield f"{amount(count, 'counter')} on {tag}: load_state_dict leaves {'it' if count == 1 else 'them'} there"
         if self.mended:
             yield f"load_state_dict itself moves {amount(self.mended, 'counter')}"
+
+
+def _absent(tag: str, context: Context) -> str:
+    """The device or the type of devices that the target machine lacks, or may lack; empty if it has the device."""
+    kind, _ = split(tag)
+    is_other = is_accelerator(tag) and kind != split(context.target or tag)[0]
+    return kind if is_other else tag if is_out_of_range(tag, context) else ""
 
 
 def check_placement(
@@ -105,7 +112,7 @@ def check_placement(
     }  # fmt: skip
     placed = len(inventory.tensors) - left - stuck - sum(elsewhere.values())
     lines = [f"{amount(placed, 'tensor')} placed for {target}"] if placed else []
-    lines += tally.lines(target)
+    lines += tally.lines(Context(None if as_saved else target, device_count))
     lines += [f"{amount(count, 'tensor')} on {tag}, kept there" for tag, count in kept.items()]
     lines += [f"{amount(left, 'tensor')} of no known role may stay on the CPU"] if left else []
     if not stuck and not meshes:
