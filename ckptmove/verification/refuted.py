@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ckptmove.verification.checks import SCRIPT, passed, skipped
+from ckptmove.verification.file_checks import fail_on_findings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.model import Finding
     from ckptmove.verification.evidence import CheckResult
@@ -18,6 +19,23 @@ _BY_A_STEP: Final = frozenset({"D101", "D102", "O202", "O204", "O206", "O207", "
 #: and optimizers alone, and by keys without the prefixes of wrappers.
 _BY_A_SCRIPT: Final = frozenset({"D104", "K601", "R301"})
 _KEYS: Final = frozenset({"K601"})
+
+
+def judge(
+    order: Iterable[str], checks: Mapping[str, CheckResult], findings: Sequence[Finding], runs: Sequence[CheckResult]
+) -> tuple[tuple[CheckResult, ...], tuple[Finding, ...]]:
+    """The checks in an order, failed by the findings that no run has refuted, and those findings.
+
+    Args:
+        order: names of the checks.
+        checks: the checks by name.
+        findings: findings of the file.
+        runs: results of the checks ``case`` and ``script``, if they were made.
+    """
+    left = without_refuted(findings, runs)
+    judged = {name: fail_on_findings(checks[name], left) for name in order}
+    judged["placement"] = placement_seen(checks["placement"], judged["placement"], runs)
+    return (*judged.values(),), left
 
 
 def without_refuted(findings: Sequence[Finding], runs: Sequence[CheckResult]) -> tuple[Finding, ...]:
@@ -73,5 +91,5 @@ def placement_seen(placement: CheckResult, judged: CheckResult, runs: Sequence[C
         return skipped("placement", f"{detail}; not judged, as the {ran.name} fails", **figures)
     did = dict(ran.evidence)
     seen = "resumed" if did.get("proven") is True else "made its step"
-    where = f"{did['device']} (simulated)" if did["simulated"] else did["device"]
-    return passed("placement", f"{detail}; the {ran.name} {seen} on {where}", **figures)
+    mode = " (simulated)" * bool(did["simulated"])
+    return passed("placement", f"{detail}; the {ran.name} {seen} on {did['device']}{mode}", **figures)

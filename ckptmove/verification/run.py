@@ -28,14 +28,14 @@ from ckptmove.torch_facts.devices import parse_target, split
 from ckptmove.verification.case.name import parse_case, require_script
 from ckptmove.verification.checks import CASE, CHECKS, SCRIPT, skipped
 from ckptmove.verification.evidence import Verdict
-from ckptmove.verification.file_checks import check_file, check_structure, fail_on_findings
+from ckptmove.verification.file_checks import check_file, check_structure
 from ckptmove.verification.fit.case import verify_fit_of_case
 from ckptmove.verification.fit.sizes import verify_fit
 from ckptmove.verification.machine import PackageMissing
 from ckptmove.verification.placement import check_placement
 from ckptmove.verification.processes.child import CHILD_CHECKS, ONE_THREAD, child, forked, worker_command
 from ckptmove.verification.processes.forking import can_fork
-from ckptmove.verification.refuted import placement_seen, without_refuted
+from ckptmove.verification.refuted import judge
 from ckptmove.verification.sample.choice import choose_sample
 from ckptmove.verification.sample.copy import copy_of_sample, filled, of_whole
 from ckptmove.verification.step.optimizers import check_override
@@ -144,10 +144,7 @@ def verify_checkpoint(
         checkpoint.require_unchanged()
     answers.require_usable()
     found = {check.name: check for check in (*here, *answers.checks.values())}
-    findings = without_refuted(findings, [found[name] for name in cases])
-    judged = {name: fail_on_findings(found[name], findings) for name in (*CHECKS, *cases)}
-    judged["placement"] = placement_seen(found["placement"], judged["placement"], [found[name] for name in cases])
-    checks = (*judged.values(),)
+    checks, findings = judge((*CHECKS, *cases), found, findings, [found[name] for name in cases])
     return of_whole(verdict(asked, answers, checks, findings, sample), checkpoint, copy)
 
 
