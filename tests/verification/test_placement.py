@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -214,3 +215,13 @@ def test_a_tensor_option_on_another_accelerator_fails(make):
     assert placement(path).status == "passed"
     kept = placement(path, "cuda:0", ("optimizer.state.*.exp_avg",), devices=2)
     assert kept.detail.endswith("--to cuda:0 --keep 'optimizer.state.*.exp_avg'")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_sizes_of_a_nested_tensor_off_the_cpu_fail(make):
+    tree = {"model": {"a.weight": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}}
+    with open_checkpoint(make.save(tree, device="cpu")) as checkpoint:
+        storages = tuple(one._replace(device="cuda:0") for one in checkpoint.inventory.storages)
+        check = check_placement(replace(checkpoint.inventory, storages=storages), MoveRequest(to="cuda:0"))
+    assert check.status == "failed"
+    assert "cuda:0 -> cpu: model.a.weight" in check.detail
