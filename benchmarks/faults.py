@@ -351,7 +351,7 @@ FAULTS = (
     Fault("states of one shape swapped", "parity", _swap_entries(0, 4), against=True, place=_STEPPED, to=_STEP),
     Fault("a stale step count", "parity", lambda tree: _state(tree)["step"].fill_(1.0), against=True,
           place=_STEPPED, to=_STEP),
-    Fault("an optimizer left on the CPU fails placement", "placement", place=_on("cpu", "exp_avg")),
+    Fault("random states on the GPU fail placement", "placement", place=_on("cuda:0", "rng")),
     Fault("a tensor lr on another GPU", "placement", _set(_group, "lr", torch.tensor(1e-3)), place=_on("cuda:1", "lr")),
     Fault("a moment of another width fails the structure", "structure",
           lambda tree: _state(tree).update(exp_avg=torch.zeros(5, 7))),

@@ -333,6 +333,8 @@ class Inventory(OneLine):
         rng_devices: path and length of each list of per-device RNG states.
         last_rates: for each scheduler, the path and the values of its last learning rates.
         sections: path and role of each container whose role differs from that of the container around it.
+        objects: paths of pickled modules and optimizers, without those inside of another one. No ``load_state_dict``
+            moves their tensors.
         epoch: epoch of the training; None if the file has no such counter. Some trainers count parts of an epoch.
         step: step of the training; None if the file has no such counter.
     """
@@ -357,6 +359,7 @@ class Inventory(OneLine):
     rng_devices: tuple[tuple[str, int], ...] = ()
     last_rates: tuple[tuple[str, tuple[float, ...]], ...] = ()
     sections: tuple[tuple[str, Role], ...] = ()
+    objects: tuple[str, ...] = ()
     epoch: float | None = None
     step: int | None = None
 

@@ -13,15 +13,15 @@ from ckptmove.errors import CkptMoveError, UsageError
 from ckptmove.formats.opening import container_class
 from ckptmove.io.remote.address import Address, is_url
 from ckptmove.model import Severity
-from ckptmove.moves import MoveRequest, Remap
+from ckptmove.moves import Remap
 from ckptmove.text import Command, command_line
 from ckptmove.torch_facts.devices import is_accelerator, parse_target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
+    from ckptmove.api.results import Inspection
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer
-    from ckptmove.model import Inventory
 
 #: Findings that no other command helps with: bytes or files are lost or of another save, or loading or unpacking the
 #: file is an attack.
@@ -95,12 +95,12 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
         return command_line([*verify, "--to", request.to, *options, *against])
     # Tensors that no mapping matches have stayed on their device: only the new file shows which one.
     try:
-        inventory = api.inspect(output, limits=answer.request.limits).inventory
+        inspection = api.inspect(output, limits=answer.request.limits)
     except CkptMoveError:
         return ""  # the file was removed meanwhile: the conversion has succeeded all the same
-    if _is_placed(inventory, kept):
+    if _may_resume(inspection):
         return command_line([*verify, *options, *against])
-    return command_line(["ckptmove", "inspect", output])  # it shows what is on several devices
+    return command_line(["ckptmove", "inspect", output])  # it shows what is wrong
 
 
 def _remap_words(remap: Remap) -> list[str]:
@@ -119,16 +119,12 @@ def _remap_words(remap: Remap) -> list[str]:
     return words
 
 
-def _is_placed(inventory: Inventory, keep: Sequence[str]) -> bool:
-    """Whether ``verify`` would pass the placement of every tensor, with the device of the model as target."""
-    from ckptmove.conversion.plan import plan_move
+def _may_resume(inspection: Inspection) -> bool:
+    """Whether ``verify`` takes the device of the model as its target, and no finding fails it."""
     from ckptmove.findings.context import Context, target_device
 
     try:
-        home = parse_target(target_device(inventory, Context()) or "cpu")
+        parse_target(target_device(inspection.inventory, Context()) or "cpu")
     except UsageError:  # the tag in the file is not a valid target
         return False
-    # verify ignores a metric on the CPU, because training does not compute with it.
-    idle = {tensor.name for tensor in inventory.tensors if tensor.role == "other" and not is_accelerator(tensor.device)}
-    plan = plan_move(inventory, MoveRequest(to=home, keep=tuple(keep), cast=True))
-    return not plan.flags and all(idle.issuperset(edit.names) for edit in plan.edits)
+    return all(finding.severity is not Severity.ERROR for finding in inspection.findings)

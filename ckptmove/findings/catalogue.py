@@ -43,10 +43,11 @@ _ENTRIES: Final = (
         code="D101",
         name="mixed-devices",
         severity=Severity.WARNING,
-        when="tensors of the model, or of its loss, are on more than one device",
+        when="tensors of the model, or of its loss, are on more than one device (an error in a pickled module, part of "
+        "which is on the CPU)",
         why="A forward pass needs its tensors on one device: 'Expected all tensors to be on the same device, but "
-        "found at least two devices'. load_state_dict copies the values into a model on any device, so a "
-        "resume that goes through it works, as long as torch.load finds every device. A pickled model, or a "
+        "found at least two devices'. load_state_dict copies each tensor to the device of the model, so a "
+        "resume that goes through it works, as long as torch.load finds every device. A pickled module, or a "
         "tensor that no load_state_dict restores (pos_weight of a loss), stays on the device in the file. In the "
         "file of a model-parallel run, several devices are correct.",
         mend="Gather it on one device with 'ckptmove convert PATH --to DEVICE'. For a model-parallel run, leave it.",
@@ -54,12 +55,12 @@ _ENTRIES: Final = (
     Entry(
         code="D102",
         name="optimizer-device",
-        severity=Severity.ERROR,
-        when="optimizer state is on another device than its parameter",
+        severity=Severity.WARNING,
+        when="optimizer state is on another device than its parameter (an error in a pickled optimizer)",
         why="The model was moved after the optimizer was built, or only one of them was mapped. load_state_dict of a "
-        "torch.optim class moves moments to its parameter, so it hides this when it runs after model.to(device). "
-        "If it runs before, and in optimizers with their own load_state_dict, the first step raises 'Expected "
-        "all tensors to be on the same device'.",
+        "torch.optim class moves moments to their parameter, so a resume works when it runs after model.to(device). "
+        "If it runs before, in optimizers with their own load_state_dict, and for a pickled optimizer, the first step "
+        "raises 'Expected all tensors to be on the same device'.",
         mend="Move both at once with 'ckptmove convert PATH --to DEVICE': moments follow, and 'step' stays where torch "
         "keeps it.",
     ),
@@ -103,9 +104,11 @@ _ENTRIES: Final = (
         code="O202",
         name="capturable-unsupported",
         severity=Severity.ERROR,
-        when="a group is capturable=True and not fused, and the target (cpu, mps) cannot do that",
+        when="a group is capturable=True and not fused, and the target (cpu, mps) cannot do that; or the target has no "
+        "fused kernels, and a group is fused=True",
         why="load_state_dict restores the flag from the file, also over the argument of the constructor. The "
-        "first step then raises 'If capturable=True, params and state_steps must be on supported devices'.",
+        "first step then raises 'If capturable=True, params and state_steps must be on supported devices', or "
+        "'`fused=True` requires all the params to be floating point Tensors of supported devices'.",
         mend="'ckptmove convert PATH --to DEVICE' sets the flag as the target needs it.",
     ),
     Entry(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.checkpoint.inventory.mentions import is_in_code, named_ids
+from ckptmove.checkpoint.pickled import PickledObjects
 from ckptmove.checkpoint.state_dicts import with_wrappers
 from ckptmove.conversion.keep import mesh_owners
 from ckptmove.findings.catalogue import found
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 def mixed_devices(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """D101: tensors of model and loss, which one forward pass uses, are on several devices.
 
-    Several checkpoints in one folder are not used together, so each is checked alone.
+    Several checkpoints in one folder are not used together, so each is checked alone. An error for a pickled module, a
+    part of which is on the CPU: nothing copies its tensors into another model.
     """
     tensors = [
         tensor
@@ -58,7 +60,19 @@ def _mixed(tensors: list[TensorRecord], inventory: Inventory, context: Context) 
     several = sum(map(is_accelerator, homes)) > 1
     why = "right for a model-parallel run only" if several else "one forward pass needs them on one"
     message = f"{amount(len(tensors), 'tensor')} of the model are on several devices: {names}; {why}"
-    yield found("D101", message, strays, convert_command(inventory, context, strays))
+    finding = found("D101", message, strays, convert_command(inventory, context, strays))
+    is_unusable = not several and _has_mixed_module(tensors, inventory)
+    yield finding._replace(severity=Severity.ERROR) if is_unusable else finding
+
+
+def _has_mixed_module(tensors: Iterable[TensorRecord], inventory: Inventory) -> bool:
+    """Whether one pickled module has tensors on several devices."""
+    modules, homes = PickledObjects(inventory), dict[str, str]()
+    return any(
+        not same_device(homes.setdefault(module, tensor.device), tensor.device)
+        for tensor in tensors
+        if (module := modules.around(tensor.name)) is not None
+    )
 
 
 def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding]:
@@ -66,7 +80,8 @@ def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding
 
     If the whole model is on one device, so is each parameter. If not, only a certain pairing shows the device of a
     parameter; without one, a moment is wrong only on a device that has no part of the model. Moments that the user
-    keeps, and those of parameters that the user keeps, do not count.
+    keeps, and those of parameters that the user keeps, do not count. An error for a pickled optimizer: only
+    ``load_state_dict`` moves state to its parameter.
     """
     model = [tensor for tensor in inventory.tensors if tensor.role == "model" and is_placed(tensor)]
     homes = _distinct(model)
@@ -83,7 +98,9 @@ def optimizer_device(inventory: Inventory, context: Context) -> Iterator[Finding
             named = f"{optimizer.where}: " if len(inventory.optimizers) > 1 else ""
             message = named + _stray_message(optimizer, [(device, home) for _, device, home in strays])
             where = [name for name, _, _ in strays]
-            yield found("D102", message, where, convert_command(inventory, context, where))
+            finding = found("D102", message, where, convert_command(inventory, context, where))
+            is_object = optimizer.where in inventory.objects
+            yield finding._replace(severity=Severity.ERROR) if is_object else finding
 
 
 def device_index(inventory: Inventory, context: Context) -> Iterator[Finding]:

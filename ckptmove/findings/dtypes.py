@@ -35,7 +35,7 @@ def dtype_unsupported(inventory: Inventory, context: Context) -> Iterator[Findin
     lost = [
         (name, dtype)
         for name, dtype in dtypes_out_of_place(inventory, MoveRequest(to=target))
-        if context.target is not None or name not in away
+        if name not in context.kept and (context.target is not None or name not in away)
     ]
     if lost:
         message = f"{split(target)[0]} has no {census(dtype for _, dtype in lost)}"

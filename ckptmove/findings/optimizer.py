@@ -50,19 +50,21 @@ def step_on_accelerator(inventory: Inventory, context: Context) -> Iterator[Find
 
 
 def capturable_unsupported(inventory: Inventory, context: Context) -> Iterator[Finding]:
-    """O202: a capturable group that is not fused needs a device that supports capturable, or the first step raises."""
+    """O202: the target does not support a group that is fused, or capturable and not fused: the first step raises."""
     target = target_device(inventory, context)
-    if target is None or supports_capturable(target):
+    if target is None:
         return
+    is_fused = supports_fused(target)
     for optimizer in inventory.optimizers:
-        where = [
-            f"{group.where}.capturable"
-            for group in optimizer.groups
-            if group.is_set("capturable") and not (group.is_set("fused") and supports_fused(target))
-        ]
-        if where:
-            count = f"{len(where)} of {amount(len(optimizer.groups), 'group')}"
-            message = f"{count} with capturable=True, which {target} does not support: the first step raises"
+        refused = [(group, "fused") for group in optimizer.groups if group.is_set("fused") and not is_fused]
+        if not supports_capturable(target):
+            stepped = [group for group in optimizer.groups if not (group.is_set("fused") and is_fused)]
+            refused += [(group, "capturable") for group in stepped if group.is_set("capturable")]
+        if refused:
+            count = f"{len({group.where for group, _ in refused})} of {amount(len(optimizer.groups), 'group')}"
+            flags = " and ".join(f"{flag}=True" for flag in dict.fromkeys(flag for _, flag in refused))
+            message = f"{count} with {flags}, which {target} does not support: the first step raises"
+            where = [f"{group.where}.{flag}" for group, flag in refused]
             yield found("O202", message, where, convert_command(inventory, context, where))
 
 

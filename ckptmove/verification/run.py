@@ -17,23 +17,25 @@ from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.conversion.keep import kept_tensors
 from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import UsageError
-from ckptmove.findings.context import Context, devices_needed, target_device
+from ckptmove.findings.context import Context, devices_needed, known_count, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.findings.remedies import Source
 from ckptmove.formats.opening import container_class
 from ckptmove.io.cores import cores
 from ckptmove.moves import MoveRequest, Remap
-from ckptmove.text import Argument, Phrase, amount
-from ckptmove.torch_facts.devices import parse_target
+from ckptmove.text import Argument, Phrase
+from ckptmove.torch_facts.devices import parse_target, split
 from ckptmove.verification.case.name import parse_case, require_script
 from ckptmove.verification.checks import CASE, CHECKS, SCRIPT, skipped
 from ckptmove.verification.evidence import Verdict
-from ckptmove.verification.file_checks import check_file, check_placement, check_structure, fail_on_findings
+from ckptmove.verification.file_checks import check_file, check_structure
 from ckptmove.verification.fit.case import verify_fit_of_case
 from ckptmove.verification.fit.sizes import verify_fit
 from ckptmove.verification.machine import PackageMissing
+from ckptmove.verification.placement import check_placement
 from ckptmove.verification.processes.child import CHILD_CHECKS, ONE_THREAD, child, forked, worker_command
 from ckptmove.verification.processes.forking import can_fork
+from ckptmove.verification.refuted import judge
 from ckptmove.verification.sample.choice import choose_sample
 from ckptmove.verification.sample.copy import copy_of_sample, filled, of_whole
 from ckptmove.verification.step.optimizers import check_override
@@ -144,9 +146,7 @@ def verify_checkpoint(
         checkpoint.require_unchanged()
     answers.require_usable()
     found = {check.name: check for check in (*here, *answers.checks.values())}
-    if SCRIPT in cases:
-        found["placement"] = _placed_by_script(found["placement"], found[SCRIPT])
-    checks = tuple(fail_on_findings(found[name], findings) for name in (*CHECKS, *cases))
+    checks, findings = judge((*CHECKS, *cases), found, findings, [found[name] for name in cases])
     result = verdict(asked, answers, checks, findings, sample)
     return of_whole(replace(result, not_looked_at=_not_looked_at(request, checkpoint.inventory)), checkpoint, copy)
 
@@ -327,21 +327,6 @@ def verdict(
     )
 
 
-def _placed_by_script(placement: CheckResult, script: CheckResult) -> CheckResult:
-    """The ``placement`` check; it fails no file that a script was seen to restore on the target.
-
-    If the script fails, a conversion of the file would not mend the script.
-    """
-    figures = dict(placement.evidence)
-    is_proven = dict(script.evidence).get("proven") is True
-    is_judged = not is_proven and script.status != "failed"
-    if placement.status != "failed" or is_judged or "flags" not in figures:  # without flags, a dtype is missing
-        return placement
-    apart = amount(int(str(figures["misplaced"])), "tensor")
-    why = "the script moves what it needs" if is_proven else "not judged, as the script fails"
-    return skipped("placement", f"{apart} of the file on other devices: {why}", **figures)
-
-
 def _is_proven(checks: Sequence[CheckResult]) -> bool:
     """Whether every step made proves the resume.
 
@@ -365,8 +350,10 @@ def _target(request: VerifyRequest, inventory: Inventory) -> str:
 
 
 def settled(request: VerifyRequest, inventory: Inventory) -> VerifyRequest:
-    """The request with target and number of devices filled in."""
+    """The request with target and number of devices filled in: those of the machine that the findings assume (D103)."""
     target = _target(request, inventory)
-    tags = (tensor.device for tensor in inventory.tensors)
-    devices = request.devices if request.devices is not None else devices_needed((target, *tags))
+    named = Context(None if request.to is None else target, request.devices)
+    devices = known_count(split(target)[0], named)
+    if devices is None:
+        devices = devices_needed((target, *(tensor.device for tensor in inventory.tensors)))
     return request._replace(to=target, devices=devices)

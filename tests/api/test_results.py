@@ -23,6 +23,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(SAMPLES / "adamw-cuda3.pth", "run.pth")
     shutil.copy(SAMPLES / "optimizer-left-on-cpu.pth", "left.pth")
+    shutil.copy(SAMPLES / "map-location-dragged-all.pth", "dragged.pth")
 
 
 def documents(result, *words: str):
@@ -36,7 +37,7 @@ def documents(result, *words: str):
     return json.loads(json.dumps(own)), printed
 
 
-@pytest.mark.parametrize("path", ["run.pth", "left.pth"])
+@pytest.mark.parametrize("path", ["run.pth", "left.pth", "dragged.pth"])
 @pytest.mark.parametrize("expect", [None, "cpu", "cuda:3"])
 def test_the_document_of_an_inspection_is_that_of_the_command(path, expect) -> None:
     result = ckptmove.inspect(path, expect=expect)
@@ -65,7 +66,7 @@ def test_the_document_of_a_conversion_is_that_of_the_command() -> None:
 
 
 @pytest.mark.unmeasured
-@pytest.mark.parametrize(("path", "ok"), [("run.pth", True), ("left.pth", False)])
+@pytest.mark.parametrize(("path", "ok"), [("run.pth", True), ("left.pth", True), ("dragged.pth", False)])
 def test_the_document_of_a_verdict_is_that_of_the_command(path, ok) -> None:
     result = ckptmove.verify(path)
     own, printed = documents(result, "verify", path)

@@ -19,7 +19,7 @@ from ckptmove.errors import UsageError
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 NUMBER = 200 if os.environ.get("FLEET") == "all" else 20
-WITH_ERRORS = ("map-location-dragged-all.pth", "optimizer-left-on-cpu.pth", "zipped-again.pth")
+WITH_ERRORS = ("map-location-dragged-all.pth", "zipped-again.pth")
 
 
 @pytest.fixture(scope="module")

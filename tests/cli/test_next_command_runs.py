@@ -65,10 +65,16 @@ def test_what_is_named_next_does_not_fail(follow, bench, words, named, simulates
     assert follow(*words.split()) == (named, 0)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("mapping", ["cuda:1=cuda:3", "cuda:1=xpu"])
-def test_what_a_mapping_leaves_on_several_devices_is_not_to_be_verified(follow, bench, mapping):
+def test_what_a_mapping_leaves_on_several_devices_resumes(follow, bench, mapping, simulates):
     shutil.copy(SAMPLES / "dataparallel-two-gpus.pth", bench / "two.pth")
-    assert follow("convert", "two.pth", "--map", mapping)[0] == "inspect two.moved.pth"
+    assert follow("convert", "two.pth", "--map", mapping) == ("verify two.moved.pth", 0)
+
+
+def test_what_a_mapping_leaves_unusable_is_not_to_be_verified(follow, bench):
+    api.convert(SAMPLES / "pickled-module-cuda0.pt", map_location={}, keep="0.*", to="cpu", output=bench / "mixed.pt")
+    assert follow("convert", "mixed.pt", "--map", "cpu=cuda:0", "--keep", "3.*") == ("inspect mixed.moved.pt", 1)
 
 
 def test_a_tag_that_is_no_target_is_not_to_be_verified(follow, bench):

@@ -67,8 +67,9 @@ def test_a_device_that_a_machine_with_one_lacks_fails_placement():
 
 def test_what_may_stay_may_lie_on_a_device_that_is_not_there(tmp_path):
     output = convert(SAMPLES / "adamw-cuda3.pth", to="cpu", keep=["model*"], output=tmp_path / "c.pth").output
-    assert failures(verify(output, "cpu", keep=("model*",))) == []
-    assert failures(verify(output, "cpu")) == ["placement"]
+    assert failures(verify(output, "cpu", keep=("model*",), devices=1)) == []
+    assert failures(verify(output, "cpu", devices=1)) == ["placement"]
+    assert failures(verify(output, "cpu")) == []
 
 
 @pytest.mark.usefixtures("started_children")
@@ -101,10 +102,18 @@ def test_a_changed_byte_fails_the_file_check(tmp_path):
 
 
 @on_a_simulated_device
-def test_a_misplaced_checkpoint_fails_placement_alone():
-    result = verify(SAMPLES / "optimizer-left-on-cpu.pth")
+@pytest.mark.parametrize("to", [None, "cuda:0"])
+def test_placement_fails_alone_and_only_for_what_torch_does_not_move(to):
+    result = verify(SAMPLES / "map-location-dragged-all.pth", to)
     assert failures(result) == ["placement"]
     assert not result.passed
+    for name in (
+        "optimizer-left-on-cpu.pth",
+        "criterion-on-cpu.pth",
+        "tutorial-sgd-cpu.pth",
+        "lightning-mapped-to-cpu.ckpt",
+    ):
+        assert (failures(result := verify(SAMPLES / name, to)), result.proven) == ([], True)
 
 
 @pytest.mark.usefixtures("started_children")

@@ -55,7 +55,10 @@ class TestOptimizers:
         )
 
         assert make.findings(inventory, target="cpu") == ()
-        assert codes(make.findings(inventory, target="vulkan:0")) == ["O202"]
+        [finding] = make.findings(inventory, target="vulkan:0")
+        assert finding.code == "O202"
+        group = inventory.optimizers[0].groups[0].where
+        assert finding.where == (f"{group}.fused", f"{group}.capturable")
 
     def test_shapes_that_part(self, make) -> None:
         optimizer = make.optimizer([(4, 3), (5,), (2, 4), (2,)])

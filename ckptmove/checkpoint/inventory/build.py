@@ -24,7 +24,7 @@ from ckptmove.torch_facts.verdicts import dangerous, uses_of_names
 from ckptmove.torch_facts.weights_only import modern_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ckptmove.checkpoint.trainers import Trainer
     from ckptmove.formats.contract import Container
@@ -98,6 +98,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
         rng_devices=tuple(walk.rng_devices),
         last_rates=tuple(walk.last_rates),
         sections=tuple(walk.sections),
+        objects=(*_outermost(walk.modules), *walk.pickled_optimizers),
         epoch=counters.epoch,
         step=counters.step,
     )
@@ -146,6 +147,15 @@ def _root_keys(root: Value) -> tuple[str, ...]:
     pairs = as_dict(root)
     found = pairs.pairs() if pairs is not None else ()
     return tuple([key_text(key) for key, value, _ in found if type(key) is not int or isinstance(value, Node)])
+
+
+def _outermost(modules: Iterable[str]) -> Iterator[str]:
+    """Iterate over the paths of modules that are not part of another one; the walk lists a module before its parts."""
+    around: str | None = None
+    for path in modules:
+        if around is None or not f"{path}.".startswith(f"{around}." if around else ""):
+            around = path
+            yield path
 
 
 def _trailing_bytes(machine: Machine) -> tuple[ArchiveFact, ...]:

@@ -60,6 +60,7 @@ class Walk:
         last_rates: path and values of each list of learning rates of a scheduler.
         counters: path and value of each step counter.
         modules: paths of pickled modules.
+        pickled_optimizers: paths of pickled optimizers.
         sections: path and role of each container whose role differs from that of the container around it.
     """
 
@@ -74,6 +75,7 @@ class Walk:
     last_rates: list[tuple[str, tuple[float, ...]]] = field(default_factory=list)
     counters: list[tuple[str, float]] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
+    pickled_optimizers: list[str] = field(default_factory=list)
     sections: list[tuple[str, Role]] = field(default_factory=list)
     _frames: list[tuple[Iterator[Member], MemberContext, int]] = field(default_factory=list)
     _open: set[int] = field(default_factory=set)
@@ -389,6 +391,7 @@ class Walk:
         inner = self._inner(key, place)
         optimizer = shapes.optimizer_state(state) if state is not None else None
         if state is not None and optimizer is not None:
+            self.pickled_optimizers.append(inner.path)
             self._enter_optimizer(state, optimizer, call, inner)
             return
         role = shapes.role_of_keys(shapes.string_keys(state)) if state is not None else None

@@ -64,6 +64,7 @@ def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
             *((path, role) for role in roles),
             *((mover.name(where), role) for where, role in inventory.sections),
         ),
+        objects=tuple(map(mover.name, inventory.objects)),
     )
 
 
@@ -116,6 +117,7 @@ def merge_inventories(path: str, container: str, parts: Sequence[OpenPart], size
         rng_devices=tuple(chain.from_iterable(one.rng_devices for one in each)),
         last_rates=tuple(chain.from_iterable(one.last_rates for one in each)),
         sections=tuple(chain.from_iterable(one.sections for one in each)),
+        objects=tuple(chain.from_iterable(one.objects for one in each)),
         epoch=counters.epoch,
         step=counters.step,
         files=tuple(chain.from_iterable(part.rows for part in parts)),

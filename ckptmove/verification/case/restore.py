@@ -74,6 +74,13 @@ def restore_case(bench: Bench, case: Case) -> Restored:
     for model in models_of(case):
         places[model.key], tensors[model.key] = _restore_model(bench, model)
     figures: dict[str, object] = {"model": by_key(places), "tensors": by_key(tensors)}
+    stored = {record.name for record in bench.checkpoint.inventory.tensors}
+    figures["keys_as_stored"] = all(
+        (f"{places[model.key]}.{key}" if places[model.key] else key) in stored
+        for model in models_of(case)
+        for key, value in own_state(model.module).items()
+        if isinstance(value, torch.Tensor)
+    )
     count = amount(sum(tensors.values()), "tensor")
     optimizers = optimizers_of(case)
     if not bench.pairings:
@@ -90,6 +97,7 @@ def restore_case(bench: Bench, case: Case) -> Restored:
     named = " and ".join(where or "the optimizer's file" for where in found.values())
     state = amount(sum(entries.values()), "parameter")
     figures |= {"optimizer_state": by_key(found), "entries": by_key(entries)}
+    figures["frozen"] = [path for one in optimizers for path in frozen_in(bench, found[one.key], one)]
     places_left = [one.where for one, _ in bench.pairings if one.where not in found.values()]
     left = tuple(where for where in places_left if not is_kept_aside(where))
     return Restored(f"{count} and the state of {state} restored from {named}", entries, left, figures, groups)
@@ -134,6 +142,23 @@ def _restore_optimizer(
     except STEP_ERRORS as error:
         raise Mismatch(f"{own.name}.load_state_dict refuses: {' '.join(str(error).split())}") from error
     return record.where, state["param_groups"]
+
+
+def frozen_in(bench: Bench, where: str, own: OptimizerPart) -> list[str]:
+    """Paths of the stored parameters without state that are frozen in an optimizer; paths as in finding O205.
+
+    Args:
+        bench: the checkpoint.
+        where: path of the stored optimizer that was restored.
+        own: the optimizer.
+    """
+    record = next(record for record, _ in bench.pairings if record.where == where)
+    if record.is_flat:
+        return []  # its parameters may be in another order
+    paths = [(f"{group.where}.params.{key}", key) for group in record.groups for key in group.params]
+    stored = {entry.key for entry in record.state if entry.tensors}
+    pairs = zip(paths, own.parameters, strict=True)
+    return [path for (path, key), one in pairs if key not in stored and not one.requires_grad]
 
 
 def _in_groups(record: OptimizerRecord, case: Case, own: OptimizerPart) -> OptimizerRecord:

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CaseUnusable, UsageError
 from ckptmove.moves import Remap
-from ckptmove.verification.checks import CHECKS, check_from_json, check_to_json, failed, passed, skipped
+from ckptmove.verification.checks import CASE, CHECKS, check_from_json, check_to_json, failed, passed, skipped
 from ckptmove.verification.evidence import RankFault, RanksOfRun
-from ckptmove.verification.file_checks import fail_on_findings
 from ckptmove.verification.machine import TorchBroken
 from ckptmove.verification.mesh.errors import RankFailed
 from ckptmove.verification.mesh.faults import MESH_CHECKS, RANK, rank_failure
 from ckptmove.verification.mesh.launch import find_launch
 from ckptmove.verification.mesh.meeting import GRACE_SECONDS, START_SECONDS, Guest, Host
 from ckptmove.verification.processes.child import CHILD_CHECKS, KILLED_BY, child, worker_command
+from ckptmove.verification.refuted import judge
 from ckptmove.verification.run import LATE_SHARE, checks_without_torch, refuse_request, settled, verdict
 from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
 
@@ -272,7 +272,12 @@ class Rank:
             checks[name] = rank_failure(name, texts, self._launch.size)
             checks |= {one: skipped(one, f"not reached: {name} failed") for one in missing if one != name}
             faults += [RankFault(rank, name, text) for rank, text in ended.items()]
-        ordered = tuple(fail_on_findings(checks[name], findings) for name in order)
+        is_proven = asked.case is not None and checks["parity"].status == "passed" and not _is_anew(checks["fresh"])
+        runs: list[CheckResult] = []
+        if asked.case is not None:
+            figures = {"proven": is_proven, "device": asked.to, "simulated": answers.mode == "simulated"}
+            runs = [checks[CASE]._replace(evidence=tuple({**dict(checks[CASE].evidence), **figures}.items()))]
+        ordered, findings = judge(order, checks, findings, runs)
         mesh = answers.facts.get("mesh") or {"shape": (), "dims": ()}
         run = RanksOfRun(
             ranks=self._launch.size,
@@ -286,9 +291,7 @@ class Rank:
         result = replace(verdict(named, answers, ordered, findings), run=run)
         if asked.case is None:
             return result
-        return replace(
-            result, proven=result.passed and checks["parity"].status == "passed" and not _is_anew(checks["fresh"])
-        )
+        return replace(result, proven=result.passed and is_proven)
 
     def _endings(self, answers: Answers) -> Iterator[tuple[int, dict[str, Any]]]:
         """Last messages of all ranks."""

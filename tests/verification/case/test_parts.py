@@ -179,6 +179,11 @@ def test_the_prefixes_of_wrappers_do_not_make_two_of_one(case_check, prefix):
     tree["netD"] = {prefix + key: value for key, value in tree["netD"].items()}
     check = case_check(single("discriminator()"), tree)
     assert (check["status"], check["evidence"]["model"]) == ("passed", "netD"), check["detail"]
+    assert check["evidence"]["keys_as_stored"] is False
+    if prefix == "module.":
+        body = single("nn.DataParallel(discriminator())").replace("model[0]", "model.module[0]")
+        wrapped = case_check(body, tree)
+        assert wrapped["evidence"]["keys_as_stored"] is True, wrapped["detail"]
 
 
 def twins():
@@ -377,6 +382,7 @@ def test_a_layer_that_was_frozen_in_the_saved_run_is_not_missed(case_check):
     body = single().replace("    optimizer =", "    model[0].requires_grad_(False)\n    optimizer =")
     check = case_check(body, {"model": model, "optimizer": optimizer})
     assert (check["status"], check["evidence"]["proven"]) == ("passed", True), check["detail"]
+    assert check["evidence"]["frozen"] == ["optimizer.param_groups.0.params.0", "optimizer.param_groups.0.params.1"]
 
 
 def test_a_stored_optimizer_that_the_case_does_not_build_is_named(case_check):

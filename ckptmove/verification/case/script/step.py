@@ -23,7 +23,7 @@ from ckptmove.verification.case.code.watch import is_target
 from ckptmove.verification.case.options import differing_options, doubts_and_notes
 from ckptmove.verification.case.parts import OptimizerPart
 from ckptmove.verification.case.peak import label, peak_evidence, peak_of, peak_text
-from ckptmove.verification.case.restore import matching_optimizer, own_state
+from ckptmove.verification.case.restore import frozen_in, matching_optimizer, own_state
 from ckptmove.verification.case.step import OwnSteps
 from ckptmove.verification.case.taken import Taking, is_same, not_taken, stored_parts
 from ckptmove.verification.checks import SCRIPT, failed, listed, passed
@@ -86,6 +86,7 @@ class _Optimizer(NamedTuple):
         fault: why no stored state fits; empty if one does.
         modules: identities of the models that it steps.
         groups: its stored groups.
+        frozen: paths of the stored parameters without state that are frozen in it.
     """
 
     part: OptimizerPart
@@ -96,6 +97,7 @@ class _Optimizer(NamedTuple):
     fault: str = ""
     modules: frozenset[int] = frozenset()
     groups: tuple[Mapping[str, Any], ...] = ()
+    frozen: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -202,7 +204,9 @@ class ScriptStep:
         pairs = [(state["state"].get(key), one) for key, one in zip(keys, part.parameters, strict=True)]
         stored = [(values, one) for values, one in pairs if values]
         equal = sum(_has_state(part.optimizer.state.get(one), values, self._place) for values, one in stored)
-        return _Optimizer(part, steps, record.where, equal, len(stored), groups=tuple(state["param_groups"]))
+        frozen = (*frozen_in(bench, record.where, part),)
+        groups = tuple(state["param_groups"])
+        return _Optimizer(part, steps, record.where, equal, len(stored), groups=groups, frozen=frozen)
 
     def _modules(self, part: OptimizerPart) -> list[nn.Module]:
         """The models that an optimizer steps: those that were loaded, else the outermost that have its parameters."""
@@ -250,6 +254,7 @@ class ScriptStep:
             "optimizer_state": [one.where for one in optimizers],
             "entries": entries,
             "of_entries": sum(one.stored for one in optimizers),
+            "frozen": [path for one in optimizers for path in one.frozen],
             "parameters": len(every),
             "moved": len(moved),
             "options": [one.figures for one in differing],

@@ -1082,21 +1082,37 @@ def test_a_mistyped_path_is_a_fault(ran):
     assert check["fix"].endswith("-- --resume PATH")
 
 
-def test_placement_is_left_to_a_script_that_moves_the_file(answers, make, tmp_path, monkeypatch):
+def test_a_script_decides_on_the_placement(make, tmp_path, monkeypatch):
+    """``torch.load`` of the script runs on the machine that the finding assumes (D103): ``cuda:0`` alone."""
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(HEAD + BUILT + LOADED + LOOP)
-    path = "cpu.pth"
-    ckptmove.convert(make(), to="cpu", output=path)
-    result = ckptmove.verify(path, to="cuda:0", script="train.py", script_args=("--resume", path))
-    checks = {one.name: one.status for one in result.checks}
-    assert (checks["script"], checks["placement"]) == ("passed", "skipped")
-    assert result.passed
-    assert result.proven
+    path = make(device="cuda:3")
+
+    def judged(*parts):
+        Path("train.py").write_text("".join(parts))
+        result = ckptmove.verify(path, to="cuda:0", script="train.py", script_args=("--resume", path))
+        checks = {one.name: one.status for one in result.checks}
+        return checks["script"], checks["placement"], "D103" in {one.code for one in result.findings}, result.proven
+
+    assert judged(HEAD, BUILT, LOADED, LOOP) == ("passed", "passed", False, True)
     assert not ckptmove.verify(path, to="cuda:0").passed
     # A conversion would not mend a script that fails.
-    Path("train.py").write_text(HEAD + BUILT + LOADED + LOOP.replace("x.to(device)", "x"))
-    result = ckptmove.verify(path, to="cuda:0", script="train.py", script_args=("--resume", path))
-    assert [one.name for one in result.checks if one.status == "failed"] == ["script"]
+    failing = LOOP.replace("x.to(device)", "x")
+    assert judged(HEAD, BUILT, LOADED, failing) == ("failed", "skipped", True, False)
+    unmapped = LOADED.replace(", map_location=device", "")
+    assert judged(HEAD, BUILT, unmapped, LOOP) == ("failed", "skipped", True, False)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "shown"),
+    [("", []), ("model[0].requires_grad_(False)\n", ["0", "1"]), ("model[1].requires_grad_(False)\n", [])],
+)
+def test_parameters_without_state_that_are_frozen(ran, make, frozen, shown):
+    """Those of the second layer have state."""
+    tree = make.tree("AdamW")
+    for key in (0, 1):
+        del tree["optimizer"]["state"][key]
+    figures = ran(HEAD, BUILT, LOADED, frozen, LOOP, path=make.save(tree))["evidence"]
+    assert figures["frozen"] == [f"optimizer.param_groups.0.params.{key}" for key in shown]
 
 
 def test_bytes_in_memory_of_the_same_length_are_not_the_checkpoint(ran):

@@ -1,0 +1,32 @@
+"""Find the tensors of pickled modules and optimizers, which a program uses on the devices that the file names."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ckptmove.model import Inventory
+
+#: Layouts of scripts. Other trainers move a pickled module, or take its state_dict.
+_OF_SCRIPTS: Final = frozenset({"module", "plain", "other"})
+
+
+class PickledObjects:
+    """The pickled modules and optimizers of a checkpoint that a script uses as they are."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        paths = inventory.objects if inventory.layout in _OF_SCRIPTS else ()
+        self._starts = sorted(f"{path}." if path else "" for path in paths)
+        # Beside the state_dict of a model, a pickled module is an argument of its constructor, or a loss.
+        optimizers = {f"{optimizer.where}." if optimizer.where else "" for optimizer in inventory.optimizers}
+        if any(record.role == "model" and self.around(record.name) is None for record in inventory.tensors):
+            self._starts = [start for start in self._starts if start in optimizers]
+
+    def around(self, name: str) -> str | None:
+        """Return the start of the names in the object that a tensor is part of; None for other tensors.
+
+        No start is the beginning of another one, so at most the last one before a name is its beginning.
+        """
+        index = bisect_right(self._starts, name)
+        return self._starts[index - 1] if index and name.startswith(self._starts[index - 1]) else None

@@ -1,0 +1,95 @@
+"""Drop the findings that a run of the user's code has refuted, and judge *placement* by that run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from ckptmove.verification.checks import SCRIPT, passed, skipped
+from ckptmove.verification.file_checks import fail_on_findings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from ckptmove.model import Finding
+    from ckptmove.verification.evidence import CheckResult
+
+#: Findings that say why a restore or the first step fails: refuted by a proven step from the stored state.
+_BY_A_STEP: Final = frozenset({"D101", "D102", "O202", "O204", "O206", "O207", "O208", "T401"})
+#: Findings about what a script makes of the file: devices that it names, keys, and RNG states. A case restores models
+#: and optimizers alone, and by keys without the prefixes of wrappers.
+_BY_A_SCRIPT: Final = frozenset({"D104", "K601", "R301"})
+_KEYS: Final = frozenset({"K601"})
+
+
+def judge(
+    order: Iterable[str], checks: Mapping[str, CheckResult], findings: Sequence[Finding], runs: Sequence[CheckResult]
+) -> tuple[tuple[CheckResult, ...], tuple[Finding, ...]]:
+    """The checks in an order, failed by the findings that no run has refuted, and those findings.
+
+    Args:
+        order: names of the checks.
+        checks: the checks by name.
+        findings: findings of the file.
+        runs: results of the checks ``case`` and ``script``, if they were made.
+    """
+    left = without_refuted(findings, runs)
+    judged = {name: fail_on_findings(checks[name], left) for name in order}
+    judged["placement"] = placement_seen(checks["placement"], judged["placement"], runs)
+    return (*judged.values(),), left
+
+
+def without_refuted(findings: Sequence[Finding], runs: Sequence[CheckResult]) -> tuple[Finding, ...]:
+    """The findings without those that a run of a case or script has refuted.
+
+    Args:
+        findings: findings of the file.
+        runs: results of the checks ``case`` and ``script``, if they were made.
+    """
+    left = list(findings)
+    for run in runs:
+        figures = dict(run.evidence)
+        codes = _refuted_codes(run, figures)
+        left = [one for finding in left if finding.code not in codes for one in _unfrozen(finding, run.name, figures)]
+    return (*left,)
+
+
+def _refuted_codes(run: CheckResult, figures: dict[str, Any]) -> frozenset[str]:
+    if run.status != "passed":
+        return frozenset()
+    # ``torch.load`` in a script has accepted every device that the file names.
+    codes = frozenset({"D103"}) if run.name == SCRIPT else frozenset()
+    if figures.get("proven") is True:
+        codes |= _BY_A_STEP | (_BY_A_SCRIPT if run.name == SCRIPT else frozenset())
+        codes |= _KEYS if figures.get("keys_as_stored") else frozenset()
+    return codes
+
+
+def _unfrozen(finding: Finding, run: str, figures: dict[str, Any]) -> Iterator[Finding]:
+    """Iterate over a finding, unless it is about parameters without state (O205) that were frozen in the run."""
+    frozen = frozenset(figures.get("frozen", ())) if finding.code == "O205" else frozenset()
+    where = tuple(path for path in finding.where if path not in frozen)
+    if len(where) == len(finding.where):
+        yield finding
+    elif where:
+        seen = f"{len(finding.where) - len(where):,} of them frozen in the {run}"
+        yield finding._replace(message=f"{finding.message} ({seen})", where=where)
+
+
+def placement_seen(placement: CheckResult, judged: CheckResult, runs: Sequence[CheckResult]) -> CheckResult:
+    """The check ``placement`` of a file from which a case or script was run: what the run did decides.
+
+    Args:
+        placement: the check of the file, without findings.
+        judged: the check that findings may have failed; the result without a run.
+        runs: results of the checks ``case`` and ``script``, if they were made.
+    """
+    ran = next((run for run in runs if run.status != "skipped"), None)
+    if ran is None or (judged.status != "failed" and ran.status == "failed") or placement.status == "skipped":
+        return judged
+    figures, detail = dict(placement.evidence), "; ".join(placement.failures) or placement.detail
+    if ran.status == "failed":
+        return skipped("placement", f"{detail}; not judged, as the {ran.name} fails", **figures)
+    did = dict(ran.evidence)
+    seen = "resumed" if did.get("proven") is True else "made its step"
+    mode = " (simulated)" * bool(did["simulated"])
+    return passed("placement", f"{detail}; the {ran.name} {seen} on {did['device']}{mode}", **figures)

@@ -1,0 +1,70 @@
+"""Findings that a run of the user's code refutes are dropped, and *placement* says what the run did."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptmove.findings.catalogue import found
+from ckptmove.verification.checks import CASE, SCRIPT, failed, passed, skipped
+from ckptmove.verification.refuted import placement_seen, without_refuted
+
+FIGURES = {"device": "cuda:0", "simulated": True}
+PLACED = passed("placement", "12 tensors on cpu", misplaced=0)
+STUCK = failed("placement", ["4 tensors stuck", "cpu -> cuda:0: a"], "ckptmove convert", misplaced=4)
+
+
+def run(name, result=passed, *, proven=True, **figures):
+    return result(name, "detail", **FIGURES, proven=proven, **figures)
+
+
+@pytest.mark.parametrize(
+    ("runs", "dropped"),
+    [
+        ([], set()),
+        ([run(SCRIPT, skipped, proven=False)], set()),
+        ([run(SCRIPT, failed, proven=False)], set()),
+        ([run(CASE, proven=False)], set()),
+        ([run(SCRIPT, proven=False)], {"D103"}),
+        ([run(CASE)], {"D101", "D102", "O202", "O208", "T401"}),
+        ([run(CASE, keys_as_stored=True)], {"D101", "D102", "K601", "O202", "O208", "T401"}),
+        ([run(SCRIPT)], {"D101", "D102", "D103", "D104", "K601", "O202", "O208", "R301", "T401"}),
+    ],
+)
+def test_what_a_run_refutes(runs, dropped):
+    every = ["D101", "D102", "D103", "D104", "O201", "O202", "O208", "R301", "R302", "T401", "K601", "S701", "F801"]
+    left = without_refuted([found(code, "", (), "") for code in every], runs)
+    assert {*every} - {one.code for one in left} == dropped
+
+
+@pytest.mark.parametrize(
+    ("frozen", "left"), [([], "abc"), (["a", "b", "c", "d"], ""), (["a", "c"], "b"), (["d"], "abc")]
+)
+def test_parameters_that_were_frozen_in_the_run_have_lost_no_state(frozen, left):
+    findings = [found("O205", "3 parameters", "abc", ""), found("O204", "", "a", "")]
+    kept = without_refuted(findings, [run(SCRIPT, proven=False, frozen=frozen)])
+    assert ["".join(one.where) for one in kept] == [*[left] * bool(left), "a"]
+    assert ("2 of them frozen in the script" in kept[0].message) == (left == "b")
+
+
+@pytest.mark.parametrize(
+    ("placement", "judged", "runs", "status", "detail"),
+    [
+        (PLACED, PLACED, [], "passed", "12 tensors on cpu"),
+        (PLACED, STUCK, [], "failed", STUCK.detail),
+        (PLACED, STUCK, [run(CASE, skipped)], "failed", STUCK.detail),
+        (PLACED, PLACED, [run(CASE, failed)], "passed", "12 tensors on cpu"),
+        (STUCK, STUCK, [run(SCRIPT, failed)], "skipped", "stuck; cpu -> cuda:0: a; not judged, as the script fails"),
+        (STUCK, STUCK, [run(CASE)], "passed", "cpu -> cuda:0: a; the case resumed on cuda:0 (simulated)"),
+        (PLACED, STUCK, [run(SCRIPT, proven=False)], "passed", "; the script made its step on cuda:0 (simulated)"),
+        (skipped("placement", "no devices"), STUCK, [run(CASE)], "failed", STUCK.detail),
+    ],
+)
+def test_a_run_decides_on_the_placement(placement, judged, runs, status, detail):
+    check = placement_seen(placement, judged, runs)
+    assert (check.status, check.detail.endswith(detail)) == (status, True)
+    assert dict(check.evidence) == (dict(judged.evidence) if check is judged else dict(placement.evidence))
+
+
+def test_a_real_device_is_not_called_simulated():
+    check = placement_seen(PLACED, PLACED, [passed(CASE, "", device="cuda:0", simulated=False, proven=True)])
+    assert check.detail == "12 tensors on cpu; the case resumed on cuda:0"
