@@ -265,6 +265,20 @@ class OptimizerRecord(NamedTuple):
     obstacle: str = ""
 
 
+class BrokenNumber(NamedTuple):
+    """A plain number of a scheduler or a ``GradScaler`` that training cannot go on from.
+
+    Attributes:
+        where: path from the root.
+        is_scale: whether it is the scale of a ``GradScaler``, and not a number of a scheduler.
+        value: the number as text.
+    """
+
+    where: str
+    is_scale: bool
+    value: str
+
+
 class ArchiveFact(NamedTuple):
     """A property of the container's bytes that a finding is based on.
 
@@ -332,6 +346,7 @@ class Inventory(OneLine):
         contents: other contents needed for a resume: ``scheduler``, ``scaler``, ``rng``, ``counter``.
         rng_devices: path and length of each list of per-device RNG states.
         last_rates: for each scheduler, the path and the values of its last learning rates.
+        broken_numbers: numbers of schedulers and scalers that training cannot go on from.
         sections: path and role of each container whose role differs from that of the container around it.
         epoch: epoch of the training; None if the file has no such counter. Some trainers count parts of an epoch.
         step: step of the training; None if the file has no such counter.
@@ -356,6 +371,7 @@ class Inventory(OneLine):
     contents: frozenset[str] = frozenset()
     rng_devices: tuple[tuple[str, int], ...] = ()
     last_rates: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    broken_numbers: tuple[BrokenNumber, ...] = ()
     sections: tuple[tuple[str, Role], ...] = ()
     epoch: float | None = None
     step: int | None = None
