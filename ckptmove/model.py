@@ -253,6 +253,7 @@ class OptimizerRecord(NamedTuple):
         mistyped: keys that are text in the state and numbers in the groups, or the reverse.
         is_flat: whether the file stores options for each parameter instead of groups; here each becomes its own group.
         obstacle: why it cannot be stepped, if the checkpoint does not record enough; else empty.
+        ranks: number of ranks that share its state, in ZeRO; this one may have the share of one.
     """
 
     where: str
@@ -263,6 +264,7 @@ class OptimizerRecord(NamedTuple):
     mistyped: tuple[str, ...] = ()
     is_flat: bool = False
     obstacle: str = ""
+    ranks: int = 1
 
 
 class BrokenNumber(NamedTuple):
