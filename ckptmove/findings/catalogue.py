@@ -143,7 +143,7 @@ _ENTRIES: Final = (
         name="group-size",
         severity=Severity.ERROR,
         when="the groups list more parameters, in all or of one shape, than the file has tensors that could be, or the "
-        "state has entries that no group lists",
+        "state has entries that no group lists; in the folder of an adapter (PEFT), a warning",
         why="load_state_dict compares the groups with those of the new optimizer: 'loaded state dict contains a "
         "parameter group that doesn't match the size of optimizer's group'. State that no group lists is never "
         "used. Fewer parameters than tensors is no fault: buffers, frozen and tied weights, and a second "

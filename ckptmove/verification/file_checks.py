@@ -42,7 +42,7 @@ FAILED_BY: Final = {
     "F815": "file", "F803": "restore", "N501": "numbers", "N502": "numbers", "N503": "numbers",
 }  # fmt: skip
 #: Findings that are often warnings, which fail no check.
-_ONLY_ERRORS: Final = frozenset({"F805"})
+_ONLY_ERRORS: Final = frozenset({"F805", "O206"})
 
 
 #: Scalars of the state, other than ``step``, that are on the CPU in healthy runs: ``mu_product`` of NAdam, and the

@@ -70,8 +70,8 @@ def one_of_ranks(inventory: Inventory, optimizer: OptimizerRecord) -> str:
     if there >= optimizer.ranks:
         return ""
     return (
-        f"it is the ZeRO state of {there:,} of {amount(optimizer.ranks, 'rank')} ({_COUNT}) of DeepSpeed, which torch's "
-        "load_state_dict refuses (KeyError: 'param_groups')"
+        f"it is DeepSpeed's ZeRO state of {there:,} of {amount(optimizer.ranks, 'rank')} ({_COUNT}), which "
+        "load_state_dict of torch refuses (KeyError: 'param_groups')"
     )
 
 

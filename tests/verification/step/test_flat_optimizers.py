@@ -202,9 +202,10 @@ def test_the_zero_state_of_some_ranks_proves_nothing(answers, tmp_path, stage, k
         optimizer_of(network()).load_state_dict(states[0])
     (tmp_path / "by_hand").mkdir()
     for rank, state in enumerate(states[:together]):
+        tree = state
         for one in filter(None, reversed(key.split("."))):
-            state = {one: state}
-        torch.save(state, tmp_path / "by_hand" / f"saved_{rank}.pt")
+            tree = {one: tree}
+        torch.save(tree, tmp_path / "by_hand" / f"saved_{rank}.pt")
     found = answers(str(tmp_path / "by_hand"), "cpu")["step"]
     is_whole = together == ranks
     assert ("KeyError: 'param_groups'" in found["detail"]) == (not is_whole)
