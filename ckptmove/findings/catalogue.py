@@ -432,7 +432,8 @@ _ENTRIES: Final = (
         name="mixed-saves",
         severity=Severity.ERROR,
         when="files of a distributed checkpoint were written after its .metadata, and their step counts are not those "
-        "of the other files; or files of ranks have different step counts",
+        "of the other files; or all step counts in a file are equal, and others than in the files that have parts of "
+        "the same parameters; or files of ranks have different step counts",
         why="A rank was killed while torch.distributed.checkpoint.save replaced an earlier checkpoint in the folder. "
         "Some parameters are of one save, and some of the other. A load reads them without an error.",
         mend="Resume from another checkpoint. Save each checkpoint to a folder of its own.",
