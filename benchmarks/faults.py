@@ -364,7 +364,7 @@ FAULTS = (
     Fault("a parameter listed twice", "structure", lambda tree: _group(tree)["params"].append(0)),
     Fault("a step count of zero with moments", "numbers", _fill("step", 0.0)),
     Fault("a step count that is not an integer", "numbers", _fill("step", 2.5)),
-    Fault("a loss scale of NaN", "numbers", _set(lambda tree: tree["scaler"], "scale", float("nan"))),
+    Fault("a loss scale of NaN", "N503", _set(lambda tree: tree["scaler"], "scale", float("nan"))),
     Fault("a scheduler with a rate of NaN", "numbers",
           _set(lambda tree: tree["scheduler"], "base_lrs", [float("nan")])),
     Fault("an infinite learning rate", "step", _set(_group, "lr", float("inf")), place=_STEPPED, to=_STEP),

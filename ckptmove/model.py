@@ -253,6 +253,7 @@ class OptimizerRecord(NamedTuple):
         mistyped: keys that are text in the state and numbers in the groups, or the reverse.
         is_flat: whether the file stores options for each parameter instead of groups; here each becomes its own group.
         obstacle: why it cannot be stepped, if the checkpoint does not record enough; else empty.
+        ranks: number of ranks that share its state, in ZeRO; this one may have the share of one.
     """
 
     where: str
@@ -263,6 +264,21 @@ class OptimizerRecord(NamedTuple):
     mistyped: tuple[str, ...] = ()
     is_flat: bool = False
     obstacle: str = ""
+    ranks: int = 1
+
+
+class BrokenNumber(NamedTuple):
+    """A plain number of a scheduler or a ``GradScaler`` that training cannot go on from.
+
+    Attributes:
+        where: path from the root.
+        is_scale: whether it is the scale of a ``GradScaler``, and not a number of a scheduler.
+        value: the number as text.
+    """
+
+    where: str
+    is_scale: bool
+    value: str
 
 
 class ArchiveFact(NamedTuple):
@@ -332,6 +348,7 @@ class Inventory(OneLine):
         contents: other contents needed for a resume: ``scheduler``, ``scaler``, ``rng``, ``counter``.
         rng_devices: path and length of each list of per-device RNG states.
         last_rates: for each scheduler, the path and the values of its last learning rates.
+        broken_numbers: numbers of schedulers and scalers that training cannot go on from.
         sections: path and role of each container whose role differs from that of the container around it.
         objects: paths of pickled modules and optimizers, without those inside of another one. No ``load_state_dict``
             moves their tensors.
@@ -358,6 +375,7 @@ class Inventory(OneLine):
     contents: frozenset[str] = frozenset()
     rng_devices: tuple[tuple[str, int], ...] = ()
     last_rates: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    broken_numbers: tuple[BrokenNumber, ...] = ()
     sections: tuple[tuple[str, Role], ...] = ()
     objects: tuple[str, ...] = ()
     epoch: float | None = None

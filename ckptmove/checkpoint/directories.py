@@ -104,6 +104,20 @@ class CodeBeside(NamedTuple):
     files: tuple[str, ...]
 
 
+class DanglingPointer(NamedTuple):
+    """A text file that names a checkpoint which is not there.
+
+    Attributes:
+        path: its path in the directory.
+        names: what it names: a folder, or the number of one.
+        newest: the checkpoint beside it with the highest number; empty if there is none.
+    """
+
+    path: str
+    names: str
+    newest: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DirectoryInventory(Inventory):
     """Inventory of a directory or an archive, as one dict that maps the path of each file to its content.
@@ -120,6 +134,7 @@ class DirectoryInventory(Inventory):
             the same.
         unread: files that were not read, although a loader may unpickle them.
         code: code beside the checkpoints.
+        pointers: text files that name a checkpoint which is not there.
     """
 
     files: tuple[FileRecord, ...]
@@ -128,6 +143,7 @@ class DirectoryInventory(Inventory):
     partitioned: Mapping[str, int] = field(default_factory=dict)
     unread: tuple[UnreadFile, ...] = ()
     code: tuple[CodeBeside, ...] = ()
+    pointers: tuple[DanglingPointer, ...] = ()
 
     @property
     def sharding(self) -> str:

@@ -17,6 +17,7 @@ from ckptmove.comparison.counterparts import seen_from_top
 from ckptmove.comparison.differences import Change, Uncompared
 from ckptmove.comparison.rekeyed import ABSENT
 from ckptmove.formats.dcp.checkpoint import UNREAD
+from ckptmove.formats.opening import container_class
 from ckptmove.model import OPAQUE
 from ckptmove.text import some
 
@@ -261,8 +262,8 @@ class ObjectComparison:
     """Comparison of the objects other than tensors in two parts.
 
     Attributes:
-        keeps_less: whether a part is a distributed checkpoint, which stores less than a file: for example, no order of
-            keys, because that depends on the number of ranks.
+        keeps_less: whether a part is a distributed checkpoint or a file of safetensors, which store less than others:
+            for example, no order of keys. The first has that of its ranks, the second sorts by dtype.
         is_mixed: whether one part is a distributed checkpoint and the other one a file.
         uncompared: paths of objects that may differ, because one part stores too little of them.
         opaque: paths of options and state that are objects of some class and cannot be compared.
@@ -281,7 +282,9 @@ class ObjectComparison:
         self._rekeyed = [optimizer for optimizer in rekeyed if id(optimizer.one) in own]
         #: Optimizers compared parameter by parameter. If the parameters cannot be matched, they are compared as stored.
         self._wheres = {ours.own_name(optimizer.one.where) for optimizer in self._rekeyed if optimizer.keys}
-        self.keeps_less = ours.is_distributed or theirs.is_distributed
+        self.keeps_less = any(
+            part.is_distributed or container_class(part.inventory.container).is_table for part in (ours, theirs)
+        )
         self.is_mixed = ours.is_distributed != theirs.is_distributed
         self.uncompared: list[str] = []
         self.opaque: list[str] = []

@@ -262,7 +262,7 @@ def mixed_saves(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     fix = f"resume from another checkpoint: a save that was interrupted has spoiled {quoted(inventory.path)}"
     steps = [fact.record for fact in inventory.facts if fact.kind == "other-step"]
     if steps:
-        message = f"{amount(len(steps), 'file')} with another step count than those of the other ranks: two saves"
+        message = f"{amount(len(steps), 'file')} with another step count than the files of the other ranks: two saves"
         yield found("F807", message, steps, fix)
     facts = [fact for fact in inventory.facts if fact.kind == "other-save"]
     if facts:

@@ -1,4 +1,4 @@
-"""Rules about the files beside a checkpoint: S702, S705 and F805 for files that are not read, S704 for code."""
+"""Rules about the files beside a checkpoint: S702, S705 and F805 for files that are not read, S704 for code, F811."""
 
 from __future__ import annotations
 
@@ -65,6 +65,15 @@ def unread_files(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     if others:
         files = some([f"{file.path} ({file.found})" for file in others], _SHOWN)
         yield found("S705", f"{amount(len(others), 'file')} not read: {files}", [file.path for file in others], "")
+
+
+def dangling_pointers(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+    """F811: a file that a trainer reads first when it resumes names a checkpoint that is not there."""
+    for pointer in inventory.pointers if isinstance(inventory, DirectoryInventory) else ():
+        newest = f"; the newest there is {pointer.newest}" if pointer.newest else ""
+        message = f"{pointer.path} names {pointer.names}, but there is no such checkpoint beside it{newest}"
+        fix = f"copy that checkpoint to its place, or write the name of one that is there into {pointer.path}"
+        yield found("F811", message, [pointer.path], fix)
 
 
 def _listed(files: list[UnreadFile]) -> str:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Integers that several weights are packed into: bitsandbytes, GPTQ, AWQ.
 _PACKED: Final = frozenset({"uint8", "int8", "int16", "int32"})
+#: Parts of names in adapters that do not hold their parameters as they are trained.
+_NOT_AS_TRAINED: Final = ("prompt_embeddings", "prompt_encoder", "lora_E", "vblora")
 #: The trainer of this library also trains parameters of the loss, but does not save them.
 _TRAINS_ITS_LOSS: Final = "sentence_transformers."
 
@@ -49,11 +51,13 @@ class Lacking(NamedTuple):
         listed: number of parameters in the groups if it is too large, else 0.
         candidates: number of tensors that can be a parameter.
         shortages: shapes with too few tensors.
+        is_adapter: whether the tensors are an adapter, next to a model that is stored elsewhere.
     """
 
     listed: int = 0
     candidates: int = 0
     shortages: tuple[Shortage, ...] = ()
+    is_adapter: bool = False
 
 
 def find_lacking(inventory: Inventory) -> tuple[Lacking, ...]:
@@ -80,13 +84,13 @@ def find_lacking(inventory: Inventory) -> tuple[Lacking, ...]:
 class _Pool:
     """Tensors that can be parameters, counted by shape."""
 
-    def __init__(self, tensors: Sequence[TensorRecord], *, converts: bool) -> None:
+    def __init__(self, tensors: Sequence[TensorRecord], *, converts: bool, is_adapter: bool) -> None:
         self._count = len(tensors)
         self._shapes = Counter(tensor.shape for tensor in tensors)
         self._weights = Counter(tensor.shape for tensor in tensors if "float" in tensor.dtype and 0 not in tensor.shape)
         self._is_packed = any(tensor.dtype in _PACKED and len(tensor.shape) > 1 for tensor in tensors)
         self._has_matrices = any(len(shape) > 1 for shape in self._shapes)
-        self._converts = converts
+        self._converts, self._is_adapter = converts, is_adapter
 
     def lacking(self, optimizer: OptimizerRecord) -> Lacking:
         """Return the parameters of an optimizer for which the pool has no tensor."""
@@ -100,7 +104,7 @@ class _Pool:
             left = self._weights - Counter({shape: len(own) for shape, own in entries.items()})
             if left and all(_is_converted(one, left) for one in short):
                 return Lacking()
-        return Lacking(len(listed) if len(listed) > self._count else 0, self._count, short)
+        return Lacking(len(listed) if len(listed) > self._count else 0, self._count, short, self._is_adapter)
 
 
 def _place(inventory: Inventory, optimizer: OptimizerRecord) -> str:
@@ -131,10 +135,13 @@ def _pool(inventory: Inventory, place: str, state: set[str]) -> _Pool | None:
             near = inventory.below(place)
             tensors = near if _has_model(near) else tensors
     trains_its_loss = any(use.name.startswith(_TRAINS_ITS_LOSS) for use in inventory.globals)
-    if not is_whole or sharding_of(inventory) or trains_its_loss or not _has_model(tensors) or _is_adapter(tensors):
+    if not is_whole or sharding_of(inventory) or trains_its_loss or not _has_model(tensors):
+        return None
+    is_adapter = _is_adapter(tensors)
+    if is_adapter and not (inventory.layout == "hf-trainer" and _is_whole_adapter(tensors)):
         return None
     candidates = [one for one in without_inner(tensors) if one.name not in state and _can_be_parameter(one)]
-    return _Pool(candidates, converts=inventory.layout == "hf-trainer")
+    return _Pool(candidates, converts=inventory.layout == "hf-trainer", is_adapter=is_adapter)
 
 
 def _has_model(tensors: Sequence[TensorRecord]) -> bool:
@@ -144,6 +151,16 @@ def _has_model(tensors: Sequence[TensorRecord]) -> bool:
 def _is_adapter(tensors: Sequence[TensorRecord]) -> bool:
     """Whether it is an adapter (PEFT, diffusers), whose file may lack other trained parameters."""
     return any("lora" in name or "adapter_model." in name for name in (tensor.name.lower() for tensor in tensors))
+
+
+def _is_whole_adapter(tensors: Sequence[TensorRecord]) -> bool:
+    """Whether an adapter has each trained parameter, in its shape, unless one was forgotten.
+
+    From peft/utils/save_and_load.py ``get_peft_model_state_dict``: prompt tuning saves what its encoder returns,
+    AdaLoRA cuts its matrices to their rank, and VB-LoRA may save indices in place of logits.
+    """
+    names = [tensor.name for tensor in tensors if "adapter_model." in tensor.name]
+    return bool(names) and not any(word in name for name in names for word in _NOT_AS_TRAINED)
 
 
 def _can_be_parameter(tensor: TensorRecord) -> bool:

@@ -146,7 +146,7 @@ _ENTRIES: Final = (
         name="group-size",
         severity=Severity.ERROR,
         when="the groups list more parameters, in all or of one shape, than the file has tensors that could be, or the "
-        "state has entries that no group lists",
+        "state has entries that no group lists; in the folder of an adapter (PEFT), a warning",
         why="load_state_dict compares the groups with those of the new optimizer: 'loaded state dict contains a "
         "parameter group that doesn't match the size of optimizer's group'. State that no group lists is never "
         "used. Fewer parameters than tensors is no fault: buffers, frozen and tied weights, and a second "
@@ -272,20 +272,30 @@ _ENTRIES: Final = (
         code="N501",
         name="not-finite",
         severity=Severity.ERROR,
-        when="weights or optimizer state contain NaN or Inf",
+        when="weights or optimizer state contain NaN or Inf (only verify reads them), or a scheduler contains NaN or "
+        "an infinite learning rate",
         why="Every step spreads it: the loss is NaN from then on, or at the next use of that weight.",
         mend="Resume from an earlier checkpoint.",
-        found_by="verify",
     ),
     Entry(
         code="N502",
         name="negative-moment",
         severity=Severity.ERROR,
-        when="a second moment or a step count is below zero",
-        why="No optimizer writes that: the bytes were damaged or mixed up. Adam takes the square root of it, which is "
-        "NaN.",
+        when="a second moment or a step count is below zero; or a step count is not a whole number, or is 0 beside "
+        "moments; or another scalar of the state is out of its range",
+        why="No optimizer writes that: the bytes were damaged or mixed up, or the counts were lost. Adam takes the "
+        "square root of a second moment, which is NaN, and divides by a power of the count.",
         mend="Resume from an earlier checkpoint, or without this optimizer state.",
         found_by="verify",
+    ),
+    Entry(
+        code="N503",
+        name="scaler-scale",
+        severity=Severity.ERROR,
+        when="the scale of a GradScaler is 0, infinite or NaN",
+        why="GradScaler multiplies the loss by it and divides the gradients by it. With 0, they become NaN, and the "
+        "step writes them into the weights; with Inf or NaN, every step is skipped without a word.",
+        mend="Make a new GradScaler in place of restoring this one, or resume from an earlier checkpoint.",
     ),
     Entry(
         code="K601",
@@ -425,7 +435,8 @@ _ENTRIES: Final = (
         name="mixed-saves",
         severity=Severity.ERROR,
         when="files of a distributed checkpoint were written after its .metadata, and their step counts are not those "
-        "of the other files; or files of ranks have different step counts",
+        "of the other files; or all step counts in a file are equal, and others than in the files that have parts of "
+        "the same parameters; or files of ranks have different step counts",
         why="A rank was killed while torch.distributed.checkpoint.save replaced an earlier checkpoint in the folder. "
         "Some parameters are of one save, and some of the other. A load reads them without an error.",
         mend="Resume from another checkpoint. Save each checkpoint to a folder of its own.",
@@ -461,6 +472,16 @@ _ENTRIES: Final = (
         why="Replicas are equal after each step. If they differ, a file is of another save, or the ranks have drifted "
         "apart in training. Each rank resumes from its own values.",
         mend="Resume from an earlier checkpoint, or copy the file of the rank that has the right values.",
+    ),
+    Entry(
+        code="F811",
+        name="dangling-pointer",
+        severity=Severity.WARNING,
+        when="'latest' (DeepSpeed) or 'latest_checkpointed_iteration.txt' (Megatron, verl) names a checkpoint that is "
+        "not beside it",
+        why="The trainer reads this file first. It then fails, or starts anew from random weights, although other "
+        "checkpoints are there.",
+        mend="Copy that checkpoint to its place, or write the name of another one into the file.",
     ),
     Entry(
         code="F815",

@@ -12,6 +12,7 @@ from ckptmove.checkpoint.directories import sharding_of
 from ckptmove.checkpoint.pairing import moments
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, file_of, target_device
+from ckptmove.model import Severity
 from ckptmove.text import amount, quoted, some
 from ckptmove.torch_facts.devices import is_accelerator, supports_capturable, supports_fused
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
@@ -111,7 +112,7 @@ def state_shape(inventory: Inventory, context: Context) -> Iterator[Finding]:
         parted = parted or [
             (tensor, "and no tensor that could be its parameter has that shape")
             for shortage in lacking.shortages
-            if not shortage.tensors
+            if not (shortage.tensors or lacking.is_adapter)
             for entry in shortage.entries
             for _, tensor in moments(entry, optimizer.algorithm)
         ]
@@ -170,7 +171,7 @@ def group_size(inventory: Inventory, context: Context) -> Iterator[Finding]:
             parameters, tensors = amount(lacking.listed, "parameter"), amount(lacking.candidates, "tensor")
             faults[f"{parameters} in the groups, {tensors} in the file that could be one"] = [f"{root}param_groups"]
         for shape, entries, count in lacking.shortages:
-            if count:
+            if count or lacking.is_adapter:
                 held = f"state of {len(entries)} parameters of shape {list(shape)}"
                 faults[f"{held}, {amount(count, 'tensor')} in the file that could be one"] = [
                     f"{root}state.{entry.key}" for entry in entries
@@ -185,6 +186,12 @@ def group_size(inventory: Inventory, context: Context) -> Iterator[Finding]:
             faults[lost] = [f"{root}state.{entry.key}" for entry in unlisted]
         if faults:
             where = [path for paths in faults.values() for path in paths]
+            if lacking.is_adapter and not (optimizer.mistyped or unlisted):
+                fix = (
+                    "save it again from the run, with the modules of these parameters in modules_to_save of the adapter"
+                )
+                yield found("O206", "; ".join(faults), where, fix)._replace(severity=Severity.WARNING)
+                continue
             is_mended = optimizer.mistyped and len(faults) == 1
             fix = _convert_keys(optimizer) if is_mended else _restore_model_only(inventory, optimizer)
             yield found("O206", "; ".join(faults), where, fix)

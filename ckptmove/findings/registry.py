@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.checkpoint.pairing import pair_all
-from ckptmove.findings import archive, beside, devices, dtypes, keys, optimizer, resume, safety
+from ckptmove.findings import archive, beside, devices, dtypes, keys, numbers, optimizer, resume, safety
 from ckptmove.findings.candidates import find_lacking
 from ckptmove.findings.context import is_incomplete, target_device
 
@@ -39,6 +39,8 @@ RULES: Final[tuple[FindingRule, ...]] = (
     resume.scheduler_rate,
     dtypes.dtype_unsupported,
     dtypes.stored_scales,
+    numbers.not_finite,
+    numbers.scaler_scale,
     keys.wrapper_prefix,
     safety.weights_only,
     safety.dangerous_global,
@@ -55,6 +57,7 @@ RULES: Final[tuple[FindingRule, ...]] = (
     archive.missing_ranks,
     archive.absent_shards,
     archive.other_replicas,
+    beside.dangling_pointers,
     archive.unsafe_members,
 )
 

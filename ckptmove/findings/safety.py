@@ -5,6 +5,7 @@ No fix allows a name, or loads the file in a way that runs code from it.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding, GlobalUse, Inventory
 
 _SHOWN: Final = 4
+#: Modules of paths: Python 3.13 pickles them under the second name.
+_PATHLIB, _NEW_PATHLIB = "pathlib.", "pathlib._local."
 #: Dotted name of a module; a folder of a remote repository may have a version, with dashes, in its name.
 _PATH: Final = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 
@@ -55,6 +58,7 @@ def weights_only(inventory: Inventory, context: Context) -> Iterator[Finding]:
         yield _exported(inventory, refused, parts)
         return
     message = f"torch.load(weights_only=True) refuses {' and '.join(parts)}"
+    message += "".join(f"; {one}" for one in _only_elsewhere(refused))
     later = _newer_names(inventory)
     message += f"; before torch {' also '.join(_older_refusals(later))}" if later else ""
     where = [file.path for file in files] or [use.name for use in refused]
@@ -183,6 +187,16 @@ def _refusal(use: GlobalUse) -> str:
     """Return a name, with the first torch that refuses it if older versions accept it."""
     until = WEIGHTS_ONLY_UNTIL.get(use.name)
     return use.name if until is None else f"{use.name} (since torch {until})"
+
+
+def _only_elsewhere(refused: Sequence[GlobalUse]) -> Iterator[str]:
+    """Why another Python, or this system, cannot make the paths in a pickle; pure paths can be made everywhere."""
+    paths = [use.name for use in refused if use.name.startswith(_PATHLIB)]
+    if any(name.startswith(_NEW_PATHLIB) for name in paths):
+        yield "only Python 3.13 and later has pathlib._local"
+    name, systems = ("PosixPath", "Linux and macOS") if os.name == "nt" else ("WindowsPath", "Windows")
+    if any(path.endswith(f".{name}") for path in paths):
+        yield f"a {name} can be made only on {systems}"
 
 
 def _do_not_load(inventory: Inventory) -> str:

@@ -174,6 +174,11 @@ class Listing:
             links=tuple(link for link in self.links if stays(link.path) and stays(link.leads_to)),
         )
 
+    @property
+    def jobs(self) -> int:
+        """Number of files to read at a time: the next ones while a server answers, and one of a directory."""
+        return 1
+
     def full(self, path: str) -> str:
         """The path of something in the directory, as the system knows it."""
         return os.path.join(self.path, path)

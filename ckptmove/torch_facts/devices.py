@@ -35,6 +35,9 @@ _UNINDEXED: Final = frozenset({"cpu", "mps"})
 _CAPTURABLE: Final = frozenset({"cuda", "xpu", "hpu", "xla", "privateuseone"})
 _FUSED: Final = frozenset({"mps", "cuda", "xpu", "hpu", "cpu", "mtia", "privateuseone"})
 
+#: Key of a list of RNG states with one for each device: ``cuda_rng_state_all``, ``torch_hpu_manual_seed``.
+DEVICE_RNG: Final = re.compile("|".join(sorted((_TAGGED - {"cpu"}) | {"gpu", "device"})), re.IGNORECASE)
+
 _NOT_ON_MPS: Final = frozenset(ITEM_BYTES) - MPS_DTYPES
 
 #: torch stores an index in eight bits. It accepts a larger one without an error, and changes it.

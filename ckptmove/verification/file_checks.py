@@ -33,10 +33,10 @@ FAILED_BY: Final = {
     "R301": "placement", "T401": "placement",
     "O204": "structure", "O206": "structure", "O207": "structure", "O208": "structure",
     "S702": "file", "F801": "file", "F802": "file", "F805": "file", "F807": "file", "F808": "file", "F810": "file",
-    "F815": "file", "F803": "restore", "N501": "numbers", "N502": "numbers",
+    "F815": "file", "F803": "restore", "N501": "numbers", "N502": "numbers", "N503": "numbers",
 }  # fmt: skip
 #: Findings that are often warnings, which fail no check.
-_ONLY_ERRORS: Final = frozenset({"D101", "D102", "D104", "F805"})
+_ONLY_ERRORS: Final = frozenset({"D101", "D102", "D104", "F805", "O206"})
 
 
 def check_file(parts: Sequence[OpenPart], *, is_checked: bool = True) -> CheckResult:

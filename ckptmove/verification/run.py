@@ -10,10 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, cast
 
-from ckptmove.checkpoint.open_checkpoint import side_by_side
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
-from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.conversion.keep import kept_tensors
 from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import UsageError
@@ -89,8 +87,7 @@ def verify_checkpoint(
         PackageMissing: if torch, or a package that the child imports, is not installed.
         TorchBroken: if torch cannot be imported.
         ChildKilled: if the child was killed from outside.
-        UsageError: if the device or optimizer is unknown, the case is unusable, the original has no tensor in common
-            with the checkpoint, or an option's number is out of range.
+        UsageError: if the device or optimizer is unknown, the case is unusable, or an option's number is out of range.
         UnreadableInput: if the checkpoint or its original cannot be read, is damaged, or is not a checkpoint.
         LimitExceeded: if either needs more than the limits allow.
     """
@@ -118,9 +115,7 @@ def verify_checkpoint(
             open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude, copy=copy)
         )
         if original is not None:
-            converted = expected(original, checkpoint, request.remap, limits)
-            _refuse_stranger(checkpoint, original, converted)
-            is_changed = converted is not original
+            is_changed = expected(original, checkpoint, request.remap, limits) is not original
         limit_tensor_sizes(checkpoint, limits)
         nbytes += checkpoint.nbytes
         timeout = _SCRIPT_SECONDS if request.timeout is None and request.script is not None else request.timeout
@@ -240,19 +235,6 @@ def refuse_request(request: VerifyRequest) -> None:
 def _refuse_number(option: str, number: int | None, what: str) -> None:
     if number is not None and number < 1:
         raise UsageError(Phrase(Argument(option), f" takes a number of {what}, at least 1, not {number}"))
-
-
-def _refuse_stranger(checkpoint: OpenCheckpoint, original: OpenCheckpoint, converted: OpenCheckpoint) -> None:
-    """Raise UsageError if a file and a directory, or an archive, have no tensor of the same name.
-
-    Args:
-        checkpoint: the checkpoint to verify.
-        original: the other one.
-        converted: what a conversion of the original must have written.
-    """
-    if checkpoint.kind != original.kind and not find_counterparts(*side_by_side(checkpoint, converted)).pairs:
-        kinds = f"{checkpoint.path} is {checkpoint.kind}, but {Argument('against')} names {original.kind}"
-        raise UsageError(f"{kinds} without a tensor of the same name: {original.path}")
 
 
 def checks_without_torch(

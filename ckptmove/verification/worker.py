@@ -34,7 +34,7 @@ from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.restored.against import OriginalTensors, casts, differences
 from ckptmove.verification.restored.generators import refused_states
 from ckptmove.verification.restored.loaded import LoadedFiles
-from ckptmove.verification.restored.numbers import NumbersTally, broken_numbers
+from ckptmove.verification.restored.numbers import NumbersTally
 from ckptmove.verification.restored.survey import survey
 from ckptmove.verification.sample.choice import Sample, choose_sample
 from ckptmove.verification.step.counters import CounterFaults, check_counters
@@ -184,7 +184,7 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
         own = share(checkpoint, pairings, group.rank, group.size) if group.size > 1 else None
         loaded = LoadedFiles(checkpoint.parts, stored, sample=sample, share=own)
         seen = sample.names if sample is not None and request.is_partial else None
-        counters = _counters(checkpoint, stored, seen) if group.rank == 0 else CounterFaults()
+        counters = check_counters(inventory, stored, seen) if group.rank == 0 else CounterFaults()
         numbers = NumbersTally.of(inventory, _trained(paired), counters)
         restore = survey(inventory, stored, loaded, numbers, sample, own, group)
         refused = refused_states(inventory, stored, seen)
@@ -206,15 +206,6 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
             emit({"check": check_to_json(_of_sample(check, sample))})
         if request.runs_training:
             _emit_training(bench, emit)
-
-
-def _counters(checkpoint: OpenCheckpoint, stored: StoredTensors, names: frozenset[str] | None) -> CounterFaults:
-    """Step counts, of these tensors or of all, and the plain numbers of schedulers and scalers."""
-    counters = check_counters(checkpoint.inventory, stored, names)
-    for part in checkpoint.parts:
-        for fault in broken_numbers(part.tree()):
-            counters.faults.add(part.full_name(fault))
-    return counters
 
 
 def _trained(pairings: tuple[Pairing, ...]) -> frozenset[str]:

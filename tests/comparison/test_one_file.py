@@ -95,3 +95,16 @@ def test_verify_compares_with_a_directory_in_a_fork(folder, tmp_path):
     document = json.loads(subprocess.run(words, capture_output=True, text=True, check=False).stdout)
     (restore,) = (one for one in document["results"][0]["checks"] if one["name"] == "restore")
     assert restore["status"] == "passed", restore
+
+
+def test_the_order_of_keys_in_safetensors_is_no_difference(tmp_path):
+    tensors = {"a": torch.ones(3, dtype=torch.bfloat16), "b": torch.ones(3), "c": torch.ones(3, dtype=torch.bfloat16)}
+    paths = [str(tmp_path / name) for name in ("mixed.safetensors", "cast.safetensors")]
+    safetensors.torch.save_file(tensors, paths[0])
+    ckptmove.convert(paths[0], output=paths[1], dtype="bf16")
+    assert [[one.name for one in ckptmove.inspect(path).inventory.tensors] for path in paths] == [[*"bac"], [*"abc"]]
+    assert ckptmove.verify(paths[1], against=paths[0], dtype="bf16").passed
+    assert [one.what for one in ckptmove.diff(*paths).changed] == ["dtype"]
+    torch.save({**dict(reversed(tensors.items())), "epoch": 3, "options": {"lr": 0.1}}, tmp_path / "other.pth")
+    found = ckptmove.diff(tmp_path / "other.pth", paths[0]).changed
+    assert {one.name for one in found if one.what == "object"} == {"epoch", "options.lr"}

@@ -270,6 +270,24 @@ class TestSafety:
 
         assert (own.severity, own.where) == ("info", ("torch.distributed.tensor.DTensor",))
 
+    @pytest.mark.parametrize(
+        ("names", "system", "said"),
+        [
+            (["pathlib.PosixPath", "pathlib.PureWindowsPath"], "posix", []),
+            (["pathlib.WindowsPath"], "posix", ["only on Windows"]),
+            (["pathlib._local.WindowsPath"], "posix", ["Python 3.13", "only on Windows"]),
+            (["pathlib._local.PosixPath"], "nt", ["Python 3.13", "only on Linux"]),
+            (["pathlib.WindowsPath", "pathlib.PurePosixPath"], "nt", []),
+        ],
+    )
+    def test_paths_of_another_python_or_system_are_named(self, make, monkeypatch, names, system, said) -> None:
+        monkeypatch.setattr("ckptmove.findings.safety.os.name", system)
+        [finding] = make.findings(make.inventory(globals=[GlobalUse(name, None, "safe") for name in names]), "S701")
+        monkeypatch.undo()
+
+        assert all(words in finding.message for words in said)
+        assert finding.message.count(";") == len(said)
+
     def test_names_are_listed(self, make) -> None:
         names = ["numpy.core.multiarray._reconstruct", "numpy.dtype", "numpy.ndarray", "__main__.Config", "Bare"]
         uses = tuple(GlobalUse(name, None, "unknown") for name in names)

@@ -97,6 +97,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
         contents=frozenset(walk.contents),
         rng_devices=tuple(walk.rng_devices),
         last_rates=tuple(walk.last_rates),
+        broken_numbers=tuple(walk.broken_numbers),
         sections=tuple(walk.sections),
         objects=(*_outermost(walk.modules), *walk.pickled_optimizers),
         epoch=counters.epoch,
@@ -138,6 +139,7 @@ def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickl
         contents=frozenset(walk.contents),
         rng_devices=tuple(walk.rng_devices),
         last_rates=tuple(walk.last_rates),
+        broken_numbers=tuple(walk.broken_numbers),
         sections=tuple(walk.sections),
     )
 

@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.pickles.tree import items_of
+from ckptmove.text import amount
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckptmove.model import OptimizerRecord, StateEntry, TensorRecord
-    from ckptmove.pickles.tree import Value
+    from ckptmove.model import Inventory, OptimizerRecord, StateEntry, TensorRecord
+    from ckptmove.pickles.tree import Dict, Value
 
 #: What every rank saves of its optimizer, and the state_dict of the optimizer in it: of stage 3, and of stages 1 and 2.
 HOLDER: Final = "optimizer_state_dict"
 _INNER: Final = (f".{HOLDER}", ".base_optimizer_state")
+#: The number of ranks with a partition: of stages 1 and 2 a list with one for each group, as experts have fewer.
+_COUNT: Final = "partition_count"
+#: A larger number counts no ranks.
+_MOST_RANKS: Final = 1 << 20
 #: The lists of partitions: of stage 3, and of stages 1 and 2.
 PARTITIONS: Final = ("fp32_flat_groups", "single_partition_of_fp32_groups")
 
@@ -49,10 +54,31 @@ def partitions(optimizer: OptimizerRecord, tensors: Mapping[str, TensorRecord]) 
     return []
 
 
+def rank_count(state: Dict) -> int:
+    """The number of ranks that share the state of a ZeRO optimizer; 0 if it does not state it."""
+    counted = state.get(_COUNT)
+    return max((one for one in (counted, *items_of(counted)) if type(one) is int), default=0)
+
+
+def one_of_ranks(inventory: Inventory, optimizer: OptimizerRecord) -> str:
+    """Why a ZeRO optimizer cannot be restored: the checkpoint has the states of fewer ranks than share it; else empty.
+
+    DeepSpeed's own ``load_state_dict`` takes a list with the states of all ranks. They have no ``param_groups`` at the
+    top, which that of torch reads first.
+    """
+    there = sum(one.ranks == optimizer.ranks for one in inventory.optimizers)
+    if there >= optimizer.ranks:
+        return ""
+    return (
+        f"it is DeepSpeed's ZeRO state of {there:,} of {amount(optimizer.ranks, 'rank')} ({_COUNT}), which "
+        "load_state_dict of torch refuses (KeyError: 'param_groups')"
+    )
+
+
 def of_partitions(
     optimizers: Sequence[OptimizerRecord], tensors: Sequence[TensorRecord], root: Value
 ) -> tuple[OptimizerRecord, ...]:
-    """Optimizers with the state of ZeRO partitions cut to their length.
+    """Optimizers with the state of ZeRO partitions cut to their length, and the number of their ranks.
 
     Stages 1 and 2 save the last partition of a group without its padding, but the state with it.
 
@@ -61,10 +87,11 @@ def of_partitions(
         tensors: its tensors.
         root: its tree.
     """
+    optimizers = tuple(one._replace(ranks=_ranks_of(one, root)) for one in optimizers)
     pairs = as_dict(root)
     state = None if pairs is None else as_dict(pairs.get(HOLDER))
     if state is None:
-        return tuple(optimizers)
+        return optimizers
     paddings = items_of(state.get("group_paddings"))
     by_name = {record.name: record for record in tensors}
     found = []
@@ -82,6 +109,16 @@ def of_partitions(
         else:
             found.append(optimizer)
     return tuple(found)
+
+
+def _ranks_of(optimizer: OptimizerRecord, root: Value) -> int:
+    """The number of ranks in the dict around an optimizer, at any place in a file; 1 if there is none."""
+    if not f".{optimizer.where}".endswith(_INNER):
+        return 1
+    holder: Dict | None = as_dict(root)
+    for key in optimizer.where.split(".")[:-1]:
+        holder = None if holder is None else as_dict(holder.get(key))
+    return min(max(1, 0 if holder is None else rank_count(holder)), _MOST_RANKS)
 
 
 def _cut(entry: StateEntry, length: int, padding: int) -> StateEntry:

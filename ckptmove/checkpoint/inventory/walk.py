@@ -5,11 +5,11 @@ The walk is not recursive, and the size of the pickle limits the number of visit
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.inventory import mentions, objects, shapes
+from ckptmove.checkpoint.inventory.broken import broken_numbers
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.flattened import is_flat_optimizer, split_by_parameter
 from ckptmove.checkpoint.inventory.numpy_scalars import scalar_value
@@ -21,6 +21,7 @@ from ckptmove.errors import LimitExceeded
 from ckptmove.model import Mention
 from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import Call, Dict, Node, Opaque, Persistent, PlainTensor, Sequence
+from ckptmove.torch_facts.devices import DEVICE_RNG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,13 +30,12 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.inventory.optimizers import EntryDraft, OptimizerDraft
     from ckptmove.checkpoint.inventory.shapes import Member
     from ckptmove.limits import Limits
-    from ckptmove.model import Role, TensorRecord
+    from ckptmove.model import BrokenNumber, Role, TensorRecord
     from ckptmove.pickles.tree import Value
 
 _COUNTER_DEPTH: Final = 3
 #: Fairseq's counter, in its ``optimizer_history``; no optimizer of torch has this key.
 _UPDATES: Final = "num_updates"
-_DEVICE_RNG: Final = re.compile("cuda|gpu|device|xpu|npu", re.IGNORECASE)
 #: Roles that the keys of a dict show better than the key of the dict itself.
 _BY_KEYS: Final = frozenset({None, "other", "scheduler", "scaler", "rng"})
 #: Roles that a resume needs, with or without tensors.
@@ -58,6 +58,7 @@ class Walk:
         contents: parts of a resume that the file has.
         rng_devices: path and length of each list of per-device RNG states.
         last_rates: path and values of each list of learning rates of a scheduler.
+        broken_numbers: numbers of schedulers and scalers that training cannot go on from.
         counters: path and value of each step counter.
         modules: paths of pickled modules.
         pickled_optimizers: paths of pickled optimizers.
@@ -73,6 +74,7 @@ class Walk:
     contents: set[str] = field(default_factory=set)
     rng_devices: list[tuple[str, int]] = field(default_factory=list)
     last_rates: list[tuple[str, tuple[float, ...]]] = field(default_factory=list)
+    broken_numbers: list[BrokenNumber] = field(default_factory=list)
     counters: list[tuple[str, float]] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     pickled_optimizers: list[str] = field(default_factory=list)
@@ -299,8 +301,10 @@ class Walk:
                 flat = split_by_parameter(pairs)
                 pairs, keys = flat.others, shapes.string_keys(flat.others)
                 inner.role = inner.role if keys else "optimizer"
+            by_keys = shapes.role_of_keys(keys)
+            self._note_broken(pairs, by_keys, inner)
             if inner.role in _BY_KEYS:
-                inner.role = shapes.role_of_keys(keys) or inner.role
+                inner.role = by_keys or inner.role
             if inner.role is None and self._looks_like_state_dict(pairs, keys, node):
                 inner.role, inner.is_bare = "model", not place.depth
             if inner.role in _CONTENTS and pairs.flat:
@@ -309,6 +313,12 @@ class Walk:
         self._push(members, inner, node)
         if flat is not None:
             self._enter_flat_optimizer(flat, inner)
+
+    def _note_broken(self, pairs: Dict, role: Role | None, inner: MemberContext) -> None:
+        for number in broken_numbers(pairs, role, inner.prefix):
+            self._budget.spend(_SCALAR)
+            self._budget.write(len(number.where))
+            self.broken_numbers.append(number)
 
     def _looks_like_state_dict(self, pairs: Dict, keys: set[str], node: Node) -> bool:
         """Whether a dict is mostly tensors under keys of a module: dicts of data have no dotted keys."""
@@ -354,7 +364,7 @@ class Walk:
         )
         if inner.role == "rng" and value.items:
             self.contents.add("rng")
-            if has_rows and _DEVICE_RNG.search(key):
+            if has_rows and DEVICE_RNG.search(key):
                 self.rng_devices.append((inner.path, len(value.items)))
         if key == "_last_lr" and value.items and all(type(rate) is float for rate in value.items):
             self.last_rates.append((inner.path, cast("tuple[float, ...]", tuple(value.items))))
@@ -397,8 +407,9 @@ class Walk:
         role = shapes.role_of_keys(shapes.string_keys(state)) if state is not None else None
         if mentions.is_mesh(call):  # its tensors are ranks, not part of a model or of optimizer state
             inner = MemberContext(inner.prefix, "other", inner.depth, is_mesh=True)
-        elif role is not None:  # a pickled scheduler or scaler
+        elif role is not None and state is not None:  # a pickled scheduler or scaler
             inner.role = role
+            self._note_broken(state, role, inner)
             self.contents.add(role)
         self._push_object(call, inner)
 

@@ -143,6 +143,24 @@ class DistributedPart(PiecedPart):
         placed, chunks = self._container.metadata.pieces.of(tensor.name), {chunk.offsets for chunk in tensor.chunks}
         return frozenset(piece.file for offsets, piece in placed.items() if offsets in chunks)
 
+    def only_piece(self, record: TensorRecord) -> Piece | None:
+        """The piece of a tensor that is stored whole; None if it is in several pieces, in an object, or not there."""
+        pieces = [*self._container.pieces_of(self.own_key(record) or "").values()]
+        return pieces[0] if len(pieces) == 1 and pieces[0].offsets is not None else None
+
+    @property
+    def jobs(self) -> int:
+        """Number of its files to read at a time."""
+        return self._files.listing.jobs
+
+    def is_near(self, file: str) -> bool:
+        """Whether any number of short reads of a file takes at most two requests."""
+        if not self._files.listing.is_remote:
+            return True
+        from ckptmove.io.remote.source import WINDOW
+
+        return self._container.sizes[file] <= 2 * WINDOW
+
     def span(self, key: str) -> Span | None:
         """Bytes of a tensor by its name, as if they were contiguous; None if some are missing."""
         if key in self._in_objects:

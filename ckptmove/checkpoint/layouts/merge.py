@@ -60,6 +60,7 @@ def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
         contents=inventory.contents.union(roles),
         rng_devices=tuple((mover.name(where), count) for where, count in inventory.rng_devices),
         last_rates=tuple((mover.name(where), rates) for where, rates in inventory.last_rates),
+        broken_numbers=tuple(one._replace(where=mover.name(one.where)) for one in inventory.broken_numbers),
         sections=(
             *((path, role) for role in roles),
             *((mover.name(where), role) for where, role in inventory.sections),
@@ -116,6 +117,7 @@ def merge_inventories(path: str, container: str, parts: Sequence[OpenPart], size
         contents=frozenset().union(*(one.contents for one in each)),
         rng_devices=tuple(chain.from_iterable(one.rng_devices for one in each)),
         last_rates=tuple(chain.from_iterable(one.last_rates for one in each)),
+        broken_numbers=tuple(chain.from_iterable(one.broken_numbers for one in each)),
         sections=tuple(chain.from_iterable(one.sections for one in each)),
         objects=tuple(chain.from_iterable(one.objects for one in each)),
         epoch=counters.epoch,

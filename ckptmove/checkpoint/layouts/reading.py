@@ -20,6 +20,7 @@ from ckptmove.checkpoint.layouts.interrupted_save import find_two_saves, newer_f
 from ckptmove.checkpoint.layouts.megatron import join_optimizers
 from ckptmove.checkpoint.layouts.merge import file_record, merge_inventories, moved_inventory
 from ckptmove.checkpoint.layouts.open_files import OpenFiles
+from ckptmove.checkpoint.layouts.pointers import dangling_pointers
 from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
 from ckptmove.checkpoint.layouts.rank_shards import group_by_rank, missing_by_name, read_rank_file
 from ckptmove.checkpoint.layouts.shards import ShardsPart, find_shards, is_consolidated
@@ -351,6 +352,7 @@ class Reader:
             partitioned=_of_one(self._partitioned.values()),
             unread=tuple(self._unread),
             code=tuple(code_beside(listing)),
+            pointers=tuple(dangling_pointers(listing)),
         )
 
     def _outline(self) -> tuple[OutlineLine, ...]:

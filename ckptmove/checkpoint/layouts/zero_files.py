@@ -12,6 +12,7 @@ from itertools import count, islice
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ckptmove.checkpoint.inventory.partitions import rank_count
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
 from ckptmove.checkpoint.parts import RANKS_MISSING
 from ckptmove.errors import MissingShard
@@ -87,11 +88,9 @@ def zero_file(path: str, root: Value) -> ZeroFile | None:
     if pairs is None or not is_zero_file(name):
         return None
     state = as_dict(pairs.get("optimizer_state_dict"))
-    counted = None if state is None else state.get("partition_count")
-    # Stages 1 and 2 count the partitions of each group: experts have fewer.
-    counts = [one for one in (counted, *items_of(counted)) if type(one) is int]
     world, model_ranks = pairs.get("dp_world_size"), pairs.get("mp_world_size")
-    ranks = max(counts, default=world if type(world) is int else 0)
+    ranks = 0 if state is None else rank_count(state)
+    ranks = ranks or (world if type(world) is int else 0)
     layers = items_of(pairs.get(_EXPERTS)) if pairs.get(_REPLACED) is None else ()
     experts = tuple(one if type(one) is int else 0 for one in layers)
     return ZeroFile(folder, name, ranks, model_ranks if type(model_ranks) is int else 0, experts)

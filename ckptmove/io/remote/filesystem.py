@@ -269,6 +269,11 @@ class RemoteListing(Listing):
     answers_at_once: bool = False
     begun: dict[str, Future[RemoteSource]] = field(default_factory=dict)
 
+    @property
+    def jobs(self) -> int:
+        """Number of files to read at a time."""
+        return _AHEAD if self.answers_at_once else 1
+
     def full(self, path: str) -> str:
         """URL of something in the directory, without credentials."""
         return f"{self.path.rstrip('/')}/{path}" if path else self.path

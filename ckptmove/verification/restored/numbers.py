@@ -8,20 +8,17 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ckptmove.checkpoint.inventory.shapes import as_dict, members, role_of_keys, string_keys
 from ckptmove.checkpoint.state_dicts import is_buffer
 from ckptmove.findings.catalogue import found
-from ckptmove.pickles.tree import Node, Sequence
 from ckptmove.text import amount
 from ckptmove.torch_facts.optimizers import magnitudes
 from ckptmove.verification.checks import Joined, Offenders, failed, passed, skipped
 from ckptmove.verification.tensors.stored import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
     from ckptmove.model import Finding, Inventory, TensorRecord
-    from ckptmove.pickles.tree import Dict, Value
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.step.counters import CounterFaults, Uneven
 
@@ -33,8 +30,6 @@ _EXTREMES: Final = frozenset({"min_val", "max_val", "min_vals", "max_vals"})
 _VARIANCE: Final = "running_var"
 #: Dtypes with two values in a byte, which have no arithmetic in torch.
 _NOT_COMPARED: Final = frozenset({"float4_e2m1fn_x2"})
-#: Scheduler keys whose values must be finite; others may be infinite, for example the best loss so far.
-_RATES: Final = frozenset({"base_lrs", "_last_lr", "min_lrs", "eta_min"})
 
 
 @dataclass(slots=True)
@@ -107,28 +102,30 @@ class NumbersTally(Joined):
 
     def check(self, ignored: Collection[str]) -> CheckResult:
         """The result of the check. Faults whose finding code is ignored do not fail it."""
+        wrong = self._wrong_counts()
         figures = {
             "tensors": self.tensors,
             "elements": self.elements,
             "not_finite": self.not_finite.count,
             "negative": self.negative.count,
             "infinite_buffers": self.infinite_buffers,
-            "wrong_counts": self._counters.faults.count,
+            "wrong_counts": wrong.count,
         }
         faults: list[str] = []
         if self.not_finite and "N501" not in ignored:
             faults += self.not_finite.failures("not finite: ")
         if self.negative and "N502" not in ignored:
             faults += self.negative.failures("below zero: ")
-        faults += self._counters.faults.failures()
+        if wrong and "N502" not in ignored:
+            faults += wrong.failures()
         if faults:
             return failed("numbers", faults, **figures)
         if not self.tensors:
             return skipped("numbers", "no readable tensor is known to be a weight or optimizer state", **figures)
         values = f"{amount(self.elements, 'value')} in {amount(self.tensors, 'tensor')}"
         parts = [f"{values} are finite, second moments and step counts not negative"]
-        if self.not_finite or self.negative:
-            parts = [f"{values} checked; values that are not finite or below zero are ignored"]
+        if self.not_finite or self.negative or wrong:
+            parts = [f"{values} checked; faults of ignored findings are not counted"]
         if self.infinite_buffers:
             parts.append(f"{amount(self.infinite_buffers, 'buffer')} with infinities, like those of masks")
         return passed("numbers", "; ".join([*parts, *(group.advice for group in self._counters.uneven)]), **figures)
@@ -144,11 +141,19 @@ class NumbersTally(Joined):
             message = f"NaN or Inf in {amount(self.not_finite.count, 'tensor')}: {self.not_finite}"
             fix = "resume from an earlier checkpoint: training cannot recover from these values"
             findings.append(found("N501", message, spoiled, fix))
-        if negative:
-            message = f"below zero, which no optimizer writes: {self.negative}"
+        wrong = self._wrong_counts()
+        if negative or wrong:
+            parts = [f"below zero, which no optimizer writes: {self.negative}"] if negative else []
             fix = "resume from an earlier checkpoint, or without this optimizer state"
-            findings.append(found("N502", message, negative, fix))
+            where = [*negative, *(name for name, _ in self._counters.wrong)]
+            findings.append(found("N502", "; ".join([*parts, *wrong.failures()]), where, fix))
         return tuple(findings)
+
+    def _wrong_counts(self) -> Offenders:
+        faults = Offenders()
+        for name, text in self._counters.wrong:
+            faults.add(f"{name} is {text}")
+        return faults
 
     def _is_magnitude(self, record: TensorRecord) -> bool:
         key, algorithm = self._state_keys.get(record.name, ("", None))
@@ -198,40 +203,3 @@ def _range(values: torch.Tensor) -> tuple[float, float]:
     """Lowest and highest value in one pass without a copy; NaN if any value is NaN, as in ``torch.aminmax``."""
     lowest, highest = torch.aminmax(comparable(values))
     return lowest.item(), highest.item()
-
-
-def broken_numbers(root: Value) -> Iterator[str]:
-    """Numbers that no scheduler or scaler can continue from, as text with their paths."""
-    stack: list[tuple[str, Value]] = [("", root)]
-    seen: dict[int, Value] = {}
-    while stack:
-        path, value = stack.pop()
-        if id(value) in seen:
-            continue
-        seen[id(value)] = value
-        pairs = as_dict(value)
-        if pairs is not None:
-            yield from _broken(path, pairs)
-            stack += ((f"{path}.{key}".lstrip("."), item) for key, item, _ in members(pairs) if isinstance(item, Node))
-        elif isinstance(value, Sequence):
-            stack += (
-                (f"{path}.{index}".lstrip("."), item)
-                for index, item in enumerate(value.items)
-                if isinstance(item, Node)
-            )
-
-
-def _broken(path: str, pairs: Dict) -> Iterator[str]:
-    role = role_of_keys(string_keys(pairs))
-    if role not in {"scheduler", "scaler"}:
-        return
-    for key, value, _ in members(pairs):
-        for number in value.items if isinstance(value, Sequence) else (value,):
-            if isinstance(number, (int, float)) and not _can_be(role, key, number):
-                yield f"{path}.{key} is {number}".lstrip(".")
-
-
-def _can_be(role: str, key: str, number: float) -> bool:
-    if role == "scaler":
-        return key != "scale" or (math.isfinite(number) and number > 0)
-    return not math.isnan(number) and (key not in _RATES or math.isfinite(number))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.torch_facts.optimizers import BY_NAME
-from ckptmove.verification.checks import Offenders
 from ckptmove.verification.tensors.stored import distinct
 
 if TYPE_CHECKING:
@@ -54,12 +53,12 @@ class CounterFaults:
 
     Attributes:
         negative: paths and values of counts below zero.
-        faults: other counts that no training writes.
+        wrong: paths of other counts and scalars that no training writes, each with its value and what is wrong with it.
         uneven: groups whose parameters have different counts.
     """
 
     negative: list[tuple[str, float]] = field(default_factory=list)
-    faults: Offenders = field(default_factory=Offenders)
+    wrong: list[tuple[str, str]] = field(default_factory=list)
     uneven: list[Uneven] = field(default_factory=list)
 
 
@@ -70,14 +69,14 @@ def check_counters(inventory: Inventory, stored: StoredTensors, names: frozenset
         groups = {key: group for group in optimizer.groups for key in group.params}
         counts: dict[str, list[tuple[str, float]]] = {}
         for path, value in _out_of_bounds(optimizer, stored):
-            counters.faults.add(f"{path} is {value:g}, a value that {optimizer.algorithm} never writes")
+            counters.wrong.append((path, f"{value:g}, a value that {optimizer.algorithm} never writes"))
         for entry, path, count in _counts(optimizer, stored):
             if count < 0:
                 counters.negative.append((path, count))
             elif optimizer.algorithm is not None:
                 fault = _fault(optimizer.algorithm, entry, count, stored)
                 if fault:
-                    counters.faults.add(f"{path} is {count:g}{fault}")
+                    counters.wrong.append((path, f"{count:g}{fault}"))
             if entry.key in groups and count >= 0:
                 counts.setdefault(groups[entry.key].where, []).append((path, count))
         counters.uneven += filter(None, (_uneven(where, of_group) for where, of_group in counts.items()))

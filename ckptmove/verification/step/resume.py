@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.checkpoint.elements import extent_numel, overlaps
+from ckptmove.checkpoint.inventory.partitions import one_of_ranks
 from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import UncastableDtype, UnreadableInput, UnsupportedDtype
@@ -316,6 +317,9 @@ def _obstacle(record: TensorRecord, algorithm: str, source: TensorSource) -> str
 
 def _choose(bench: Bench, optimizer: OptimizerRecord, pairing: Pairing) -> Choice:
     """The class to step an optimizer with, or why it is not stepped."""
+    one_rank = one_of_ranks(bench.checkpoint.inventory, optimizer)
+    if one_rank:
+        return Choice(reason=one_rank)
     choice = choose_optimizer(optimizer, _override(bench, optimizer))
     if pairing.how != "flat" or not choice.name or is_elementwise(choice.name):
         return choice

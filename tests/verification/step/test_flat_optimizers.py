@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+import zero_runs
 from simulation import on_a_simulated_device
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
@@ -130,6 +131,7 @@ def test_a_parameter_without_state_beside_others_is_found(make):
 
 SCRIPT = """
 import torch
+import zero_runs
 from torch import nn
 import ckptmove
 
@@ -188,3 +190,24 @@ def test_a_case_of_other_parameters_is_told_the_sizes(case_check):
     assert check["status"] == "failed"
     found = check["detail"].partition("the optimizer does not fit the checkpoint; ")[2]
     assert found == ("in the checkpoint: 5 groups of 1 parameter each; in the case: 2 groups of 4 and 2 parameters")
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("key", ["", "optimizer_state_dict", "optimizer", "engine.optimizer"])
+@pytest.mark.parametrize(("ranks", "together"), [(1, 1), (2, 1), (2, 2), (3, 2)])
+def test_the_zero_state_of_some_ranks_proves_nothing(answers, tmp_path, stage, key, ranks, together):
+    folder = zero_runs.made(tmp_path / "run", stage=stage, ranks=ranks)
+    states = [torch.load(path)["optimizer_state_dict"] for path in sorted(folder.glob("*_optim_states.pt"))]
+    with pytest.raises(KeyError, match="param_groups"):
+        optimizer_of(network()).load_state_dict(states[0])
+    (tmp_path / "by_hand").mkdir()
+    for rank, state in enumerate(states[:together]):
+        tree = state
+        for one in filter(None, reversed(key.split("."))):
+            tree = {one: tree}
+        torch.save(tree, tmp_path / "by_hand" / f"saved_{rank}.pt")
+    found = answers(str(tmp_path / "by_hand"), "cpu")["step"]
+    is_whole = together == ranks
+    assert ("KeyError: 'param_groups'" in found["detail"]) == (not is_whole)
+    if not is_whole:
+        assert (found["status"], f"{together} of {ranks} ranks" in found["detail"]) == ("skipped", True)
