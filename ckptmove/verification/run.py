@@ -34,8 +34,7 @@ from ckptmove.verification.fit.sizes import verify_fit
 from ckptmove.verification.machine import PackageMissing
 from ckptmove.verification.processes.child import CHILD_CHECKS, ONE_THREAD, child, forked, worker_command
 from ckptmove.verification.processes.forking import can_fork
-from ckptmove.verification.sample.choice import choose_sample
-from ckptmove.verification.sample.copy import copy_of_sample, filled, of_whole
+from ckptmove.verification.sampling import choose_sample
 from ckptmove.verification.step.optimizers import check_override
 from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
 
@@ -109,9 +108,8 @@ def verify_checkpoint(
             original = until_compared.enter_context(open_checkpoint(request.against, limits, keep_trees=True))
             limit_tensor_sizes(original, limits)
             nbytes, read_from, source = original.nbytes, original.read_from, original.inventory
-        copy = stack.enter_context(copy_of_sample(request.path))
         checkpoint = stack.enter_context(
-            open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude, copy=copy)
+            open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude)
         )
         if original is not None:
             converted = expected(original, checkpoint, request.remap, limits)
@@ -127,7 +125,6 @@ def verify_checkpoint(
             raise UsageError(
                 Phrase(Argument("device_memory"), " is the memory of an accelerator: name one with ", Argument("to"))
             )
-        asked = filled(checkpoint, copy, asked, progress)
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with ExitStack() as running:
             started = _start(running, command, asked, checkpoint, original, is_changed=is_changed)
@@ -145,7 +142,7 @@ def verify_checkpoint(
     if SCRIPT in cases:
         found["placement"] = _placed_by_script(found["placement"], found[SCRIPT])
     checks = tuple(fail_on_findings(found[name], findings) for name in (*CHECKS, *cases))
-    return of_whole(verdict(asked, answers, checks, findings, sample), checkpoint, copy)
+    return verdict(asked, answers, checks, findings, sample)
 
 
 def _jobs(request: VerifyRequest, nbytes: int) -> int:
@@ -168,7 +165,7 @@ def _start(
 
     It is a new one if the trees of the original were changed by a comparison.
     """
-    is_other = bool(command) or asked.runs_own_code or asked.is_partial or "torch" in sys.modules
+    is_other = bool(command) or asked.runs_own_code or "torch" in sys.modules
     if not (is_other or is_changed) and can_fork():
 
         def load() -> Callable[[], None]:

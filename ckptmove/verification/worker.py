@@ -36,7 +36,7 @@ from ckptmove.verification.restored.generators import refused_states
 from ckptmove.verification.restored.loaded import LoadedFiles
 from ckptmove.verification.restored.numbers import NumbersTally, broken_numbers
 from ckptmove.verification.restored.survey import survey
-from ckptmove.verification.sample.choice import Sample, choose_sample
+from ckptmove.verification.sampling import Sample, choose_sample
 from ckptmove.verification.step.counters import CounterFaults, check_counters
 from ckptmove.verification.step.optimizer_class import optimizer_class
 from ckptmove.verification.step.resume import Bench, resume
@@ -183,11 +183,10 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
         sample = choose_sample(inventory, pairings, request.sample, request.seed) if request.sample else None
         own = share(checkpoint, pairings, group.rank, group.size) if group.size > 1 else None
         loaded = LoadedFiles(checkpoint.parts, stored, sample=sample, share=own)
-        seen = sample.names if sample is not None and request.is_partial else None
-        counters = _counters(checkpoint, stored, seen) if group.rank == 0 else CounterFaults()
+        counters = _counters(checkpoint, stored) if group.rank == 0 else CounterFaults()
         numbers = NumbersTally.of(inventory, _trained(paired), counters)
         restore = survey(inventory, stored, loaded, numbers, sample, own, group)
-        refused = refused_states(inventory, stored, seen)
+        refused = refused_states(inventory, stored)
         if refused and restore.status != "failed":
             restore = failed("restore", refused.failures("refused by torch's generators: "), **dict(restore.evidence))
         original: OriginalTensors | None = None
@@ -208,9 +207,9 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
             _emit_training(bench, emit)
 
 
-def _counters(checkpoint: OpenCheckpoint, stored: StoredTensors, names: frozenset[str] | None) -> CounterFaults:
-    """Step counts, of these tensors or of all, and the plain numbers of schedulers and scalers."""
-    counters = check_counters(checkpoint.inventory, stored, names)
+def _counters(checkpoint: OpenCheckpoint, stored: StoredTensors) -> CounterFaults:
+    """Step counts, and the plain numbers of schedulers and scalers."""
+    counters = check_counters(checkpoint.inventory, stored)
     for part in checkpoint.parts:
         for fault in broken_numbers(part.tree()):
             counters.faults.add(part.full_name(fault))

@@ -51,8 +51,7 @@ GUARDED_MODULES = {
     "resource": "verification/processes/memory.py",  # lowers the limit of its own process
     "importlib": "verification/run.py verification/case/code/entrance.py verification/step/optimizer_class.py",
     # write bytes of tensors, and the output of the user's script; find the folder of generated files
-    "tempfile": "io/spool.py io/remote/partial_copy.py verification/case/script/check.py "
-    "verification/case/code/entrance.py",
+    "tempfile": "io/spool.py verification/case/script/check.py verification/case/code/entrance.py",
     # end a script that does not end; run the exit functions of the child; silence the event loop of fsspec
     "atexit": "io/remote/filesystem.py verification/case/script/check.py verification/processes/child.py",
     "urllib": "cli/render/sarif.py io/remote/address.py",  # quotes a path, splits URLs
