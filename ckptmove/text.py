@@ -83,8 +83,6 @@ class Argument(NamedTuple):
             return f"script_args={str(self.value).split()}"
         if self.name == "limit_factor":
             return f"limits=ckptmove.limits.Limits().times({self.value})"
-        if self.name == "sample":
-            return f"sample={self.value}" if self.value else self.name
         return self.name if self.value is None else f"{self.name}={self.value!r}"
 
     def __str__(self) -> str:

@@ -333,7 +333,6 @@ def result_to_json(result: Verdict) -> Json:
         "fixed": [one._asdict() for one in result.fixed],
         "unfixed": escaped(result.unfixed) or None,
         "fit": None if result.fit is None else result.fit._asdict(),
-        "remote": _remote(result.traffic),
         "not_looked_at": list(result.not_looked_at),
         **_ranks(result.run),
     }

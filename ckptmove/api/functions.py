@@ -353,8 +353,8 @@ def verify(
     """Prove that a checkpoint resumes, by one step of its optimizer on the target.
 
     Args:
-        path: a file, or a directory or an archive of files, which is one checkpoint; or its URL, with ``download``,
-            ``sample`` or ``fit``.
+        path: a file, or a directory or an archive of files, which is one checkpoint; or its URL, with ``download``
+            or ``fit``.
         to: target device (default: every tensor stays on its device, and the step is made on the model's).
         against: checkpoint whose values must be equal, after the changes of ``remap``; a file, a directory or an
             archive.
@@ -397,9 +397,9 @@ def verify(
     """
     from ckptmove.conversion.shards import parse_size
     from ckptmove.verification.case.name import name_of
+    from ckptmove.verification.downloading import downloaded
     from ckptmove.verification.request import VerifyRequest
     from ckptmove.verification.run import verify_checkpoint
-    from ckptmove.verification.sample.downloading import downloaded
 
     request = VerifyRequest(
         path=local_path(path, "verify takes"),

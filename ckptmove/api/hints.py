@@ -24,9 +24,9 @@ from ckptmove.limits import TREE_MEMORY
 from ckptmove.text import Argument, Phrase, ShellOnly, command_line, quoted, spelled_in_python
 from ckptmove.verification.case.code.patching import FixNotWritten
 from ckptmove.verification.case.name import ScriptUnusable
+from ckptmove.verification.downloading import CopyExists, NotDownloaded
 from ckptmove.verification.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
 from ckptmove.verification.machine import ChildKilled, PackageMissing, TorchBroken
-from ckptmove.verification.sample.downloading import VERIFY_IS_LOCAL, CopyExists, WholeNeeded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,7 +124,8 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     ),
     remap_errors.NeededByOptimizer: Phrase("remove the optimizer too: ", Argument("drop", "optimizer")),
     remap_errors.NothingLeft: Phrase("name the parts to keep: ", Argument("only", "GLOB")),
-    remote_errors.CopyFailed: Phrase("set TMPDIR to a folder with space, or add ", Argument("download", "DIR")),
+    remote_errors.NotLocal: "use a local path",
+    NotDownloaded: Phrase("add ", Argument("download", "DIR"), ", which downloads it first"),
     MissingDevice: 'load it on a device of this machine: map_location="cpu"',
     ScriptUnusable: Phrase(
         "name a Python file",
@@ -236,18 +237,6 @@ def _(error: remote_errors.UnknownScheme) -> str:
 @_hint.register(remote_errors.ArtifactAddress)
 def _(error: remote_errors.ArtifactAddress) -> str:
     return f"download it first: {command_line(error.command)}"
-
-
-@_hint.register(remote_errors.NotLocal)
-def _(error: remote_errors.NotLocal) -> str:
-    command = command_line(["ckptmove", "verify", error.path or "", "--download", "."])
-    download = Phrase("add ", Argument("download", "DIR"), ", which downloads it first")
-    if isinstance(error, WholeNeeded):
-        return download
-    if error.operation == VERIFY_IS_LOCAL:
-        sample = Phrase(Argument("sample", "N"), ", which reads only the tensors of a sample")
-        return Phrase(download, ", or ", sample, ShellOnly(f"; for example: {command}"))
-    return "use a local path"
 
 
 @_hint.register(remote_errors.RemoteFailed)

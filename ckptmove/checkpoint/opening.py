@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.parts import TreeUse
     from ckptmove.io.contracts import Progress, Traffic
     from ckptmove.io.listing import Listing
-    from ckptmove.io.remote.partial_copy import PartialCopy
     from ckptmove.io.remote.source import RemoteSource
     from ckptmove.io.source import DiskPlace, FileSource
     from ckptmove.io.walk import WalkedFile
@@ -47,7 +46,6 @@ def open_checkpoint(
     progress: Progress | None = None,
     members: Sequence[WalkedFile] | None = None,
     exclude: Collection[str] = (),
-    copy: PartialCopy | None = None,
 ) -> Iterator[OpenCheckpoint]:
     """Read a checkpoint without the bytes of its tensors. A file with a journal beside it is not read.
 
@@ -70,7 +68,6 @@ def open_checkpoint(
         progress: called with the bytes checked so far and the total.
         members: the files of a directory that belong to the checkpoint, as a search has found them; None for all.
         exclude: folders in a directory that are checkpoints of their own, by their paths in it: they are not read.
-        copy: a local copy of a remote checkpoint that keeps what is read, or None.
 
     Raises:
         UnreadableInput: if it is unreadable, damaged or not a checkpoint.
@@ -84,7 +81,7 @@ def open_checkpoint(
             location = as_location(location)
             traffic = None
             if isinstance(location, Address):
-                found, traffic = _remote(location, limits, stack, files=files, tree=tree, members=members, copy=copy)
+                found, traffic = _remote(location, limits, stack, files=files, tree=tree, members=members)
             elif is_folder(location):
                 found = _listing(location, limits, members)
             else:
@@ -135,13 +132,12 @@ def _remote(
     files: bool,
     tree: TreeUse,
     members: Sequence[WalkedFile] | None,
-    copy: PartialCopy | None,
 ) -> tuple[OpenCheckpoint | Listing, Traffic]:
     """Read a remote checkpoint file, or list a remote directory or archive; and the requests."""
     from ckptmove.io.remote.filesystem import list_members, open_remote
     from ckptmove.io.remote.source import RemoteSource
 
-    found = open_remote(address, limits, copy) if members is None else list_members(address, members)
+    found = open_remote(address, limits) if members is None else list_members(address, members)
     if isinstance(found, RemoteSource):
         return _read(found, None, limits, stack, files=files, tree=tree), found.traffic
     return found, found.traffic

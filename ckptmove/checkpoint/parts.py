@@ -32,7 +32,7 @@ from ckptmove.pickles.compact_memo import NeedsEveryOperation
 from ckptmove.torch_facts.verdicts import classify
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from ckptmove.checkpoint.directories import FileRecord
     from ckptmove.checkpoint.elements import StoredBytes
@@ -158,15 +158,6 @@ class OpenPart(ABC):
     @abstractmethod
     def extras(self) -> Mapping[str, bytes]:
         """SHA-256 of each content outside the tree and the storages, by its name in the part."""
-
-    def extents(self, keys: Collection[str]) -> Iterator[tuple[str, Span]]:
-        """What readers of some storages read: paths of files in the checkpoint, empty for the only one, and spans."""
-        del keys
-        return iter(())
-
-    def stand_ins(self) -> Iterator[tuple[str, Iterable[tuple[int, bytes]]]]:
-        """What readers expect between the storages of each file, as of :meth:`Container.stand_ins`."""
-        return iter(())
 
     def lost(self) -> tuple[str, ...]:
         """Names in the part of objects, other than tensors, whose bytes are missing; a file does not list them."""
@@ -443,15 +434,6 @@ class FilePart(OpenPart):
 
         span = self.span(key)
         return None if span is None else StoredBytes(self.source, span, self.byteorder)
-
-    def extents(self, keys: Collection[str]) -> Iterator[tuple[str, Span]]:
-        with self._container() as container:
-            for span in container.extents(keys):
-                yield self.name, span
-
-    def stand_ins(self) -> Iterator[tuple[str, Iterable[tuple[int, bytes]]]]:
-        with self._container() as container:
-            yield self.name, container.stand_ins()
 
     def tree(self) -> Value:
         if self._held is not None and self._held[1] is not None:

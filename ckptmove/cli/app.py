@@ -68,7 +68,6 @@ def inspect(
     strict: options.StrictInspect = False,
     limit_factor: options.LimitFactor = 1,
     jobs: options.Jobs = None,
-    share: Annotated[str | None, options.value("i/N", "Read only the share i of N, by the hash of each path.")] = None,
     skip_seen: Annotated[
         str | None,
         options.value(
@@ -97,7 +96,7 @@ def inspect(
         from ckptmove.moves import checked_globs
 
         checked_globs("--match", match)
-    found = find_targets(paths or (), config, share)
+    found = find_targets(paths or (), config)
     request = InspectRequest(
         path="",
         target=config.to if expect is None else None,

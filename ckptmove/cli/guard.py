@@ -161,6 +161,8 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
 
 def _retyped_hint(error: CkptMoveError, hint: str, words: Sequence[str]) -> str:
     """The hint for an error that ended the command, with the whole command line where it can be corrected."""
+    from ckptmove.verification.downloading import NotDownloaded  # a command without an error need not import it
+
     if isinstance(error, UnknownDevice) and error.suggestion is not None:
         return f"did you mean: {retyped(PROGRAM, words, error.device, error.suggestion)}"
     if isinstance(error, NotAPath):
@@ -169,6 +171,9 @@ def _retyped_hint(error: CkptMoveError, hint: str, words: Sequence[str]) -> str:
         own = _own(words)
         left = [word for word in own if word != "--in-place"]
         return f"write a new one: {command_line([PROGRAM, *left, '--output', 'NEW', *words[len(own) :]])}"
+    if isinstance(error, NotDownloaded):
+        own = _own(words)
+        return f"{hint}: {command_line([PROGRAM, *own, '--download', '.', *words[len(own) :]])}"
     if type(error) is UnsupportedDtype and words[0] == "convert":  # not its subclass, which --cast cannot help
         return f"{hint}: {command_line([PROGRAM, 'convert', '--cast', *words[1:]])}"
     return hint

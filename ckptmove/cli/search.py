@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from bisect import bisect_left
@@ -11,7 +10,7 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.cli.paths import as_operand, checkpoint_paths, expand_glob
-from ckptmove.errors import CkptMoveError, EmptyDirectory, MissingFile, UsageError
+from ckptmove.errors import CkptMoveError, EmptyDirectory, MissingFile
 from ckptmove.io.locations import is_folder
 from ckptmove.io.remote.address import Address
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 #: A pattern for all checkpoints below a folder.
 _SEARCH: Final = re.compile(r"(?P<folder>(?:.*[/\\])?)\*\*(?:[/\\]\*?)?", re.DOTALL)
-_SHARE: Final = re.compile(r"([1-9]\d{0,8})/([1-9]\d{0,8})")
 
 
 class Target(NamedTuple):
@@ -59,18 +57,16 @@ class Targets(NamedTuple):
     left_out: int
 
 
-def find_targets(words: Sequence[str], config: Config, share: str | None) -> Targets:
+def find_targets(words: Sequence[str], config: Config) -> Targets:
     """Expand the words of the command line.
 
     Args:
         words: as typed; without any, those of the configuration.
         config: the configuration.
-        share: ``i/N``, to keep the share ``i`` of ``N`` that the hash of each path belongs to; None for all.
 
     Raises:
-        UsageError: as of :func:`ckptmove.cli.paths.checkpoint_paths`, or if the share is invalid.
+        UsageError, NothingConfigured: as of :func:`ckptmove.cli.paths.checkpoint_paths`.
     """
-    belongs = _belongs(share)
     left_out = 0
     found: list[Target] = []
     patterns = words or config.checkpoints
@@ -86,7 +82,7 @@ def find_targets(words: Sequence[str], config: Config, share: str | None) -> Tar
         key = one.path.url if isinstance(one.path, Address) else one.path
         if single.setdefault(key, one).is_found and not one.is_found:
             single[key] = one  # what the user named is read as a whole, also next to a search
-    return Targets([one for one in single.values() if one.error is not None or belongs(one.path)], left_out)
+    return Targets([*single.values()], left_out)
 
 
 class Search(NamedTuple):
@@ -112,7 +108,7 @@ def search(words: Sequence[str], config: Config, command: str) -> Search:
     patterns = words or config.checkpoints
     if not any(map(_SEARCH.fullmatch, patterns)):
         return Search(checkpoint_paths(words, config, command), {}, {})
-    targets = find_targets(words, config, None).targets
+    targets = find_targets(words, config).targets
     return Search(
         tuple(one.path for one in targets),
         {one.path: one.exclude for one in targets},
@@ -140,21 +136,6 @@ def _matching(word: str, config: Config) -> tuple[list[Target], int]:
     if search is None or os.path.lexists(word) or "\0" in word:  # no path has a null character
         return [Target(path) for path in checkpoint_paths([word], config, "inspect")], 0
     return _search(search["folder"], word)
-
-
-def _belongs(share: str | None) -> Callable[[str], bool]:
-    if share is None:
-        return lambda _path: True
-    found = _SHARE.fullmatch(share)
-    if found is None or int(found[1]) > int(found[2]):
-        raise UsageError(f"--share takes i/N with i from 1 to N, not '{share:.200}'")
-    number, shares = int(found[1]), int(found[2])
-
-    def belongs(path: str) -> bool:
-        digest = hashlib.sha256(path.replace(os.sep, "/").encode("utf-8", "surrogateescape")).digest()
-        return int.from_bytes(digest[:8], "big") % shares == number - 1
-
-    return belongs
 
 
 def _search(folder: str, word: str) -> tuple[list[Target], int]:

@@ -14,8 +14,8 @@ from ckptmove.cli.render.answers import VerifyAnswer
 from ckptmove.cli.signals import settle
 from ckptmove.errors import CkptMoveError, UsageError
 from ckptmove.verification.checks import skipped
+from ckptmove.verification.downloading import downloaded, require_local
 from ckptmove.verification.run import verify_checkpoint
-from ckptmove.verification.sample.downloading import downloaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ def run_verify(
 
     Raises:
         UsageError: if ``--against`` or ``--fix`` is set for several checkpoints, or ``--fix`` without a case or script;
-            and as :func:`ckptmove.verify`.
+            if a checkpoint is at a URL and is not downloaded; and as :func:`ckptmove.verify`.
     """
     if requests[0].against is not None and len(requests) > 1:
         raise UsageError(f"--against names the original of one checkpoint, not of {len(requests)}")
@@ -67,6 +67,8 @@ def run_verify(
         if not rank.is_first:
             rank.attend(requests[0])
             return YES
+    for one in requests:
+        require_local(one)
 
     def verified(request: VerifyRequest) -> Verdict:
         with ProgressBar(wanted=renderer.shows_progress) as progress:

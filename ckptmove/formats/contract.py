@@ -15,7 +15,7 @@ from ckptmove.io.contracts import BytesSegment, CopySegment
 from ckptmove.pickles.machine import interpret
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
@@ -53,7 +53,6 @@ class Container(ABC):
         rewritten_as: the format of a file whose keys or parts change, if it is another one.
         suffixes: suffixes of file names that its readers expect.
         is_mappable: whether ``torch.load(mmap=True)`` maps it.
-        allows_holes: whether its library loads a file with zeros in place of some storages.
         loader: the function or the library that reads its tensors.
         weights_only: value of this argument that loads the file. False if weights-only mode rejects the format. None
             if the loader has no such argument.
@@ -83,7 +82,6 @@ class Container(ABC):
     rewritten_as: ClassVar[str] = ""
     suffixes: ClassVar[tuple[str, ...]] = ()
     is_mappable: ClassVar[bool] = False
-    allows_holes: ClassVar[bool] = False
     loader: ClassVar[str] = "torch.load"
     weights_only: ClassVar[bool | None] = True
     not_weights_only: ClassVar[str] = ""
@@ -196,22 +194,6 @@ class Container(ABC):
     @abstractmethod
     def storage_span(self, key: str) -> Span | None:
         """Span of a storage's bytes in the source; None if they are missing or not stored plainly."""
-
-    def extents(self, keys: Collection[str]) -> Iterable[Span]:
-        """Spans of the file that its library reads for some storages, in addition to what opening it has read.
-
-        Args:
-            keys: keys of the storages. Call :meth:`locate` before.
-        """
-        return [span for span in map(self.storage_span, keys) if span is not None]
-
-    def stand_ins(self) -> Iterable[tuple[int, bytes]]:
-        """What readers of the file expect between its storages: offsets and bytes.
-
-        They follow from the directory or the pickle, so that a copy with holes need not read them. Call :meth:`locate`
-        before.
-        """
-        return ()
 
     def storage_segment(self, key: str) -> Segment | None:
         """How the bytes of a storage are copied to an output; None if they are missing. Call :meth:`locate` before.

@@ -26,7 +26,6 @@ class RankFiles(Container):
 
     name = "rank-files"
     has_devices = False
-    allows_holes = True
     why_no_devices = "each rank has saved its shards from its own device"
 
     @classmethod

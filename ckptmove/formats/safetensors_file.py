@@ -104,7 +104,6 @@ class SafetensorsFile(Container):
     """
 
     name = "safetensors"
-    allows_holes = True
     has_devices = False
     is_table = True
     suffixes = (".safetensors",)

@@ -94,7 +94,6 @@ class TorchExport(TorchZip):
     """
 
     name = "torch-export"
-    allows_holes = False
     is_torch_save = False
     is_mappable = False
     has_code = True

@@ -21,7 +21,7 @@ from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import MADE, List, Tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ckptmove.formats.zip_archive.index import ZipDirectory
     from ckptmove.io.contracts import ByteSource, Segment
@@ -48,7 +48,6 @@ class TorchLegacy(Container):
 
     name = "torch-legacy"
     is_torch_save = True
-    allows_holes = True
     rewritten_as = "torch-zip"
     suffixes = (*TORCH_SUFFIXES, ".tar")
 
@@ -82,7 +81,6 @@ class TorchLegacy(Container):
         self._keys = self._read_keys()
         self._machine: Machine | None = None
         self._spans: dict[str, Span] = {}
-        self._numels: dict[str, int] = {}
         self._cut_off: list[str] = []
         self._window = b""
         self._window_start = 0
@@ -147,7 +145,7 @@ class TorchLegacy(Container):
             if start <= size and not self.source.is_remote and self._count(start - _COUNT_BYTES) != storage.numel:
                 raise self._damage(f"the number of elements of storage '{key:.40}' differs from its object pickle")
             if position <= size:
-                self._spans[key], self._numels[key] = Span(start, position), storage.numel
+                self._spans[key] = Span(start, position)
             else:
                 facts.append(ArchiveFact("past-end", key, min(position - size, storage.nbytes)))
         self._cut_off = [fact.record for fact in facts]
@@ -173,15 +171,6 @@ class TorchLegacy(Container):
     def storage_span(self, key: str) -> Span | None:
         """Span of a storage's bytes in the source; None if they are cut off, or before :meth:`locate`."""
         return self._spans.get(key)
-
-    def extents(self, keys: Collection[str]) -> Iterator[Span]:
-        """The storages, each with the number of its elements."""
-        return (Span(span.start - _COUNT_BYTES, span.end) for key, span in self._spans.items() if key in keys)
-
-    def stand_ins(self) -> Iterator[tuple[int, bytes]]:
-        """The number of elements before each storage, from the pickle."""
-        for key, span in self._spans.items():
-            yield span.start - _COUNT_BYTES, self._numels[key].to_bytes(_COUNT_BYTES, "little")
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
         """The output with a new object pickle; everything else unchanged.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NothingToUndo
 from ckptmove.formats.contract import TORCH_SUFFIXES, Container
 from ckptmove.formats.zip_archive.gaps import hidden_bytes
-from ckptmove.formats.zip_archive.headers import LOCAL_BYTES, LocalHeaders, plain_header
+from ckptmove.formats.zip_archive.headers import LOCAL_BYTES, LocalHeaders
 from ckptmove.formats.zip_archive.index import DEFLATED, STORED, ZipDirectory, ZipRecord
 from ckptmove.formats.zip_archive.names import (
     KNOWN_RECORDS,
@@ -33,7 +33,7 @@ from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.plain_tensors import interpret_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.formats.zip_archive.layout import NewRecord
     from ckptmove.io.contracts import ByteSource, Segment
@@ -65,7 +65,6 @@ class TorchZip(Container):
     name = "torch-zip"
     is_torch_save = True
     is_mappable = True
-    allows_holes = True
     suffixes: ClassVar[tuple[str, ...]] = (*TORCH_SUFFIXES, ".zip", ".tar")  # model.pth.tar is common
     #: Records that are held in memory together: if one is compressed, lower limits apply to all of them.
     _own_pickles: ClassVar[tuple[str, ...]] = ("data.pkl",)
@@ -238,25 +237,6 @@ class TorchZip(Container):
         if place is None or self._directory.records.methods[place] != STORED:
             return None
         return self._span(place)
-
-    def extents(self, keys: Collection[str]) -> Iterator[Span]:
-        """The records of the storages with their headers, and all records that are no storages, as far as torch knows.
-
-        Each ends where the next one starts: the length of a header is only in the header itself.
-        """
-        wanted = {self._storages[key] for key in keys if key in self._storages}
-        wanted |= {record.place for name, record in self._inside.items() if name in KNOWN_RECORDS}
-        places, offsets = self._directory.records.in_file_order(), self._directory.records.header_offsets
-        ends = [*(offsets[place] for place in places[1:]), self._directory.start]
-        for place, end in zip(places, ends, strict=True):
-            if place in wanted:
-                yield Span(offsets[place], end)
-
-    def stand_ins(self) -> Iterator[tuple[int, bytes]]:
-        """A local header without an extra field for each record, from its entry in the directory."""
-        records = self._directory.records
-        for place, offset in enumerate(records.header_offsets):
-            yield offset, plain_header(records, place)
 
     def storage_segment(self, key: str) -> Segment | None:
         """How a storage's record is copied, with the check of its CRC; inflated if it is deflated."""

@@ -59,7 +59,6 @@ class TorchScript(TorchZip):
     """
 
     name = "torchscript"
-    allows_holes = False
     is_torch_save = False
     is_mappable = False
     has_code = True

@@ -125,20 +125,12 @@ class ByteWriter(Protocol):
 class ByteSink(ByteWriter, Protocol):
     """A new file, written from start to end. The code that opened it makes it complete and durable."""
 
-    def clone(self, source: int) -> bool:
-        """Make the empty file a clone of an open file, if the file system can. No space is reserved then.
-
-        Returns:
-            Whether it is a clone: then bytes at the same offset as in the source need not be written.
-        """
-        ...
-
     def at(self, start: int) -> ByteWriter:
         """Return a writer for the bytes from ``start`` on. Threads can write different parts of the file at once."""
         ...
 
     def skip(self, nbytes: int) -> None:
-        """Skip the next bytes: those of a clone, which stay unchanged, or those that writers of :meth:`at` wrote.
+        """Skip the next bytes, which writers of :meth:`at` wrote.
 
         Raises:
             WriteFailed: if the system fails.

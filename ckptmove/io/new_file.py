@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import WriteFailed, reason_of
-from ckptmove.io.cloning import begin_as_clone
 from ckptmove.io.portable import ALL
 
 if TYPE_CHECKING:
@@ -38,12 +37,6 @@ class NewFile:
         self._fd = fd
         self._written = 0
         self._flushed = 0
-
-    def clone(self, source: int) -> bool:
-        """Make the empty file a clone of an open file; return whether that worked, as :meth:`ByteSink.clone`."""
-        before = self._fd
-        self._fd = begin_as_clone(before, self._place, source)
-        return self._fd != before
 
     def skip(self, nbytes: int) -> None:
         """Skip the next bytes, as :meth:`ByteSink.skip`."""

@@ -103,21 +103,15 @@ def write_segments(
     """
     places = [0, *accumulate(map(length, segments))]
     count = _Counter(places[-1], progress)
-    is_clone = (
-        isinstance(source, FileBacked) and any(map(_keeps_offset, segments, places)) and sink.clone(source.fileno())
-    )
-    if not is_clone:
-        sink.reserve(count.total)
-    if jobs > 1 and not is_clone:
+    sink.reserve(count.total)
+    if jobs > 1:
         _write_at_once(source, list(zip(segments, places, strict=False)), sink, path, jobs, count, overflowed)
         sink.skip(count.total)
     else:
         # zlib releases the GIL: blocks are checked while others are read and written.
         with ThreadPoolExecutor(max_workers=1) as worker:
-            for segment, place in zip(segments, places, strict=False):
-                can_skip = is_clone and _keeps_offset(segment, place)
-                steps = _steps(source, segment, sink, path, worker, overflowed)
-                for nbytes in _skipped(segment, sink) if can_skip else steps:
+            for segment in segments:
+                for nbytes in _steps(source, segment, sink, path, worker, overflowed):
                     count.add(nbytes)
     for used in {id(one): one for one in (source, *_sources(segments))}.values():
         if isinstance(used, Versioned):
@@ -177,16 +171,6 @@ def _sources(segments: Iterable[Segment]) -> Iterator[ByteSource]:
             yield from _sources((segment.segment,))
         elif isinstance(segment, Summed):
             yield from _sources(segment.segments)
-
-
-def _keeps_offset(segment: Segment, place: int) -> bool:
-    """Whether the bytes have the same offset in source and output, and no CRC is checked."""
-    return isinstance(segment, CopySegment) and not segment.checks and segment.span.start == place
-
-
-def _skipped(segment: Segment, sink: ByteSink) -> Iterator[int]:
-    sink.skip(length(segment))
-    yield length(segment)
 
 
 def _steps(

@@ -11,7 +11,6 @@ from ckptmove.text import amount
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ckptmove.io.contracts import Traffic
     from ckptmove.model import Finding
 
 CheckStatus: TypeAlias = Literal["passed", "failed", "skipped"]
@@ -200,8 +199,6 @@ class Verdict(OneLine):
         fixed: files that ``--fix`` edited.
         unfixed: why the case or script does not pass with these edits; empty if it does, and without ``--fix``.
         fit: with ``--fit``, the memory that a training needs. The only check is then ``fit``, and it proves no resume.
-        traffic: requests for a checkpoint at a URL, and the bytes that they read; None for a local one.
-        size_bytes: size of its files, if it is at a URL.
         run: the ranks, if torchrun started the command; else None.
         not_looked_at: what a resume also needs, and no check looks at: ``scheduler``, ``scaler`` and ``rng``, if the
             checkpoint holds them and no case or script runs; with one, ``position in the data``.
@@ -219,8 +216,6 @@ class Verdict(OneLine):
     unfixed: str = ""
     fit: Fit | None = None
     run: RanksOfRun | None = None
-    traffic: Traffic | None = None
-    size_bytes: int = 0
     not_looked_at: tuple[str, ...] = ()
 
     def fails(self, *, strict: bool) -> bool:

@@ -35,7 +35,6 @@ class VerifyRequest(NamedTuple):
         timeout: longest time of the child process in seconds, or None.
         download: local path of the copy, if ``path`` is a URL, or None.
         sample: number of parameters of each optimizer, and of other tensors, to check; None for all.
-        is_partial: whether ``path`` is a copy that has only the bytes of the sample, for a child.
         jobs: largest number of processes that make the checks with torch, or None for as many as there are cores; for
             one of them, their number.
         rank: index of a process among them.
@@ -65,7 +64,6 @@ class VerifyRequest(NamedTuple):
     timeout: float | None = None
     download: str | None = None
     sample: int | None = None
-    is_partial: bool = False
     jobs: int | None = None
     rank: int = 0
     fit: str | None = None

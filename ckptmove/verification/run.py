@@ -34,8 +34,7 @@ from ckptmove.verification.placement import check_placement
 from ckptmove.verification.processes.child import CHILD_CHECKS, ONE_THREAD, child, forked, worker_command
 from ckptmove.verification.processes.forking import can_fork
 from ckptmove.verification.refuted import judge
-from ckptmove.verification.sample.choice import choose_sample
-from ckptmove.verification.sample.copy import copy_of_sample, filled, of_whole
+from ckptmove.verification.sampling import choose_sample
 from ckptmove.verification.step.optimizers import check_override
 from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
 
@@ -110,9 +109,8 @@ def verify_checkpoint(
             original = until_compared.enter_context(open_checkpoint(request.against, limits, keep_trees=True))
             limit_tensor_sizes(original, limits)
             nbytes, read_from, source = original.nbytes, original.read_from, original.inventory
-        copy = stack.enter_context(copy_of_sample(request.path))
         checkpoint = stack.enter_context(
-            open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude, copy=copy)
+            open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude)
         )
         if original is not None:
             is_changed = expected(original, checkpoint, request.remap, limits) is not original
@@ -126,7 +124,6 @@ def verify_checkpoint(
             raise UsageError(
                 Phrase(Argument("device_memory"), " is the memory of an accelerator: name one with ", Argument("to"))
             )
-        asked = filled(checkpoint, copy, asked, progress)
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with ExitStack() as running:
             started = _start(running, command, asked, checkpoint, original, is_changed=is_changed)
@@ -143,7 +140,7 @@ def verify_checkpoint(
     found = {check.name: check for check in (*here, *answers.checks.values())}
     checks, findings = judge((*CHECKS, *cases), found, findings, [found[name] for name in cases])
     result = verdict(asked, answers, checks, findings, sample)
-    return of_whole(replace(result, not_looked_at=_not_looked_at(request, checkpoint.inventory)), checkpoint, copy)
+    return replace(result, not_looked_at=_not_looked_at(request, checkpoint.inventory))
 
 
 def _not_looked_at(request: VerifyRequest, inventory: Inventory) -> tuple[str, ...]:
@@ -173,7 +170,7 @@ def _start(
 
     It is a new one if the trees of the original were changed by a comparison.
     """
-    is_other = bool(command) or asked.runs_own_code or asked.is_partial or "torch" in sys.modules
+    is_other = bool(command) or asked.runs_own_code or "torch" in sys.modules
     if not (is_other or is_changed) and can_fork():
 
         def load() -> Callable[[], None]:

@@ -36,7 +36,7 @@ from ckptmove.verification.restored.generators import refused_states
 from ckptmove.verification.restored.loaded import LoadedFiles
 from ckptmove.verification.restored.numbers import NumbersTally
 from ckptmove.verification.restored.survey import survey
-from ckptmove.verification.sample.choice import Sample, choose_sample
+from ckptmove.verification.sampling import Sample, choose_sample
 from ckptmove.verification.step.counters import CounterFaults, check_counters
 from ckptmove.verification.step.optimizer_class import optimizer_class
 from ckptmove.verification.step.resume import Bench, resume
@@ -183,11 +183,10 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
         sample = choose_sample(inventory, pairings, request.sample, request.seed) if request.sample else None
         own = share(checkpoint, pairings, group.rank, group.size) if group.size > 1 else None
         loaded = LoadedFiles(checkpoint.parts, stored, sample=sample, share=own)
-        seen = sample.names if sample is not None and request.is_partial else None
-        counters = check_counters(inventory, stored, seen) if group.rank == 0 else CounterFaults()
+        counters = check_counters(inventory, stored) if group.rank == 0 else CounterFaults()
         numbers = NumbersTally.of(inventory, _trained(paired), counters)
         restore = survey(inventory, stored, loaded, numbers, sample, own, group)
-        refused = refused_states(inventory, stored, seen)
+        refused = refused_states(inventory, stored)
         if refused and restore.status != "failed":
             restore = failed("restore", refused.failures("refused by torch's generators: "), **dict(restore.evidence))
         original: OriginalTensors | None = None

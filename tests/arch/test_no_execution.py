@@ -46,13 +46,11 @@ HARMLESS_MODULES = {
 GUARDED_MODULES = {
     "subprocess": "verification/processes/child.py",  # starts the child, by a command of its own
     # ask the C library for one function of its own each; view the memory of a storage, to read a file into it
-    "ctypes": "verification/restored/pages.py io/cloning.py verification/tensors/stored.py "
-    "verification/processes/child.py",
+    "ctypes": "verification/restored/pages.py verification/tensors/stored.py verification/processes/child.py",
     "resource": "verification/processes/memory.py",  # lowers the limit of its own process
     "importlib": "verification/run.py verification/case/code/entrance.py verification/step/optimizer_class.py",
     # write bytes of tensors, and the output of the user's script; find the folder of generated files
-    "tempfile": "io/spool.py io/remote/partial_copy.py verification/case/script/check.py "
-    "verification/case/code/entrance.py",
+    "tempfile": "io/spool.py verification/case/script/check.py verification/case/code/entrance.py",
     # end a script that does not end; run the exit functions of the child; silence the event loop of fsspec
     "atexit": "io/remote/filesystem.py verification/case/script/check.py verification/processes/child.py",
     "urllib": "cli/render/sarif.py io/remote/address.py",  # quotes a path, splits URLs

@@ -23,10 +23,10 @@ from ckptmove.io.remote import errors as remote_errors
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.verification.case.code.patching import FixNotWritten
 from ckptmove.verification.case.name import ScriptUnusable
+from ckptmove.verification.downloading import CopyExists, NotDownloaded
 from ckptmove.verification.loading import errors as loading_errors
 from ckptmove.verification.machine import ChildKilled, PackageMissing, TorchBroken
 from ckptmove.verification.mesh.errors import RankFailed
-from ckptmove.verification.sample.downloading import VERIFY_IS_LOCAL, CopyExists, WholeNeeded
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
 
@@ -306,7 +306,6 @@ ERRORS = {
         "mkdir -p 'a b'; or choose another path with --report",
     ),
     errors.WriteFailed("a", os.strerror(errno.ENOENT)): (5, "writable path with --output"),
-    remote_errors.CopyFailed("s3://b/a", os.strerror(errno.ENOSPC)): (5, "add --download DIR"),
     errors.ReportFailed("a", os.strerror(errno.ENOENT)): (5, "writable file with --report"),
     errors.ReportFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space, or choose another path with --report"),
     errors.ReportFailed("a", os.strerror(errno.EACCES)): (5, "writable file with --report"),
@@ -345,9 +344,8 @@ ERRORS = {
     remote_errors.UnknownScheme("htps://h", "htps", "https"): (2, "https://?"),
     remote_errors.UnknownScheme("q://h", "q", ""): (2, "s3://bucket"),
     remote_errors.ArtifactAddress("a", "MLflow", ("get", "a b")): (2, "get 'a b'"),
-    remote_errors.NotLocal("s3://b/a b", VERIFY_IS_LOCAL): (2, "ckptmove verify 's3://b/a b' --download ."),
+    NotDownloaded("s3://b/a"): (2, "add --download DIR"),
     remote_errors.NotLocal("s3://b/a", "convert writes local files"): (2, "a local path"),
-    WholeNeeded("s3://b/a", "verify reads this file as a whole"): (2, "--download DIR"),
     remote_errors.RemoteFailed("s3://b/a", "403", "s3", is_denied=True): (3, "aws sts"),
     remote_errors.RemoteFailed("ftp://b/a", "403", "ftp", is_denied=True): (3, "credentials"),
     remote_errors.RemoteFailed("s3://b/a", "500", "s3"): (3, "try again"),

@@ -117,19 +117,6 @@ def test_a_bucket_is_listed_once_and_read_like_the_folder(lines, bucket, sent, r
     assert sum(line["remote"]["requests"] for line in found) == len(sent) - len(listings) - 1  # data.bin
 
 
-def test_shares_cover_all_without_overlap(lines, bucket) -> None:
-    whole = sorted(line["path"] for line in lines("s3://bucket/runs/**")[1])
-    shares = [{line["path"] for line in lines("s3://bucket/runs/**", "--share", f"{at}/3")[1]} for at in (1, 2, 3)]
-    assert sorted(path for share in shares for path in share) == whole
-    assert all(shares)
-    assert shares[1] == {line["path"] for line in lines("s3://bucket/runs/**", "--share", "2/3")[1]}
-
-
-@pytest.mark.parametrize("share", ["0/2", "3/2", "2", "a/b", "1/0", "-1/2"])
-def test_a_share_that_is_none(say, share) -> None:
-    assert say("inspect", "run.pth", f"--share={share}").code == 2
-
-
 @pytest.mark.unmeasured
 def test_seen_checkpoints_are_skipped_unless_they_change(lines, bucket, sent, bench) -> None:
     said, found = lines("s3://bucket/runs/**")
@@ -258,7 +245,7 @@ def test_patterns_of_a_search(bench, monkeypatch) -> None:
     (bench / "b" / "in" / "trainer_state.json").write_text("{}")
 
     def paths(*words, **values):
-        return [target.path for target in find_targets(words, Config(values=values), None).targets]
+        return [target.path for target in find_targets(words, Config(values=values)).targets]
 
     assert paths("**") == ["a/in/x.pth", "b/in", "dragged.pth", "run.pth"]
     assert paths("*/**") == ["a/in/x.pth", "b/in"]
@@ -466,24 +453,23 @@ def test_the_copy_of_a_folder_has_no_checkpoints_from_below_it(ask, say, nested,
     assert [one["path"] for one in ask("verify", "**", "--sample", "1")["results"]] == [".", "checkpoint-5"]
 
 
-@pytest.mark.parametrize("words", [["--sample", "99"], ["--download", "here"]], ids=["sample", "download"])
-def test_a_folder_of_a_bucket_is_read_without_the_checkpoints_below_it(ask, nested, moto, bench, words) -> None:
+def test_a_folder_of_a_bucket_is_read_without_the_checkpoints_below_it(ask, nested, moto, bench) -> None:
     for path in nested.rglob("*"):
         if path.is_file() and not path.is_symlink():
             key = path.relative_to(bench).as_posix()
             moto.put_object(Bucket="bucket", Key=key, Body=path.read_bytes())
-    found = ask("verify", "s3://bucket/some/**", *words)["results"]
+    found = ask("verify", "s3://bucket/some/**", "--download", "here")["results"]
     counts = [one["checks"][1]["evidence"]["tensors"] for one in found]
     assert len(counts) == 2
     assert counts[0] == counts[1] > 0
     copied = {path.relative_to(bench / "here").as_posix() for path in (bench / "here").rglob("*.pt")}
-    assert copied == ({"some/optimizer.pt", "checkpoint-5/optimizer.pt"} if words[0] == "--download" else set())
+    assert copied == {"some/optimizer.pt", "checkpoint-5/optimizer.pt"}
 
 
 def test_another_spelling_of_an_address_excludes_the_same(ask, nested) -> None:
     for link in ("best.pt", "latest", "same.txt"):  # fsspec lists their targets
         (nested / link).unlink()
-    found = tensors_of(ask("verify", f"local://{nested}/**", "--sample", "99")["results"])
+    found = tensors_of(ask("verify", f"local://{nested}/**", "--download", "here")["results"])
     assert len({*found.values()}) == 1
     assert len(found) == 2
 
@@ -537,7 +523,7 @@ def test_only_checkpoints_below_a_folder_are_excluded(nested, bench) -> None:
     for name in ("a", "a-b"):
         shutil.copytree(nested, bench / "runs" / name, symlinks=True)
     shutil.copytree(nested / "checkpoint-5", bench / "runs" / "a" / "checkpoint-50")
-    found = {one.path: one.exclude for one in find_targets(["runs/**"], Config(), None).targets}
+    found = {one.path: one.exclude for one in find_targets(["runs/**"], Config()).targets}
     assert found["runs/a"] == ("checkpoint-5", "checkpoint-50")
     assert found["runs/a-b"] == ("checkpoint-5",)
     assert found["runs/a/checkpoint-5"] == ()

@@ -10,10 +10,13 @@ import torch
 from http_server import serving
 from safetensors.torch import save_file
 
+import ckptmove
 from ckptmove.checkpoint.layouts import reading
 from ckptmove.cli.paths import download_paths
 from ckptmove.io.remote import http
 from ckptmove.io.remote.address import Address
+from ckptmove.text import command_line
+from ckptmove.verification.downloading import NotDownloaded
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 SECRET = "hunter2hunter2"
@@ -226,17 +229,33 @@ def test_verify_downloads_first(ask, server, simulates) -> None:
     assert "--" not in again["error"]["hint"]
 
 
-def test_verify_reads_a_sample_without_a_download(ask, say, server, bench) -> None:
-    pytest.importorskip("torch")
+@pytest.mark.parametrize(
+    ("words", "rest"),
+    [
+        (["{url}"], []),
+        (["{url}", "--sample", "1", "--to", "cpu"], []),
+        (["run.pth", "{url}", "--keep", "a b"], []),
+        (["{url}", "--against", "run.pth"], []),
+        (["{url}", "--script", "train.py"], ["--", "--resume", "{url}"]),
+    ],
+    ids=" ".join,
+)
+def test_verify_of_a_url_is_typed_again_with_a_download(say, server, bench, words, rest) -> None:
     url = f"{server.url}/adamw-cuda3.pth?token={SECRET}"
-    found = ask("verify", url, "--sample", "1", "--to", "cpu", "--keep", "*")
-    (result,) = found["results"]
-    assert result["remote"] == {"requests": len(server.log), "bytes_read": server.sent}
-    assert result["path"] == f"{server.url}/adamw-cuda3.pth?token=***"
-    said = say("verify", url, "--sample", "1", "--to", "cpu", "--keep", "*")
-    assert " in 1 request\n" in said.out
-    assert {path.name for path in bench.iterdir()} == {"run.pth", "dragged.pth"}
-    assert ask("verify", "run.pth", "--sample", "1", "--to", "cpu")["results"][0]["remote"] is None
+    typed, more = ([word.format(url=url) for word in some] for some in (["verify", *words, "--json"], rest))
+    said = say(*typed, *more)
+    error = json.loads(said.out)["error"]
+    assert (said.code, error["kind"], error["path"]) == (2, "not-local", url.replace(SECRET, "***"))
+    command = command_line(["ckptmove", *typed, "--download", ".", *more])
+    assert error["hint"].endswith(f": {command.replace(SECRET, '***')}")
+    assert server.log == []
+
+
+def test_verify_in_python_names_the_argument_that_downloads(server) -> None:
+    with pytest.raises(NotDownloaded) as raised:
+        ckptmove.verify(f"{server.url}/adamw-cuda3.pth", sample=1)
+    assert "download='DIR'" in raised.value.hint
+    assert "--" not in raised.value.hint
 
 
 def test_verify_downloads_files_of_one_name_into_folders(ask, server, simulates) -> None:

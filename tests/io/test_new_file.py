@@ -148,3 +148,10 @@ def test_a_range_that_the_system_does_not_write(tmp_path):
     with pytest.raises(WriteFailed):
         NewFile("out.pt", tmp_path / "new.pt", fd).at(3).write(b"1")
     os.close(fd)
+
+
+def test_a_file_that_cannot_be_gone_through_is_a_failed_write(new):
+    new.close()
+    with pytest.raises(WriteFailed) as caught:
+        new.skip(1)
+    assert (caught.value.path, caught.value.reason) == ("out.pt", os.strerror(errno.EBADF))

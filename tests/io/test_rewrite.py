@@ -38,9 +38,6 @@ class Collected:
         self.data = bytearray() if data is None else data
         self.place = place
 
-    def clone(self, _source):
-        return False
-
     def at(self, start):
         return Collected(self.data, start)
 

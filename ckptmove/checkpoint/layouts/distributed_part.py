@@ -37,7 +37,7 @@ from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.layouts.distributed import PiecesOfFile, ReadFolder
@@ -178,13 +178,6 @@ class DistributedPart(PiecedPart):
         chunks, pieces = [chunk for chunk, _ in found], [piece for _, piece in found]
         whole = AssembledTensor(tensor.shape, tensor.dtype, chunks, lambda place: self._chunk(pieces[place]))
         return StoredBytes(whole, span, self.byteorder)
-
-    def extents(self, keys: Collection[str]) -> Iterator[tuple[str, Span]]:
-        """The whole pieces: each is a file of torch.save."""
-        for key in keys:
-            name, _ = self._in_objects.get(key, (key, ""))
-            for piece in self._container.pieces_of(name).values():
-                yield self._folder.full(piece.file), piece.span
 
     def pieces_of(self, key: str) -> Iterator[StoredPiece]:
         """The pieces of a tensor by its name, except those without elements; all of them are complete."""

@@ -29,7 +29,7 @@ from ckptmove.torch_facts.devices import NO_DEVICE
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.checkpoint.inventory.budget import Budget
     from ckptmove.checkpoint.layouts.rank_shards import RankFile, RankGroup, SavedShard
@@ -142,21 +142,6 @@ class RankFilesPart(OpenPart):
         chunks = [box.chunk for box in boxes]
         whole = AssembledTensor(saved.shard.shape, saved.local.dtype, chunks, lambda place: _elements(boxes[place]))
         return StoredBytes(whole, self._extent(key), self.byteorder)
-
-    def extents(self, keys: Collection[str]) -> Iterator[tuple[str, Span]]:
-        own: dict[str, set[str]] = {file.part.name: set() for file in self._group.files}
-        for key in keys:
-            if self.is_sharded(key):
-                for box in self.boxes_of(key):
-                    own[box.file.part.name].add(box.local.storage or "")
-            else:
-                own[self.lead.name].add(key.removeprefix(_DATA))
-        for file in self._group.files:
-            yield from file.part.extents(own[file.part.name])
-
-    def stand_ins(self) -> Iterator[tuple[str, Iterable[tuple[int, bytes]]]]:
-        for file in self._group.files:
-            yield from file.part.stand_ins()
 
     def is_sharded(self, key: str) -> bool:
         """Whether a storage is that of an assembled tensor, and not one of the first rank."""

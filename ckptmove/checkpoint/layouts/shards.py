@@ -29,7 +29,7 @@ from ckptmove.model import Span
 from ckptmove.pickles.rebuild_arguments import contiguous
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ckptmove.checkpoint.layouts.open_files import OpenFiles
     from ckptmove.checkpoint.parts import OpenPart
@@ -159,11 +159,6 @@ class ShardsPart(PiecedPart):
             tensor.shape, tensor.dtype, chunks, lambda place: self._chunk(key, tensor.pieces[place])
         )
         return StoredBytes(whole, Span(0, tensor.nbytes), self.byteorder)
-
-    def extents(self, keys: Collection[str]) -> Iterator[tuple[str, Span]]:
-        for key in keys:
-            for piece in self.tensors[key].pieces:
-                yield self._full(piece.file), self._spans[piece.file, key]
 
     def pieces_of(self, key: str) -> Iterator[StoredPiece]:
         for piece in self.tensors[key].pieces:

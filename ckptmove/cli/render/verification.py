@@ -43,8 +43,6 @@ def verification_lines(page: Page, result: Verdict, *, verbose: bool, strict: bo
         codes = ", ".join(dict.fromkeys(finding.code for finding in result.findings))
         yield f"{findings_summary(page, result.findings)} ({codes})"
     yield from fixed_lines(result)
-    if result.traffic is not None:
-        yield result.traffic.described(result.size_bytes)
     for line in page.wrap(outcome(result, strict=strict), 2):
         yield page.paint(line, _STYLES[status_of(result, strict=strict)])
 

@@ -64,7 +64,6 @@ class DistributedCheckpoint(Container):
     """
 
     name = "dcp"
-    allows_holes = True
     has_devices = False
     is_distributed = True
     why_no_devices = "a distributed checkpoint stores no device: each tensor is loaded to where the model has it"

@@ -13,7 +13,7 @@ from ckptmove.errors import DamagedArchive
 from ckptmove.formats.zip_archive.index import FLAG_DESCRIPTOR, FLAG_ENCRYPTED, U32_MAX, split_extra
 
 if TYPE_CHECKING:
-    from ckptmove.formats.zip_archive.index import ZipDirectory, ZipRecord, ZipRecords
+    from ckptmove.formats.zip_archive.index import ZipDirectory, ZipRecord
     from ckptmove.io.contracts import ByteSource
 
 LOCAL: Final = struct.Struct("<4s5H3L2H")
@@ -155,13 +155,6 @@ class LocalHeaders:
             self._window = self.source.read(start, max(end, min(start + _WINDOW, size)))
             self._window_start = start
         return self._window[start - self._window_start : end - self._window_start]
-
-
-def plain_header(records: ZipRecords, place: int) -> bytes:
-    """The local header of a record as miniz and zipfile write it, but without an extra field."""
-    fixed, sums, name_bytes = _CENTRAL_GROUPS.unpack_from(records.raw, records.raw_starts[place])
-    sums = _DEFERRED if records.flags[place] & FLAG_DESCRIPTOR else sums
-    return _LOCAL_GROUPS.pack(LOCAL_SIGNATURE, fixed, sums, name_bytes, 0) + records.raw_name(place)
 
 
 def _contradicts(fields: tuple[int, ...], record: ZipRecord) -> bool:

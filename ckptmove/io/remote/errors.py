@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptmove.errors import AccessFailed, UnreadableInput, UsageError, WriteFailed
+from ckptmove.errors import AccessFailed, UnreadableInput, UsageError
 from ckptmove.text import Phrase, size
 
 
@@ -65,7 +65,6 @@ class NotLocal(UsageError):
 
     def __init__(self, path: str, operation: str) -> None:
         super().__init__(Phrase(operation, ", and this is a URL"), path=path)
-        self.operation = operation
 
 
 class RemoteFailed(AccessFailed):
@@ -82,14 +81,6 @@ class RemoteFailed(AccessFailed):
         super().__init__(path, reason)
         self.scheme = scheme
         self.is_denied = is_denied
-
-
-class CopyFailed(WriteFailed):
-    """The temporary copy of a checkpoint at a URL could not be written."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.message = f"its temporary copy could not be written: {reason}"
 
 
 class NoRanges(UnreadableInput):

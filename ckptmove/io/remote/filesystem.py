@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
-    from ckptmove.io.remote.partial_copy import PartialCopy
     from ckptmove.io.remote.source import RemoteFile
     from ckptmove.io.source import DiskPlace
     from ckptmove.limits import Limits
@@ -114,7 +113,7 @@ def _artifact(address: Address) -> ArtifactAddress:
     return ArtifactAddress(str(address), "MLflow", command)
 
 
-def open_remote(address: Address, limits: Limits, copy: PartialCopy | None = None) -> RemoteSource | RemoteListing:
+def open_remote(address: Address, limits: Limits) -> RemoteSource | RemoteListing:
     """Open a remote file, or list a remote directory.
 
     Raises:
@@ -130,7 +129,7 @@ def open_remote(address: Address, limits: Limits, copy: PartialCopy | None = Non
     listing, is_folder = None, address.url.endswith("/")
     # Folders of checkpoints seldom have a dot in their names, and files without one are rare.
     if is_folder or not (address.is_http or address.place or "." in address.name):
-        listing = _list_directory(address, place, limits, traffic, copy)
+        listing = _list_directory(address, place, limits, traffic)
         if listing.files or is_folder:
             return _not_empty(listing)
     if address.is_http:
@@ -139,8 +138,8 @@ def open_remote(address: Address, limits: Limits, copy: PartialCopy | None = Non
         traffic.add(requests=address.place is None)
         file = _open(address, place, traffic)
     if file is None:
-        return _not_empty(listing or _list_directory(address, place, limits, traffic, copy))
-    return RemoteSource(file if copy is None else copy.keep(file), traffic)
+        return _not_empty(listing or _list_directory(address, place, limits, traffic))
+    return RemoteSource(file, traffic)
 
 
 def expand(address: Address) -> list[str]:
@@ -251,7 +250,6 @@ class RemoteListing(Listing):
         addresses: the address of each file, by its path in the directory.
         traffic: requests for the directory and its files.
         heads: files of a web server whose first bytes were read for their sizes.
-        copy: a copy that keeps what is read, or None.
         opened: the files that were opened last. Inventory, objects and step counts are read in turn, and most files are
             answered from one window.
         versions: the version of each file when it was first opened.
@@ -263,7 +261,6 @@ class RemoteListing(Listing):
     addresses: Mapping[str, Address] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     heads: dict[str, HttpFile] = field(default_factory=dict)
-    copy: PartialCopy | None = None
     opened: dict[str, RemoteSource] = field(default_factory=dict)
     versions: dict[str, tuple[object, ...]] = field(default_factory=dict)
     answers_at_once: bool = False
@@ -298,7 +295,6 @@ class RemoteListing(Listing):
         file = self._file(path)
         if self.versions.setdefault(path, file.version) != file.version:
             raise SourceChanged(file.path)
-        file = file if self.copy is None else self.copy.keep(file, path)
         return RemoteSource(file, self.traffic, is_shared=True)
 
     def read_ahead(self, paths: Iterable[str]) -> Iterator[str]:
@@ -357,16 +353,14 @@ class RemoteListing(Listing):
                 self.open(path).require_unchanged()
 
 
-def _list_directory(
-    address: Address, place: RemotePath, limits: Limits, traffic: Traffic, copy: PartialCopy | None
-) -> RemoteListing:
+def _list_directory(address: Address, place: RemotePath, limits: Limits, traffic: Traffic) -> RemoteListing:
     """List a remote directory with everything below it."""
     traffic.add(requests=1)
     found = _find(address, place)
     if len(found) > limits.entries:
         raise LimitExceeded("entries of a directory", limit=limits.entries, actual=len(found), path=str(address))
     whole = {path: one for path, one in found.items() if not is_unfinished(path.rpartition("/")[2])}
-    return _listing(address, place, {path: (name, one["size"]) for path, (name, one) in whole.items()}, traffic, copy)
+    return _listing(address, place, {path: (name, one["size"]) for path, (name, one) in whole.items()}, traffic)
 
 
 def _not_empty(listing: RemoteListing) -> RemoteListing:
@@ -391,11 +385,7 @@ def _find(address: Address, place: RemotePath) -> dict[str, tuple[str, Mapping[s
 
 
 def _listing(
-    address: Address,
-    place: RemotePath,
-    found: Mapping[str, tuple[str, int | None]],
-    traffic: Traffic,
-    copy: PartialCopy | None = None,
+    address: Address, place: RemotePath, found: Mapping[str, tuple[str, int | None]], traffic: Traffic
 ) -> RemoteListing:
     """The listing of a folder with these files: for each path in it, the name and the size."""
     fs = place.fs
@@ -423,7 +413,6 @@ def _listing(
         addresses,
         traffic,
         heads,
-        copy,
         answers_at_once=bool(fs.async_impl),
     )
 

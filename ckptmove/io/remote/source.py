@@ -127,11 +127,6 @@ class RemoteSource:
             for at in range(0, len(chunk), block_bytes):
                 yield chunk[at : at + block_bytes]
 
-    def fetch(self, start: int, end: int) -> None:
-        """Request exactly the bytes from ``start`` to ``end`` (exclusive), for a copy that keeps what is read."""
-        with self._lock:
-            self._file.fetch(start, end, is_bulk=True)
-
     def require_unchanged(self) -> None:
         """Raise SourceChanged if the file was written to since it was opened."""
         self._file.require_unchanged()

@@ -20,15 +20,12 @@ _CUDA_BYTES: Final = 816
 _SHORT: Final = 64
 
 
-def refused_states(inventory: Inventory, stored: StoredTensors, names: frozenset[str] | None = None) -> Offenders:
-    """RNG states that no generator accepts, of tensors with these names or of all.
-
-    Short states of accelerators are not tried.
-    """
+def refused_states(inventory: Inventory, stored: StoredTensors) -> Offenders:
+    """RNG states that no generator accepts. Short states of accelerators are not tried."""
     refused = Offenders()
     for record in inventory.tensors:
         is_state = record.role == "rng" and record.dtype == "uint8" and len(record.shape) == 1
-        if not is_state or (names is not None and record.name not in names) or stored.place(record) is None:
+        if not is_state or stored.place(record) is None:
             continue
         (nbytes,) = record.shape
         if nbytes == _CPU_BYTES:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ckptmove.formats.contract import Container
     from ckptmove.model import TensorRecord
     from ckptmove.verification.processes.shares import Share
-    from ckptmove.verification.sample.choice import Sample
+    from ckptmove.verification.sampling import Sample
     from ckptmove.verification.tensors.stored import StoredTensors
 
 _COMPRESSED: Final[dict[torch.layout, tuple[str, ...]]] = {

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.processes.shares import ProcessGroup, Share
     from ckptmove.verification.restored.loaded import LoadedFiles
     from ckptmove.verification.restored.numbers import NumbersTally
-    from ckptmove.verification.sample.choice import Sample
+    from ckptmove.verification.sampling import Sample
     from ckptmove.verification.tensors.pieces import TensorSource, Window
     from ckptmove.verification.tensors.stored import StoredExtent, StoredTensors
 

@@ -62,10 +62,10 @@ class CounterFaults:
     uneven: list[Uneven] = field(default_factory=list)
 
 
-def check_counters(inventory: Inventory, stored: StoredTensors, names: frozenset[str] | None = None) -> CounterFaults:
+def check_counters(inventory: Inventory, stored: StoredTensors) -> CounterFaults:
     """Check every step count. Counts whose bytes cannot be read are left to the checks of the file."""
     counters = CounterFaults()
-    for optimizer in inventory.optimizers if names is None else (_readable(one, names) for one in inventory.optimizers):
+    for optimizer in inventory.optimizers:
         groups = {key: group for group in optimizer.groups for key in group.params}
         counts: dict[str, list[tuple[str, float]]] = {}
         for path, value in _out_of_bounds(optimizer, stored):
@@ -81,15 +81,6 @@ def check_counters(inventory: Inventory, stored: StoredTensors, names: frozenset
                 counts.setdefault(groups[entry.key].where, []).append((path, count))
         counters.uneven += filter(None, (_uneven(where, of_group) for where, of_group in counts.items()))
     return counters
-
-
-def _readable(optimizer: OptimizerRecord, names: frozenset[str]) -> OptimizerRecord:
-    """An optimizer with the tensors of its state that can be read."""
-    state = (
-        entry._replace(tensors=tuple(pair for pair in entry.tensors if pair[1].name in names))
-        for entry in optimizer.state
-    )
-    return optimizer._replace(state=tuple(state))
 
 
 def _counts(optimizer: OptimizerRecord, stored: StoredTensors) -> Iterator[tuple[StateEntry, str, float]]:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ckptmove.verification.processes.shares import ProcessGroup, Share
     from ckptmove.verification.request import VerifyRequest
     from ckptmove.verification.restored.against import OriginalTensors
-    from ckptmove.verification.sample.choice import Sample
+    from ckptmove.verification.sampling import Sample
     from ckptmove.verification.step.recipe import Recipe
     from ckptmove.verification.tensors.pieces import ParameterPiece, TensorSource
 

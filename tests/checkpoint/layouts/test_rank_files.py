@@ -110,16 +110,6 @@ def test_the_devices_of_the_ranks_are_shown(saved) -> None:
     assert "unknown: each rank has saved its shards from its own device (cpu)" in said
 
 
-def test_a_sample_of_files_at_a_url_is_that_of_local_files(saved) -> None:
-    memory = pytest.importorskip("fsspec").filesystem("memory")
-    memory.put(str(saved / "strided"), "/strided", recursive=True)
-    there = ckptmove.verify("memory://strided", to="cpu", sample=2)
-    here = ckptmove.verify(saved / "strided", to="cpu", sample=2)
-    assert [one[:3] for one in there.checks] == [one[:3] for one in here.checks]
-    assert there.passed
-    assert 4 < there.traffic.requests < 40
-
-
 def test_the_folder_of_verl_becomes_one_file(saved, tmp_path) -> None:
     whole = full(saved, "verl")
     result = ckptmove.convert(saved / "verl", output=tmp_path / "run.pth")

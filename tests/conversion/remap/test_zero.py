@@ -454,6 +454,5 @@ def test_missing_bytes_are_damage(tmp_path):
         elements = part.storage("k").source
         assert elements.read(0, 4) == elements.read(0, 4) == b"\0\0\x80?"
         assert elements.read(0, 0) == b""
-        assert not [*part.extents(["k"]), *part.stand_ins()]
         part.budget().spend(1)
         part.close()

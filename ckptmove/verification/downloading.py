@@ -1,8 +1,8 @@
-"""Download a checkpoint before it is verified, unless only a sample of it is read: torch reads local files."""
+"""Download a checkpoint before it is verified: torch reads local files."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ckptmove.errors import OutputExists
 from ckptmove.io.remote.address import Address
@@ -15,22 +15,35 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import Progress
     from ckptmove.verification.request import VerifyRequest
 
-#: Beginning of the message where ``download`` would help.
-VERIFY_IS_LOCAL: Final = "verify reads local files"
-
 
 class CopyExists(OutputExists):
     """The local copy of a checkpoint that ``verify`` would download already exists."""
 
 
-class WholeNeeded(NotLocal):
-    """The checks need more of a checkpoint at a URL than a sample of its tensors."""
+class NotDownloaded(NotLocal):
+    """The checkpoint is at a URL, and torch reads local files."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "verify reads local files")
+
+
+def require_local(request: VerifyRequest) -> None:
+    """Require that all files are local, or will be downloaded. ``fit`` reads only metadata, also at a URL.
+
+    Raises:
+        NotDownloaded: if the checkpoint is at a URL, and is not downloaded.
+        NotLocal: if the original is at a URL.
+    """
+    if isinstance(request.against, Address):
+        raise NotLocal(request.against, Phrase(Argument("against"), " reads local files"))
+    if isinstance(request.path, Address) and request.download is None and request.fit is None:
+        raise NotDownloaded(request.path)
 
 
 def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callable[[], None]) -> VerifyRequest:
     """The request with a local path in place of a URL, which is downloaded to ``request.download``.
 
-    Without ``download``, the URL stays if only the metadata (``fit``) or a sample is read.
+    The URL stays if only the metadata is read (``fit``).
 
     Args:
         request: the options of ``verify``.
@@ -39,20 +52,11 @@ def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callab
 
     Raises:
         CopyExists: if the copy exists.
-        NotLocal: if the path is a URL and neither ``download`` nor ``sample`` is set, or the original is a URL.
-        WholeNeeded: if the path is a URL, ``download`` is not set, and a sample is not enough.
+        NotDownloaded, NotLocal: as of :func:`require_local`.
         CkptMoveError: as of :func:`ckptmove.io.remote.download.download`.
     """
-    if isinstance(request.against, Address):
-        raise NotLocal(request.against, Phrase(Argument("against"), " reads local files"))
-    if not isinstance(request.path, Address) or request.fit is not None:  # --fit reads only the metadata
-        return request
-    if request.download is None:
-        for option, value in (("against", request.against), ("case", request.case), ("script", request.script)):
-            if value is not None:
-                raise WholeNeeded(request.path, Phrase(Argument(option), " needs the whole checkpoint"))
-        if request.sample is None:
-            raise NotLocal(request.path, VERIFY_IS_LOCAL)
+    require_local(request)
+    if request.download is None or not isinstance(request.path, Address) or request.fit is not None:
         return request
     from ckptmove.io.remote.download import download
 

@@ -14,7 +14,7 @@ from ckptmove.api.functions import inspect, verify
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.cli.render.verification import outcome
 from ckptmove.errors import UsageError
-from ckptmove.verification.sample.choice import choose_sample
+from ckptmove.verification.sampling import choose_sample
 from ckptmove.verification.tensors.pieces import NOT_SAMPLED
 
 LAYERS = 12
