@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.checkpoint.inventory.megatron import copies, is_in_buckets
 from ckptmove.checkpoint.inventory.partitions import is_partitioned, partitions
-from ckptmove.checkpoint.state_dicts import Scope, model_scopes, strip_wrappers
+from ckptmove.checkpoint.state_dicts import EMA, Scope, is_never_trained, model_scopes, without_wrappers
 from ckptmove.torch_facts.optimizers import TABLE
 
 if TYPE_CHECKING:
@@ -174,7 +174,8 @@ class _Scopes:
 
     @cached_property
     def _of_model(self) -> tuple[Scope, ...]:
-        return model_scopes(self._inventory)
+        """Those of the model; or of its average, if only that was saved (Ultralytics)."""
+        return model_scopes(self._inventory) or model_scopes(self._inventory, EMA)
 
     @cached_property
     def _with_loss(self) -> tuple[Scope, ...]:
@@ -247,6 +248,7 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], lost: str = "")
     if optimizer.algorithm == "LBFGS" and not any(len(scope.parameters) == len(keys) for scope in scopes):
         return _as_one_vector(optimizer, len(keys), scopes)
     state = {entry.key: parameter_shape(entry, optimizer.algorithm) for entry in optimizer.state}
+    state |= _never_trained([key for key in keys if key not in state], scopes[-1])
     shapes = [[state.get(key) for key in group] for group in groups]
     fits = [fit for scope in scopes if (fit := _fit(shapes, scope)) is not None]
     if fits:
@@ -256,6 +258,12 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], lost: str = "")
         if fits:
             return _by_shapes(optimizer, fits)._replace(how="sorted")
     return _not_in_order(optimizer, [shape for group in shapes for shape in group], scopes)
+
+
+def _never_trained(without_state: list[str], whole: Scope) -> dict[str, Shape]:
+    """Shapes of the parameters without state, if they are as many as the weights that their library always freezes."""
+    frozen = [tensor.shape for tensor in whole.parameters if is_never_trained(tensor.name)]
+    return dict(zip(without_state, frozen, strict=True)) if len(without_state) == len(frozen) else {}
 
 
 def _as_one_vector(optimizer: OptimizerRecord, count: int, scopes: tuple[Scope, ...]) -> Pairing:
@@ -321,7 +329,7 @@ def _by_names(optimizer: OptimizerRecord, keys: list[str], scopes: tuple[Scope, 
         names += group.param_names if len(group.param_names) == len(group.params) else group.params
     if all(name.isdigit() for name in names):
         return None
-    wanted = [strip_wrappers(name)[1] for name in names]
+    wanted = [without_wrappers(name) for name in names]
     fits = [_Fit(scope, [scope.named.get(name) for name in wanted], True) for scope in scopes]
     fewest = min(fit.tensors.count(None) for fit in fits)
     if fewest * 2 > len(keys):

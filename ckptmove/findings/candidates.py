@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.checkpoint.pairing import moments
-from ckptmove.checkpoint.state_dicts import is_buffer, without_inner
+from ckptmove.checkpoint.state_dicts import buffers, without_inner
 from ckptmove.checkpoint.trainers import trainer_of
 from ckptmove.formats.opening import container_class
 
@@ -133,7 +133,8 @@ def _pool(inventory: Inventory, place: str, state: set[str]) -> _Pool | None:
     trains_its_loss = any(use.name.startswith(_TRAINS_ITS_LOSS) for use in inventory.globals)
     if not is_whole or sharding_of(inventory) or trains_its_loss or not _has_model(tensors) or _is_adapter(tensors):
         return None
-    candidates = [one for one in without_inner(tensors) if one.name not in state and _can_be_parameter(one)]
+    left_out = state | buffers(tensors)
+    candidates = [one for one in without_inner(tensors) if one.name not in left_out and _can_be_parameter(one)]
     return _Pool(candidates, converts=inventory.layout == "hf-trainer")
 
 
@@ -148,7 +149,7 @@ def _is_adapter(tensors: Sequence[TensorRecord]) -> bool:
 
 def _can_be_parameter(tensor: TensorRecord) -> bool:
     """Whether a tensor can be a parameter. Any dtype can: quantized weights are integers, ML-Agents trains counts."""
-    return tensor.role not in {"rng", "scheduler", "scaler"} and not is_buffer(tensor.name)
+    return tensor.role not in {"rng", "scheduler", "scaler"}
 
 
 def _by_shape(optimizer: OptimizerRecord, listed: set[str]) -> dict[Shape, list[StateEntry]]:

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 _COUNTER_DEPTH: Final = 3
 #: Fairseq's counter, in its ``optimizer_history``; no optimizer of torch has this key.
 _UPDATES: Final = "num_updates"
+#: The trained weights in a file of Lightning's WeightAveraging, whose ``state_dict`` is their average.
+_TRAINED, _AVERAGE = "current_model_state", "state_dict"
 _DEVICE_RNG: Final = re.compile("cuda|gpu|device|xpu|npu", re.IGNORECASE)
-#: Roles that the keys of a dict show better than the key of the dict itself.
-_BY_KEYS: Final = frozenset({None, "other", "scheduler", "scaler", "rng"})
 #: Roles that a resume needs, with or without tensors.
 _CONTENTS: Final = frozenset({"scheduler", "scaler", "rng"})
 #: Cost of each kept record in paths: it takes memory, and more of it in a report.
@@ -79,6 +79,7 @@ class Walk:
     _open: set[int] = field(default_factory=set)
     _objects: set[int] = field(default_factory=set)
     _registered: set[int] = field(default_factory=set)
+    _average: str = ""
     _budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -269,7 +270,7 @@ class Walk:
         """Return the place for the members of a container, with the role of its key."""
         role = place.role
         if role is None or (place.is_bare and "." not in key):
-            role = role_of_key(key)
+            role = "ema" if key == self._average and place.depth == 1 else role_of_key(key)
         elif role == "model":
             role = role_of_leaf(key) or role
         prefix = f"{self._name(key, place)}." if place.depth else ""
@@ -288,6 +289,8 @@ class Walk:
             self._note_keys(pairs, inner.entry, inner)
         else:
             keys = shapes.string_keys(pairs)
+            if not place.depth and _TRAINED in keys:
+                self._average = _AVERAGE
             state = shapes.optimizer_state(pairs) if "param_groups" in keys else None
             if state is not None:
                 self._enter_optimizer(pairs, state, node, inner)
@@ -297,8 +300,7 @@ class Walk:
                 flat = split_by_parameter(pairs)
                 pairs, keys = flat.others, shapes.string_keys(flat.others)
                 inner.role = inner.role if keys else "optimizer"
-            if inner.role in _BY_KEYS:
-                inner.role = shapes.role_of_keys(keys) or inner.role
+            inner.role = shapes.role_of_keys(keys) or inner.role
             if inner.role is None and self._looks_like_state_dict(pairs, keys, node):
                 inner.role, inner.is_bare = "model", not place.depth
             if inner.role in _CONTENTS and pairs.flat:
@@ -392,6 +394,8 @@ class Walk:
             self._enter_optimizer(state, optimizer, call, inner)
             return
         role = shapes.role_of_keys(shapes.string_keys(state)) if state is not None else None
+        if state is not None and inner.role in _CONTENTS:
+            role = role or inner.role
         if mentions.is_mesh(call):  # its tensors are ranks, not part of a model or of optimizer state
             inner = MemberContext(inner.prefix, "other", inner.depth, is_mesh=True)
         elif role is not None:  # a pickled scheduler or scaler

@@ -32,7 +32,7 @@ class GitHubRenderer(Renderer):
         self._out = out
 
     def inspect(self, answer: InspectAnswer) -> None:
-        self._out.lines(inspection_lines(answer))
+        self._out.lines(inspection_lines(answer.with_findings(answer.printed)))
 
     def convert(self, answer: ConvertAnswer) -> None:
         self._out.lines(conversion_lines(answer))
@@ -48,7 +48,7 @@ class GitHubRenderer(Renderer):
         self._out.lines([_annotation("notice", result.path, "convert", undo_line(result))])
 
     def verify(self, answer: VerifyAnswer) -> None:
-        self._out.lines(verification_lines(answer.result, strict=answer.strict))
+        self._out.lines(verification_lines(answer.with_findings(answer.printed).result, strict=answer.strict))
 
     def diff(self, result: Differences) -> None:
         self._out.lines(difference_lines(result))

@@ -62,7 +62,7 @@ class MarkdownDocument(Document):
         from ckptmove.cli.render.page import Page
         from ckptmove.text import amount, size
 
-        inventory, findings = answer.inspection.inventory, answer.inspection.findings
+        inventory, findings = answer.inspection.inventory, answer.printed
         devices = ", ".join(map(code, answer.inspection.devices[:_FIRST]))
         self._rows.append(
             (
@@ -106,7 +106,7 @@ class MarkdownDocument(Document):
         summary = f"{amount(len(result.checks), 'check')} of {code(result.path)}"
         opened = "" if result.passed else " open"
         self._blocks.append([f"<details{opened}><summary>{summary}</summary>", "", *table, "", "</details>"])
-        self._findings(result.path, result.findings)
+        self._findings(result.path, answer.printed)
 
     def diff(self, result: Differences) -> None:
         """Add the answer, and a table of the differences."""
