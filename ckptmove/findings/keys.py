@@ -47,7 +47,7 @@ def wrapper_prefix(inventory: Inventory, _context: Context) -> Iterator[Finding]
             # The bare option would remove `module.` from the other state_dicts too.
             options = [word for prefix in inner for word in ("--strip-prefix", prefix)] if plain else ["--strip-prefix"]
             where = [name for name, key in keys.items() if inner_wrappers(key)]
-            yield found("K601", _message(keys, inner, place), where, _fix(inventory, keys, where, options))
+            yield found("K601", _message(keys, inner, place), where, _fix(inventory, keys, inner, options))
         elif role == "model" and (container, role) in plain:
             able = remap_command(inventory, [*keys], "--strip-prefix")
             remedy = "convert --strip-prefix removes it" if able else "remove it there"
@@ -65,27 +65,34 @@ def _starts_with_module(keys: Mapping[str, str]) -> bool:
     return all(without_inner_wrappers(key).startswith(MODULE) for key in keys.values())
 
 
-def _message(keys: Mapping[str, str], inner: list[str], place: str) -> str:
-    """What the keys of a state_dict start with, or else what some contain."""
+def _begin(keys: Mapping[str, str]) -> str:
+    """What every key starts with, if that has all prefixes of wrappers; else empty."""
     begin, *others = {strip_wrappers(key)[0] for key in keys.values()}
-    if (
-        not others
-        and inner_wrappers(begin)
-        and all(without_wrappers(key) == key[len(begin) :] for key in keys.values())
-    ):
+    is_all = not others and all(key[len(begin) :] == without_wrappers(key) for key in keys.values())
+    return begin if is_all and begin != MODULE else ""
+
+
+def _message(keys: Mapping[str, str], inner: list[str], place: str) -> str:
+    begin = _begin(keys)
+    if begin:
         return f"every key{place} starts with '{begin}' ({amount(len(keys), 'tensor')})"
     held = sum(bool(inner_wrappers(key)) for key in keys.values())
     front = f"every key{place} starts with '{MODULE}', and " if _starts_with_module(keys) else ""
-    listed = ", ".join(f"'{prefix}'" for prefix in inner)
     of = "" if front else place
-    return f"{front}{held:,} of {amount(len(keys), 'key')}{of} {'contains' if held == 1 else 'contain'} {listed}"
+    verb = "contains" if held == 1 else "contain"
+    return f"{front}{held:,} of {amount(len(keys), 'key')}{of} {verb} {_quoted(inner)}"
 
 
-def _fix(inventory: Inventory, keys: Mapping[str, str], where: list[str], options: list[str]) -> str:
+def _quoted(prefixes: list[str]) -> str:
+    return ", ".join(f"'{prefix}'" for prefix in prefixes)
+
+
+def _fix(inventory: Inventory, keys: Mapping[str, str], inner: list[str], options: list[str]) -> str:
     """The command that removes the prefixes; a sentence if it would make two keys one, or cannot be used."""
     is_clear = len({without_inner_wrappers(key) for key in keys.values()}) == len(keys)
-    by_hand = "remove it from the keys in the script that reads it: convert cannot change its keys"
-    return (is_clear and remap_command(inventory, where, *_plain(inventory), *options)) or by_hand
+    command = remap_command(inventory, [*keys], *_plain(inventory), *options) if is_clear else ""
+    prefix = _quoted([_begin(keys)] if _begin(keys) else inner)
+    return command or f"remove {prefix} from the keys in the script that reads it: convert cannot change its keys"
 
 
 def _plain(inventory: Inventory) -> tuple[str, ...]:

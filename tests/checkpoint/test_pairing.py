@@ -81,6 +81,17 @@ class TestByOrder:
         assert found.how == "order"
         assert names(found)[0] == "model.0.weight"
 
+    def test_the_average_stands_for_a_model_that_was_not_saved(self) -> None:
+        average = [one._replace(name=f"ema.{place}", role="ema") for place, one in enumerate(MODEL)]
+        [pairing] = pair(average, optimizer([[W, B, (2, 4)]]))
+        assert (pairing.how, names(pairing)) == ("order", ["ema.0", "ema.1", "ema.2"])
+
+    def test_a_weight_that_is_never_trained_has_its_shape_without_state(self) -> None:
+        frozen = tensor("model.2.dfl.conv.weight", (1, 16, 1, 1))
+        unknown = tensor("model.2.anchors", (3,))
+        [pairing] = pair([*MODEL, unknown, frozen], optimizer([[W, B, (2, 4), None]]))
+        assert (pairing.how, names(pairing)[-1]) == ("order", frozen.name)
+
     def test_unknown_buffers_are_stepped_over_by_shape(self) -> None:
         [found] = pair([MODEL[0], tensor("model.anchors", (9, 2)), *MODEL[1:]], optimizer([[W, B, (2, 4)]]))
 
