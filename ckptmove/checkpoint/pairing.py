@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain, permutations
 from math import prod
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
@@ -252,7 +252,7 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], lost: str = "")
     shapes = [[state.get(key) for key in group] for group in groups]
     fits = [fit for scope in scopes if (fit := _fit(shapes, scope)) is not None]
     if fits:
-        return _by_shapes(optimizer, fits)
+        return _by_shapes(optimizer, [_by_kinds(shapes, fit) for fit in fits])
     if len(groups) > 1:
         fits = [fit for scope in scopes if (fit := _fit(shapes, scope.sorted_by_name)) is not None and fit.is_unique]
         if fits:
@@ -438,6 +438,24 @@ def _fit(groups: list[list[Shape | None]], scope: Scope) -> _Fit | None:
             is_unique = right is not None and left == [last - place for place in reversed(right)]
             return _Fit(scope, [scope.parameters[place] for place in left], is_unique)
     return None
+
+
+def _by_kinds(groups: list[list[Shape | None]], fit: _Fit) -> _Fit:
+    """Match groups of which one has all biases, one all other vectors (of normalizations), and one the rest.
+
+    Ultralytics groups so (ultralytics/engine/trainer.py, ``build_optimizer``). If two of these groups have the same
+    shapes, nothing shows which is which.
+    """
+    kinds: dict[str, list[TensorRecord]] = {}
+    for tensor in fit.scope.parameters if len(groups) > 1 else ():
+        kind = "bias" if tensor.name.endswith("bias") else "vector" if len(tensor.shape) == 1 else "rest"
+        kinds.setdefault(kind, []).append(tensor)
+    orders: list[list[TensorRecord | None]] = [
+        [*chain.from_iterable(order)]
+        for order in (permutations(kinds.values()) if len(kinds) == len(groups) else ())
+        if all(len(own) == len(group) and _agree(group, own) for group, own in zip(groups, order, strict=True))
+    ]
+    return _Fit(fit.scope, orders[0], len(orders) == 1) if orders else fit
 
 
 def _embed(runs: list[list[Shape | None]], index: Index) -> list[int] | None:

@@ -34,6 +34,7 @@ from ckptmove.verification.fit.sizes import verify_fit
 from ckptmove.verification.machine import PackageMissing
 from ckptmove.verification.processes.child import CHILD_CHECKS, ONE_THREAD, child, forked, worker_command
 from ckptmove.verification.processes.forking import can_fork
+from ckptmove.verification.refused_keys import with_refused_keys
 from ckptmove.verification.sample.choice import choose_sample
 from ckptmove.verification.sample.copy import copy_of_sample, filled, of_whole
 from ckptmove.verification.step.optimizers import check_override
@@ -142,6 +143,7 @@ def verify_checkpoint(
         checkpoint.require_unchanged()
     answers.require_usable()
     found = {check.name: check for check in (*here, *answers.checks.values())}
+    findings = with_refused_keys(findings, [found[name] for name in cases])
     if SCRIPT in cases:
         found["placement"] = _placed_by_script(found["placement"], found[SCRIPT])
     checks = tuple(fail_on_findings(found[name], findings) for name in (*CHECKS, *cases))

@@ -140,6 +140,25 @@ class TestByOrder:
         assert found.how == "order"
         assert names(found) == [f"model.{i}.{n}" for n in ("weight", "bias") for i in range(3)]
 
+    @pytest.mark.parametrize(
+        ("last_bias", "how"),
+        [
+            (True, "order"),
+            (False, "ambiguous"),  # as many biases as other vectors
+        ],
+    )
+    def test_groups_of_biases_of_other_vectors_and_of_the_rest(self, last_bias, how) -> None:
+        layers = [
+            tensor(f"model.{at}.{leaf}", shape)
+            for at in range(2)
+            for leaf, shape in (("conv.weight", W), ("bn.weight", B), ("bn.bias", B))
+        ]
+        ends = [tensor("model.2.weight", W), *[tensor("model.2.bias", B)] * last_bias]
+        [pairing] = pair([*layers, *ends], optimizer([[B] * (2 + last_bias), [W] * 3, [B] * 2]))
+        assert pairing.how == how
+        found = names(pairing)
+        assert (found[:2] == ["model.0.bn.bias", "model.1.bn.bias"]) is last_bias
+
     def test_groups_that_share_shapes_never_share_a_tensor(self) -> None:
         model = [tensor(f"model.{index}", shape) for index, shape in enumerate([W, B, W, B, W, W])]
 
