@@ -13,14 +13,14 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain, permutations
 from math import prod
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.checkpoint.inventory.megatron import copies, is_in_buckets
 from ckptmove.checkpoint.inventory.partitions import is_partitioned, partitions
-from ckptmove.checkpoint.state_dicts import Scope, model_scopes, strip_wrappers
+from ckptmove.checkpoint.state_dicts import EMA, Scope, is_never_trained, model_scopes, without_wrappers
 from ckptmove.torch_facts.optimizers import TABLE
 
 if TYPE_CHECKING:
@@ -174,7 +174,8 @@ class _Scopes:
 
     @cached_property
     def _of_model(self) -> tuple[Scope, ...]:
-        return model_scopes(self._inventory)
+        """Those of the model; or of its average, if only that was saved (Ultralytics)."""
+        return model_scopes(self._inventory) or model_scopes(self._inventory, EMA)
 
     @cached_property
     def _with_loss(self) -> tuple[Scope, ...]:
@@ -247,15 +248,22 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], lost: str = "")
     if optimizer.algorithm == "LBFGS" and not any(len(scope.parameters) == len(keys) for scope in scopes):
         return _as_one_vector(optimizer, len(keys), scopes)
     state = {entry.key: parameter_shape(entry, optimizer.algorithm) for entry in optimizer.state}
+    state |= _never_trained([key for key in keys if key not in state], scopes[-1])
     shapes = [[state.get(key) for key in group] for group in groups]
     fits = [fit for scope in scopes if (fit := _fit(shapes, scope)) is not None]
     if fits:
-        return _by_shapes(optimizer, fits)
+        return _by_shapes(optimizer, [_by_kinds(shapes, fit) for fit in fits])
     if len(groups) > 1:
         fits = [fit for scope in scopes if (fit := _fit(shapes, scope.sorted_by_name)) is not None and fit.is_unique]
         if fits:
             return _by_shapes(optimizer, fits)._replace(how="sorted")
     return _not_in_order(optimizer, [shape for group in shapes for shape in group], scopes)
+
+
+def _never_trained(without_state: list[str], whole: Scope) -> dict[str, Shape]:
+    """Shapes of the parameters without state, if they are as many as the weights that their library always freezes."""
+    frozen = [tensor.shape for tensor in whole.parameters if is_never_trained(tensor.name)]
+    return dict(zip(without_state, frozen, strict=True)) if len(without_state) == len(frozen) else {}
 
 
 def _as_one_vector(optimizer: OptimizerRecord, count: int, scopes: tuple[Scope, ...]) -> Pairing:
@@ -321,7 +329,7 @@ def _by_names(optimizer: OptimizerRecord, keys: list[str], scopes: tuple[Scope, 
         names += group.param_names if len(group.param_names) == len(group.params) else group.params
     if all(name.isdigit() for name in names):
         return None
-    wanted = [strip_wrappers(name)[1] for name in names]
+    wanted = [without_wrappers(name) for name in names]
     fits = [_Fit(scope, [scope.named.get(name) for name in wanted], True) for scope in scopes]
     fewest = min(fit.tensors.count(None) for fit in fits)
     if fewest * 2 > len(keys):
@@ -430,6 +438,24 @@ def _fit(groups: list[list[Shape | None]], scope: Scope) -> _Fit | None:
             is_unique = right is not None and left == [last - place for place in reversed(right)]
             return _Fit(scope, [scope.parameters[place] for place in left], is_unique)
     return None
+
+
+def _by_kinds(groups: list[list[Shape | None]], fit: _Fit) -> _Fit:
+    """Match groups of which one has all biases, one all other vectors (of normalizations), and one the rest.
+
+    Ultralytics groups so (ultralytics/engine/trainer.py, ``build_optimizer``). If two of these groups have the same
+    shapes, nothing shows which is which.
+    """
+    kinds: dict[str, list[TensorRecord]] = {}
+    for tensor in fit.scope.parameters if len(groups) > 1 else ():
+        kind = "bias" if tensor.name.endswith("bias") else "vector" if len(tensor.shape) == 1 else "rest"
+        kinds.setdefault(kind, []).append(tensor)
+    orders: list[list[TensorRecord | None]] = [
+        [*chain.from_iterable(order)]
+        for order in (permutations(kinds.values()) if len(kinds) == len(groups) else ())
+        if all(len(own) == len(group) and _agree(group, own) for group, own in zip(groups, order, strict=True))
+    ]
+    return _Fit(fit.scope, orders[0], len(orders) == 1) if orders else fit
 
 
 def _embed(runs: list[list[Shape | None]], index: Index) -> list[int] | None:

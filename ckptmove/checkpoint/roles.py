@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 #: Roles and their words; the first row with a word of the key decides. ``a+b`` needs both words.
 ROLE_WORDS: Final[tuple[tuple[Role, tuple[str, ...]], ...]] = (
     ("rng", ("rng", "rngs", "manual+seed", "random+seed", "random+state", "random+states")),
+    ("scheduler", ("scheduler", "schedulers", "lr+schedule", "sched")),
     ("ema", ("ema", "swa", "averaged", "shadow", "teacher")),
     ("scaler", ("amp+scaler", "grad+scaler", "loss+scaler", "scaler+state", "gradscaler", "mixedprecision",
                 "amp+scaling")),
-    ("scheduler", ("scheduler", "schedulers", "lr+schedule", "sched")),
     ("optimizer", ("optimizer", "optimizers", "optim", "optims", "optimizerstate", "opt+state")),
     ("criterion", ("criterion", "criterions", "loss+fn", "loss+func", "loss+module")),
     ("model", (

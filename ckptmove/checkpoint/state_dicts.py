@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -15,10 +16,23 @@ if TYPE_CHECKING:
 
 Shape: TypeAlias = "tuple[int, ...]"
 
-#: Key prefixes of wrappers: DataParallel and DDP, torch.compile, FSDP, Lightning's DeepSpeed strategy.
-WRAPPERS: Final = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_forward_module.")
+#: Prefix of DataParallel, DDP and AveragedModel. Models have parts of this name too (the policies of tensordict), so it
+#: is a wrapper's only in front.
+MODULE: Final = "module."
+#: Prefixes that only wrappers write, at any place in a key: torch.compile, activation checkpointing, FSDP, Lightning.
+INNER_WRAPPERS: Final = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_forward_module.")
+WRAPPERS: Final = (MODULE, *INNER_WRAPPERS)
+_INNER: Final = re.compile(rf"(?:^|(?<=\.))(?:{'|'.join(map(re.escape, INNER_WRAPPERS))})")
 #: Buffers of torch's own modules; the floating ones look like parameters.
 _BUFFERS: Final = frozenset({"running_mean", "running_var", "num_batches_tracked"})
+#: Those of torch/nn/utils/parametrizations.py: ``_SpectralNorm`` and ``_Orthogonal``.
+_OF_PARAMETRIZATION: Final = frozenset({"_u", "_v", "base"})
+_PARAMETRIZATION: Final = re.compile(r"(?:^|\.)parametrizations\.[^.]+\.[0-9]+\.[^.]+\Z")
+#: Ends of the buffers of torch/nn/utils/spectral_norm.py, beside a parameter with the end ``_orig``. Those of
+#: torch/nn/utils/weight_norm.py have the same end, but are parameters.
+_OF_SPECTRAL_NORM: Final = ("_u", "_v")
+#: Weight that Ultralytics freezes, and lists in the optimizer (ultralytics/nn/modules/block.py, ``DFL``).
+_FROZEN: Final = ".dfl.conv.weight"
 _PARAMETER_DTYPES: Final = ("float", "bfloat", "complex")
 #: Keys of a state_dict inside the root's entry for the model.
 _INNER_CONTAINERS: Final = frozenset({"state_dict", "model_state_dict", "model_state"})
@@ -26,7 +40,7 @@ _INNER_CONTAINERS: Final = frozenset({"state_dict", "model_state_dict", "model_s
 _MODULE: Final = ".module"
 #: Default roles of a model's tensors.
 _MODEL: Final[frozenset[Role]] = frozenset({"model"})
-_EMA: Final[frozenset[Role]] = frozenset({"ema"})
+EMA: Final[frozenset[Role]] = frozenset({"ema"})
 #: A model with more first parts than this is not a set of networks with an optimizer each.
 _MOST_PARTS: Final = 16
 
@@ -48,7 +62,7 @@ class Scope:
     @cached_property
     def named(self) -> dict[str, TensorRecord]:
         """The tensors by their keys in the state_dict, without wrapper prefixes."""
-        return {strip_wrappers(key)[1]: tensor for key, tensor in self._members}
+        return {without_wrappers(key): tensor for key, tensor in self._members}
 
     @cached_property
     def sorted_by_name(self) -> Scope:
@@ -172,18 +186,15 @@ def parameters_by_state_dict(inventory: Inventory) -> dict[str, tuple[TensorReco
 
     Quantized weights are included. Copies that are no longer trained (``best_model``) are left out.
     """
-    tensors = model_tensors(inventory) or model_tensors(inventory, _EMA)
+    tensors = model_tensors(inventory) or model_tensors(inventory, EMA)
     parts = _by_state_dict(inventory, tensors)
     trained = {where: inside for where, inside in parts.items() if not _is_copy(where)} or parts
     return {where: _parameters((tensor for _, tensor in inside), quantized=True) for where, inside in trained.items()}
 
 
 def _is_copy(where: str) -> bool:
-    """Whether a state_dict repeats another.
-
-    Lightning's WeightAveraging saves the average as ``state_dict``. DeepSpeed saves its frozen parameters twice.
-    """
-    return is_kept_aside(where) or where.endswith(("current_model_state", "frozen_param_fragments"))
+    """Whether a state_dict repeats another. DeepSpeed saves its frozen parameters twice."""
+    return is_kept_aside(where) or where.endswith("frozen_param_fragments")
 
 
 def _by_state_dict(inventory: Inventory, tensors: Iterable[TensorRecord]) -> dict[str, list[tuple[str, TensorRecord]]]:
@@ -244,18 +255,50 @@ def strip_wrappers(key: str) -> tuple[str, str]:
     return key[:end], key[end:]
 
 
+def inner_wrappers(key: str) -> list[str]:
+    """Return the prefixes in a key of a state_dict that only wrappers write, at any place."""
+    return _INNER.findall(key)
+
+
+def without_inner_wrappers(key: str, which: Container[str] = INNER_WRAPPERS) -> str:
+    """Remove prefixes that only wrappers write from a key of a state_dict, at every place."""
+    return _INNER.sub(lambda found: "" if found[0] in which else found[0], key)
+
+
+def without_wrappers(key: str) -> str:
+    """Remove all prefixes of wrappers from a key of a state_dict."""
+    return without_inner_wrappers(strip_wrappers(key)[1])
+
+
 def is_buffer(name: str) -> bool:
-    """Whether a tensor has the name of a buffer of torch's own modules."""
-    return name.rpartition(".")[2] in _BUFFERS
+    """Whether a tensor has the name of a buffer of torch's own modules; others show it only beside their parameter."""
+    leaf = name.rpartition(".")[2]
+    return leaf in _BUFFERS or (leaf in _OF_PARAMETRIZATION and _PARAMETRIZATION.search(name) is not None)
+
+
+def is_never_trained(name: str) -> bool:
+    """Whether a tensor has the name of a parameter that its library always freezes."""
+    return name.endswith(_FROZEN)
+
+
+def buffers(tensors: Iterable[TensorRecord]) -> set[str]:
+    """Return the names of the tensors that are buffers of torch's own modules, by their names."""
+    names = [tensor.name for tensor in tensors]
+    found = {name for name in names if is_buffer(name)}
+    normed = [name for name in names if name.endswith(_OF_SPECTRAL_NORM)]
+    weights = {name for name in names if name.endswith("_orig")} if normed else ()
+    return found.union(name for name in normed if f"{name[:-2]}_orig" in weights)
 
 
 def _parameters(tensors: Iterable[TensorRecord], *, quantized: bool = False) -> tuple[TensorRecord, ...]:
     """Return the floating tensors except known buffers, tied ones once; only Parameters if any is marked as one."""
     seen: set[object] = set()
     found = []
-    for tensor in tensors:
+    listed = tuple(tensors)
+    left_out = buffers(listed)
+    for tensor in listed:
         is_weight = tensor.dtype.startswith(_PARAMETER_DTYPES) or (quantized and tensor.kind == "quantized")
-        if not is_weight or tensor.kind == "storage" or is_buffer(tensor.name):
+        if not is_weight or tensor.kind == "storage" or tensor.name in left_out:
             continue
         view = (tensor.storage, tensor.storage_offset, tensor.shape, tensor.stride)
         if tensor.storage is None or view not in seen:

@@ -91,7 +91,8 @@ def inspect(
     from ckptmove.cli.seen import Seen
 
     config = load_config(Path(), lambda: settings_of(verify))
-    reported = selection(select or (), (*config.ignore, *(ignore or ())))
+    is_strict = strict or config.strict
+    reported = selection(select or (), (*config.ignore, *(ignore or ())), everything=is_strict or out.verbose)
     if match is not None:
         from ckptmove.moves import checked_globs
 
@@ -114,7 +115,7 @@ def inspect(
             request,
             renderer,
             selection=reported,
-            strict=strict or config.strict,
+            strict=is_strict,
             match=match,
             detail=detail,
             jobs=jobs,
@@ -352,7 +353,7 @@ def verify(
     from ckptmove.verification.request import VerifyRequest
 
     config: Config = context.obj
-    reported = selection(select or (), (*config.ignore, *(ignore or ())))
+    reported = selection(select or (), (*config.ignore, *(ignore or ())), everything=strict or out.verbose)
     changes = remap_options(**expected)
     found, exclude, failures = search(paths or (), config, "verify")
     copies = download_paths(found, download)

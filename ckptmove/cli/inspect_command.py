@@ -98,6 +98,7 @@ def run_inspect(
             strict=strict,
             # --skip-seen inspects it again: a file of it may be readable by then.
             version=None if inspection.unreadable else version,
+            unprinted=selection.unprinted,
         )
         renderer.inspect(answer)
         return answer.exit_code, inspection.unreadable

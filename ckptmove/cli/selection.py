@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ckptmove.model import Finding
+
+
+#: Notes that nearly every healthy checkpoint has, so that a report for people has them only on request.
+ON_REQUEST: Final = frozenset({"R302"})
 
 
 class Selection(NamedTuple):
@@ -16,22 +20,25 @@ class Selection(NamedTuple):
     Attributes:
         codes: their codes.
         ignored: all other codes of the catalogue, sorted.
+        unprinted: codes that only data (JSON, SARIF) has.
     """
 
     codes: frozenset[str]
     ignored: tuple[str, ...] = ()
+    unprinted: frozenset[str] = frozenset()
 
     def among(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
         """The selected findings, in their order."""
         return tuple(finding for finding in findings if finding.code in self.codes)
 
 
-def selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
+def selection(select: Sequence[str], ignore: Sequence[str], *, everything: bool = False) -> Selection:
     """Select findings of the catalogue.
 
     Args:
         select: codes, first letters of codes (``D``) or names, separated by commas too; empty for all.
         ignore: likewise; removed from ``select``.
+        everything: whether to print also what is printed on request only.
 
     Raises:
         UsageError: if a code is unknown.
@@ -39,5 +46,7 @@ def selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
     from ckptmove.findings.catalogue import CATALOGUE
     from ckptmove.findings.codes import codes_of
 
-    codes = (codes_of(select) or frozenset(CATALOGUE)) - codes_of(ignore)
-    return Selection(codes, tuple(sorted(CATALOGUE.keys() - codes)))
+    named = codes_of(select)
+    codes = (named or frozenset(CATALOGUE)) - codes_of(ignore)
+    unprinted = frozenset() if everything else ON_REQUEST - named
+    return Selection(codes, tuple(sorted(CATALOGUE.keys() - codes)), unprinted)

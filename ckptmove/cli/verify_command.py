@@ -81,7 +81,8 @@ def run_verify(
         with ProgressBar(wanted=renderer.shows_progress) as progress:
             request = downloaded(request, progress, settle)
         result = _fixed(request, verified, renderer, dry_run=dry_run) if fix else verified(request)
-        answer = VerifyAnswer(request, replace(result, findings=selection.among(result.findings)), strict, dry_run)
+        found = replace(result, findings=selection.among(result.findings))
+        answer = VerifyAnswer(request, found, strict, dry_run, selection.unprinted)
         answers.append(answer)
         renderer.verify(answer)
         return (NO if answer.fails else YES), ()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.checkpoint.pairing import moments
-from ckptmove.checkpoint.state_dicts import is_buffer, without_inner
+from ckptmove.checkpoint.state_dicts import buffers, without_inner
 from ckptmove.checkpoint.trainers import trainer_of
 from ckptmove.formats.opening import container_class
 
@@ -140,7 +140,8 @@ def _pool(inventory: Inventory, place: str, state: set[str]) -> _Pool | None:
     is_adapter = _is_adapter(tensors)
     if is_adapter and not (inventory.layout == "hf-trainer" and _is_whole_adapter(tensors)):
         return None
-    candidates = [one for one in without_inner(tensors) if one.name not in state and _can_be_parameter(one)]
+    left_out = state | buffers(tensors)
+    candidates = [one for one in without_inner(tensors) if one.name not in left_out and _can_be_parameter(one)]
     return _Pool(candidates, converts=inventory.layout == "hf-trainer", is_adapter=is_adapter)
 
 
@@ -165,7 +166,7 @@ def _is_whole_adapter(tensors: Sequence[TensorRecord]) -> bool:
 
 def _can_be_parameter(tensor: TensorRecord) -> bool:
     """Whether a tensor can be a parameter. Any dtype can: quantized weights are integers, ML-Agents trains counts."""
-    return tensor.role not in {"rng", "scheduler", "scaler"} and not is_buffer(tensor.name)
+    return tensor.role not in {"rng", "scheduler", "scaler"}
 
 
 def _by_shape(optimizer: OptimizerRecord, listed: set[str]) -> dict[Shape, list[StateEntry]]:

@@ -138,7 +138,8 @@ _ENTRIES: Final = (
         when="some parameters of a group have state and others do not, or none has any after steps of the training",
         why="A parameter that never had a gradient (a frozen layer, an unused head) has no state, and that is "
         "healthy. If it was trained, its state was lost: its moments start at zero, its step count at one, and "
-        "the loss jumps. The file does not show which of the two it is.",
+        "the loss jumps. The file does not show which of the two it is. A weight that its library always freezes "
+        "(dfl.conv.weight of YOLO) is not counted.",
         mend="If those parameters were frozen, nothing. If not, save the checkpoint again from the run.",
     ),
     Entry(
@@ -220,7 +221,7 @@ _ENTRIES: Final = (
         name="resume-incomplete",
         severity=Severity.INFO,
         when="the file has a model and its optimizer, but no scheduler, RNG states or counters (or no GradScaler for "
-        "float16)",
+        "float16); printed only with -v, --strict or --select R302, and in JSON",
         why="Training goes on, but not as it would have: the learning rate starts over, the data comes in another "
         "order, dropout falls elsewhere. A GradScaler is missed only where float16 tensors show that one was "
         "needed: bfloat16 and float32 runs have none.",
@@ -301,11 +302,14 @@ _ENTRIES: Final = (
         code="K601",
         name="wrapper-prefix",
         severity=Severity.WARNING,
-        when="every key of a state_dict starts with module., _orig_mod. or another wrapper's prefix",
-        why="The state_dict of a DataParallel, DDP or compiled model was saved. A plain model refuses it: 'Missing "
-        "key(s) in state_dict', 'Unexpected key(s)'; with strict=False it loads nothing and keeps its random "
-        "weights.",
-        mend="'ckptmove convert PATH --strip-prefix' removes it from the file. Or load into a wrapped model.",
+        when="keys of a state_dict contain the prefix of a wrapper: _orig_mod., _checkpoint_wrapped_module., "
+        "_fsdp_wrapped_module. or _forward_module. at any place; a note if every key starts with module. only",
+        why="The state_dict of a compiled, checkpointed or sharded model, or of one in DataParallel or DDP, was saved. "
+        "A plain model refuses it: 'Missing key(s) in state_dict', 'Unexpected key(s)'; with strict=False it loads "
+        "nothing under those keys and keeps its random weights. module. may also be a part of the model: policies of "
+        "tensordict and torchrl have one.",
+        mend="'ckptmove convert PATH --strip-prefix' removes it from the file. Or load into a wrapped model. If only "
+        "module. is in front, use it when load_state_dict refuses the keys.",
     ),
     Entry(
         code="S701",

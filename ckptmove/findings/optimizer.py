@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import sharding_of
 from ckptmove.checkpoint.pairing import moments
+from ckptmove.checkpoint.state_dicts import EMA, is_never_trained, model_tensors
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, file_of, target_device
 from ckptmove.model import Severity
@@ -21,6 +22,7 @@ from ckptmove.torch_facts.optimizers import BY_NAME, lost_keys
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.findings.context import Context
     from ckptmove.model import Finding, Inventory, OptimizerRecord, ParamGroup, StateEntry, TensorRecord
 
@@ -125,13 +127,16 @@ def state_shape(inventory: Inventory, context: Context) -> Iterator[Finding]:
             )
 
 
-def state_missing(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+def state_missing(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """O205: part of a group has no state, or the whole optimizer has none after steps of the training.
 
     In a flat optimizer, whose groups are not known, part of the optimizer. LBFGS is skipped: it keeps all its state on
-    its first parameter. A rank has no state of parameters without elements on it.
+    its first parameter. A rank has no state of parameters without elements on it. A weight that its library always
+    freezes has none.
     """
-    for optimizer in () if sharding_of(inventory) else inventory.optimizers:
+    if sharding_of(inventory):
+        return
+    for optimizer, pairing in zip(inventory.optimizers, context.pairings, strict=True):
         if optimizer.algorithm == "LBFGS":
             continue
         known = {
@@ -148,7 +153,7 @@ def state_missing(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         is_one = optimizer.is_flat and bool(known)
         partial = [group for group in optimizer.groups if is_one or not known.isdisjoint(group.params)]
         missing = [(group, key) for group in partial for key in group.params if key not in known]
-        if missing:
+        if missing and not _are_never_trained(inventory, pairing, {key for _, key in missing}):
             total = sum(len(group.params) for group in partial)
             message = f"{len(missing)} of {amount(total, 'parameter')} have no state: frozen, or lost"
             where = [group.where if optimizer.is_flat else f"{group.where}.params.{key}" for group, key in missing]
@@ -275,6 +280,15 @@ def _counters(optimizer: OptimizerRecord) -> Iterator[tuple[ParamGroup, str, Ten
             for key, tensor in entry.tensors:
                 if key in _COUNTERS:
                     yield groups[entry.key], key, tensor
+
+
+def _are_never_trained(inventory: Inventory, pairing: Pairing, keys: set[str]) -> bool:
+    """Whether parameters are weights that their library always freezes; by their number if it is not known which."""
+    if pairing.is_certain:
+        tensors = [tensor for key, tensor in pairing.matches if key in keys]
+        return all(tensor is not None and is_never_trained(tensor.name) for tensor in tensors)
+    model = model_tensors(inventory) or model_tensors(inventory, EMA)
+    return len(keys) <= sum(is_never_trained(tensor.name) for tensor in model)
 
 
 def _steps_made(inventory: Inventory) -> str:

@@ -33,6 +33,7 @@ from ckptmove.verification.machine import PackageMissing
 from ckptmove.verification.placement import check_placement
 from ckptmove.verification.processes.child import CHILD_CHECKS, ONE_THREAD, child, forked, worker_command
 from ckptmove.verification.processes.forking import can_fork
+from ckptmove.verification.refused_keys import with_refused_keys
 from ckptmove.verification.refuted import judge
 from ckptmove.verification.sampling import choose_sample
 from ckptmove.verification.step.optimizers import check_override
@@ -138,6 +139,7 @@ def verify_checkpoint(
         checkpoint.require_unchanged()
     answers.require_usable()
     found = {check.name: check for check in (*here, *answers.checks.values())}
+    findings = with_refused_keys(findings, [found[name] for name in cases])
     checks, findings = judge((*CHECKS, *cases), found, findings, [found[name] for name in cases])
     result = verdict(asked, answers, checks, findings, sample)
     return replace(result, not_looked_at=_not_looked_at(request, checkpoint.inventory))

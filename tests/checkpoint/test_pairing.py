@@ -81,6 +81,17 @@ class TestByOrder:
         assert found.how == "order"
         assert names(found)[0] == "model.0.weight"
 
+    def test_the_average_stands_for_a_model_that_was_not_saved(self) -> None:
+        average = [one._replace(name=f"ema.{place}", role="ema") for place, one in enumerate(MODEL)]
+        [pairing] = pair(average, optimizer([[W, B, (2, 4)]]))
+        assert (pairing.how, names(pairing)) == ("order", ["ema.0", "ema.1", "ema.2"])
+
+    def test_a_weight_that_is_never_trained_has_its_shape_without_state(self) -> None:
+        frozen = tensor("model.2.dfl.conv.weight", (1, 16, 1, 1))
+        unknown = tensor("model.2.anchors", (3,))
+        [pairing] = pair([*MODEL, unknown, frozen], optimizer([[W, B, (2, 4), None]]))
+        assert (pairing.how, names(pairing)[-1]) == ("order", frozen.name)
+
     def test_unknown_buffers_are_stepped_over_by_shape(self) -> None:
         [found] = pair([MODEL[0], tensor("model.anchors", (9, 2)), *MODEL[1:]], optimizer([[W, B, (2, 4)]]))
 
@@ -128,6 +139,25 @@ class TestByOrder:
 
         assert found.how == "order"
         assert names(found) == [f"model.{i}.{n}" for n in ("weight", "bias") for i in range(3)]
+
+    @pytest.mark.parametrize(
+        ("last_bias", "how"),
+        [
+            (True, "order"),
+            (False, "ambiguous"),  # as many biases as other vectors
+        ],
+    )
+    def test_groups_of_biases_of_other_vectors_and_of_the_rest(self, last_bias, how) -> None:
+        layers = [
+            tensor(f"model.{at}.{leaf}", shape)
+            for at in range(2)
+            for leaf, shape in (("conv.weight", W), ("bn.weight", B), ("bn.bias", B))
+        ]
+        ends = [tensor("model.2.weight", W), *[tensor("model.2.bias", B)] * last_bias]
+        [pairing] = pair([*layers, *ends], optimizer([[B] * (2 + last_bias), [W] * 3, [B] * 2]))
+        assert pairing.how == how
+        found = names(pairing)
+        assert (found[:2] == ["model.0.bn.bias", "model.1.bn.bias"]) is last_bias
 
     def test_groups_that_share_shapes_never_share_a_tensor(self) -> None:
         model = [tensor(f"model.{index}", shape) for index, shape in enumerate([W, B, W, B, W, W])]

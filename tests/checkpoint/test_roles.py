@@ -18,7 +18,7 @@ KEYS = {
     "optim": "optimizer", "opt_state": "optimizer", "Optimizer:adam": "optimizer", "last_optimizer_state": "optimizer",
     "generator_optimizer": "optimizer", "optimizer_G": "optimizer",
     "lr_scheduler": "scheduler", "lr_schedulers": "scheduler", "scheduler_state_dict": "scheduler",
-    "optimizer_scheduler": "scheduler",
+    "optimizer_scheduler": "scheduler", "swa_scheduler": "scheduler", "ema_sched": "scheduler",
     "ema": "ema", "model_ema": "ema", "state_dict_ema": "ema", "EMACallback": "ema", "swa_model": "ema",
     "scaler": "scaler", "amp_scaler": "scaler", "grad_scaler": "scaler", "amp": "scaler", "scaler_state_dict": "scaler",
     "native_amp_scaling_state": "scaler",

@@ -243,20 +243,54 @@ class TestKeys:
         assert "'_orig_mod.module.'" in finding.fix
         assert "(" not in finding.fix
 
-    def test_a_state_dict_at_the_root(self, make) -> None:
-        model = make.model("module.")
+    @pytest.mark.parametrize(
+        ("keys", "severity", "words"),
+        [
+            (["module.a", "module.b"], "info", ""),
+            (["module._orig_mod.a", "module._orig_mod.b"], "warning", "--strip-prefix"),
+            (["_orig_mod.module.a", "_orig_mod.module.b"], "warning", "--strip-prefix"),
+            (["blocks.0._orig_mod.a", "b"], "warning", "--strip-prefix"),
+            (["module.c._orig_mod.a", "module.b"], "warning", "--strip-prefix"),
+            (["model._fsdp_wrapped_module.a", "b._checkpoint_wrapped_module.c"], "warning", "--strip-prefix"),
+            (["a._forward_module.a", "a.a"], "warning", ""),  # the two keys would become one
+        ],
+    )
+    @pytest.mark.parametrize("role", ["model", "ema"])
+    @pytest.mark.parametrize("where", ["", "part."])
+    def test_wrappers_at_any_place(self, make, keys, severity, words, role, where) -> None:
+        tensors = [make.tensor(f"{where}{key}", role=role) for key in keys]
+        roots = ("part",) if where else tuple(keys)
 
-        [finding] = make.findings(make.inventory(model, root_keys=tuple(one.name for one in model)))
+        found = make.findings(make.inventory(tensors, root_keys=roots), "K601")
 
-        assert finding.message == "every key starts with 'module.' (4 tensors)"
+        assert [one.severity for one in found] == [severity] * (role == "model" or severity != "info")
+        assert all(one.fix.endswith(words) and isinstance(one.fix, Command) == bool(words) for one in found)
+        assert all(
+            (where.rstrip(".") in one.message) and ("--strip-prefix" in one.message) is not bool(one.fix)
+            for one in found
+        )
+
+    def test_a_note_names_no_command_that_cannot_be_used(self, make) -> None:
+        [finding] = make.findings(make.inventory(make.model("model.module."), container="dcp"), "K601")
+
+        assert "--strip-prefix" not in finding.message
 
     def test_one_key_without_it_clears_them_all(self, make) -> None:
         model = (*make.model("model.module."), make.tensor("model.n_averaged"))
 
         assert make.findings(make.inventory(model)) == ()
 
+    def test_the_average_beside_a_compiled_model_keeps_its_prefix(self, make) -> None:
+        average = [make.tensor(f"ema.module.{name}", role="ema") for name in ("a", "b")]
+
+        [finding] = make.findings(
+            make.inventory([*make.model("model._orig_mod."), *average], root_keys=("model", "ema"))
+        )
+
+        assert finding.fix == "ckptmove convert 'runs/my run.pth' --strip-prefix _orig_mod."
+
     def test_a_pickled_wrapper_is_unwrapped(self, make) -> None:
-        [finding] = make.findings(make.inventory(make.model("module."), layout="module", root_keys=()))
+        [finding] = make.findings(make.inventory(make.model("_orig_mod."), layout="module", root_keys=()))
 
         assert finding.fix == "ckptmove convert 'runs/my run.pth' --plain --strip-prefix"
 

@@ -92,6 +92,21 @@ class TestOptimizers:
         assert (finding.code, figures(finding.message)) == ("O205", ["2", "4"])
         assert finding.where == ("optimizer.param_groups.0.params.1", "optimizer.param_groups.0.params.3")
 
+    @pytest.mark.parametrize(
+        ("names", "shapes", "expected"),
+        [
+            (["0.weight", "1.dfl.conv.weight"], [(4,), None], []),
+            (["0.weight", "1.conv.weight"], [(4,), None], ["O205"]),
+            (["0.weight", "1.dfl.conv.weight", "2.weight"], [(4,), None, None], ["O205"]),
+            (["0.weight", "1.weight", "2.dfl.conv.weight", "2.weight"], [(4,), (4,), None], []),  # ambiguous
+        ],
+    )
+    @pytest.mark.parametrize("role", ["model", "ema"])
+    def test_a_weight_that_its_library_freezes_has_none(self, make, names, shapes, expected, role) -> None:
+        tensors = [make.tensor(f"{role}.{name}", role=role) for name in names]
+
+        assert codes(make.findings(make.inventory(tensors, [make.optimizer(shapes)]), "O205")) == expected
+
     def test_no_state_at_all_is_an_optimizer_without_momentum(self, make) -> None:
         assert make.findings(make.inventory(optimizers=[make.optimizer([None] * 4, "SGD")])) == ()
 

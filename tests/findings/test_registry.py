@@ -147,9 +147,9 @@ TRIPS: dict[str, tuple[Callable[[Any], Inventory], dict[str, Any], Callable[[Any
         lambda make: make.inventory(broken_numbers=(BrokenNumber("scheduler.best", False, "nan"),)),
     ),
     "K601": (
-        lambda make: make.inventory(make.model("model.module.")),
+        lambda make: make.inventory(make.model("model.a._orig_mod.")),
         {},
-        lambda make: make.inventory(make.model("module.")),
+        lambda make: make.inventory(make.model("model.a_orig_mod.")),
     ),
     "S701": (
         lambda make: make.inventory(globals=(ODD,)),

@@ -11,6 +11,7 @@ import ckptmove
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 DRAGGED, WRAPPED, LEGACY = "map-location-dragged-all.pth", "dataparallel-two-gpus.pth", "legacy-adamw-cuda1.pth"
+COMPILED = "nanogpt-compiled-fused.pt"
 
 
 def fixes_of(folder, *names, **options):
@@ -22,9 +23,9 @@ def fixes_of(folder, *names, **options):
 
 def test_the_command_converts_the_checkpoint_that_it_helps(tmp_path):
     folder = tmp_path / "runs"
-    fixes = fixes_of(folder, DRAGGED, WRAPPED, LEGACY)
+    fixes = fixes_of(folder, DRAGGED, COMPILED, LEGACY)
     assert fixes["R301"] == f"ckptmove convert {folder}/{DRAGGED} --to cuda:0"
-    assert fixes["K601"] == f"ckptmove convert {folder}/{WRAPPED} --strip-prefix"
+    assert fixes["K601"] == f"ckptmove convert {folder}/{COMPILED} --strip-prefix"
 
 
 def test_a_finding_in_several_checkpoints_needs_a_look_at_each(tmp_path):

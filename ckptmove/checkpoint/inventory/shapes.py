@@ -29,6 +29,18 @@ _SCHEDULER_KEYS: Final = (
     frozenset({"_schedulers", "_last_lr"}),
     frozenset({"param_group_field", "base_values"}),  # timm
 )
+#: All keys of the schedulers of SpeechBrain (speechbrain/nnet/schedulers.py): scripts have some of them at their root.
+_SPEECHBRAIN_SCHEDULERS: Final = frozenset(
+    {
+        frozenset({"losses", "n_steps"}),
+        frozenset({"losses", "anchor", "patience_counter"}),
+        frozenset({"losses", "clr_iterations"}),
+        frozenset({"hyperparam_value", "metric_values", "current_patient"}),
+        frozenset({"base_lr", "n_warmup_steps", "decay_factor", "decay_steps", "current_step"}),
+        frozenset({"initial_value", "num_warmup_steps", "num_training_steps", "current_step"}),
+        frozenset({"base_lr", "warmup", "power", "cooldown", "total_steps"}),
+    }
+)
 _SCALER_KEYS: Final = frozenset({"scale", "growth_factor", "_growth_tracker"})
 #: ``rng_state.pth`` of the Hugging Face Trainer, ``random_states_0.pkl`` of Accelerate.
 _RNG_FILE_KEYS: Final = (frozenset({"python", "numpy", "cpu"}), frozenset({"random_state", "torch_manual_seed"}))
@@ -166,7 +178,7 @@ def optimizer_state(pairs: Dict) -> Dict | None:
 
 def role_of_keys(keys: set[str]) -> Role | None:
     """Return the role of a dict by its keys: scheduler, ``GradScaler``, or file of RNG states."""
-    if any(wanted <= keys for wanted in _SCHEDULER_KEYS):
+    if any(wanted <= keys for wanted in _SCHEDULER_KEYS) or keys in _SPEECHBRAIN_SCHEDULERS:
         return "scheduler"
     if keys >= _SCALER_KEYS:
         return "scaler"

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _COUNTER_DEPTH: Final = 3
 #: Fairseq's counter, in its ``optimizer_history``; no optimizer of torch has this key.
 _UPDATES: Final = "num_updates"
-#: Roles that the keys of a dict show better than the key of the dict itself.
-_BY_KEYS: Final = frozenset({None, "other", "scheduler", "scaler", "rng"})
+#: The trained weights in a file of Lightning's WeightAveraging, whose ``state_dict`` is their average.
+_TRAINED, _AVERAGE = "current_model_state", "state_dict"
 #: Roles that a resume needs, with or without tensors.
 _CONTENTS: Final = frozenset({"scheduler", "scaler", "rng"})
 #: Cost of each kept record in paths: it takes memory, and more of it in a report.
@@ -83,6 +83,7 @@ class Walk:
     _open: set[int] = field(default_factory=set)
     _objects: set[int] = field(default_factory=set)
     _registered: set[int] = field(default_factory=set)
+    _average: str = ""
     _budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -273,7 +274,7 @@ class Walk:
         """Return the place for the members of a container, with the role of its key."""
         role = place.role
         if role is None or (place.is_bare and "." not in key):
-            role = role_of_key(key)
+            role = "ema" if key == self._average and place.depth == 1 else role_of_key(key)
         elif role == "model":
             role = role_of_leaf(key) or role
         prefix = f"{self._name(key, place)}." if place.depth else ""
@@ -292,6 +293,8 @@ class Walk:
             self._note_keys(pairs, inner.entry, inner)
         else:
             keys = shapes.string_keys(pairs)
+            if not place.depth and _TRAINED in keys:
+                self._average = _AVERAGE
             state = shapes.optimizer_state(pairs) if "param_groups" in keys else None
             if state is not None:
                 self._enter_optimizer(pairs, state, node, inner)
@@ -303,8 +306,7 @@ class Walk:
                 inner.role = inner.role if keys else "optimizer"
             by_keys = shapes.role_of_keys(keys)
             self._note_broken(pairs, by_keys, inner)
-            if inner.role in _BY_KEYS:
-                inner.role = by_keys or inner.role
+            inner.role = by_keys or inner.role
             if inner.role is None and self._looks_like_state_dict(pairs, keys, node):
                 inner.role, inner.is_bare = "model", not place.depth
             if inner.role in _CONTENTS and pairs.flat:
@@ -405,6 +407,8 @@ class Walk:
             self._enter_optimizer(state, optimizer, call, inner)
             return
         role = shapes.role_of_keys(shapes.string_keys(state)) if state is not None else None
+        if state is not None and inner.role in _CONTENTS:
+            role = role or inner.role
         if mentions.is_mesh(call):  # its tensors are ranks, not part of a model or of optimizer state
             inner = MemberContext(inner.prefix, "other", inner.depth, is_mesh=True)
         elif role is not None and state is not None:  # a pickled scheduler or scaler

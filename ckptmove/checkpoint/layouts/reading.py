@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 #: Bytes of the pickles of remote files whose trees are kept.
 _MOST_KEPT: Final = 1 << 21
+#: The counters of SpeechBrain, as text (speechbrain/core.py ``Brain._save``).
+_OF_BRAIN: Final = "brain.ckpt"
 
 
 class Reader:
@@ -338,7 +340,7 @@ class Reader:
             inventory = replace(inventory, container=parts[0].inventory.container, globals=parts[0].inventory.globals)
         layout = layout_of(listing, inventory.files)
         counters = trainer_counters(listing, layout)
-        if any(file.name == trainer_of(layout).counters for file in listing.files):
+        if any(file.name in {trainer_of(layout).counters, _OF_BRAIN} for file in listing.files):
             contents |= {"counter"}
         return replace(
             inventory,

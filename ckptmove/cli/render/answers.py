@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from ckptmove.api.results import Inspection
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.conversion.results import Converted
-    from ckptmove.model import TensorRecord
+    from ckptmove.model import Finding, TensorRecord
     from ckptmove.verification.evidence import Verdict
     from ckptmove.verification.request import VerifyRequest
 
@@ -44,6 +45,7 @@ class InspectAnswer(NamedTuple):
         detail: optional parts of the report.
         strict: whether warnings are failures.
         version: fingerprint of the sizes and versions of its files; None if unknown.
+        unprinted: codes of findings that only data has.
     """
 
     request: InspectRequest
@@ -53,6 +55,16 @@ class InspectAnswer(NamedTuple):
     detail: Detail = Detail()
     strict: bool = False
     version: str | None = None
+    unprinted: frozenset[str] = frozenset()
+
+    @property
+    def printed(self) -> tuple[Finding, ...]:
+        """The findings of a report for people."""
+        return tuple(one for one in self.inspection.findings if one.code not in self.unprinted)
+
+    def with_findings(self, findings: tuple[Finding, ...]) -> InspectAnswer:
+        """The answer with other findings."""
+        return self._replace(inspection=replace(self.inspection, findings=findings))
 
     @property
     def expectation(self) -> Expectation | None:
@@ -101,12 +113,23 @@ class VerifyAnswer(NamedTuple):
         result: the checks, the findings and the verdict.
         strict: whether warnings, and a resume that is not proven, are failures.
         dry_run: whether the answer is a patch of the user's files, which are not written.
+        unprinted: codes of findings that only data has.
     """
 
     request: VerifyRequest
     result: Verdict
     strict: bool = False
     dry_run: bool = False
+    unprinted: frozenset[str] = frozenset()
+
+    @property
+    def printed(self) -> tuple[Finding, ...]:
+        """The findings of a report for people."""
+        return tuple(one for one in self.result.findings if one.code not in self.unprinted)
+
+    def with_findings(self, findings: tuple[Finding, ...]) -> VerifyAnswer:
+        """The answer with other findings."""
+        return self._replace(result=replace(self.result, findings=findings))
 
     @property
     def fails(self) -> bool:

@@ -41,7 +41,7 @@ class GitHubRenderer(Renderer):
         self._last: dict[str, str] = {}
 
     def inspect(self, answer: InspectAnswer) -> None:
-        self._write(inspection_lines(answer))
+        self._write(inspection_lines(answer.with_findings(answer.printed)))
 
     def convert(self, answer: ConvertAnswer) -> None:
         self._write(conversion_lines(answer))
@@ -57,7 +57,7 @@ class GitHubRenderer(Renderer):
         self._write([_annotation("notice", result.path, "convert", undo_line(result))])
 
     def verify(self, answer: VerifyAnswer) -> None:
-        self._write(verification_lines(answer.result, strict=answer.strict))
+        self._write(verification_lines(answer.with_findings(answer.printed).result, strict=answer.strict))
 
     def diff(self, result: Differences) -> None:
         self._write(difference_lines(result))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.cli.render.renderer import Renderer
 from ckptmove.cli.render.text import clean
+from ckptmove.cli.selection import ON_REQUEST
 from ckptmove.cli.streams import page_of, say, suggest_command, write_patch
+from ckptmove.text import amount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from ckptmove.comparison.differences import Differences
     from ckptmove.conversion.results import UndoResult
     from ckptmove.findings.catalogue import Entry
+    from ckptmove.model import Finding
     from ckptmove.verification.evidence import FixedFile
 
 #: Verdict in the last line for the exit code 0, by command.
@@ -34,12 +38,14 @@ class HumanRenderer(Renderer):
     def __init__(self, out: Output) -> None:
         self._out = out
         self.shows_progress = not out.quiet
+        self._noted: Counter[tuple[str, str]] = Counter()
 
     def inspect(self, answer: InspectAnswer) -> None:
         from ckptmove.cli.next_command import after_inspection
         from ckptmove.cli.render import inspection
 
         out = self._out
+        answer = answer.with_findings(self._each_once(answer.printed))
         if out.quiet:
             out.lines([inspection.brief_line(answer), *inspection.optional_lines(out.page, answer)])
             return
@@ -82,6 +88,7 @@ class HumanRenderer(Renderer):
     def verify(self, answer: VerifyAnswer) -> None:
         from ckptmove.cli.render import verification
 
+        answer = answer.with_findings(self._each_once(answer.printed))
         out, result = self._out, answer.result
         if answer.dry_run:
             self._patch(answer)
@@ -96,6 +103,17 @@ class HumanRenderer(Renderer):
             say("hint: --case FILE.py:FUNC or --script FILE.py proves it with your own model and optimizer")
         if verification.has_edit(result):
             say("hint: --fix edits your files, and --fix --dry-run prints the patch")
+
+    def _each_once(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+        """The findings without notes that the report of an earlier checkpoint has; :meth:`finish` counts those.
+
+        With ``--quiet``, there is a line for each checkpoint, which names all.
+        """
+        if self._out.quiet:
+            return tuple(findings)
+        notes = [(one.code, one.message) for one in findings if one.code in ON_REQUEST]
+        self._noted.update(notes)
+        return tuple(one for one in findings if self._noted[one.code, one.message] < 2)
 
     def _patch(self, answer: VerifyAnswer) -> None:
         """Write the patch of a dry run to stdout, and the report to stderr."""
@@ -144,7 +162,9 @@ class HumanRenderer(Renderer):
             self._out.lines([f"{clean(path)}: {_NO_ANSWER.get(exit_code, 'failed')}"])
 
     def finish(self, summary: Summary) -> int:
-        """Write how many of several checkpoints have the exit code 0."""
+        """Write how many checkpoints have a note of an earlier one, and how many of several the exit code 0."""
+        again = {key: count - 1 for key, count in self._noted.items() if count > 1}
+        self._out.lines(f"{code}: also in {amount(more, 'checkpoint')}: {text}" for (code, text), more in again.items())
         if summary.checkpoints > 1 and summary.is_complete:
             self._count(summary)
         return super().finish(summary)

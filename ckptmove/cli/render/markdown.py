@@ -68,7 +68,7 @@ class MarkdownDocument(Document):
         from ckptmove.cli.render.page import Page
         from ckptmove.text import size
 
-        inventory, findings = answer.inspection.inventory, answer.inspection.findings
+        inventory, findings = answer.inspection.inventory, answer.printed
         devices = ", ".join(map(code, answer.inspection.devices[:_FIRST]))
         row = (
             _icon(answer.exit_code),
@@ -110,7 +110,7 @@ class MarkdownDocument(Document):
         summary = f"{amount(len(result.checks), 'check')} of {code(result.path)}"
         opened = "" if result.passed else " open"
         checks = [f"<details{opened}><summary>{summary}</summary>", "", *table, "", "</details>"]
-        self._entries.append((row, [checks, *_findings(result.path, result.findings)]))
+        self._entries.append((row, [checks, *_findings(result.path, answer.printed)]))
 
     def diff(self, result: Differences) -> None:
         """Add the answer, and a table of the differences."""

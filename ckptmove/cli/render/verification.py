@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.cli.render.inspection import finding_lines, findings_summary
 from ckptmove.cli.render.text import clean, sentence
+from ckptmove.cli.selection import ON_REQUEST
 from ckptmove.model import Severity
 from ckptmove.text import amount, size
 
@@ -37,8 +38,12 @@ def verification_lines(page: Page, result: Verdict, *, verbose: bool, strict: bo
             for name, value in check.evidence:
                 yield f"{' ' * len(label)}{clean(name)} = {clean(str(value))}"
     if result.findings:
-        # Notes are left out: the step itself shows whether the checkpoint resumes.
-        shown = [finding for finding in result.findings if verbose or finding.severity is not Severity.INFO]
+        # Notes are left out, unless they were asked for: the step itself shows whether the checkpoint resumes.
+        shown = [
+            finding
+            for finding in result.findings
+            if verbose or finding.code in ON_REQUEST or finding.severity is not Severity.INFO
+        ]
         yield from ["", *finding_lines(page, shown, verbose=verbose)] if shown else []
         codes = ", ".join(dict.fromkeys(finding.code for finding in result.findings))
         yield f"{findings_summary(page, result.findings)} ({codes})"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.checkpoint.entries import entries, pairs_of
 from ckptmove.checkpoint.inventory.flattened import FLAT_KEYS, split_key
 from ckptmove.checkpoint.inventory.shapes import as_dict, attributes
-from ckptmove.checkpoint.state_dicts import WRAPPERS
+from ckptmove.checkpoint.state_dicts import INNER_WRAPPERS, MODULE, inner_wrappers, without_inner_wrappers
 from ckptmove.conversion.remap.errors import KeysCollide, NoMatch, PartialPrefix
 from ckptmove.errors import UsageError
 from ckptmove.moves import Renamed
@@ -40,9 +40,10 @@ _LONGEST: Final = 200
 class KeyMap:
     """The new keys of one state_dict: first prefixes are removed, then keys are renamed, then a prefix is added.
 
-    A prefix of a known wrapper is removed as often as every key begins with it, and a prefix of the request once. The
-    buffer ``n_averaged`` of ``AveragedModel`` has no prefix and keeps its key. The first pair of ``rename`` that
-    matches a key applies; a ``*`` matches any text, the shortest first.
+    A prefix that only wrappers write is removed at every place of a key, and ``module.`` in front as often as every key
+    begins with it. Any other prefix of the request is removed once, in front. The buffer ``n_averaged`` of
+    ``AveragedModel`` has no prefix and keeps its key. The first pair of ``rename`` that matches a key applies; a ``*``
+    matches any text, the shortest first.
 
     Attributes:
         used: the options that apply to a key, each with its word, as in :class:`NoMatch`.
@@ -64,6 +65,7 @@ class KeyMap:
         """
         self._globs = [_Glob.of(source, target) for source, target in remap.rename]
         self._added = remap.add_prefix
+        self._inner: frozenset[str] = frozenset()
         self._stripped: list[str] = []
         self.used: set[tuple[str, str]] = {("--add-prefix", self._added)} if keys else set()
         if remap.strip_prefix is not None:
@@ -79,7 +81,10 @@ class KeyMap:
                 raise KeysCollide(where, target, (sources[target], key))
 
     def _choose(self, prefixes: tuple[str, ...], keys: Collection[str]) -> None:
-        pending, left = list(prefixes or WRAPPERS), dict.fromkeys(keys)
+        self._inner = frozenset(prefixes or INNER_WRAPPERS).intersection(chain.from_iterable(map(inner_wrappers, keys)))
+        self.used.update(("--strip-prefix", prefix if prefixes else "") for prefix in self._inner)
+        pending = [prefix for prefix in prefixes or (MODULE,) if prefix not in INNER_WRAPPERS]
+        left = dict.fromkeys(map(self._strip, keys))
         left.pop(_AVERAGED, None)
         while left:
             prefix = next((one for one in pending if all(_has(key, one) for key in left)), None)
@@ -92,7 +97,7 @@ class KeyMap:
             left = dict.fromkeys(key[len(prefix) :] for key in left)
             left.pop(_AVERAGED, None)
         # A module below the wrappers may be named like one.
-        for prefix in pending if prefixes or not self._stripped else ():
+        for prefix in pending if prefixes or not (self._stripped or self._inner) else ():
             having = [key for key in left if _has(key, prefix)]
             if having:
                 lacking = [key for key in left if not _has(key, prefix)]
@@ -110,6 +115,7 @@ class KeyMap:
         return target.removesuffix(".") if target.endswith(".") or not target else path
 
     def _strip(self, key: str) -> str:
+        key = without_inner_wrappers(key, self._inner) if self._inner else key
         for prefix in self._stripped:
             key = key.removeprefix(prefix)
         return key

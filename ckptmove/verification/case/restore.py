@@ -10,7 +10,7 @@ import torch
 
 from ckptmove.checkpoint.pairing import parameter_shape
 from ckptmove.checkpoint.roles import is_kept_aside
-from ckptmove.checkpoint.state_dicts import strip_wrappers
+from ckptmove.checkpoint.state_dicts import without_wrappers
 from ckptmove.text import amount
 from ckptmove.verification.case.parts import by_key, models_of, optimizers_of
 from ckptmove.verification.restored.loaded import LoadedFiles
@@ -171,10 +171,10 @@ def _in_groups(record: OptimizerRecord, case: Case, own: OptimizerPart) -> Optim
         return record
     modules = [model.module for model in models_of(case)]
     names = {id(one): name for module in modules for name, one in module.named_parameters(remove_duplicate=False)}
-    stored = {strip_wrappers(name)[1]: group for group in record.groups for name in group.params}
+    stored = {without_wrappers(name): group for group in record.groups for name in group.params}
     groups = []
     for group in own.optimizer.param_groups:
-        found = [stored.get(strip_wrappers(names.get(id(parameter), ""))[1]) for parameter in group["params"]]
+        found = [stored.get(without_wrappers(names.get(id(parameter), ""))) for parameter in group["params"]]
         if not found or None in found:
             return record
         of_group = [one for one in found if one is not None]

@@ -5,13 +5,12 @@ State that does not match the user's model is reported, never guessed.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.roles import is_kept_aside
-from ckptmove.checkpoint.state_dicts import RootKeys, strip_wrappers
+from ckptmove.checkpoint.state_dicts import RootKeys, without_wrappers
 from ckptmove.model import OPAQUE
 from ckptmove.verification.checks import Offenders
 from ckptmove.verification.step.entries import each_tensor, foreign_kind, nested_state, tensor_options
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
     from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
     from ckptmove.verification.tensors.pieces import TensorSource
-
-#: Prefixes that torch.compile and FSDP add to the keys of inner modules.
-_INNER_WRAPPERS: Final = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module)\.")
 
 
 class Mismatch(Exception):
@@ -109,7 +105,7 @@ def model_state(
         Ambiguous: if several fit.
         UnreadableInput: if a tensor's bytes cannot be read.
     """
-    wanted = {_bare(key): key for key in own}
+    wanted = {without_wrappers(key): key for key in own}
     tensors = [record for record in inventory.tensors if record.role != "optimizer"]
     inside = [record for record in tensors if is_inside(record.name, part)]
     if part is not None and not inside:
@@ -230,7 +226,7 @@ def _found(wanted: Mapping[str, str], records: Iterable[TensorRecord], part: str
         where
         for record in records
         for where, key in _splits(record.name)
-        if is_inside(where, part) and _bare(key) in wanted
+        if is_inside(where, part) and without_wrappers(key) in wanted
     )
 
 
@@ -240,7 +236,7 @@ def _grouped(places: Collection[str], records: Iterable[TensorRecord]) -> dict[s
     for record in records:
         for where, key in _splits(record.name):
             if where in grouped:
-                grouped[where][_bare(key)] = record
+                grouped[where][without_wrappers(key)] = record
     return grouped
 
 
@@ -317,11 +313,6 @@ def _splits(name: str) -> Iterable[tuple[str, str]]:
     for dot, letter in enumerate(name):
         if letter == ".":
             yield name[:dot], name[dot + 1 :]
-
-
-def _bare(key: str) -> str:
-    """A key without prefixes of wrappers."""
-    return _INNER_WRAPPERS.sub("", strip_wrappers(key)[1])
 
 
 def _sizes(shape: Iterable[int]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from ckptmove.checkpoint.elements import extent_numel, is_contiguous
 from ckptmove.checkpoint.pairing import moments
+from ckptmove.checkpoint.state_dicts import is_never_trained
 from ckptmove.formats.local_shards import CLASSES
 from ckptmove.torch_facts.optimizers import BY_NAME, is_elementwise, keeps_state_on_first
 
@@ -119,6 +120,11 @@ class SelectedParameters(NamedTuple):
     pieces: list[ParameterPiece]
     left_out: dict[str, list[str]]
 
+    def leave_out(self, name: str, reason: str) -> None:
+        """Note a parameter that is not stepped, unless its library never steps it."""
+        if reason != WITHOUT_STATE or not is_never_trained(name):
+            self.left_out.setdefault(reason, []).append(name)
+
 
 def select(
     optimizer: OptimizerRecord,
@@ -164,7 +170,7 @@ def select(
                 others = [one for _, one in entry.tensors if not is_dense(one)] if entry is not None else []
                 reason = next(filter(None, map(obstacle, others)), "")
             if known is None or reason:
-                found.left_out.setdefault(reason, []).append(name)
+                found.leave_out(name, reason)
                 continue
             if own is not None and key not in own:
                 continue

@@ -233,6 +233,39 @@ def scheduler_object():
     return saved, Expected("plain", {"": "optimizer"}, {"scheduler"}, (("sched.optimizer", "Adam"),))
 
 
+class OwnScheduler:
+    def __init__(self) -> None:
+        self.calls = 3
+
+
+def own_scheduler_object():
+    return {"scheduler": OwnScheduler()}, Expected("plain", {}, {"scheduler"})
+
+
+def schedulers_by_their_keys():
+    saved = {"policy": scheduler_state(model()), "model": model().state_dict()}
+    return saved, Expected("plain", {"model": "model"}, {"scheduler"})
+
+
+def speechbrain_scheduler():
+    return {"losses": [], "n_steps": 8}, Expected("plain", {}, {"scheduler"})
+
+
+def losses_of_a_script():
+    saved = {"losses": [], "n_steps": 8, "model": model().state_dict()}
+    return saved, Expected("plain", {"model": "model"}, set())
+
+
+def weight_averaging():
+    net = model()
+    saved = {
+        "state_dict": net.state_dict(), "current_model_state": net.state_dict(),
+        "averaging_state": {"n_averaged": torch.tensor(3)},
+    }  # fmt: skip
+    roles = {"state_dict": "ema", "current_model_state": "model", "averaging_state": "ema"}
+    return saved, Expected("plain", roles, set())
+
+
 def versions_that_are_objects():
     saved = {"torch_version": torch.torch_version.TorchVersion("2.4.0"), "meta": "x", "w": torch.ones(1)}
     return saved, Expected("plain", {"": "other"}, set(), torch_version="2.4.0")
@@ -245,7 +278,8 @@ def a_tensor():
 LAYOUTS: list[Callable[[], tuple[object, Expected]]] = [
     tutorial, nano_gpt, lightning, timm, mmengine, mmcv, detectron2, fairseq, ultralytics, bare, bare_without_versions,
     data, state_dict_with_criterion, optimizer_file, pickled_module, pickled_loss, gan, hf_rng, accelerate_rng, own_rng,
-    deepspeed, megatron, scheduler_object, versions_that_are_objects, a_tensor,
+    deepspeed, megatron, scheduler_object, own_scheduler_object, schedulers_by_their_keys, speechbrain_scheduler,
+    losses_of_a_script, weight_averaging, versions_that_are_objects, a_tensor,
 ]  # fmt: skip
 
 

@@ -105,3 +105,15 @@ def test_a_file_with_a_model_and_its_optimizer_is_judged_by_itself(build):
     cut(build.root / "run" / "older.pth")
 
     assert "O206" in codes(build.root / "run")
+
+
+@pytest.mark.parametrize("name", ["brain.ckpt", "notes.ckpt"])
+def test_the_counters_of_speechbrain_are_text(tmp_path, name):
+    net = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
+    torch.save(net.state_dict(), tmp_path / "model.ckpt")
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.ckpt")
+    torch.save({"losses": [], "n_steps": 8}, tmp_path / "noam_annealing.ckpt")
+    (tmp_path / name).write_text("avg_train_loss: 0.5\nstep: 4\n")
+    contents = ckptmove.inspect(tmp_path, keep_going=True).inventory.contents
+    assert contents == {"scheduler", *["counter"] * (name == "brain.ckpt")}

@@ -244,20 +244,21 @@ def verified(*checks, findings=(), passed=True, proven=True) -> Verdict:
 
 def test_notes_are_counted_below_the_checks_and_shown_when_asked() -> None:
     fixed = finding(code="O201", name="step-on-accelerator", severity=Severity.WARNING, message="slow", fix="mend it")
-    result = verified(findings=(finding(), fixed))
+    note = finding(code="R303")
+    result = verified(findings=(note, fixed))
     assert list(verification.verification_lines(Page(), result, verbose=False)) == [
         "a on mps",
         "",
         "warning O201 step-on-accelerator: slow",
         "  fix mend it",
-        "1 warning, 1 note (R302, O201)",
+        "1 warning, 1 note (R303, O201)",
         "passed, real mps",
     ]
-    assert "info R302 resume-incomplete: no scheduler" in list(
+    assert "info R303 resume-incomplete: no scheduler" in list(
         verification.verification_lines(Page(), result, verbose=True)
     )
-    assert list(verification.verification_lines(Page(), verified(findings=(finding(),)), verbose=False))[1:] == [
-        "1 note (R302)",
+    assert list(verification.verification_lines(Page(), verified(findings=(note,)), verbose=False))[1:] == [
+        "1 note (R303)",
         "passed, real mps",
     ]
 

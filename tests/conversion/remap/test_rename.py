@@ -74,6 +74,31 @@ def test_the_prefix_of_a_wrapper_is_stripped_as_torch_strips_it(prefix, renamed)
     assert len(changes) == len(expected)
 
 
+@pytest.mark.parametrize("wrapper", ["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"])
+@pytest.mark.parametrize("words", [(), ("{}.",), ("module.", "{}.")])
+def test_wrappers_inside_keys_are_stripped_everywhere(wrapper, words, renamed) -> None:
+    net = Net()
+    plain, modules = [*net.state_dict()], dict(net.state_dict()._metadata)
+    optimizer = torch.optim.SGD([(f"backbone.{wrapper}.0.weight", net.backbone[0].weight)], momentum=0.9)
+    net.backbone = type("Wrapper", (nn.Module,), {})()
+    net.backbone.add_module(wrapper, Net().backbone)
+    front = nn.DataParallel(net) if words in {(), ("module.", "{}.")} else net
+    content = {"model": front.state_dict(), "optimizer": optimizer.state_dict()}
+    remap = Remap(strip_prefix=tuple(one.format(wrapper) for one in words))
+    loaded, changes = renamed(content, remap)
+    assert [*loaded["model"]] == plain
+    assert dict(loaded["model"]._metadata) == modules
+    assert loaded["optimizer"]["param_groups"][0]["param_names"] == ["backbone.0.weight"]
+    assert {change.where for change in changes} == {"model", "optimizer.param_groups.0.param_names"}
+
+
+def test_a_wrapper_inside_some_keys_is_no_reason_to_refuse_the_others(renamed) -> None:
+    content = {"model": {"module.a": torch.ones(1), "b._orig_mod.module.c": torch.ones(1)}}
+    assert [*renamed(content, WRAPPED)[0]["model"]] == ["module.a", "b.module.c"]
+    with pytest.raises(NoMatch):
+        renamed(content, Remap(strip_prefix=("_fsdp_wrapped_module.",)))
+
+
 def test_nested_wrappers_are_stripped_together(renamed) -> None:
     model = nn.DataParallel(torch.compile(Net(), backend="eager"))
     loaded, _ = renamed(model.state_dict(), WRAPPED)

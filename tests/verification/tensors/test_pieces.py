@@ -9,7 +9,14 @@ from ckptmove.model import TensorRecord
 from ckptmove.verification.step.recipe import make_noise
 from ckptmove.verification.step.step import noise_like
 from ckptmove.verification.tensors import stored as state
-from ckptmove.verification.tensors.pieces import WINDOW_ELEMENTS, ParameterPiece, Window, batches
+from ckptmove.verification.tensors.pieces import (
+    WINDOW_ELEMENTS,
+    WITHOUT_STATE,
+    ParameterPiece,
+    SelectedParameters,
+    Window,
+    batches,
+)
 from ckptmove.verification.tensors.stored import StoredTensors
 
 READ = StoredTensors._read_file
@@ -99,3 +106,14 @@ def test_the_bytes_of_a_tensor_are_read_once_for_all_its_windows(make, monkeypat
             for found, one in zip(checkpoint.inventory.tensors, (values, values * 2), strict=True):
                 assert torch.equal(stored.tensor(found, window), window.cut(one))
     assert sum(read) <= 2 * wide.nbytes
+
+
+def test_a_weight_that_its_library_freezes_is_not_missed():
+    found = SelectedParameters([], {})
+    for name in ("0.dfl.conv.weight", "0.conv.weight"):
+        found.leave_out(name, WITHOUT_STATE)
+        found.leave_out(name, "another reason")
+    assert found.left_out == {
+        WITHOUT_STATE: ["0.conv.weight"],
+        "another reason": ["0.dfl.conv.weight", "0.conv.weight"],
+    }
