@@ -37,8 +37,8 @@ from ckptmove.verification.case.fixes.edits import (
     with_to,
 )
 from ckptmove.verification.case.fixes.moves import device_before
-from ckptmove.verification.case.fixes.to_numpy import for_numpy
 from ckptmove.verification.case.fixes.scene import device_in, is_fixed, target_name
+from ckptmove.verification.case.fixes.to_numpy import for_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -136,10 +136,9 @@ def of_message(message: str, operands: Sequence[torch.Tensor], running: Running 
         return _with_location(running, scene)
     if _NUMPY.search(message):
         return for_numpy(running, operands)
-    if _LENGTHS.search(message):
-        return _with_argument_on_cpu(running, "the lengths")
-    if _RNG_STATE in message:
-        return _with_argument_on_cpu(running, "the state of the generator")
+    state = "the state of the generator" if _RNG_STATE in message else ""
+    if what := "the lengths" if _LENGTHS.search(message) else state:
+        return _with_argument_on_cpu(running, what)
     return NO_FIX if generator is None else _with_generator(running, generator[1], scene)
 
 

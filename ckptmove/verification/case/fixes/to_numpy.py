@@ -1,4 +1,4 @@
-"""Fixes for a tensor of a device that the user's code gives to numpy: each tensor is copied to the CPU, not its list."""
+"""Fixes for a tensor of a device that is given to numpy: each tensor is copied to the CPU, not its list."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def for_numpy(running: Running, operands: Sequence[torch.Tensor]) -> Fix:
         fixes = (_where_appended(one, running) for one in given)
         if (fix := next((one for one in fixes if one is not None), None)) is not None:
             return fix
-        changes = [change for one in given for change in _copies(one, running)]
+        changes = [change for one in given for change in _copies(one, running, operands)]
     changes = changes or [change for one in given[:1] for change in _unseen(one, path, move)]
     return replaced(path, *changes) if changes else Fix(f"move the tensor to the CPU at {spot.line}: .{move}")
 
@@ -60,20 +60,20 @@ def _move(tensors: Sequence[torch.Tensor]) -> str:
     return "detach().cpu()" if any(one.requires_grad for one in tensors) else "cpu()"
 
 
-def _copies(node: ast.expr, running: Running) -> Iterator[tuple[ast.expr, str]]:
+def _copies(node: ast.expr, running: Running, operands: Sequence[torch.Tensor]) -> Iterator[tuple[ast.expr, str]]:
     """The expressions of an argument with tensors of a device, each with its copy on the CPU."""
     path, value = running.spot.line.path, _value(node, running)
     tensors = _on_device(value)
     if isinstance(node, (ast.List, ast.Tuple, ast.Starred)):
         for part in node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node.value]:
-            yield from _copies(part, running)
+            yield from _copies(part, running, operands)
     elif tensors:
         text = moved(text_of(path, node), value, Move(_move(tensors), name_of_module(path, "torch")))
         yield from [(node, text)] * bool(text)
     elif callee(node) not in _ON_HOST and not isinstance(node, _COMPREHENSIONS):
         inner = [_value(one, running) for one in ast.walk(node) if isinstance(one, ast.expr)]
         found = [one for one in inner if isinstance(one, torch.Tensor) and _on_device(one)]
-        yield from [(node, called(path, node, _move(found)))] * bool(found)
+        yield from [(node, called(path, node, _move([*found, *operands])))] * bool(found)
 
 
 def _unseen(node: ast.expr, path: str, move: str) -> Iterator[tuple[ast.expr, str]]:

@@ -12,7 +12,6 @@ from ckptmove.verification.case.code.source import callee, earlier, nodes_of
 from ckptmove.verification.case.fixes.edits import NO_FIX, Fix, replaced, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import TracebackType
 
     from ckptmove.model import Inventory, OptimizerRecord
@@ -25,12 +24,12 @@ _IN_HALF: Final = "Attempting to unscale FP16 gradients"
 _NO_INITIAL_LR: Final = "param 'initial_lr' is not specified"
 #: Remedies in words, by a part of torch's message.
 _WORDS: Final = {
-    "unscale_() has already been called": "call scaler.unscale_(optimizer) once for each scaler.update(), which follows "
-    "scaler.step(optimizer)",
+    "unscale_() has already been called": "call scaler.unscale_(optimizer) once for each scaler.update(), which "
+    "follows scaler.step(optimizer)",
     "unscale_() is being called after step()": "call scaler.unscale_(optimizer) before scaler.step(optimizer)",
     "step() has already been called since the last update()": "call scaler.update() after scaler.step(optimizer)",
-    "No inf checks were recorded for this optimizer": "no parameter of this optimizer has a gradient: build it from the "
-    "parameters of the model that is trained, and call scaler.scale(loss).backward() before scaler.step(optimizer)",
+    "No inf checks were recorded for this optimizer": "no parameter of this optimizer has a gradient: build it from "
+    "the parameters of the model that is trained, and call scaler.scale(loss).backward() before scaler.step(optimizer)",
     "No inf checks were recorded prior to update": "call scaler.step(optimizer) before scaler.update()",
 }
 #: How a line names half precision.
