@@ -110,6 +110,8 @@ def _on_device(value: object) -> list[torch.Tensor]:
 
 def _where_appended(node: ast.expr, running: Running) -> Fix | None:
     """A line that appends a tensor to a list that only numpy reads, with its number or its copy; None for others."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+        node = node.value
     value, spot = _value(node, running), running.spot
     path, name = spot.line.path, ast.unparse(node)
     tensors = _on_device(value)
