@@ -259,7 +259,7 @@ def _is_written(node: ast.Attribute) -> bool:
         if isinstance(outer, ast.Attribute) and outer.attr != "data":
             return not isinstance(outer.ctx, ast.Load) or (outer.attr.endswith("_") and not outer.attr.endswith("__"))
         one = outer
-    statement = next(parents(one))
+    statement = next(part for part in parents(one) if isinstance(part, ast.stmt))
     is_new = one is node and isinstance(statement, (ast.Assign, ast.AnnAssign))
     return not is_new or _is_change(node, statement)
 

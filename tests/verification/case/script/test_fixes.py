@@ -154,7 +154,7 @@ def stream():
         yield {"x": torch.randn(4, 6, device=device), "y": labels()}
 
 def batch():
-    both = {"x": torch.randn(4, 6), "y": labels()}
+    both = {"x": torch.from_numpy(numpy.ones((4, 6), "f")), "y": labels()}
     return both
 """
 #: The loop, and the line that the fix writes.
@@ -420,7 +420,7 @@ def test_a_scheduler_without_initial_lr_has_a_remedy_that_the_file_allows(run, m
 
 
 SCALED = """
-scaler = torch.amp.GradScaler(device)
+scaler = torch.amp.GradScaler(device, init_scale=8.0)
 for _ in range(3):
     with torch.autocast(device, dtype=torch.float16):
         loss = model(torch.randn(4, 6, device=device)).sum()
