@@ -20,7 +20,7 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 from ckptmove.torch_facts.optimizers import BY_NAME, lost_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.findings.context import Context
@@ -209,7 +209,8 @@ def state_incomplete(inventory: Inventory, _context: Context) -> Iterator[Findin
         if lost:
             where = [f"{optimizer.where}.{path}".lstrip(".") for path in lost]
             message = f"{optimizer.algorithm} reads {some(where)}: not in the file"
-            yield found("O207", message, where, _restore_model_only(inventory, optimizer))
+            fix = _give_step(inventory, optimizer, lost) + _restore_model_only(inventory, optimizer)
+            yield found("O207", message, where, fix)
 
 
 def state_order(inventory: Inventory, context: Context) -> Iterator[Finding]:
@@ -324,6 +325,19 @@ def _convert_keys(optimizer: OptimizerRecord) -> str:
     """Return how the state gets the keys of the groups: ``dcp_to_torch`` converts all keys to text."""
     where = optimizer.where or "the file"
     return f"before load_state_dict, give the keys in the state of {where} the type that they have in its groups"
+
+
+def _give_step(inventory: Inventory, optimizer: OptimizerRecord, lost: Sequence[str]) -> str:
+    """Return where the step counts are, if entries of the state have lost nothing else; else empty."""
+    if not all(path.endswith(".step") for path in lost):
+        return ""
+    counted = (entry for entry in optimizer.state if "step" in {**dict(entry.tensors), **dict(entry.scalars)})
+    entry = next(counted, None)
+    if entry is None and not inventory.step:
+        return ""
+    has_it = "" if entry is None else f"{optimizer.where}.state.{entry.key}".lstrip(".")
+    step = f"that of {has_it}" if has_it else f"torch.tensor({inventory.step}.0)"
+    return f"before load_state_dict, give each entry without a step {step}; or "
 
 
 def _restore_model_only(inventory: Inventory, optimizer: OptimizerRecord) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptmove.model import OneLine, Severity
 from ckptmove.text import amount
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding
 
 CheckStatus: TypeAlias = Literal["passed", "failed", "skipped"]
+#: Beginning of :attr:`Verdict.unfixed` if no run shows whether the edits mend the code.
+NOT_KNOWN: Final = "not known"
 
 
 class CheckResult(NamedTuple):
@@ -197,7 +199,8 @@ class Verdict(OneLine):
         findings: findings of the file.
         sample: size of the sample; None if everything was checked.
         fixed: files that ``--fix`` edited.
-        unfixed: why the case or script does not pass with these edits; empty if it does, and without ``--fix``.
+        unfixed: why the case or script does not pass with these edits, or that this is not known; empty if it does, and
+            without ``--fix``.
         fit: with ``--fit``, the memory that a training needs. The only check is then ``fit``, and it proves no resume.
         run: the ranks, if torchrun started the command; else None.
         not_looked_at: what a resume also needs, and no check looks at: ``scheduler``, ``scaler`` and ``rng``, if the

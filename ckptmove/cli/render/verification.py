@@ -9,6 +9,7 @@ from ckptmove.cli.render.text import clean, sentence
 from ckptmove.cli.selection import ON_REQUEST
 from ckptmove.model import Severity
 from ckptmove.text import amount, size
+from ckptmove.verification.evidence import NOT_KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -85,9 +86,15 @@ def fixed_lines(result: Verdict) -> Iterator[str]:
     """A line for each file that ``--fix`` edited, and whether that ends the fault."""
     yield from map(fixed_line, result.fixed)
     if result.unfixed:
-        yield f"not fixed: {sentence(result.unfixed)}"
+        yield unfixed_line(result)
     elif any(file.backup is None for file in result.fixed):
         yield f"with the patch, the {result.checks[-1].name} passes"
+
+
+def unfixed_line(result: Verdict) -> str:
+    """Why the code does not pass with the edits, in one line, or that this is not known."""
+    text = sentence(result.unfixed)
+    return text if result.unfixed.startswith(NOT_KNOWN) else f"not fixed: {text}"
 
 
 def fixed_line(file: FixedFile) -> str:

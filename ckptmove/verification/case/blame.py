@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from ckptmove.text import some
 from ckptmove.verification.case.code.source import assigned, line_of, locals_of, read
 from ckptmove.verification.case.code.watch import LOADED
 from ckptmove.verification.case.fixes.edits import NO_FIX, Fix
@@ -21,6 +22,7 @@ from ckptmove.verification.case.fixes.modules import reachable_module, where_ass
 from ckptmove.verification.case.fixes.moves import where_used
 from ckptmove.verification.case.fixes.scene import knows_target, made_by, where_called, where_made
 from ckptmove.verification.case.fixes.tensors import of_tensor
+from ckptmove.verification.case.fixes.training import of_training
 from ckptmove.verification.case.peak import line_at, peak_evidence, shortage
 from ckptmove.verification.refusal import reason_of
 from ckptmove.verification.simulated.accounting import Usage
@@ -42,6 +44,8 @@ _TWO_DEVICES: Final = re.compile(
 #: Functions that run the autograd engine.
 _BACKWARD: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad"})
 _NAMED: Final = 3
+#: Several quoted keys, as torch's ``load_state_dict`` lists them.
+_KEYS: Final = re.compile(r'"[^"\n]*"(?:, "[^"\n]*")+')
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +107,10 @@ def blame(error: BaseException, scene: Scene) -> Blame:
         return Blame(fault, figures={"operation": named, **line.evidence}, is_limit=True)
     text = _text_of(error).rstrip(": ")
     operands = next((one.operands for one in scene.watch.refusals if one.error is error), ())
-    fix = of_message(str(error), operands, frames[-1] if frames else None, scene)
+    innermost = frames[-1] if frames else None
+    fix = of_message(str(error), operands, innermost, scene)
     fix = fix if fix.text else on_mps(text, frames, scene)
+    fix = fix if fix.text else of_training(str(error), innermost, scene.watch)
     return Blame(f"{text.rstrip('.')}, at {line.quoted}", fix, {"error": text, **line.evidence})
 
 
@@ -289,7 +295,18 @@ def _variable_of(root: Origin) -> str:
 
 
 def _text_of(error: BaseException) -> str:
-    """Class and message of an exception, on one line, without torch's paragraph of advice on weights_only."""
+    """Class and message of an exception, on one line.
+
+    Without torch's paragraph of advice on weights_only, the further lines of a KeyError, which ``str`` quotes as one,
+    and most of the keys that ``load_state_dict`` lists.
+    """
     reason = reason_of(error)
     message = f"Weights only load failed: {reason}" if reason else str(error)
-    return " ".join(f"{type(error).__name__}: {message}".split())
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str) and "\n" in error.args[0]:
+        message = error.args[0].partition("\n")[0]
+    return " ".join(f"{type(error).__name__}: {_KEYS.sub(_some_keys, message)}".split())
+
+
+def _some_keys(found: re.Match[str]) -> str:
+    keys = found[0].split(", ")
+    return found[0] if len(keys) <= _NAMED else some(keys, most=_NAMED)

@@ -74,6 +74,29 @@ def test_a_file_of_both_is_restored_for_its_model(build):
     assert "the model of b.pth" in fixes(build.root / "runs")["O207"]
 
 
+#: What the states of the two first parameters lack, a counter of the file, and the source of the step.
+STEPS = {
+    "of another entry": ((1,), {}, "optimizer.state.0"),
+    "of the file": ((0, 1, 2, 3), {"global_step": 120}, "torch.tensor(120.0)"),
+    "of nothing": ((0, 1, 2, 3), {}, ""),
+}
+
+
+@pytest.mark.parametrize(("lacking", "more", "source"), STEPS.values(), ids=STEPS)
+def test_a_step_that_alone_is_missing_is_given_from_where_it_is(build, lacking, more, source):
+    model, optimizer = build.trained()
+    state = optimizer.state_dict()
+    for key in lacking:
+        del state["state"][key]["step"]
+    build.save(build.root / "one.pth", {"model": model.state_dict(), "optimizer": state, **more})
+    fix = fixes(build.root / "one.pth")["O207"]
+    assert (source in fix, "without a step" in fix) == (True, bool(source))
+    assert "restore only the model" in fix
+    del state["state"][1]["exp_avg"]
+    build.save(build.root / "two.pth", {"model": model.state_dict(), "optimizer": state, **more})
+    assert "without a step" not in fixes(build.root / "two.pth")["O207"]
+
+
 def test_of_two_names_the_longer_one_is_the_file(build):
     for name in ("model", "model.bin"):
         build.save(build.root / "pair" / name, {"w": torch.ones(2)})

@@ -8,7 +8,7 @@ from ckptmove.cli.render.html.findings import copyable, finding_part
 from ckptmove.cli.render.html.markup import Markup, element
 from ckptmove.cli.render.html.sections import closed_table, facts, part, preformatted
 from ckptmove.cli.render.text import clean, sentence
-from ckptmove.cli.render.verification import detail_texts
+from ckptmove.cli.render.verification import detail_texts, unfixed_line
 from ckptmove.text import amount
 from ckptmove.verification.checks import finding_to_json
 
@@ -35,7 +35,7 @@ def result_section(result: Verdict, verdict: str, status: str, name: str) -> Mar
         part("Checks", element("ol", *map(_check, result.checks), class_="checks")),
         finding_part(findings),
         *map(_edited, result.fixed),
-        element("p", f"not fixed: {sentence(result.unfixed)}", class_="note") if result.unfixed else "",
+        element("p", unfixed_line(result), class_="note") if result.unfixed else "",
         id=name,
     )
 

@@ -195,6 +195,27 @@ def read(node: ast.AST) -> set[str]:
     return {one.id for one in head_of(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
 
 
+def since_set(statement: ast.stmt, name: str) -> tuple[list[ast.stmt], ast.AST | None]:
+    """The statements after the one that sets a variable and before another one, the last first; and that one."""
+    between: list[ast.stmt] = []
+    inside = takewhile(lambda one: not isinstance(one, SCOPES), parents(statement))
+    for near in (statement, *inside):
+        if near is not statement and sets(head_of(near), name):
+            return between, near
+        for one in before_in_block(near):
+            if sets(ast.walk(one), name):
+                return between, one
+            between.append(one)
+    return between, None
+
+
+def sets(nodes: Iterable[ast.AST], name: str) -> bool:
+    """Whether a node assigns a variable, or an attribute of ``self``."""
+    every = list(nodes)
+    owned = (one for one in every if isinstance(one, ast.Attribute) and not isinstance(one.ctx, ast.Load))
+    return name in stored_by(every) or any(ast.unparse(one) == name for one in owned)
+
+
 def assigned(node: ast.AST | None) -> tuple[ast.expr, ast.expr] | tuple[None, None]:
     """Target and value of an assignment to one target."""
     if isinstance(node, ast.Assign) and len(node.targets) == 1:

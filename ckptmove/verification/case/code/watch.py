@@ -237,7 +237,8 @@ def targets_in(frame: FrameType, spot: Spot, device: torch.device) -> tuple[Iter
     kept = {f"self.{key}": one for key, one in getattr(found.get("self"), "__dict__", {}).items()}
     shared = {name: one for name, one in list(frame.f_globals.items()) if name not in late}
     passed, constant = _names_in(tree_of(spot.line.path))
-    plain = (name for name, one in (shared | names).items() if name in passed and is_target(one, device))
+    visible = shared | names
+    plain = (name for name in passed if name in visible and is_target(visible[name], device))
     tensors = (
         f"{name}.device"
         for name, one in names.items()
@@ -249,21 +250,30 @@ def targets_in(frame: FrameType, spot: Spot, device: torch.device) -> tuple[Iter
 
 
 @functools.lru_cache
-def _names_in(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """The variables of a file that it passes as a device, and those that may be a constant, not a tensor."""
-    passed: set[str] = set()
+def _names_in(tree: ast.Module) -> tuple[list[str], set[str]]:
+    """The variables of a file that it passes as a device, and those that may be a constant, not a tensor.
+
+    The variables that it passes to ``to`` come first: another one may name the type alone.
+    """
+    moved_to: dict[str, None] = {}
+    passed: dict[str, None] = {}
     constant: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             given = [one.value for one in node.keywords if one.arg in {"device", "map_location"}]
-            given += node.args[:1] if callee(node) == "to" else []
-            passed.update(one.id for one in given if isinstance(one, ast.Name))
+            moved_to |= {one.id: None for one in node.args[:1] if callee(node) == "to" and isinstance(one, ast.Name)}
+            passed |= {one.id: None for one in given if isinstance(one, ast.Name)}
         target, value = assigned(node)
         pairs = [(target, value)]
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             pairs = [*zip(target.elts, value.elts, strict=False)]
         constant.update(one.id for one, given in pairs if isinstance(one, ast.Name) and isinstance(given, ast.Constant))
-    return passed, constant
+    return [*(moved_to | passed)], constant
+
+
+def is_passed(path: str, expression: str) -> bool:
+    """Whether a file passes a variable as a device: ``model.to(device)``."""
+    return expression in _names_in(tree_of(path))[0]
 
 
 def _devices_in(named: dict[str, object], device: torch.device) -> Iterator[str]:

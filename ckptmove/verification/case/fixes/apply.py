@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptmove.errors import NotDurable, SourceChanged, UsageError, WriteFailed, reason_of
 from ckptmove.io.sink import FileSink
-from ckptmove.text import quoted
+from ckptmove.text import Argument, quoted
 from ckptmove.verification.case.code.entrance import is_generated, is_installed
 from ckptmove.verification.case.code.patching import Edit, FixNotWritten, diff_of, digest, lines_of
-from ckptmove.verification.evidence import FixedFile
+from ckptmove.verification.evidence import NOT_KNOWN, FixedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -49,7 +49,7 @@ class Fixes(NamedTuple):
         first: verdict on the files without edits.
         last: verdict on the files with all edits.
         files: the edited files.
-        unfixed: why it does not pass with all edits; empty if it does.
+        unfixed: why it does not pass with all edits, or that this is not known; empty if it does.
     """
 
     first: Verdict
@@ -176,6 +176,8 @@ def _obstacle(check: CheckResult, edit: Edit | None, tried: int, request: Verify
     """Why the fix of a check is not applied; empty if it can be."""
     if check.status == "skipped":
         return f"{check.name} was skipped"
+    if not {"timed_out", "timeout"}.isdisjoint(dict(check.evidence)):
+        return f"{NOT_KNOWN}: the time ran out ({Argument('timeout')})"
     if edit is None:
         return f"needs an edit by hand: {check.fix}" if check.fix else "no fix is known"
     if tried == _MOST:

@@ -10,7 +10,6 @@ import torch
 
 from ckptmove.text import Argument
 from ckptmove.verification.case.code.calls import device_parameter, required_device
-from ckptmove.verification.case.code.containers import Move, moved
 from ckptmove.verification.case.code.source import (
     FUNCTIONS,
     SCOPES,
@@ -26,9 +25,20 @@ from ckptmove.verification.case.code.source import (
     tree_of,
 )
 from ckptmove.verification.case.code.watch import is_target
-from ckptmove.verification.case.fixes.edits import NO_FIX, Fix, before, called, on_device, replaced, text_of, with_to
+from ckptmove.verification.case.fixes.edits import (
+    NO_FIX,
+    Fix,
+    before,
+    called,
+    is_loaded,
+    on_device,
+    replaced,
+    text_of,
+    with_to,
+)
 from ckptmove.verification.case.fixes.moves import device_before
-from ckptmove.verification.case.fixes.scene import device_in, target_name
+from ckptmove.verification.case.fixes.scene import device_in, is_fixed, target_name
+from ckptmove.verification.case.fixes.to_numpy import for_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +50,7 @@ if TYPE_CHECKING:
 #: torch's errors for a CUDA device that is not there: of a build without CUDA, without a driver, with fewer devices.
 _NO_CUDA: Final = re.compile("not compiled with CUDA|Found no NVIDIA driver|invalid device ordinal")
 _NUMPY: Final = re.compile("can't convert .* device type tensor to numpy")
+_NO_LOCATION: Final = "Attempting to deserialize object on"
 _LENGTHS: Final = re.compile("'lengths' argument should be a 1D CPU int64 tensor")
 _RNG_STATE: Final = "RNG state must be a torch.ByteTensor"
 #: Functions with an argument that has to be on the CPU: its keyword, and its index.
@@ -121,13 +132,13 @@ def of_message(message: str, operands: Sequence[torch.Tensor], running: Running 
         is_ordinal = "invalid device ordinal" in message and not (fix.where or scene.home.number)
         number = f"if the target has it, pass its number of devices with {Argument('devices')}"
         return Fix(f"{number}; or use {target_name(scene)}") if is_ordinal else fix
+    if _NO_LOCATION in message:
+        return _with_location(running, scene)
     if _NUMPY.search(message):
-        is_differentiated = any(one.requires_grad for one in operands)
-        return _with_cpu(running, "detach().cpu()" if is_differentiated else "cpu()")
-    if _LENGTHS.search(message):
-        return _with_argument_on_cpu(running, "the lengths")
-    if _RNG_STATE in message:
-        return _with_argument_on_cpu(running, "the state of the generator")
+        return for_numpy(running, operands)
+    state = "the state of the generator" if _RNG_STATE in message else ""
+    if what := "the lengths" if _LENGTHS.search(message) else state:
+        return _with_argument_on_cpu(running, what)
     return NO_FIX if generator is None else _with_generator(running, generator[1], scene)
 
 
@@ -145,29 +156,23 @@ def _without_cuda(running: Running, scene: Scene) -> Fix:
     return Fix("use the device passed to the function")
 
 
-def _with_cpu(running: Running, move: str) -> Fix:
-    """A line that gives a tensor of a device to numpy, with the tensor moved to the CPU."""
-    spot = running.spot
-    call, path = spot.node, spot.line.path
-    words = Fix(f"move the tensor to the CPU at {spot.line}: .{move}")
-    calls = [one for one in nodes_of(spot) if isinstance(one, ast.Call) and callee(one) == "numpy"]
-    owners = [one.func.value for one in calls if isinstance(one.func, ast.Attribute)] * (callee(call) == "numpy")
-    changes = [(one, called(path, one, move)) for one in owners if callee(one) != "cpu"]
-    given = [*call.args, *(one.value for one in call.keywords)] if isinstance(call, ast.Call) else []
-    changes = changes or [change for one in given for change in _moves_of_names(one, running, move)]
-    changes = changes or [(one, called(path, one, move)) for one in given[:1]]
-    return replaced(path, *changes) if changes else words
+def _with_location(running: Running, scene: Scene) -> Fix:
+    """A load of a device that is not there, with the target as ``map_location``, or the CPU if none is known there.
 
-
-def _moves_of_names(argument: ast.expr, running: Running, move: str) -> Iterator[tuple[ast.expr, str]]:
-    """The variables with tensors in an argument, or in a list that it writes out, each with its copy on the CPU."""
-    frame, waiting = running.frame, [argument]
-    for node in waiting:  # grows in the loop
-        waiting += node.elts if isinstance(node, (ast.List, ast.Tuple)) else []
-        if isinstance(node, ast.Name):
-            value = frame.f_locals.get(node.id, frame.f_globals.get(node.id))
-            text = moved(node.id, value, Move(move, name_of_module(running.spot.line.path, "torch")))
-            yield from [(node, text)] * bool(text)
+    ``load_state_dict`` copies from the CPU to the device of the model.
+    """
+    spot, device = running.spot, device_in(running, scene)
+    path, call = spot.line.path, spot.node
+    if not isinstance(call, ast.Call) or not is_loaded(path, call):
+        return NO_FIX
+    known = '"cpu"' if is_fixed(device, scene) else device
+    named = [one.value for one in call.keywords if one.arg == "map_location"]
+    given = (named or call.args[1:2])[:1]
+    if given:
+        return replaced(path, (given[0], known))
+    if any(one.arg is None for one in call.keywords):
+        return Fix(f"pass map_location={known} to {callee(call)} at {spot.line}")
+    return replaced(path, (call, f"{text_of(path, call)[:-1].rstrip(' ,')}, map_location={known})"))
 
 
 def _with_argument_on_cpu(running: Running, what: str) -> Fix:

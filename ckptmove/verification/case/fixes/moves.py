@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from itertools import chain, takewhile
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -13,7 +13,6 @@ from ckptmove.verification.case.code.calls import device_parameter, is_assignabl
 from ckptmove.verification.case.code.containers import Move, assignment, moved, ways
 from ckptmove.verification.case.code.source import (
     SCOPES,
-    before_in_block,
     callee,
     earlier,
     function_of,
@@ -21,7 +20,8 @@ from ckptmove.verification.case.code.source import (
     name_of_module,
     nodes_of,
     parents,
-    stored_by,
+    sets,
+    since_set,
     tree_of,
 )
 from ckptmove.verification.case.code.tensor_names import OF_MODULES
@@ -36,6 +36,7 @@ from ckptmove.verification.case.fixes.edits import (
     with_expression,
     with_move,
 )
+from ckptmove.verification.case.fixes.producers import where_returned
 from ckptmove.verification.case.fixes.scene import device_expression, device_in, is_fixed, is_set_before
 
 if TYPE_CHECKING:
@@ -166,6 +167,9 @@ def _rebound(carrier: _Carrier, running: Running, scene: Scene) -> tuple[Fix, st
     place = min(
         (place, *filter(None, (_first_read(one.name, running) for one in together))), key=lambda one: one.lineno
     )
+    returned = where_returned(carrier.name, carrier.value, running, scene)
+    if returned is not None:
+        return returned
     place = _before_loops(place, carrier.name, running, scene)
     device = device_before(place, running, scene)
     move = _move(device, running)
@@ -185,30 +189,9 @@ def _first_read(name: str, running: Running) -> ast.stmt | None:
     is_shared = name in running.frame.f_code.co_cellvars
     is_changed = isinstance(near, ast.AugAssign) and ast.unparse(near.target) == name
     place = near if is_shared or is_changed or reads(nodes_of(running.spot), name) else None
-    for one in _since_set(near, name)[0]:
+    for one in since_set(near, name)[0]:
         place = one if _operands(ast.walk(one), name) else place
     return place
-
-
-def _since_set(statement: ast.stmt, name: str) -> tuple[list[ast.stmt], ast.AST | None]:
-    """The statements after the one that sets a variable and before another one, the last first; and that one."""
-    between: list[ast.stmt] = []
-    inside = takewhile(lambda one: not isinstance(one, SCOPES), parents(statement))
-    for near in (statement, *inside):
-        if near is not statement and _sets(head_of(near), name):
-            return between, near
-        for one in before_in_block(near):
-            if _sets(ast.walk(one), name):
-                return between, one
-            between.append(one)
-    return between, None
-
-
-def _sets(nodes: Iterable[ast.AST], name: str) -> bool:
-    """Whether a node assigns a variable, or an attribute of ``self``."""
-    every = list(nodes)
-    owned = (one for one in every if isinstance(one, ast.Attribute) and not isinstance(one.ctx, ast.Load))
-    return name in stored_by(every) or any(ast.unparse(one) == name for one in owned)
 
 
 def _operands(nodes: Iterable[ast.AST], name: str) -> list[ast.expr]:
@@ -225,7 +208,7 @@ def _operands(nodes: Iterable[ast.AST], name: str) -> list[ast.expr]:
 def _set_together(carrier: _Carrier, running: Running, scene: Scene) -> Iterator[_Carrier]:
     """The variables with tensors off the target that one statement sets: ``images, labels = batch``."""
     near = running.spot.statement
-    setter = None if near is None else _since_set(near, carrier.name)[1]
+    setter = None if near is None else since_set(near, carrier.name)[1]
     nodes = [] if setter is None else list(head_of(setter))
     every = (one for one in nodes if isinstance(one, (ast.Tuple, ast.List)) and isinstance(one.ctx, ast.Store))
     around = next((one for one in every if any(ast.unparse(part) == carrier.name for part in one.elts)), None)
@@ -242,7 +225,7 @@ def _before_loops(place: ast.stmt, name: str, running: Running, scene: Scene) ->
     """The outermost loop around a statement that does not set a variable, if the target is known before it."""
     best = place
     for parent in parents(place):
-        if isinstance(parent, SCOPES) or (isinstance(parent, _LOOPS) and _sets(ast.walk(parent), name)):
+        if isinstance(parent, SCOPES) or (isinstance(parent, _LOOPS) and sets(ast.walk(parent), name)):
             break
         best = parent if isinstance(parent, _LOOPS) else best
     return place if is_fixed(device_before(best, running, scene), scene) else best

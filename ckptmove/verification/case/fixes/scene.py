@@ -19,7 +19,7 @@ from ckptmove.verification.case.code.source import (
     read,
     stored,
 )
-from ckptmove.verification.case.code.watch import is_target, target_in
+from ckptmove.verification.case.code.watch import is_passed, is_target, target_in
 from ckptmove.verification.case.fixes.edits import (
     LOADS,
     MOVES,
@@ -210,9 +210,10 @@ def model_first(scene: Scene, known: NamedTensor) -> Fix:
         name = known.model or "model"
         return Fix(f"{name} = {name}.to(device), before the optimizer is built{scene.in_case}")
     built = scene.built.get(known.optimizer, [])
-    fixes = [_model_moved(one, built, scene) for one in (given, *_outer(given, built))]
-    sure = (fix for fix, device in fixes if not is_fixed(device, scene))
-    return next(sure, fixes[0][0])
+    fixes = [(*_model_moved(one, built, scene), one.path) for one in (given, *_outer(given, built))]
+    sure = [(fix, is_passed(path, device)) for fix, device, path in fixes if not is_fixed(device, scene)]
+    best = [fix for fix, is_given in sure if is_given]  # not a parameter that names the type of the device alone
+    return [*best, *(fix for fix, _ in sure), fixes[0][0]][0]
 
 
 def _outer(given: Given, built: list[UserFrame]) -> Iterator[Given]:
@@ -242,8 +243,9 @@ def _model_moved(given: Given, built: list[UserFrame], scene: Scene) -> tuple[Fi
 def device_at(statement: ast.stmt, given: Given, scene: Scene) -> str:
     """Expression for the target at a statement of the function that calls ``Case``."""
     devices = given.frame.devices.items()
-    named = (name for name, one in devices if is_target(one, scene.place.device) and is_set_before(name, statement))
-    return device_expression(statement, given.path, scene, module=next(named, ""))
+    named = [name for name, one in devices if is_target(one, scene.place.device) and is_set_before(name, statement)]
+    named.sort(key=lambda name: not is_passed(given.path, name))
+    return device_expression(statement, given.path, scene, module=next(iter(named), ""))
 
 
 def _before_which(given: Given, name: str, built: list[UserFrame]) -> Iterator[ast.stmt]:

@@ -25,7 +25,14 @@ from ckptmove.verification.case.code.source import (
 from ckptmove.verification.case.code.tensor_names import tensors_in
 from ckptmove.verification.case.fixes.edits import Fix, after, before, replaced, text_of, with_to
 from ckptmove.verification.case.fixes.moves import where_used
-from ckptmove.verification.case.fixes.scene import device_at, is_brought_back, model_first, seen_at, where_made
+from ckptmove.verification.case.fixes.scene import (
+    device_at,
+    is_brought_back,
+    knows_target,
+    model_first,
+    seen_at,
+    where_made,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,6 +43,8 @@ if TYPE_CHECKING:
     from ckptmove.verification.case.fixes.scene import Scene
 
 _LOSSES: Final = "criterion"
+#: Number of methods that read an attribute from which on it is mended where it is made.
+_SEVERAL: Final = 2
 #: Comment after a line that registers a part of the model that the checkpoint lacks.
 _NOTE: Final = "  # not in the checkpoint, because it was never registered: train and save again"
 
@@ -87,7 +96,10 @@ def _of_parameter(known: NamedTensor, scene: Scene) -> Fix:
 def _of_attribute(known: NamedTensor, frames: Sequence[Running], root: Origin | None, scene: Scene) -> Fix:
     """Fix for an attribute of a module: a buffer, a list of torch's, or a move where it is used."""
     is_one = isinstance(known.held, torch.Tensor)
+    if is_one and root is not None and _is_set_late(root, known.key, scene):
+        return where_made(root, scene)
     fix = as_buffer(known, root) if is_one else None if is_in_container(known) else as_container(known, root)
+    fix = fix or (as_declared(known, scene) if is_one else None)
     if fix is not None:
         return fix
     used = where_used([known.tensor], frames, scene, _of_self(known))
@@ -176,7 +188,7 @@ def as_buffer(known: NamedTensor, root: Origin | None) -> Fix | None:
         return None
     first = sets[0]
     is_sure = len(sets) == 1 or ast.unparse(first.value) == "None"
-    if not is_sure or _is_too_early(first) or _is_too_late(first, _inside(known)):
+    if not is_sure or _is_too_early(first, first.statement) or _is_too_late(first, _inside(known)):
         return None
     of, value = text_of(first.path, first.target.value), text_of(first.path, first.value)
     is_kept = is_updated(known.key, [one for _, one in nodes_of_class(type(known.holder))], first.function)
@@ -185,10 +197,56 @@ def as_buffer(known: NamedTensor, root: Origin | None) -> Fix | None:
     return _placed(replaced(first.path, (first.statement, f"{of}.register_buffer({given}){note}")))
 
 
+def as_declared(known: NamedTensor, scene: Scene) -> Fix | None:
+    """``register_buffer`` without a value after ``super().__init__()``, for an attribute that several methods read.
+
+    torch takes each tensor that is assigned to the attribute later as the buffer's value. None if it may be assigned
+    something else, or before that line.
+    """
+    every = [(path, one) for path, one in nodes_of_class(type(known.holder)) if scene.entrance.is_own(path)]
+    own = [one for _, one in every if isinstance(one, ast.Attribute) and ast.unparse(one) == f"self.{known.key}"]
+    written = [one for one in own if not isinstance(one.ctx, ast.Load)]
+    readers = {function_of(one) for one in own if isinstance(one.ctx, ast.Load)}
+    classes = {next(part for part in parents(one) if isinstance(part, ast.ClassDef)) for one in written}
+    is_of_class = any(known.key in vars(one) for one in type(known.holder).__mro__)
+    if len(readers) < _SEVERAL or len(classes) != 1 or is_of_class:
+        return None
+    if is_updated(known.key, own, None) or any(_is_plain_value(one) for one in written):
+        return None
+    begins = [(path, one) for path, one in every if isinstance(one, ast.Expr) and callee(one.value) == "__init__"]
+    path, begin = next(((path, one) for path, one in begins if classes & {*parents(one)}), ("", None))
+    if begin is None or any(_is_too_early(_Setting(path, begin), one) for one in written):
+        return None
+    return _placed(after(path, begin, f"self.register_buffer({known.key!r}, None, persistent=False)"))
+
+
+def _is_plain_value(target: ast.Attribute) -> bool:
+    """Whether an attribute is assigned a number or a text, which no buffer can be."""
+    value = assigned(next(parents(target)))[1]
+    return isinstance(value, ast.Constant) and value.value is not None
+
+
+def _is_set_late(root: Origin, key: str, scene: Scene) -> bool:
+    """Whether a tensor is made for an attribute of a model outside of its class, after the model was moved."""
+    spot = root.spot
+    target = assigned(spot.statement)[0]
+    is_outside = isinstance(target, ast.Attribute) and target.attr == key and ast.unparse(target.value) != "self"
+    moved = [one for one in scene.watch.moved if one.path == spot.line.path and one.number < spot.line.number]
+    return is_outside and bool(moved) and knows_target(root, scene)
+
+
 def is_updated(key: str, nodes: Iterable[ast.AST], first: ast.AST | None) -> bool:
-    """Whether a function of a class, except the first, computes an attribute from its last value: a running mean."""
-    own = (one for one in nodes if isinstance(one, ast.Attribute) and one.attr == key and function_of(one) is not first)
-    return any(_is_written(one) for one in own)
+    """Whether a function of a class, except the first, computes an attribute from its last value: a running mean.
+
+    ``__init__`` does not: what it computes, it computes again.
+    """
+    own = (one for one in nodes if isinstance(one, ast.Attribute) and one.attr == key)
+    functions = ((one, function_of(one)) for one in own)
+    return any(
+        _is_written(one)
+        for one, function in functions
+        if function is not first and getattr(function, "name", "") != "__init__"
+    )
 
 
 def _is_written(node: ast.Attribute) -> bool:
@@ -201,7 +259,7 @@ def _is_written(node: ast.Attribute) -> bool:
         if isinstance(outer, ast.Attribute) and outer.attr != "data":
             return not isinstance(outer.ctx, ast.Load) or (outer.attr.endswith("_") and not outer.attr.endswith("__"))
         one = outer
-    statement = next(parents(one))
+    statement = next(part for part in parents(one) if isinstance(part, ast.stmt))
     is_new = one is node and isinstance(statement, (ast.Assign, ast.AnnAssign))
     return not is_new or _is_change(node, statement)
 
@@ -211,11 +269,11 @@ def _is_change(target: ast.AST, statement: ast.AST) -> bool:
     return sum(ast.unparse(part) == ast.unparse(target) for part in ast.walk(statement)) > 1
 
 
-def _is_too_early(one: _Setting) -> bool:
-    """Whether an attribute is assigned before ``super().__init__()``: the module registers nothing until then."""
+def _is_too_early(one: _Setting, node: Any) -> bool:
+    """Whether a node of a function precedes its ``super().__init__()``: the module registers nothing until then."""
     calls = [part for part in ast.walk(one.function or one.statement) if isinstance(part, ast.Call)]
     begins = [part.lineno for part in calls if callee(part) == "__init__"]
-    return bool(begins) and one.statement.lineno < min(begins)
+    return bool(begins) and function_of(node) is one.function and node.lineno < min(begins)
 
 
 def _is_too_late(one: _Setting, every: list[_Setting]) -> bool:
@@ -236,7 +294,7 @@ def as_container(known: NamedTensor, root: Origin | None) -> Fix | None:
     prefix = _prefix(known.holder, last.path)
     if not prefix:
         return None
-    whole = _last_statement(last) if _is_too_early(last) else _around(sets)
+    whole = _last_statement(last) if _is_too_early(last, last.statement) else _around(sets)
     name = text_of(last.path, last.target)
     note = _NOTE * (not known.name.startswith("criterion."))
     kind = _kind(held)

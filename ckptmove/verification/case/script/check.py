@@ -28,6 +28,7 @@ from ckptmove.verification.case.code.entrance import Entrance, code_of
 from ckptmove.verification.case.code.source import line_of
 from ckptmove.verification.case.fixes import prefixes
 from ckptmove.verification.case.fixes.scene import Scene
+from ckptmove.verification.case.fixes.training import of_other_class, of_scheduler
 from ckptmove.verification.case.name import CaseName
 from ckptmove.verification.case.peak import memory_recorded
 from ckptmove.verification.case.script.hooks import (
@@ -225,7 +226,7 @@ def _watched(deadline: float | None, session: Session, end: Callable[[CheckResul
         line = session.line_in(sys._current_frames().get(runner))  # the only way to see another thread
         fault = f"no optimizer step after the load within the time limit ({limit}); it was at {line.quoted}"
         fault += session.but_loaded()
-        figures = {**line.evidence, "loaded": session.loaded_instead, "proven": False}
+        figures = {**line.evidence, "loaded": session.loaded_instead, "timed_out": True, "proven": False}
         end(session.passed or failed(SCRIPT, fault, **figures))
 
     timer = threading.Timer(max(deadline - time.time(), 0), expire)
@@ -272,6 +273,10 @@ def _of_exception(error: BaseException, scene: Scene, session: Session, name: st
         fix = session.remedy
     elif session.loads and (command := prefixes.of_message(str(error), inventory)):
         fix = command
+    elif (other := of_other_class(error, inventory)) is not None:
+        fault, fix, figures = [*fault, other.fault], other.fix, {**figures, **other._asdict()}
+    elif remedy := of_scheduler(str(error), inventory):
+        fix = remedy
     elif _NO_INPUT in str(error):
         fault = [f"{name} reads standard input, which is empty: {found.fault}"]
     return failed(SCRIPT, fault, fix, **figures)

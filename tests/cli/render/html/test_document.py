@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -13,7 +14,7 @@ from ckptmove.cli.render.answers import Summary, VerifyAnswer
 from ckptmove.cli.render.html.document import HtmlDocument
 from ckptmove.comparison.differences import Change, Differences, Gap, Uncompared
 from ckptmove.model import Finding, Severity
-from ckptmove.verification.evidence import CheckResult, FixedFile, SampleSize, Verdict
+from ckptmove.verification.evidence import NOT_KNOWN, CheckResult, FixedFile, SampleSize, Verdict
 from ckptmove.verification.request import VerifyRequest
 
 FINDING = Finding("D102", "optimizer-device", Severity.ERROR, "a message", ("a.b",), "ckptmove convert x --to cpu")
@@ -237,6 +238,8 @@ def test_verify_shows_checks_findings_and_the_verdict() -> None:
     ]
     assert "+       <b>\n" in page.find("pre")[0]
     assert page.find("p", "note") == ["not fixed: still <fails>"]
+    late = verified(replace(result, unfixed=f"{NOT_KNOWN}: the time ran out"))
+    assert late.find("p", "note") == [f"{NOT_KNOWN}: the time ran out"]
     assert "3 of 4 tensors" in page.find("dl", "facts")[0]
 
 

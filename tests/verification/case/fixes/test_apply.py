@@ -19,7 +19,7 @@ from ckptmove.verification.case.code import entrance
 from ckptmove.verification.case.code.patching import Edit, FixNotWritten, digest, lines_of
 from ckptmove.verification.case.fixes.apply import find_fixes, fixed_files, write
 from ckptmove.verification.checks import failed, passed, skipped
-from ckptmove.verification.evidence import Verdict
+from ckptmove.verification.evidence import NOT_KNOWN, Verdict
 from ckptmove.verification.request import VerifyRequest
 
 SOURCE = b"a = 1\nb = 2\n"
@@ -166,6 +166,8 @@ def test_the_number_of_fixes_is_bounded(script):
         (skipped("case", "not supported by the simulation"), "skipped"),
         (failed("case", "a fault", "move it by hand"), "move it by hand"),
         (failed("case", "a fault"), "no fix is known"),
+        (failed("script", "no step within the time limit", timed_out=True), NOT_KNOWN),
+        (failed("case", "took longer than 5 s", timeout=5.0), NOT_KNOWN),
     ],
 )
 def test_the_reason_for_no_edit_is_reported(found, check, reason):
