@@ -41,7 +41,7 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
         to: target device (default: the device of the model).
         against: checkpoint whose values must be equal.
         optimizer: optimizer class to step with (default: detected).
-        devices: number of devices of the target machine (default: as many as ``to`` and the file name).
+        devices: number of devices of the target machine (default: as many as ``to`` needs, or else the file).
         case: a function that returns a :class:`ckptmove.Case`, or its name, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``.
         script: training script to run up to its first optimizer step after it loaded the checkpoint.
         script_args: its command-line arguments.

@@ -364,7 +364,7 @@ def verify(
         seed: seed of the gradients and of ``sample``.
         ignore: codes of findings that are not failures.
         keep: globs of tensor names that may stay on another device.
-        devices: number of devices of the target machine (default: as many as ``to`` and the file name).
+        devices: number of devices of the target machine (default: as many as ``to`` needs, or else the file).
         case: your function that returns a :class:`ckptmove.Case`, or its name, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``.
             Your model is then stepped from the stored state too. Another process imports the function by its name.
         script: your training script. Another process runs it up to its first optimizer step after it loaded the

@@ -69,7 +69,7 @@ Devices = Annotated[
     int | None,
     typer.Option(
         "--devices", metavar="N", min=1, help="Number of devices of the target machine.",
-        show_default="enough for the file and the target",
+        show_default="as many as the target needs, or else the file",
     ),
 ]  # fmt: skip
 Strict = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings too, and if the resume is not proven.")]

@@ -26,7 +26,7 @@ class VerifyRequest(NamedTuple):
         seed: seed of the gradients and of the sample.
         ignore: codes of findings that are not failures.
         keep: globs of tensor names that may stay on another device.
-        devices: number of devices of the target machine, or None for as many as ``to`` and the file name.
+        devices: number of devices of the target machine, or None for as many as ``to`` needs, or else the file.
         case: the user's function that returns a case, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``, or None.
         script: the user's training script, or None.
         script_args: command-line arguments of the script.
