@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ckptmove.verification.checks import SCRIPT, passed, skipped
+from ckptmove.model import Severity
+from ckptmove.verification.checks import CASE, SCRIPT, passed, skipped
 from ckptmove.verification.file_checks import fail_on_findings
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def judge(
 
 
 def without_refuted(findings: Sequence[Finding], runs: Sequence[CheckResult]) -> tuple[Finding, ...]:
-    """The findings without those that a run of a case or script has refuted.
+    """The findings without those that a run of a case or script has refuted. An index that a case passed is a warning.
 
     Args:
         findings: findings of the file.
@@ -50,6 +51,8 @@ def without_refuted(findings: Sequence[Finding], runs: Sequence[CheckResult]) ->
         figures = dict(run.evidence)
         codes = _refuted_codes(run, figures)
         left = [one for finding in left if finding.code not in codes for one in _unfrozen(finding, run.name, figures)]
+        if run.name == CASE and run.status == "passed":  # it resumed, but not through ``torch.load``
+            left = [one._replace(severity=Severity.WARNING) if one.code == "D103" else one for one in left]
     return (*left,)
 
 

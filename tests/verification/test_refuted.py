@@ -36,6 +36,12 @@ def test_what_a_run_refutes(runs, dropped):
     assert {*every} - {one.code for one in left} == dropped
 
 
+@pytest.mark.parametrize(("result", "severity"), [(passed, "warning"), (failed, "error"), (skipped, "error")])
+def test_a_device_that_is_not_there_is_no_error_after_a_case_has_passed(result, severity):
+    (left,) = without_refuted([found("D103", "", (), "")], [run(CASE, result, proven=False)])
+    assert left.severity == severity
+
+
 @pytest.mark.parametrize(
     ("frozen", "left"), [([], "abc"), (["a", "b", "c", "d"], ""), (["a", "c"], "b"), (["d"], "abc")]
 )
