@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import types
@@ -45,6 +46,7 @@ def ran(answers, make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def ran(*parts, to="cuda:0", **more):
+        gc.collect()  # objects of another script with the values of a part
         (tmp_path / "train.py").write_text("".join(parts).replace("{early}", "False"))
         tree = make.tree(lr=0.125)
         path = make.save({**tree, **more}, device="cpu", stay=())
@@ -171,6 +173,11 @@ def test_a_class_of_the_script_is_noted(ran):
 def test_what_is_restored_before_the_load_is_not_noted(ran):
     early = "torch.set_rng_state(torch.get_rng_state()); optimizer.load_state_dict(optimizer.state_dict())\n"
     assert ran(BUILT, early, LOADED, LOOP)["proven"]
+
+
+def test_a_second_load_and_another_file_take_nothing(ran):
+    other = "torch.save([torch.rand(5)], 'data.pt'); data = torch.load('data.pt')\n"
+    assert ran(BUILT, LOADED, other, LOADED, LOOP, scaler=SCALER)["not_taken"] == ["scaler"]
 
 
 def test_a_class_whose_attributes_cannot_be_set_is_left_alone(ran, monkeypatch):
