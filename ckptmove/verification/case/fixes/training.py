@@ -85,10 +85,11 @@ def _scaled(running: Running | None) -> Fix:
         return Fix("call scaler.scale(loss).backward() in place of loss.backward()")
     path, statement, scaler = running.spot.line.path, running.spot.statement, ast.unparse(call.func.value)
     before = [] if statement is None else [part for one in earlier(statement) for part in ast.walk(one)]
-    for node in (*nodes_of(running.spot), *before):
-        if isinstance(node, ast.Call) and callee(node) == "backward" and isinstance(node.func, ast.Attribute):
-            loss = node.func.value
-            return replaced(path, (loss, f"{scaler}.scale({text_of(path, loss)})"))
+    calls = [one for one in (*nodes_of(running.spot), *before) if isinstance(one, ast.Call) and not one.args]
+    # Not `torch.autograd.backward(loss)`, which has an argument.
+    losses = [one.func.value for one in calls if callee(one) == "backward" and isinstance(one.func, ast.Attribute)]
+    if losses:
+        return replaced(path, (losses[0], f"{scaler}.scale({text_of(path, losses[0])})"))
     return Fix(f"call {scaler}.scale(loss).backward() in place of loss.backward()")
 
 

@@ -435,6 +435,12 @@ def test_a_loss_that_was_not_scaled_is(mended):
     assert mended(HEAD, LOADED, SCALED.format("loss.backward()")) == ["scaler.scale(loss).backward()"]
 
 
+def test_a_loss_that_something_else_differentiates_is_scaled_by_hand(run):
+    check = run(HEAD + LOADED + SCALED.format("torch.autograd.backward(loss)"))
+    assert (check["status"], "edit" in check["evidence"]) == ("failed", False)
+    assert "scaler.scale(loss).backward()" in check["evidence"]["fix"]
+
+
 def test_parameters_in_half_precision_are_kept_in_float32(run, make):
     check = run(HEAD + LOADED.replace(".to(device)", ".to(device, torch.float16)")
                 + SCALED.format("scaler.scale(loss).backward()"), make(dtype=torch.float16))  # fmt: skip
