@@ -5,8 +5,8 @@ No fix allows a name, or loads the file in a way that runs code from it.
 
 from __future__ import annotations
 
-import os
 import re
+import sys
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
@@ -194,7 +194,7 @@ def _only_elsewhere(refused: Sequence[GlobalUse]) -> Iterator[str]:
     paths = [use.name for use in refused if use.name.startswith(_PATHLIB)]
     if any(name.startswith(_NEW_PATHLIB) for name in paths):
         yield "only Python 3.13 and later has pathlib._local"
-    name, systems = ("PosixPath", "Linux and macOS") if os.name == "nt" else ("WindowsPath", "Windows")
+    name, systems = ("PosixPath", "Linux and macOS") if sys.platform == "win32" else ("WindowsPath", "Windows")
     if any(path.endswith(f".{name}") for path in paths):
         yield f"a {name} can be made only on {systems}"
 

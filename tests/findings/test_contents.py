@@ -307,15 +307,15 @@ class TestSafety:
     @pytest.mark.parametrize(
         ("names", "system", "said"),
         [
-            (["pathlib.PosixPath", "pathlib.PureWindowsPath"], "posix", []),
-            (["pathlib.WindowsPath"], "posix", ["only on Windows"]),
-            (["pathlib._local.WindowsPath"], "posix", ["Python 3.13", "only on Windows"]),
-            (["pathlib._local.PosixPath"], "nt", ["Python 3.13", "only on Linux"]),
-            (["pathlib.WindowsPath", "pathlib.PurePosixPath"], "nt", []),
+            (["pathlib.PosixPath", "pathlib.PureWindowsPath"], "linux", []),
+            (["pathlib.WindowsPath"], "linux", ["only on Windows"]),
+            (["pathlib._local.WindowsPath"], "linux", ["Python 3.13", "only on Windows"]),
+            (["pathlib._local.PosixPath"], "win32", ["Python 3.13", "only on Linux"]),
+            (["pathlib.WindowsPath", "pathlib.PurePosixPath"], "win32", []),
         ],
     )
     def test_paths_of_another_python_or_system_are_named(self, make, monkeypatch, names, system, said) -> None:
-        monkeypatch.setattr("ckptmove.findings.safety.os.name", system)
+        monkeypatch.setattr("sys.platform", system)
         [finding] = make.findings(make.inventory(globals=[GlobalUse(name, None, "safe") for name in names]), "S701")
         monkeypatch.undo()
 

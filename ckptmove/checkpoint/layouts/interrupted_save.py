@@ -70,9 +70,9 @@ def find_two_saves(part: DistributedPart, newer: Mapping[str, int]) -> Iterator[
         differ = all(counts.values()) and counts[True].isdisjoint(counts[False])
         for name, nbytes in newer.items():
             yield ArchiveFact("other-save" if differ else "newer-file", name, nbytes)
-    for name in sorted({name for one in part.inventory.optimizers for name in _of_another_save(part, one)}):
-        if name not in newer:
-            yield ArchiveFact("other-step", name, 0)
+    odd = {name for one in part.inventory.optimizers for name in _of_another_save(part, one)}
+    for name in sorted(odd - newer.keys()):
+        yield ArchiveFact("other-step", name, 0)
 
 
 class _StepCount(NamedTuple):
