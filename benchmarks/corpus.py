@@ -1,6 +1,7 @@
 """Read and convert every file below a folder, and compare the result with torch.
 
     python benchmarks/corpus.py FOLDER
+    python benchmarks/corpus.py FOLDER --commands
 
 The table has a row for each subfolder. Its columns count files:
 
@@ -12,6 +13,9 @@ The table has a row for each subfolder. Its columns count files:
 * *not comparable*: torch refuses the file, or has no reader for its format.
 
 Differences from torch and tracebacks are listed below the table, and make the exit code 1.
+
+With ``--commands``, it runs every command that ``inspect`` and ``convert`` print for each file, and lists those that
+fail: see ``printed.py``.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agreement import NotComparableError, differences, round_trip
+from printed import failing
 
 from ckptmove.api.functions import inspect
 from ckptmove.errors import CkptMoveError
@@ -88,11 +93,17 @@ def main() -> int:
         description="Read and convert every file below a folder, and compare it with torch."
     )
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    rows: dict[str, Row] = {}
+    parser.add_argument("--commands", action="store_true", help="Run the commands that are printed for each file.")
+    options = parser.parse_args()
+    folder, rows = options.folder, dict[str, Row]()
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    if options.commands:
+        lines = [f"{path.relative_to(folder)}: {line}" for path in files for line in failing(path)]
+        print("\n".join([f"files: {len(files)}; commands that fail: {len(lines)}", *lines]))
+        return 1 if lines else 0
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        for path in files:
             parts = path.relative_to(folder).parts
             row = rows.setdefault(parts[0] if len(parts) > 1 else ".", Row())
             wrong += [f"{path.relative_to(folder)}: {line}" for line in look_at(path, row, Path(scratch))]

@@ -30,10 +30,12 @@ class CkptMoveError(Exception):
         others: errors of the other files, if no file of a directory or an archive can be read.
         runs: dangerous names in pickles of the file, which a load may run before it fails.
         hint: what to do next, if the API raised the error; may be empty.
+        mends: options with which the conversion that has failed would succeed, each with a text.
     """
 
     kind: ClassVar[str] = "error"
     hint: str = ""
+    mends: tuple[Phrase, ...] = ()
     runs: tuple[str, ...] = ()
     #: What runs the dangerous names, as the warning says it.
     _loads: ClassVar[str] = "loading it without weights_only"

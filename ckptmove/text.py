@@ -55,7 +55,7 @@ class Argument(NamedTuple):
 
     Attributes:
         name: of the argument: ``as_root``.
-        value: its value; True for a flag. None for the name alone.
+        value: its value; True for a flag. None for the name alone, and False for an option that is to be left out.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Argument(NamedTuple):
             return f"script_args={str(self.value).split()}"
         if self.name == "limit_factor":
             return f"limits=ckptmove.limits.Limits().times({self.value})"
-        return self.name if self.value is None else f"{self.name}={self.value!r}"
+        return f"{self.name}={self.value!r}" if self.value else self.name
 
     def __str__(self) -> str:
         return self.in_python if _IN_PYTHON.get() else self.in_shell
@@ -109,16 +109,19 @@ class Phrase(str):
     """A message or a hint with options, as it is spelled for a shell.
 
     Attributes:
+        parts: the texts, and the options among them.
         in_python: the same for a caller of a function.
     """
 
-    __slots__ = ("in_python",)
+    __slots__ = ("in_python", "parts")
 
+    parts: tuple[str | Argument, ...]
     in_python: str
 
     def __new__(cls, *parts: str | Argument) -> Phrase:
         """Spell the options among some texts."""
         phrase = super().__new__(cls, "".join(one.in_shell if isinstance(one, Argument) else one for one in parts))
+        phrase.parts = parts
         phrase.in_python = "".join(map(spelled_in_python, parts))
         return phrase
 

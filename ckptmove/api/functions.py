@@ -26,7 +26,7 @@ from ckptmove.api.hinting import hinted
 from ckptmove.api.results import ConvertResult, DiffResult, Inspection, VerifyResult
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.summary import summarize
-from ckptmove.errors import UsageError
+from ckptmove.errors import Refused, UsageError
 from ckptmove.io.cores import cores
 from ckptmove.io.locations import default_output, inside, without_suffix
 from ckptmove.io.outputs import do_nothing
@@ -270,7 +270,14 @@ def convert_checkpoint(request: ConvertRequest) -> Converted:
         raise NotLocal(output, "convert writes local files")
     from ckptmove.conversion.convert import convert as carry_out
 
-    made = carry_out(with_default_output(request))
+    request = with_default_output(request)
+    try:
+        made = carry_out(request)
+    except (Refused, UsageError) as error:
+        from ckptmove.api.mends import mend
+
+        mend(error, request)
+        raise
     if not made.is_refused:
         return made
     from ckptmove.findings.remedies import note_on

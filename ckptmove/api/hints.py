@@ -29,8 +29,6 @@ from ckptmove.verification.loading.errors import MissingDevice, NotLoadable, Not
 from ckptmove.verification.machine import ChildKilled, PackageMissing, TorchBroken
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ckptmove.model import ArchiveForm
 
 _NO_SPACE: Final = frozenset({os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)})
@@ -39,8 +37,6 @@ _AGAIN: Final = "compare its size with the original's, and copy or download it a
 _ONE_FILE: Final = Argument("output", "X.pth")
 _SAME_FILES: Final = Phrase("keep its files: choose a directory as ", Argument("output"))
 _DISTRUST: Final = "do not load it, and do not trust its source"
-#: Maximum number of ``--drop`` options in one hint.
-_SHOWN_DROPS: Final = 4
 #: Values of ``--limit-factor`` that hints suggest.
 _FACTORS: Final = (10, 100, 1000)
 #: Containers that a conversion never changes in place.
@@ -102,9 +98,6 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     errors.OutputIsSource: Phrase("choose another path with ", Argument("output")),
     errors.OutputIsNoReport: "choose a file that does not exist yet",
     errors.OutputIsStdout: Phrase("give a file with ", Argument("output"), "; use ./- for a file named -"),
-    errors.InPlaceImpossible: Phrase(
-        "write a new one: ", Argument("output", "NEW"), " instead of ", Argument("in_place", True)
-    ),
     errors.BeingConverted: "wait until it has finished, then try again",
     errors.OutOfMemory: "use a machine with more memory, or raise the limit of this process: ulimit -v",
     errors.UneditableGraph: (
@@ -112,9 +105,6 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     ),
     errors.UneditablePickle: "save it again in the program that made it, and convert the new file",
     remap_errors.MixedByteOrders: _SAME_FILES,
-    remap_errors.InsideObject: Phrase(
-        "replace objects by plain values, whose parts can be removed: ", Argument("plain", True)
-    ),
     TwoReadings: f"{_DISTRUST}: ask its author for a file in one format",
     remap_errors.ScaledWeightCast: Phrase(
         "dequantize it with the library that quantized it, or convert without ", Argument("dtype")
@@ -122,7 +112,10 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     remap_errors.ShardNotCastable: Phrase(
         "gather the shards of all ranks, from their directory to one file: ", _ONE_FILE
     ),
-    remap_errors.NeededByOptimizer: Phrase("remove the optimizer too: ", Argument("drop", "optimizer")),
+    errors.UncastableDtype: "cast it in torch, a quantized weight together with its scale, and save it again",
+    remap_errors.KeysCollide: Phrase(
+        "choose another name for one of them with ", Argument("rename"), ", or leave one out with ", Argument("drop")
+    ),
     remap_errors.NothingLeft: Phrase("name the parts to keep: ", Argument("only", "GLOB")),
     remote_errors.NotLocal: "use a local path",
     NotDownloaded: Phrase("add ", Argument("download", "DIR"), ", which downloads it first"),
@@ -156,7 +149,10 @@ def _hint(error: errors.CkptMoveError) -> str:
 
 def hint_for(error: errors.CkptMoveError) -> str:
     """The hint for an error; may be empty."""
-    return _DISTRUST if error.runs else _hint(error)
+    if error.runs:
+        return _DISTRUST
+    first, *later = error.mends or ("",)
+    return Phrase(first, *(part for one in later for part in (", and ", one))) if first else _hint(error)
 
 
 def hint_in_python(error: errors.CkptMoveError) -> str:
@@ -371,7 +367,7 @@ def _(error: errors.NothingToUndo) -> str:
     if error.container in _MADE_ANEW:
         shown = f"ckptmove inspect {quoted(error.path or '')}"
         return f"the original is unchanged: use that; to see the devices of this one: {shown}"
-    return f"convert it back: ckptmove convert {quoted(error.path or '')} --to DEVICE"
+    return Phrase("convert it back with ", Argument("to"))
 
 
 @_hint.register(UnsafeMember)
@@ -409,24 +405,9 @@ def _(error: errors.LimitExceeded) -> str:
     return Phrase("no real checkpoint needs that much; ", typed)
 
 
-@_hint.register(errors.UnsupportedDtype)
-def _(error: errors.UnsupportedDtype) -> str:
-    return Phrase(f"cast dtypes that {error.target} lacks to the next smaller one with ", Argument("cast", True))
-
-
-@_hint.register(errors.UncastableDtype)
-def _(error: errors.UncastableDtype) -> str:
-    return Phrase(
-        "keep its device with ", Argument("keep", error.tensors[0][0]), ", or cast it in torch and save it again"
-    )
-
-
 @_hint.register(remap_errors.NotPlain)
 def _(error: remap_errors.NotPlain) -> str:
-    if error.is_dangerous:
-        return _DISTRUST
-    paths = [where for where, _, _ in error.objects if where]
-    return Phrase(f"leave {'it' if len(paths) == 1 else 'them'} out: ", _drops(paths)) if paths else ""
+    return _DISTRUST if error.is_dangerous else ""
 
 
 @_hint.register(NotWeightsOnly)
@@ -449,23 +430,6 @@ def _(error: NotRebuilt) -> str:
     return f"check it: ckptmove inspect {quoted(error.path or '')}"
 
 
-@_hint.register(remap_errors.NotInFormat)
-def _(error: remap_errors.NotInFormat) -> str:
-    if error.root:
-        return Phrase("write only this state_dict: ", Argument("only" if "*" in error.root else "as_root", error.root))
-    keys = [key for key, _ in error.entries if key]
-    if not keys:
-        return Phrase(
-            "turn a pickled model into a state_dict with ", Argument("plain", True), ", or write a .pth file instead"
-        )
-    return Phrase("leave them out: ", _drops(keys))
-
-
-@_hint.register(remap_errors.SharedStorage)
-def _(error: remap_errors.SharedStorage) -> str:
-    return Phrase("cast both: add ", Argument("dtype", f"{error.role}=DTYPE"))
-
-
 @_hint.register(errors.ChangeFailed)
 def _(error: errors.ChangeFailed) -> str:
     if error.reason in _NO_ACCESS:
@@ -478,7 +442,7 @@ def _(error: errors.ChangeFailed) -> str:
 @_hint.register(errors.JournalInTheWay)
 def _(error: errors.JournalInTheWay) -> str:
     return (
-        f"if the file was renamed after a crash, rename it back and run: {_undo('OLD')}; "
+        "if the file was renamed after a crash, rename it back, and undo the conversion there; "
         f"if the file is complete: rm {quoted(error.journal)}"
     )
 
@@ -521,17 +485,7 @@ def _(error: errors.WriteFailed) -> str:
 
 @_hint.register(remap_errors.NotRemappable)
 def _(error: remap_errors.NotRemappable) -> str:
-    if error.container == "archive":
-        return Phrase("unpack it first, or write one file: ", _ONE_FILE)
-    if container_class(error.container).has_code:
-        return "change its module, and save it again"
-    return Phrase("write one file instead: ", _ONE_FILE)
-
-
-@_hint.register(remap_errors.NotCastable)
-@_hint.register(remap_errors.SavedWhole)
-def _(error: remap_errors.NotCastable | remap_errors.SavedWhole) -> Phrase:
-    return Phrase("leave it out: ", Argument("drop", error.name))
+    return "change its module, and save it again" if container_class(error.container).has_code else ""
 
 
 @_hint.register(remap_errors.NotGathered)
@@ -548,39 +502,9 @@ def _(error: remap_errors.NoMatch) -> str:
     if error.known:
         begin = "its keys begin with" if error.option == "--strip-prefix" else "some names in the checkpoint:"
         return f"{begin} {', '.join(map(quoted, error.known))}; list all: {every}"
-    if error.option in {"--strip-prefix", "--add-prefix", "--rename"}:
-        return Phrase("it holds no state_dict; turn a pickled model into one with ", Argument("plain", True))
     return f"list the names of its parts and tensors: {every}"
 
 
 @_hint.register(remap_errors.ListItems)
 def _(error: remap_errors.ListItems) -> str:
-    if not error.where:
-        return Phrase("choose the item to keep with ", Argument("as_root"))
-    return Phrase("remove the whole list: ", Argument("drop", error.where))
-
-
-@_hint.register(remap_errors.SharedPart)
-def _(error: remap_errors.SharedPart) -> str:
-    return Phrase("remove one of them first: ", Argument("drop", error.names[1]))
-
-
-@_hint.register(remap_errors.PartialPrefix)
-def _(error: remap_errors.PartialPrefix) -> str:
-    return Phrase("remove it from the keys that have it: ", Argument("rename", f"{error.prefix}*=*"))
-
-
-@_hint.register(remap_errors.KeysCollide)
-def _(error: remap_errors.KeysCollide) -> str:
-    prefix = f"{error.where}." if error.where else ""
-    drop = Argument("drop", prefix + error.sources[0])
-    return Phrase("remove one of them: ", drop, "; or choose another name for it with ", Argument("rename"))
-
-
-def _drops(paths: Sequence[str]) -> Phrase:
-    """The option that leaves parts out; several of them are a list in Python."""
-    options = command_line([word for path in paths[:_SHOWN_DROPS] for word in ("--drop", path)])
-    rest = " ..." if len(paths) > _SHOWN_DROPS else ""
-    drops = Phrase(options, rest)
-    drops.in_python = f"drop={paths[0] if len(paths) == 1 else [*paths[:_SHOWN_DROPS]]!r}{rest}"
-    return drops
+    return "" if error.where else Phrase("choose the item to keep with ", Argument("as_root"))

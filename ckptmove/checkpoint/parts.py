@@ -208,7 +208,7 @@ class OpenPart(ABC):
         if kind == "encoded-storage":
             return f"written as text in {self.path}, as pickle protocols 0 to 2 write bytes"
         if kind == "compressed-storage":
-            return f"compressed in {self.path}: ckptmove convert stores it uncompressed"
+            return f"compressed in {self.path}: convert stores it uncompressed"
         return f"missing or cut off in {self.path}"
 
     def full_name(self, name: str) -> str:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _QUANTIZED: Final = ("float8_", "float4_", "int8", "uint8")
 _PACKED: Final = ("int16", "int32")
 _PACKED_NAMES: Final = ("qweight", "_packed")
+#: Scales and codes of a weight in 4 bits; with double quantization, ``absmax`` is quantized itself.
+_OF_BITSANDBYTES: Final = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
 class ScaledWeight(NamedTuple):
@@ -27,7 +29,7 @@ class ScaledWeight(NamedTuple):
 
 
 def scaled_weights(tensors: Iterable[TensorRecord]) -> tuple[ScaledWeight, ...]:
-    """Return the quantized weights of models whose scales are stored beside them, in the order of the file."""
+    """Return the quantized weights of models with each tensor of scales beside them, in the order of the file."""
     by_name = {tensor.name: tensor for tensor in tensors if tensor.role != "optimizer"}
     quantized = [
         tensor
@@ -48,6 +50,7 @@ def _names_of_scale(weight: str) -> Iterator[str]:
     elif leaf.endswith("_blocks"):
         yield f"{weight.removesuffix('_blocks')}_scales"
     else:
-        yield from (f"{weight}_scale_inv", f"{weight}_scale", f"{weight}.absmax")
+        yield from (f"{weight}_scale_inv", f"{weight}_scale")
+        yield from (f"{weight}.{name}" for name in _OF_BITSANDBYTES)
         if leaf == "weight":
             yield from (f"{root}SCB", f"{root}scale_weight")

@@ -29,7 +29,7 @@ EXAMPLES: Final[dict[str, tuple[tuple[tuple[str, str], ...], str]]] = {
             ("ckptmove convert run.pth --to cpu", "write run.cpu.pth"),
             ("ckptmove convert run.pth --map 'cuda:*=cuda:0'", "gather it on one GPU"),
             ("ckptmove convert run.pth --to mps --dry-run", "print the plan"),
-            ("ckptmove convert run.pth --only model -o m.safetensors", ""),
+            ("ckptmove convert run.pth --as-root model -o m.safetensors", ""),
         ),
         "docs/convert.md",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import traceback
 import warnings
@@ -18,7 +19,7 @@ from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.cli.config import set_format, set_reports
 from ckptmove.cli.configured import runs_script
 from ckptmove.cli.meant import with_command
-from ckptmove.cli.outcome import interruption, retyped
+from ckptmove.cli.outcome import interruption, retyped, without
 from ckptmove.cli.ranks import own_rank
 from ckptmove.cli.render.answers import Summary
 from ckptmove.cli.render.formats import open_default_report, open_error_report
@@ -28,20 +29,21 @@ from ckptmove.cli.signals import Terminated, settle
 from ckptmove.cli.streams import open_closed_streams, say
 from ckptmove.errors import (
     CkptMoveError,
-    InPlaceImpossible,
     NotAPath,
     OutOfMemory,
     StdoutFailed,
     UnknownDevice,
-    UnsupportedDtype,
 )
 from ckptmove.io.outputs import LeftoversRemoved
-from ckptmove.io.remote.address import redacted
+from ckptmove.io.remote.address import is_url, redacted
 from ckptmove.pickles.collector import collector_paused
-from ckptmove.text import command_line
+from ckptmove.text import Argument, command_line
+from ckptmove.verification.downloading import CopyExists, NotDownloaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from ckptmove.text import Phrase
 
 PROGRAM: Final = "ckptmove"
 _COMMANDS: Final = ("inspect", "convert", "verify", "diff", "rules")
@@ -161,22 +163,35 @@ def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
 
 def _retyped_hint(error: CkptMoveError, hint: str, words: Sequence[str]) -> str:
     """The hint for an error that ended the command, with the whole command line where it can be corrected."""
-    from ckptmove.verification.downloading import NotDownloaded  # a command without an error need not import it
-
     if isinstance(error, UnknownDevice) and error.suggestion is not None:
         return f"did you mean: {retyped(PROGRAM, words, error.device, error.suggestion)}"
     if isinstance(error, NotAPath):
         return f"did you mean: {retyped(PROGRAM, words, error.word, f'{error.option}={error.word}')}"
-    if isinstance(error, InPlaceImpossible):
-        own = _own(words)
-        left = [word for word in own if word != "--in-place"]
-        return f"write a new one: {command_line([PROGRAM, *left, '--output', 'NEW', *words[len(own) :]])}"
+    if error.mends:
+        return _mended(error.mends, hint, words)
+    own = _own(words)
     if isinstance(error, NotDownloaded):
-        own = _own(words)
         return f"{hint}: {command_line([PROGRAM, *own, '--download', '.', *words[len(own) :]])}"
-    if type(error) is UnsupportedDtype and words[0] == "convert":  # not its subclass, which --cast cannot help
-        return f"{hint}: {command_line([PROGRAM, 'convert', '--cast', *words[1:]])}"
+    if isinstance(error, CopyExists):
+        command, *kept = (word for word in without(own, "--download") if not is_url(word))
+        line = command_line([PROGRAM, command, error.path or "", *kept, *words[len(own) :]])
+        return f"verify the copy: {line}; or choose another folder"
     return hint
+
+
+def _mended(mends: Sequence[Phrase], hint: str, words: Sequence[str]) -> str:
+    """The hint with the whole command line; only its options, if one of them replaces what was typed."""
+    from ckptmove.api.mends import arguments_of
+
+    given = [one for phrase in mends for one in arguments_of(phrase)]
+    if any(one.name in {"output", "strip_prefix"} for one in given):
+        return hint
+    own = _own(words)
+    left = [word for word in own if word != "--in-place" or Argument("in_place", False) not in given]
+    added = [word for one in given if one.value for word in shlex.split(one.in_shell)]
+    texts = " and ".join(str(phrase.parts[0]).rstrip(": ") for phrase in mends)
+    removed = " --in-place" if len(left) < len(own) else ""
+    return f"{texts}{removed}: {command_line([PROGRAM, *left, *added, *words[len(own) :]])}"
 
 
 def _usage(error: Any, words: Sequence[str]) -> Failure:

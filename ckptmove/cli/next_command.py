@@ -13,15 +13,17 @@ from ckptmove.errors import CkptMoveError, UsageError
 from ckptmove.formats.opening import container_class
 from ckptmove.io.remote.address import Address, is_url
 from ckptmove.model import Severity
-from ckptmove.moves import Remap
-from ckptmove.text import Command, command_line
+from ckptmove.moves import MoveRequest, Remap
+from ckptmove.text import Argument, Command, command_line, quoted
 from ckptmove.torch_facts.devices import is_accelerator, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ckptmove.api.functions import InspectRequest
     from ckptmove.api.results import Inspection
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer
+    from ckptmove.model import Inventory
 
 #: Findings that no other command helps with: bytes or files are lost or of another save, or loading or unpacking the
 #: file is an attack.
@@ -42,7 +44,7 @@ def after_inspection(answer: InspectAnswer) -> str:
         from ckptmove.findings.context import Context, available_device
 
         target = available_device(parse_target(answer.expectation.device), Context(device_count=request.device_count))
-        return command_line(["ckptmove", "convert", path, "--to", target])
+        return _conversion(request, inventory, Argument("to", target))
     if isinstance(inventory, DirectoryInventory) and inventory.form is None and inventory.checkpoints:
         last = inventory.checkpoints[-1]
         if "*" in last:  # files of ranks
@@ -53,7 +55,23 @@ def after_inspection(answer: InspectAnswer) -> str:
     judged = request.expect or request.target
     devices = [] if request.device_count is None else ["--devices", str(request.device_count)]
     local = ["--download", "."] if is_url(path) else []
-    return fix or command_line(["ckptmove", "verify", path, *local, *(["--to", judged] if judged else []), *devices])
+    if fix or any(finding.severity is Severity.ERROR for finding in findings):
+        return fix  # verify would fail for the same reason
+    return command_line(["ckptmove", "verify", path, *local, *(["--to", judged] if judged else []), *devices])
+
+
+def _conversion(request: InspectRequest, inventory: Inventory, to: Argument) -> str:
+    """The command that converts a checkpoint, with a cast of dtypes that the target lacks; empty if it would fail."""
+    from ckptmove.conversion.remap.options import with_options
+    from ckptmove.findings.remedies import dry_run, is_certain
+
+    for options in ([to], [to, Argument("cast", True)]):
+        is_possible = is_certain(inventory, options)
+        if not is_possible and not isinstance(request.path, Address):  # a trial would read a URL again
+            is_possible = dry_run(request.path, with_options(MoveRequest(None), options), request.limits) is not None
+        if is_possible:
+            return " ".join(["ckptmove convert", quoted(inventory.path), *(one.in_shell for one in options)])
+    return ""
 
 
 def after_conversion(answer: ConvertAnswer) -> Iterator[str]:

@@ -33,3 +33,13 @@ def retyped(program: str, words: Sequence[str], wrong: str, right: str) -> str:
     pattern = re.compile(rf"(?:(?<==)|^){re.escape(wrong)}(?==|$)")
     corrected = [pattern.sub(right, word) for word in words]
     return command_line([program, *corrected]) if corrected != [*words] else right
+
+
+def without(words: Sequence[str], option: str) -> list[str]:
+    """The words without an option and its value."""
+    values = {index + 1 for index, word in enumerate(words) if word == option}
+    return [
+        word
+        for index, word in enumerate(words)
+        if index not in values and word != option and not word.startswith(f"{option}=")
+    ]

@@ -75,11 +75,14 @@ def run_verify(
             verify = verify_checkpoint if rank is None else on_ranks(rank)
             return _without_code(verify(request, progress=progress, stage=progress.stage), withheld)
 
+    def local(request: VerifyRequest) -> VerifyRequest:
+        with ProgressBar(wanted=renderer.shows_progress) as progress:
+            return downloaded(request, progress, settle)
+
     def work(request: VerifyRequest) -> tuple[int, tuple[()]]:
         if request.path in failures:
             raise failures[request.path]
-        with ProgressBar(wanted=renderer.shows_progress) as progress:
-            request = downloaded(request, progress, settle)
+        request = local(request)
         result = _fixed(request, verified, renderer, dry_run=dry_run) if fix else verified(request)
         found = replace(result, findings=selection.among(result.findings))
         answer = VerifyAnswer(request, found, strict, dry_run, selection.unprinted)
@@ -87,6 +90,8 @@ def run_verify(
         renderer.verify(answer)
         return (NO if answer.fails else YES), ()
 
+    if len(requests) == 1 and not failures:  # its error ends the command, with a hint that needs the command line
+        requests = [local(requests[0])]
     summary = for_each("verify", requests, work, renderer, len(requests))
     # With --strict, a checkpoint that is not proven has not passed.
     unproven = 0 if strict else sum(one.result.passed and not (one.result.proven or one.result.fit) for one in answers)

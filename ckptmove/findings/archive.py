@@ -11,7 +11,7 @@ from ckptmove.findings.context import convert_command, remap_command
 from ckptmove.findings.safety import dangerous_global
 from ckptmove.formats.opening import container_class
 from ckptmove.model import Severity
-from ckptmove.text import amount, quoted, some
+from ckptmove.text import Argument, amount, quoted, some
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -79,7 +79,9 @@ def compressed_records(inventory: Inventory, context: Context) -> Iterator[Findi
         message = f"{amount(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): {harm}"
         # A conversion for a target inflates them too.
         where = _where(inventory, facts)
-        compact = "" if context.target is not None else remap_command(inventory, where, "--compact")
+        compact = (
+            "" if context.target is not None else remap_command(inventory, context, where, Argument("compact", True))
+        )
         fix = compact or convert_command(inventory, context, where)
         finding = found("F803", message, where, fix)
         yield finding._replace(severity=Severity.INFO) if is_script else finding
@@ -108,7 +110,7 @@ def dead_bytes(inventory: Inventory, context: Context) -> Iterator[Finding]:
         f"save it again with .clone() of {amount(len(where), 'view')}: torch.save writes the storage under a view whole"
     )
     is_cut = bool(orphans) or any(one.at_ends for one in wasted.values())
-    compact = remap_command(inventory, places, "--compact") if is_cut else ""
+    compact = remap_command(inventory, context, places, Argument("compact", True)) if is_cut else ""
     yield found("F804", "; ".join(parts), places, compact or (cloned if wasted else _SAVE_AGAIN))
 
 
@@ -144,13 +146,13 @@ def _inner_archives(inventory: Inventory, context: Context) -> Iterator[Finding]
             "checkpoints inside are not read, converted or verified"
         )
         first, last = inner[0].record, posixpath.basename(inner[0].record)
-        out = f"unpack {quoted(first)} from {quoted(inventory.path)} into FOLDER"
+        out = f"unpack {quoted(first)} from {quoted(inventory.path)}"
         is_safe = next(dangerous_global(inventory, context), None) is None
-        fix = f"{out}, then: ckptmove inspect FOLDER/{quoted(last)}" if is_safe else ""
+        fix = f"{out}, then inspect {quoted(last)}" if is_safe else ""
         yield found("F804", message, [fact.record for fact in inner], fix)._replace(severity=Severity.WARNING)
 
 
-def ambiguous_archive(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+def ambiguous_archive(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """F805: another reader sees something else in the file, or may see it in bytes that torch ignores."""
     readings = [fact.record for fact in inventory.facts if fact.kind == "second-reading"]
     if readings:
@@ -163,7 +165,7 @@ def ambiguous_archive(inventory: Inventory, _context: Context) -> Iterator[Findi
         nbytes = sum(fact.nbytes for fact in facts)
         message = f"{nbytes:,} bytes in {amount(len(facts), 'place')} belong to no record and to no pickle"
         where = [fact.record for fact in facts]
-        fix = remap_command(inventory, where, "--compact") or _SAVE_AGAIN
+        fix = remap_command(inventory, context, where, Argument("compact", True)) or _SAVE_AGAIN
         yield found("F805", message, where, fix)
 
 
@@ -253,7 +255,7 @@ def newer_files(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     facts = [fact for fact in inventory.facts if fact.kind == "newer-file"]
     if facts:
         message = f"{amount(len(facts), 'file')} written after the .metadata: a copy, or a save that was interrupted"
-        fix = f"compare it with the checkpoint before it: ckptmove diff EARLIER {quoted(inventory.path)}"
+        fix = "compare it with the checkpoint before it, with diff"
         yield found("F806", message, [fact.record for fact in facts], fix)
 
 

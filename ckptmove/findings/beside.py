@@ -46,8 +46,8 @@ def code_beside(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """S704: the folder of the checkpoint has code that a loader would import."""
     for code in inventory.code if isinstance(inventory, DirectoryInventory) else ():
         if code.key:
-            message = f"{code.path} names code that ckptmove verify can run: {code.key}"
-            fix = f"read {_path(inventory, code.path)} and that code before you run ckptmove verify beside it"
+            message = f"{code.path} names code that verify can run: {code.key}"
+            fix = f"read {_path(inventory, code.path)} and that code before you run verify beside it"
         else:
             message = f"{code.path} names code in {some(code.files, _SHOWN)}, which trust_remote_code=True runs"
             fix = f"read {_path(inventory, code.files[0])} before you load the model with trust_remote_code=True"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.errors import UsageError
 from ckptmove.formats.opening import container_class
-from ckptmove.text import Command, command_line, quoted
+from ckptmove.text import Argument, Command, command_line, quoted
 from ckptmove.torch_facts.devices import NO_DEVICE, is_accelerator, parse_target, split
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Context(NamedTuple):
         home: device with most bytes of the model, computed once for all rules; empty if no tensor has a device.
         pairings: parameters of each optimizer, matched with the model; computed once.
         lacking: parameters of each optimizer without a tensor in the checkpoint; computed once.
-        source: the open checkpoint, to try remedies on it; None for an inventory alone.
+        source: the open checkpoint, to try remedies on it; None for an inventory alone, where no remedy can be tried.
     """
 
     target: str | None = None
@@ -114,8 +114,8 @@ def available_device(tag: str, context: Context) -> str:
     return f"{split(tag)[0]}:0" if is_out_of_range(tag, context) else tag
 
 
-def convert_command(inventory: Inventory, context: Context, where: Sequence[str], *options: str) -> str:
-    """Return the command that converts the checkpoint for the target device; ``convert`` cannot change a DCP one.
+def convert_command(inventory: Inventory, context: Context, where: Sequence[str], *options: Argument) -> str:
+    """Return the command that converts the checkpoint for the target device; empty if ``convert`` refuses it.
 
     Args:
         inventory: the file or directory. If it is a directory of several checkpoints, one of them is converted, because
@@ -136,10 +136,10 @@ def convert_command(inventory: Inventory, context: Context, where: Sequence[str]
         target = parse_target(available_device(target_device(own, context) or "cpu", context))
     except UsageError:
         target = "cpu"
-    return Command(" ".join(["ckptmove convert", quoted(path), "--to", quoted(target), *options]))
+    return tried_command(inventory, context, path, Argument("to", target), *options)
 
 
-def remap_command(inventory: Inventory, where: Sequence[str], *options: str) -> str:
+def remap_command(inventory: Inventory, context: Context, where: Sequence[str], *options: Argument) -> str:
     """Return the command that writes a new file with some changes; empty if ``convert`` cannot make it.
 
     It does not change keys or storages of files with code, nor those of a distributed checkpoint. Arguments as for
@@ -151,7 +151,14 @@ def remap_command(inventory: Inventory, where: Sequence[str], *options: str) -> 
     subject = checkpoint_of(inventory, where)
     if subject is None:
         return look_at_each(inventory)
-    return Command(command_line(["ckptmove", "convert", subject[0], *options]))
+    return tried_command(inventory, context, subject[0], *options)
+
+
+def tried_command(inventory: Inventory, context: Context, path: str, *options: Argument) -> str:
+    """The command that converts a checkpoint, or one of a directory; empty if it would fail."""
+    if context.source is not None and not context.source.converts(inventory, path, *options):
+        return ""
+    return Command(" ".join(["ckptmove convert", quoted(path), *(one.in_shell for one in options)]))
 
 
 def checkpoint_of(inventory: Inventory, where: Sequence[str]) -> tuple[str, Inventory] | None:

@@ -21,9 +21,10 @@ from ckptmove.findings.context import (
     is_placed,
     known_count,
     target_device,
+    tried_command,
 )
 from ckptmove.model import Severity
-from ckptmove.text import Command, amount, quoted
+from ckptmove.text import Argument, amount
 from ckptmove.torch_facts.devices import is_accelerator, same_device, split
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
 
     The mesh of a DTensor is compared with that DTensor, which must have the device type of its mesh.
     """
-    yield from _graph_device(inventory)
+    yield from _graph_device(inventory, context)
     model = [tensor for tensor in inventory.tensors if tensor.role == "model"]
     # Without a model, all tensors count but RNG states, which are always on the CPU.
     model = model or [tensor for tensor in inventory.tensors if tensor.role != "rng"]
@@ -173,7 +174,7 @@ def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
     yield found("D104", message, [mention.where for mention in strays], _mention_fix(inventory, context, strays))
 
 
-def _graph_device(inventory: Inventory) -> Iterator[Finding]:
+def _graph_device(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """D104 for the graph of a ``torch.export`` archive that expects a weight on another device than the file's.
 
     An error, unlike other mentions: the program fails at its first operation, and no script can change that.
@@ -184,7 +185,7 @@ def _graph_device(inventory: Inventory) -> Iterator[Finding]:
         named = [one.value for one in inventory.mentions if one.kind == "torch.device" and ".values." in one.where]
         home = next((tag for tag in named if not any(same_device(tag, place) for place in places)), "cpu")
         message = f"the graph expects {amount(len(names), 'tensor')} on {home}, but the file has them elsewhere"
-        fix = Command(f"ckptmove convert {quoted(inventory.path)} --to {quoted(home)}")
+        fix = tried_command(inventory, context, inventory.path, Argument("to", home))
         yield found("D104", message, names, fix)._replace(severity=Severity.ERROR)
 
 
@@ -277,7 +278,7 @@ def _mention_fix(inventory: Inventory, context: Context, strays: list[Mention]) 
         first = strays[0]
         value = f"[{index}]" if first.value.startswith("[") else index or "None"
         return f"in the script that reads it, set {first.where} to {value}"
-    options = ["--rewrite-strings"] if "string" in kinds else []
+    options = [Argument("rewrite_strings", True)] if "string" in kinds else []
     return convert_command(inventory, context, [mention.where for mention in strays], *options)
 
 

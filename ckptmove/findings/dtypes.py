@@ -8,12 +8,13 @@ from ckptmove.checkpoint.scales import scaled_weights
 from ckptmove.errors import UncastableDtype
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import census, convert_command, target_device
-from ckptmove.text import amount
+from ckptmove.text import Argument, amount
 from ckptmove.torch_facts.devices import same_device, split, unsupported_dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ckptmove.checkpoint.scales import ScaledWeight
     from ckptmove.findings.context import Context
     from ckptmove.model import Finding, Inventory
 
@@ -47,8 +48,10 @@ def stored_scales(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     """T402: quantized weights are stored beside their scales."""
     pairs = scaled_weights(inventory.tensors)
     if pairs:
-        weights = dict.fromkeys(pair.weight.name for pair in pairs)
-        held = census(f"{pair.weight.dtype} with {pair.scale.name.rpartition('.')[2]}" for pair in pairs)
+        weights: dict[str, ScaledWeight] = {}
+        for pair in pairs:
+            weights.setdefault(pair.weight.name, pair)
+        held = census(f"{one.weight.dtype} with {one.scale.name.rpartition('.')[2]}" for one in weights.values())
         message = f"{amount(len(weights), 'quantized weight')}, with scales stored beside: {held}"
         yield found("T402", message, weights, "")
 
@@ -57,9 +60,14 @@ def _fix(inventory: Inventory, context: Context, target: str, where: list[str]) 
     from ckptmove.conversion.plan import plan_move
     from ckptmove.moves import MoveRequest
 
+    quantized = {tensor.name for tensor in inventory.tensors if tensor.kind == "quantized"}
+    quantized |= {pair.weight.name for pair in scaled_weights(inventory.tensors)}
+    first = next((name for name in where if name in quantized), None)
+    if first is not None:
+        return f"dequantize {first} with the library that quantized it, then convert the new file"
     try:
         plan_move(inventory, MoveRequest(to=target, cast=True))
     except UncastableDtype as error:
         name, dtype = error.tensors[0]
         return f"in the script that reads it, cast {name} from {dtype}: {error.reason}"
-    return convert_command(inventory, context, where, "--cast")
+    return convert_command(inventory, context, where, Argument("cast", True))

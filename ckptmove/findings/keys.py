@@ -16,7 +16,7 @@ from ckptmove.checkpoint.state_dicts import (
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import remap_command
 from ckptmove.model import Severity
-from ckptmove.text import amount
+from ckptmove.text import Argument, amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ _STATE_DICTS: Final[frozenset[Role]] = frozenset({"model", "ema"})
 _EITHER: Final = "DataParallel saves so, and so do models with a part of that name (tensordict)"
 
 
-def wrapper_prefix(inventory: Inventory, _context: Context) -> Iterator[Finding]:
+def wrapper_prefix(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """K601: keys of a state_dict contain the prefixes of wrappers; one finding for each state_dict.
 
     It is a note if every key only starts with ``module.``, which may be a part of the model.
@@ -45,11 +45,11 @@ def wrapper_prefix(inventory: Inventory, _context: Context) -> Iterator[Finding]
         place, inner = f" of {container}" if container else "", _inner(keys)
         if inner:
             # The bare option would remove `module.` from the other state_dicts too.
-            options = [word for prefix in inner for word in ("--strip-prefix", prefix)] if plain else ["--strip-prefix"]
+            options = [Argument("strip_prefix", prefix if plain else True) for prefix in inner[: None if plain else 1]]
             where = [name for name, key in keys.items() if inner_wrappers(key)]
-            yield found("K601", _message(keys, inner, place), where, _fix(inventory, keys, inner, options))
+            yield found("K601", _message(keys, inner, place), where, _fix(inventory, context, keys, inner, options))
         elif role == "model" and (container, role) in plain:
-            able = remap_command(inventory, [*keys], "--strip-prefix")
+            able = remap_command(inventory, context, [*keys], Argument("strip_prefix", True))
             remedy = "convert --strip-prefix removes it" if able else "remove it there"
             message = f"every key{place} starts with '{MODULE}' ({amount(len(keys), 'tensor')}): {_EITHER}"
             finding = found("K601", f"{message}; if load_state_dict refuses the keys, {remedy}", [*keys], "")
@@ -87,15 +87,17 @@ def _quoted(prefixes: list[str]) -> str:
     return ", ".join(f"'{prefix}'" for prefix in prefixes)
 
 
-def _fix(inventory: Inventory, keys: Mapping[str, str], inner: list[str], options: list[str]) -> str:
+def _fix(
+    inventory: Inventory, context: Context, keys: Mapping[str, str], inner: list[str], options: list[Argument]
+) -> str:
     """The command that removes the prefixes; a sentence if it would make two keys one, or cannot be used."""
     is_clear = len({without_inner_wrappers(key) for key in keys.values()}) == len(keys)
-    command = remap_command(inventory, [*keys], *_plain(inventory), *options) if is_clear else ""
+    command = remap_command(inventory, context, [*keys], *_plain(inventory), *options) if is_clear else ""
     prefix = _quoted([_begin(keys)] if _begin(keys) else inner)
     return command or f"remove {prefix} from the keys in the script that reads it: convert cannot change its keys"
 
 
-def _plain(inventory: Inventory) -> tuple[str, ...]:
+def _plain(inventory: Inventory) -> tuple[Argument, ...]:
     """The option that turns pickled modules into state_dicts, if there are any: modules have no keys."""
     has_modules = any(use.name.startswith("torch.nn.modules.") for use in inventory.globals)
-    return ("--plain",) if has_modules or inventory.layout == "module" else ()
+    return (Argument("plain", True),) if has_modules or inventory.layout == "module" else ()

@@ -6,6 +6,7 @@ None of them runs code of the file, or allows a name that is not known to be har
 from __future__ import annotations
 
 import posixpath
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
@@ -18,9 +19,10 @@ from ckptmove.io.file_object import OpenFile
 from ckptmove.io.locations import default_output
 from ckptmove.io.remote.address import Address
 from ckptmove.limits import Limits
-from ckptmove.model import OLDEST_TORCH
+from ckptmove.model import LACKING, OLDEST_TORCH
 from ckptmove.moves import MovePlan, MoveRequest, Remap
-from ckptmove.text import Argument, Command, command_line, in_python, python_command
+from ckptmove.text import Argument, Command, in_python, python_command, quoted
+from ckptmove.torch_facts.devices import unsupported_dtypes
 from ckptmove.torch_facts.registered import modules_of
 
 if TYPE_CHECKING:
@@ -34,9 +36,12 @@ if TYPE_CHECKING:
 
 #: Facts about a file that ``convert`` does not write again: it is cut off, or another reader sees something else.
 _UNWRITTEN: Final = frozenset({"past-end", "second-reading"})
+#: Facts about a file for which it may depend on the change whether ``convert`` writes it again.
+_UNSURE: Final = _UNWRITTEN | LACKING | {"damaged-piece"}
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True)
+class Source:
     """A checkpoint that is open, to try remedies on it.
 
     Attributes:
@@ -44,12 +49,14 @@ class Source(NamedTuple):
         checkpoint: what was read from there. No remedy changes its trees.
         limits: resource limits for reading it.
         move: changes that the user has asked for anyway.
+        tried: results of dry runs by path and options.
     """
 
     location: str
     checkpoint: OpenCheckpoint
-    limits: Limits = Limits()
-    move: MoveRequest = MoveRequest(None)
+    limits: Limits = field(default_factory=Limits)
+    move: MoveRequest = field(default_factory=lambda: MoveRequest(None))
+    tried: dict[tuple[str, tuple[Argument, ...]], Converted | None] = field(default_factory=dict)
 
     def becomes_plain(self, folder: str = "") -> bool:
         """Whether ``convert --plain`` can write a copy that weights-only mode accepts.
@@ -66,7 +73,7 @@ class Source(NamedTuple):
         refused = [part for part in parts if not _is_accepted(part.inventory)]
         is_read = all(isinstance(part, FilePart) and not part.placeholder for part in refused)
         if self.move.remap != Remap() or not is_read:
-            return self.converts(folder, plain=True)
+            return self.is_written(folder, Argument("plain", True))
         inventories = [part.inventory for part in parts]
         if any(container_class(one.container).has_code for one in inventories):
             return False
@@ -79,27 +86,37 @@ class Source(NamedTuple):
             return False
         return True
 
-    def converts(self, folder: str, *, plain: bool, output: str | None = None) -> bool:
-        """Whether a dry run of ``convert`` can write a file that weights-only mode accepts; arguments as above."""
-        from ckptmove.conversion.conversion import ConvertRequest
-        from ckptmove.conversion.convert import convert
+    def is_written(self, folder: str, *options: Argument) -> bool:
+        """Whether a dry run of ``convert`` can write a file that weights-only mode accepts; the folder as above."""
+        made = self._converted(below(self.location, folder), options)
+        return made is not None and not made.is_refused
 
-        move = self.move._replace(remap=self.move.remap._replace(plain=plain))
-        path = below(self.location, folder)
-        try:
-            made = convert(
-                ConvertRequest(
-                    path=path,
-                    move=move,
-                    output=output,
-                    default_output=default_output(path, "new"),
-                    dry_run=True,
-                    limits=self.limits,
-                )
-            )
-        except CkptMoveError:
+    def converts(self, inventory: Inventory, path: str, *options: Argument) -> bool:
+        """Whether ``convert`` can be called as a user would paste it.
+
+        Args:
+            inventory: what was read from the source.
+            path: path of the checkpoint, or of one of several in it, as a user sees it.
+            options: options of the command.
+        """
+        if is_hidden(self.location, inventory):
             return False
-        return not made.is_refused
+        is_remote = isinstance(self.location, Address)  # a trial would read it again
+        if is_remote or options[0].name == "to":
+            certain = is_certain(inventory, options)
+            if is_remote or certain:
+                return certain
+        return self._converted(below(self.location, folder_of(inventory, path)), options) is not None
+
+    def _converted(self, path: str, options: tuple[Argument, ...]) -> Converted | None:
+        """The result of a dry run, which is made once; None if it fails."""
+        if (path, options) not in self.tried:
+            from ckptmove.conversion.remap.options import with_options
+
+            output = next((str(one.value) for one in options if one.name == "output"), None)
+            move = with_options(self.move, [one for one in options if one.name != "output"])
+            self.tried[path, options] = dry_run(path, move, self.limits, output)
+        return self.tried[path, options]
 
     def loads(self, folder: str) -> bool:
         """Whether ``ckptmove.load`` can read it without changes."""
@@ -109,10 +126,47 @@ class Source(NamedTuple):
         return loads(below(self.location, folder), self.limits)
 
 
+def is_certain(inventory: Inventory, options: Sequence[Argument]) -> bool:
+    """Whether a conversion of an ordinary checkpoint needs no trial, because only its dtypes can prevent it."""
+    files = inventory.files if isinstance(inventory, DirectoryInventory) else (inventory,)
+    lacking = frozenset[str]().union(*(unsupported_dtypes(str(one.value)) for one in options if one.name == "to"))
+    return (
+        all((kind := container_class(one.container)).is_torch_save or kind.is_table for one in files)
+        and not inventory.foreign_opcodes
+        and _UNSURE.isdisjoint(fact.kind for fact in inventory.facts)
+        and lacking.isdisjoint(one.dtype for one in inventory.storages)
+        and lacking.isdisjoint(one.dtype for one in inventory.tensors)
+    )
+
+
 def _is_accepted(inventory: Inventory) -> bool:
     """Whether weights-only mode of every supported torch accepts a file, so that nothing in it must become plain."""
     is_common = all(use.weights_only_since == OLDEST_TORCH for use in inventory.globals)
     return is_common and not inventory.foreign_opcodes and not inventory.filled_classes
+
+
+def is_hidden(location: str, inventory: Inventory) -> bool:
+    """Whether a command cannot name the checkpoint: it is a file object, or a URL with credentials."""
+    is_secret = isinstance(location, Address) and location.url != inventory.path
+    return is_secret or isinstance(location, OpenFile)
+
+
+def folder_of(inventory: Inventory, path: str) -> str:
+    """Path of a checkpoint in the directory that has it; empty for the directory itself."""
+    return path.removeprefix(inventory.path).lstrip("/")
+
+
+def dry_run(path: str, move: MoveRequest, limits: Limits, output: str | None = None) -> Converted | None:
+    """The result of a dry run of ``convert``; None if it fails."""
+    from ckptmove.conversion.conversion import ConvertRequest
+    from ckptmove.conversion.convert import convert
+
+    default = default_output(path, "new")
+    request = ConvertRequest(path=path, move=move, output=output, default_output=default, dry_run=True, limits=limits)
+    try:
+        return convert(request)
+    except CkptMoveError:
+        return None
 
 
 def below(location: str, folder: str) -> str:
@@ -159,16 +213,15 @@ def choose(inventory: Inventory, source: Source, path: str = "", files: Sequence
             for all of it.
         files: the refused files of a directory or an archive.
     """
-    is_hidden = isinstance(source.location, Address) and source.location.url != inventory.path
-    if is_hidden or isinstance(source.location, OpenFile) or _is_dangerous(inventory):
+    if is_hidden(source.location, inventory) or _is_dangerous(inventory):
         return None
     path = path or inventory.path
-    folder = path.removeprefix(inventory.path).lstrip("/")
-    for plain, output in _ways(inventory, path):
-        if source.becomes_plain(folder) if output is None else source.converts(folder, plain=plain, output=output):
-            options = [*["--plain"][:plain], *(("-o", output) if output is not None else ())]
-            kind: Literal["plain", "gathered"] = "plain" if output is None else "gathered"
-            return Remedy(kind, Command(command_line(["ckptmove", "convert", path, *options])))
+    folder = folder_of(inventory, path)
+    for kind, options in _ways(inventory, path):
+        if source.becomes_plain(folder) if kind == "plain" else source.is_written(folder, *options):
+            return Remedy(
+                kind, Command(" ".join(["ckptmove convert", quoted(path), *(one.in_shell for one in options)]))
+            )
     refused = {name for file in files for name in file.refused} or {
         use.name for use in inventory.globals if not use.weights_only
     }
@@ -184,13 +237,15 @@ def _is_dangerous(inventory: Inventory) -> bool:
     return any(use.verdict == "dangerous" for use in inventory.globals)
 
 
-def _ways(inventory: Inventory, path: str) -> Iterator[tuple[bool, str | None]]:
-    """Whether objects become plain values, and the output; ShardedTensors are whole only in one file."""
+def _ways(inventory: Inventory, path: str) -> Iterator[tuple[Literal["plain", "gathered"], tuple[Argument, ...]]]:
+    """Options of ``convert``; ShardedTensors are whole only in one file."""
+    plain = Argument("plain", True)
     is_sharded = any(use.name == SHARDED_TENSOR for use in inventory.globals)
     if is_sharded and isinstance(inventory, DirectoryInventory):
-        yield False, f"{path.rstrip('/')}.pth"
-        yield True, f"{path.rstrip('/')}.pth"
-    yield True, None
+        output = Argument("output", f"{path.rstrip('/')}.pth")
+        yield "gathered", (output,)
+        yield "gathered", (plain, output)
+    yield "plain", (plain,)
 
 
 def _import(inventory: Inventory, refused: Collection[str], files: Sequence[FileRecord]) -> Remedy | None:

@@ -30,6 +30,8 @@ def tensor(name: str, dtype: str, role: str = "model") -> TensorRecord:
         ("l.weight", "float8_e4m3fn", "l.scale_weight"),
         ("weight", "int8", "SCB"),
         ("l.weight", "uint8", "l.weight.absmax"),
+        ("l.weight", "uint8", "l.weight.quant_map"),
+        ("l.weight", "uint8", "l.weight.nested_absmax"),
         ("l.weight_packed", "int32", "l.weight_scale"),
         ("l.qweight", "int32", "l.scales"),
         ("experts.gate_up_proj_blocks", "uint8", "experts.gate_up_proj_scales"),

@@ -37,6 +37,28 @@ def test_what_is_not_where_it_was_expected_is_converted(say):
     assert said.next == ["convert", path, "--to", "cuda:0"]
 
 
+def test_what_the_expected_device_lacks_is_cast_or_has_no_command(say, tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save({"weight": torch.ones(4).to(torch.float8_e4m3fn)}, tmp_path / "run.pth")
+    wide = str(SAMPLES / "float64-cpu.pt")
+    assert say("inspect", wide, "--expect", "mps").next == ["convert", wide, "--to", "mps", "--cast"]
+    assert not say("inspect", str(tmp_path / "run.pth"), "--expect", "mps").next
+
+
+def test_an_error_without_a_command_needs_no_proof(say, tmp_path):
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(3, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["state"][0]["exp_avg"] = torch.zeros(5, 7)
+    torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "run.pth")
+    said = say("inspect", str(tmp_path / "run.pth"))
+    assert "O204" in said.out
+    assert not said.next
+
+
 def test_an_output_that_is_taken_away_at_once_has_no_next_command(tmp_path, monkeypatch, say):
     path = shutil.copy(SAMPLES / "adamw-cuda3.pth", tmp_path / "run.pth")
     real = api.convert_checkpoint
@@ -157,7 +179,7 @@ def test_a_newline_in_a_name_does_not_break_a_command(say, bench):
 def test_what_has_to_be_cast_says_how_that_is_typed(say, bench):
     path = shutil.copy(SAMPLES / "float64-cpu.pt", bench / "a b.pt")
     hint = say("convert", path.name, "--to", "mps").err.splitlines()[1]
-    assert hint.endswith(": ckptmove convert --cast 'a b.pt' --to mps")
+    assert hint.endswith(": ckptmove convert 'a b.pt' --to mps --cast")
     assert say("convert", "--cast", path.name, "--to", "mps").code == 0
 
 

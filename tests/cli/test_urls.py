@@ -225,8 +225,15 @@ def test_verify_downloads_first(ask, server, simulates) -> None:
     assert Path("here", "adamw-cuda3.pth").read_bytes() == (SAMPLES / "adamw-cuda3.pth").read_bytes()
     again = ask("verify", f"{server.url}/adamw-cuda3.pth", "--download", "here", "--to", "cpu")
     assert again["error"]["kind"] == "output-exists"
-    assert f"ckptmove verify {Path('here', 'adamw-cuda3.pth')}" in again["error"]["hint"]
-    assert "--" not in again["error"]["hint"]
+    assert f"ckptmove verify {Path('here', 'adamw-cuda3.pth')} --to cpu --json;" in again["error"]["hint"]
+
+
+def test_a_download_keeps_the_options_that_were_typed(say, server) -> None:
+    url = f"{server.url}/adamw-cuda3.pth"
+    hint = say("verify", url, "--to", "cpu", "--script", "train.py", "--", "--resume").err.splitlines()[-1]
+    assert hint.endswith(f": ckptmove verify {url} --to cpu --script train.py --download . -- --resume")
+    hint = say("verify", url, url, "--to", "cpu").err.splitlines()[1]
+    assert "--download DIR" in hint
 
 
 @pytest.mark.parametrize(

@@ -458,7 +458,7 @@ def test_compressed_bytes_are_not_compared_and_the_way_is_named(compare, tmp_pat
             target.writestr(name, source.read(name), zipfile.ZIP_DEFLATED)
     packed = str(tmp_path / "d.pt")
     (one,) = ckptmove.diff(packed, packed).uncompared
-    told = f"compressed in {packed}: ckptmove convert stores it uncompressed"
+    told = f"compressed in {packed}: convert stores it uncompressed"
     assert one == Uncompared("w", f"{told}; {told}")
     ckptmove.convert(packed, to="cpu", output=tmp_path / "plain.pt")
     assert ckptmove.diff(str(tmp_path / "a.pt"), str(tmp_path / "plain.pt")).same

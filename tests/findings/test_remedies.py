@@ -24,13 +24,14 @@ from http_server import serving
 import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError
+from ckptmove.findings import remedies
 from ckptmove.findings.remedies import Source, below, choose, loads, note_on
 from ckptmove.io.remote.address import Address
 from ckptmove.limits import Limits
 from ckptmove.model import ArchiveFact, GlobalUse
 from ckptmove.moves import MoveRequest
 from ckptmove.pickles.write import write_pickle
-from ckptmove.text import Command
+from ckptmove.text import Argument, Command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -250,7 +251,7 @@ def test_what_only_its_reader_can_open_has_no_command(tmp_path) -> None:
 
     assert [one.fix for one in inspection.findings if one.code == "S701"] == [""]
     with source_of(tmp_path / "run.pt") as source:
-        secret = source._replace(location=Address("https://host/run.pt?signature=secret"))
+        secret = dataclasses.replace(source, location=Address("https://host/run.pt?signature=secret"))
         assert choose(inspection.inventory, secret) is None
 
 
@@ -392,7 +393,7 @@ def test_what_the_dry_run_refuses_is_no_remedy(tmp_path) -> None:
 
     with source_of(tmp_path / "cut.pt") as source:
         assert not source.becomes_plain()
-        assert not source.converts("", plain=True)
+        assert not source.is_written("", Argument("plain", True))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
@@ -403,7 +404,7 @@ def test_code_among_the_files_is_not_converted(tmp_path) -> None:
     with source_of(tmp_path) as source:
         assert not source.becomes_plain()
         assert not source.loads("")
-        assert not source.converts("", plain=True)
+        assert not source.is_written("", Argument("plain", True))
 
 
 def test_other_changes_are_planned_with_it(tmp_path) -> None:
@@ -439,7 +440,7 @@ def test_shards_of_tensors_become_one_file(tmp_path) -> None:
 
     command = remedy_of(folder)
 
-    assert command == f"ckptmove convert {folder} --plain -o {folder}.pth"
+    assert command == f"ckptmove convert {folder} --plain --output {folder}.pth"
     run(command, tmp_path)
     found = torch.load(tmp_path / "run.pth", weights_only=True)
     assert found["kind"].endswith(".ShardedTensor")
@@ -467,3 +468,42 @@ def test_the_remedy_of_what_a_trainer_resumes_from_stays_a_command(tmp_path) -> 
     fix = remedy_of(tmp_path)
 
     assert fix.startswith("needed only to load it yourself: ckptmove convert ")
+
+
+def fixes_of(path: Path | io.BytesIO, **options: Any) -> dict[str, str]:
+    return {one.code: one.fix for one in ckptmove.inspect(path, **options).findings}
+
+
+def test_a_command_that_convert_would_refuse_is_no_fix(tmp_path) -> None:
+    wrapped = {"module.weight": WEIGHT}
+    torch.save({"model": wrapped, "ema": {**wrapped, "head": WEIGHT}}, tmp_path / "some.pt")
+    torch.save({"model": wrapped}, tmp_path / "all.pt")
+
+    assert fixes_of(tmp_path / "all.pt")["K601"] == f"ckptmove convert {tmp_path}/all.pt --strip-prefix"
+    assert "ckptmove" not in fixes_of(tmp_path / "some.pt")["K601"]
+    assert "ckptmove" not in fixes_of(io.BytesIO((tmp_path / "all.pt").read_bytes()))["K601"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_quantized_weight_is_not_cast_by_itself(tmp_path) -> None:
+    scaled = {"l.weight": torch.ones(4).to(torch.float8_e4m3fn), "l.weight_scale": torch.ones(4, 1)}
+    own = {"l.weight": torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)}
+    for weights in (scaled, own):
+        torch.save(weights, tmp_path / "run.pt")
+
+        assert fixes_of(tmp_path / "run.pt", target="mps")["T401"].startswith("dequantize l.weight")
+
+
+def test_a_dry_run_is_made_once(tmp_path, monkeypatch) -> None:
+    made = []
+    monkeypatch.setattr(remedies, "dry_run", lambda *words: made.append(words))
+    torch.save({"model": {"module.weight": WEIGHT}}, tmp_path / "run.pt")
+    with source_of(tmp_path / "run.pt") as source:
+        inventory = source.checkpoint.inventory
+        strip, cpu = Argument("strip_prefix", True), Argument("to", "cpu")
+        assert not source.converts(inventory, inventory.path, strip)
+        assert not source.converts(inventory, inventory.path, strip)
+        assert source.converts(inventory, inventory.path, cpu)
+        remote = dataclasses.replace(source, location=Address(inventory.path))
+        assert remote.converts(inventory, inventory.path, strip)
+    assert len(made) == 1

@@ -16,7 +16,7 @@ from ckptmove.verification.request import VerifyRequest
 from ckptmove.verification.run import verify_checkpoint
 
 #: Words of command lines, and prefixes that are removed.
-COMMANDS = {"--to", " --to ", " --keep ", " --cast", " --plain", "--strip-prefix", "--add-prefix", "--rename", "--case",
+COMMANDS = {"--to", " --to ", " --keep ", " --cast", " --plain", "--case",
             "--nproc-per-node", "--case: ", "--resume PATH"}  # fmt: skip
 
 

@@ -151,7 +151,7 @@ class HumanRenderer(Renderer):
                 out.report(rules.entry_lines(out.page, entry))
         else:
             out.lines(rules.catalogue_lines(out.page, entries))
-            suggest_command("ckptmove rules CODE")
+            suggest_command(f"ckptmove rules {entries[0].code}")
 
     def failure(self, failure: Failure) -> None:
         self._out.failure(failure)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.parts import RANKS_MISSING, FilePart
+from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.conversion.remap.combine import rename_storages, storage_keys
 from ckptmove.conversion.remap.errors import MixedByteOrders, NothingLeft, NotInFormat
 from ckptmove.conversion.remap.kept_files import has_unreached
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.conversion.to_safetensors import FlatState
     from ckptmove.io.contracts import ByteSource, Segment
+    from ckptmove.model import Inventory
     from ckptmove.pickles.tree import Value
 
 #: Bytes read at a time of a tensor that is assembled from pieces; a multiple of every element size.
@@ -147,7 +150,8 @@ class NewFiles:
         except NotInFormat as error:
             names = self._remapped.sources
             entries = tuple((names.get(key, key), found) for key, found in error.entries)
-            raise NotInFormat("safetensors", entries, names.get(error.root, error.root)) from None
+            root = _model_of(self._remapped.inventory, error.root)
+            raise NotInFormat("safetensors", entries, names.get(root, root)) from None
         if not records:
             raise NothingLeft
         spool = self._conversion.resources.enter_context(closing(Spool()))
@@ -221,6 +225,15 @@ def merged_metadata(parts: Collection[OpenPart]) -> dict[str, str]:
         with cast("FilePart", part).content() as (container, _):
             found = {**container.notes, **found}
     return found
+
+
+def _model_of(inventory: Inventory, other: str) -> str:
+    """Path of the state_dict with most bytes of the model, empty for the root; ``other`` without a model."""
+    roots, nbytes = RootKeys(inventory), Counter[str]()
+    for tensor in inventory.tensors:
+        if tensor.role == "model":
+            nbytes[roots.split(tensor.name)[0]] += tensor.nbytes
+    return max(nbytes, key=nbytes.__getitem__, default=other)
 
 
 def _blocks(stored: StoredBytes, check: Callable[[], None]) -> Iterator[memoryview]:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.errors import UsageError
 from ckptmove.model import Role
-from ckptmove.moves import Remap, checked_globs
+from ckptmove.moves import MoveRequest, Remap, checked_globs
 from ckptmove.text import Argument, Phrase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 #: Short names of dtypes, as users type them.
 _SHORT: Final = {
@@ -44,6 +44,27 @@ def remap_options(**typed: Any) -> Remap:
             )
         )
     return remap
+
+
+def with_options(move: MoveRequest, options: Iterable[Argument]) -> MoveRequest:
+    """A request with more options; those that can be given several times are added.
+
+    Raises:
+        UsageError: as :func:`remap_options`.
+    """
+    moves: dict[str, Any] = {}
+    remaps: dict[str, Any] = {}
+    old: dict[str, Any] = move.remap._asdict()
+    for name, value in options:
+        if name in MoveRequest._fields:
+            moves[name] = value
+        elif name == "strip_prefix":
+            remaps[name] = () if value is True else None if value is False else (*(remaps.get(name) or ()), value)
+        else:
+            typed = [value] if isinstance(old[name], tuple) else value
+            new = remap_options(**{name: typed})._asdict()[name]
+            remaps[name] = (*remaps.get(name, old[name]), *new) if isinstance(new, tuple) else new
+    return move._replace(remap=move.remap._replace(**remaps), **moves)
 
 
 def _parsed(name: str, value: Any) -> Any:

@@ -15,6 +15,7 @@ from torch import nn
 
 from ckptmove.case import Case
 from ckptmove.errors import CaseUnusable, CkptMoveError, UnreadableInput
+from ckptmove.findings.remedies import Source
 from ckptmove.text import amount, command_line
 from ckptmove.verification.case.blame import Blame, blame
 from ckptmove.verification.case.code.calls import noted_calls
@@ -274,7 +275,9 @@ def _fix_of(error: Mismatch, run: _Run) -> Fix:
     """Fix for a model or an optimizer that the stored state does not fit."""
     if error.module is None or error.fix:
         return Fix(error.fix)
-    command = of_model(error.module, error.part, run.bench.checkpoint.inventory)
+    bench = run.bench
+    source = Source(bench.request.path, bench.checkpoint, bench.request.limits)
+    command = of_model(error.module, error.part, source)
     return Fix(command) if command else unsaved(error, error.module, run.entrance)
 
 

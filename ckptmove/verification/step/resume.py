@@ -14,11 +14,12 @@ from ckptmove.checkpoint.inventory.partitions import one_of_ranks
 from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import UncastableDtype, UnreadableInput, UnsupportedDtype
-from ckptmove.findings.context import Context, available_device
+from ckptmove.findings.context import Context, available_device, tried_command
+from ckptmove.findings.remedies import Source
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OPAQUE
 from ckptmove.moves import MoveRequest
-from ckptmove.text import Argument, amount, quoted
+from ckptmove.text import Argument, amount
 from ckptmove.torch_facts.devices import supports_capturable
 from ckptmove.torch_facts.optimizers import BY_NAME, is_elementwise, keeps_state_on_first, steps_together
 from ckptmove.verification.checks import NOTHING_TO_RESUME
@@ -141,7 +142,9 @@ def resume(bench: Bench, group: ProcessGroup = ONE_PROCESS) -> tuple[CheckResult
         reason = "no step from tensors encoded as text, which pickle protocols 0 to 2 write for bytes"
         return without_step(f"{reason}: torch.save them, or pickle them with protocol 4", report)
     if "compressed-storage" in kinds:
-        return without_step(f"no step from deflated storages; {_command(bench)} stores them uncompressed", report)
+        inflated = _command(bench)
+        mend = f"; to store them uncompressed: {inflated}" if inflated else ""
+        return without_step(f"no step from deflated storages{mend}", report)
     tally = TrialTally()
     place = bench.site.place()
     extra_tensors = _ExtraTensors(inventory)
@@ -164,21 +167,23 @@ def resume(bench: Bench, group: ProcessGroup = ONE_PROCESS) -> tuple[CheckResult
 
 def _fix_command(bench: Bench) -> str:
     """The command that fixes an option or a dtype that the target refuses; empty if the file has none."""
-    if not container_class(bench.checkpoint.inventory.container).is_editable:
-        return ""
-    command = _command(bench)
     try:
         plan = plan_move(bench.checkpoint.inventory, MoveRequest(to=bench.site.target))
     except UncastableDtype:
         return ""
     except UnsupportedDtype:
-        return f"{command} --cast"
-    return command if any(flag.mention is None for flag in plan.flags) else ""
+        return _command(bench, Argument("cast", True))
+    return _command(bench) if any(flag.mention is None for flag in plan.flags) else ""
 
 
-def _command(bench: Bench) -> str:
-    target = available_device(bench.site.target, Context(device_count=bench.request.devices))
-    return f"ckptmove convert {quoted(bench.request.path)} --to {target}"
+def _command(bench: Bench, *options: Argument) -> str:
+    """The command that converts the checkpoint for the target; empty if it would fail."""
+    request = bench.request
+    if not container_class(bench.checkpoint.inventory.container).is_editable:
+        return ""
+    context = Context(device_count=request.devices, source=Source(request.path, bench.checkpoint, request.limits))
+    target = Argument("to", available_device(bench.site.target, context))
+    return tried_command(bench.checkpoint.inventory, context, request.path, target, *options)
 
 
 def _second_source(bench: Bench, again: StoredTensors, report: StepReport) -> TensorSource:

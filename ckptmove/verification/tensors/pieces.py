@@ -31,7 +31,7 @@ NOT_SAMPLED: Final = "not in the sample"
 #: Why a parameter without state is not stepped if other parameters have state.
 WITHOUT_STATE: Final = "it has no state, so it was frozen or its state is lost"
 #: What proves the shard of one rank.
-_OF_RANKS: Final = "ckptmove verify DIR reads the files of all ranks together"
+_OF_RANKS: Final = "verify reads the files of all ranks together, from their directory"
 #: Groups in a batch. An optimizer compares each new group with all groups before it.
 _BATCH_GROUPS: Final = 32
 

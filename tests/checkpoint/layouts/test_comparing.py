@@ -434,7 +434,7 @@ def test_a_tensor_that_is_not_all_there_is_not_compared(build, tmp_path):
         for name in source.namelist():
             target.writestr(name, source.read(name))
     found = diff(one, other).uncompared
-    assert {change.reason for change in found} == {f"compressed in {shard}: ckptmove convert stores it uncompressed"}
+    assert {change.reason for change in found} == {f"compressed in {shard}: convert stores it uncompressed"}
 
 
 def test_directories_without_a_checkpoint_and_links_that_lead_out(build, tmp_path):

@@ -7,9 +7,26 @@ import torch
 
 import ckptmove
 from ckptmove.conversion.remap.errors import KeysCollide, NoMatch, NothingLeft, PartialPrefix
-from ckptmove.conversion.remap.options import remap_options
+from ckptmove.conversion.remap.options import remap_options, with_options
 from ckptmove.errors import UsageError
-from ckptmove.moves import Remap, RemapOptions
+from ckptmove.moves import MoveRequest, Remap, RemapOptions
+from ckptmove.text import Argument
+
+
+def test_options_are_added_to_a_request():
+    options = [
+        Argument("to", "cpu"),
+        Argument("drop", "a"),
+        Argument("drop", "b"),
+        Argument("plain", True),
+        Argument("dtype", "ema=bf16"),
+        Argument("strip_prefix", True),
+    ]
+    found = with_options(MoveRequest(None, keep=("k",), remap=Remap(drop=("own",))), options)
+    expected = Remap(drop=("own", "a", "b"), plain=True, dtype=(("ema", "bfloat16"),), strip_prefix=())
+    assert found == MoveRequest("cpu", keep=("k",), remap=expected)
+    assert with_options(found, [Argument("strip_prefix", False)]).remap.strip_prefix is None
+    assert with_options(found, [Argument("strip_prefix", "x.")]).remap.strip_prefix == ("x.",)
 
 
 @pytest.mark.parametrize(

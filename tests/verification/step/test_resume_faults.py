@@ -429,7 +429,7 @@ def test_what_is_deflated_is_not_stepped(make, answers, tmp_path):
             target.writestr(item.filename, source.read(item))
     found = answers(str(packed), "cuda:0")
     assert statuses(found) == ["skipped"] * 3
-    assert f"; ckptmove convert {packed} --to cuda:0 " in found["step"]["detail"]
+    assert f": ckptmove convert {packed} --to cuda:0" in found["step"]["detail"]
 
 
 def test_float64_on_mps_is_mended_by_a_cast(make, answers):

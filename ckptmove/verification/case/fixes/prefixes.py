@@ -2,60 +2,64 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final
+from traceback import walk_tb
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
 
 from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.checkpoint.state_dicts import RootKeys, strip_wrappers
-from ckptmove.findings.context import remap_command
+from ckptmove.findings.context import Context, remap_command
+from ckptmove.text import Argument
 from ckptmove.verification.step.stored_state import is_inside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from torch import nn
-
+    from ckptmove.findings.remedies import Source
     from ckptmove.model import Inventory
 
-#: The lists of missing and unexpected keys in torch's error, and a key there.
-_KEYS: Final = re.compile(r"(?:Missing|Unexpected) key\(s\) in state_dict: (.*)")
-_KEY: Final = re.compile(r'"(.*?)"')
 
-
-def of_message(message: str, inventory: Inventory) -> str:
+def of_error(error: BaseException, source: Source) -> str:
     """Command for a strict ``load_state_dict`` of the checkpoint that fails only because of a prefix.
 
+    The keys are those of the live model and of the dict that it was given: messages are shortened.
+
     Args:
-        message: that of the exception. It lists the keys that do not fit, without shapes.
-        inventory: inventory of the checkpoint.
+        error: the exception that it has raised.
+        source: the checkpoint.
 
     Returns:
         The command; empty if none helps.
     """
-    found = [_KEY.findall(part) for part in _KEYS.findall(message)]
-    if len(found) != len(("missing", "unexpected")):
+    loads = [frame.f_locals for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == "load_state_dict"]
+    module, given = (loads[-1].get(name) for name in ("self", "state_dict")) if loads else (None, None)
+    if not isinstance(module, nn.Module) or not isinstance(given, Mapping):
         return ""
-    wanted, given = (dict.fromkeys(keys) for keys in found)
-    stored = {container: dict.fromkeys(keys) for container, keys in _state_dicts(inventory).items()}
-    return next((_command(inventory, stored, one, wanted) for one, keys in stored.items() if keys == given), "")
+    wanted = {key: tuple(value.shape) for key, value in module.state_dict().items() if isinstance(value, Tensor)}
+    stored = _state_dicts(source.checkpoint.inventory)
+    return next(
+        (_command(source, stored, one, wanted) for one, keys in stored.items() if keys.keys() == given.keys()), ""
+    )
 
 
-def of_model(module: nn.Module, part: str | None, inventory: Inventory) -> str:
+def of_model(module: nn.Module, part: str | None, source: Source) -> str:
     """Command for a model that has the keys and shapes of a stored state_dict, but for a prefix.
 
     Args:
         module: the model.
         part: path of the state_dict that it takes, or of a container of it; None for any.
-        inventory: inventory of the checkpoint.
+        source: the checkpoint.
 
     Returns:
         The command; empty if none helps.
     """
     wanted = {strip_wrappers(key)[1]: tuple(value.shape) for key, value in module.state_dict().items()}
-    stored = _state_dicts(inventory)
+    stored = _state_dicts(source.checkpoint.inventory)
     places = [container for container in stored if is_inside(container, part) and not is_kept_aside(container)]
-    return next(filter(None, (_command(inventory, stored, one, wanted) for one in places)), "")
+    return next(filter(None, (_command(source, stored, one, wanted) for one in places)), "")
 
 
 def _state_dicts(inventory: Inventory) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -70,15 +74,15 @@ def _state_dicts(inventory: Inventory) -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 def _command(
-    inventory: Inventory, stored: Mapping[str, Mapping[str, object]], place: str, wanted: Mapping[str, object]
+    source: Source, stored: Mapping[str, Mapping[str, object]], place: str, wanted: Mapping[str, object]
 ) -> str:
     """Command that gives the keys of one stored state_dict another prefix; empty if they differ in more than that.
 
     Args:
-        inventory: inventory of the checkpoint.
+        source: the checkpoint.
         stored: shapes by key of each state_dict.
         place: path of the one.
-        wanted: shapes by key of the model; None for shapes that are unknown on both sides.
+        wanted: shapes by key of the model.
     """
     given = stored[place]
     new, old = _prefix(wanted), _prefix(given)
@@ -90,13 +94,13 @@ def _command(
     # The command changes every state_dict with the prefix: another model's may be right as it is.
     if added == left or renamed != wanted or any(key.startswith(left) for keys in others for key in keys):
         return ""
+    option = Argument("rename", f"{left}*={added}*")
     if not left:
-        options = ["--add-prefix", added]
+        option = Argument("add_prefix", added)
     elif not added:
-        options = ["--strip-prefix", left]
-    else:
-        options = ["--rename", f"{left}*={added}*"]
-    return remap_command(inventory, [f"{place}.{next(iter(given))}".removeprefix(".")], *options)
+        option = Argument("strip_prefix", left)
+    where = [f"{place}.{next(iter(given))}".removeprefix(".")]
+    return remap_command(source.checkpoint.inventory, Context(source=source), where, option)
 
 
 def _prefix(keys: Iterable[str]) -> list[str]:

@@ -47,7 +47,6 @@ from ckptmove.verification.checks import SCRIPT, failed, listed, skipped
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ckptmove.model import Inventory
     from ckptmove.verification.evidence import CheckResult
     from ckptmove.verification.step.resume import Bench
 
@@ -113,7 +112,7 @@ def check_script(
         def explain(error: BaseException) -> CheckResult:
             label_live(memory)
             scene = Scene(watch, entrance, {}, place, home, home)
-            return _of_exception(error, scene, session, Path(path).name, bench.checkpoint.inventory)
+            return _of_exception(error, scene, session, Path(path).name, _source(bench))
 
         steps = Steps(session, step.begin, step.finish, explain, watch.refusals)
         torch.manual_seed(bench.request.seed)
@@ -164,8 +163,12 @@ def _remedy(bench: Bench) -> str:
     inventory = bench.checkpoint.inventory
     if container_class(inventory.container).weights_only and not is_refused(inventory):
         return ""
-    found = choose(inventory, Source(bench.request.path, bench.checkpoint, bench.request.limits))
+    found = choose(inventory, _source(bench))
     return "" if found is None else found.command
+
+
+def _source(bench: Bench) -> Source:
+    return Source(bench.request.path, bench.checkpoint, bench.request.limits)
 
 
 def _end_process() -> None:
@@ -259,7 +262,7 @@ def _without_step(error: BaseException | None, session: Session, last: str, name
     return failed(SCRIPT, fault, fix, proven=False)
 
 
-def _of_exception(error: BaseException, scene: Scene, session: Session, name: str, inventory: Inventory) -> CheckResult:
+def _of_exception(error: BaseException, scene: Scene, session: Session, name: str, source: Source) -> CheckResult:
     """Result for an exception: a fault, or a check that was not made for a reason outside of the script."""
     found = blame(error, scene_of(scene, scene.entrance.frames(error.__traceback__)))
     fault, fix = [found.fault + session.but_loaded(), *found.failures[1:]], str(found.fix)
@@ -271,11 +274,11 @@ def _of_exception(error: BaseException, scene: Scene, session: Session, name: st
         fault, fix = [f"{name} opens {wrong}, which does not exist: {found.fault}"], how_to_resume()
     elif any(one is session.refusal for one in _chain(error)):
         fix = session.remedy
-    elif session.loads and (command := prefixes.of_message(str(error), inventory)):
+    elif session.loads and (command := prefixes.of_error(error, source)):
         fix = command
-    elif (other := of_other_class(error, inventory)) is not None:
+    elif (other := of_other_class(error, source.checkpoint.inventory)) is not None:
         fault, fix, figures = [*fault, other.fault], other.fix, {**figures, **other._asdict()}
-    elif remedy := of_scheduler(str(error), inventory):
+    elif remedy := of_scheduler(str(error), source.checkpoint.inventory):
         fix = remedy
     elif _NO_INPUT in str(error):
         fault = [f"{name} reads standard input, which is empty: {found.fault}"]

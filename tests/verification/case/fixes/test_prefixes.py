@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import runpy
 import shlex
+from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import nn
 
-import ckptmove
 from ckptmove import convert, verify
-from ckptmove.verification.case.fixes.prefixes import of_message, of_model
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.findings.remedies import Source
+from ckptmove.verification.case.fixes.prefixes import of_error, of_model
 
 CASES = """
 import torch
@@ -96,19 +99,32 @@ def test_a_model_of_other_layers_has_no_command(file, saved):
     assert "ckptmove convert" not in check.fix
 
 
-def inventory_of(tmp_path, tree):
-    torch.save(tree, tmp_path / "run.pth")
-    return ckptmove.inspect(tmp_path / "run.pth").inventory
+@contextmanager
+def source_of(tmp_path, tree):
+    path = str(tmp_path / "run.pth")
+    torch.save(tree, path)
+    with open_checkpoint(path, tree="inventory") as checkpoint:
+        yield Source(path, checkpoint)
 
 
-def message_of(wanted, given):
-    def quoted(keys):
-        return ", ".join(f'"{key}"' for key in keys)
+def module_of(keys):
+    """A module with parameters of these names."""
+    root = nn.Module()
+    for key in keys:
+        *path, name = key.split(".")
+        module = root
+        for part in path:
+            if not hasattr(module, part):
+                module.add_module(part, nn.Module())
+            module = getattr(module, part)
+        module.register_parameter(name, nn.Parameter(torch.ones(2)))
+    return root
 
-    return (
-        "Error(s) in loading state_dict for Net:\n"
-        f"\tMissing key(s) in state_dict: {quoted(wanted)}.\n\tUnexpected key(s) in state_dict: {quoted(given)}."
-    )
+
+def error_of(module, given):
+    with pytest.raises((RuntimeError, ValueError)) as raised:
+        module.load_state_dict(given)
+    return raised.value
 
 
 @pytest.mark.parametrize(
@@ -119,13 +135,15 @@ def message_of(wanted, given):
         (["a.0.weight", "a.1.weight"], ["b.c.0.weight", "b.c.1.weight"], "--rename 'a.*=b.c.*'"),
         (["0.weight"], ["body.0.weight", "body.0.bias"], None),
         (["0.weight"], ["1.weight"], "--rename '0.*=1.*'"),
+        ([f"{n}.weight" for n in range(200)], [f"net.{n}.weight" for n in range(200)], "--add-prefix net."),
     ],
 )
-def test_the_message_of_load_state_dict(tmp_path, given, wanted, options):
+def test_a_live_model_that_refuses_the_keys(tmp_path, given, wanted, options):
     tree = {key: torch.ones(2) for key in given}
     expected = f"ckptmove convert {tmp_path}/run.pth {options}" if options else ""
     for own in ({"model": tree}, tree, {"model": tree, "ema": tree}):
-        assert of_message(message_of(wanted, given), inventory_of(tmp_path, own)) == expected
+        with source_of(tmp_path, own) as source:
+            assert of_error(error_of(module_of(wanted), tree), source) == expected
 
 
 @pytest.mark.parametrize(
@@ -133,16 +151,24 @@ def test_the_message_of_load_state_dict(tmp_path, given, wanted, options):
     [
         {"model": {"0.weight": 1, "head.weight": 1}},  # a key that fits already
         {"model": {"0.weight": 1}, "other": {"1.weight": 1}},  # another model, which would be renamed too
-        {"other": {"1.weight": 1}},  # the message is of another file
+        {"other": {"1.weight": 1}},  # the keys are of another file
     ],
 )
 def test_a_command_that_would_break_other_keys_is_not_suggested(tmp_path, others):
     tree = {name: dict.fromkeys(keys, torch.ones(2)) for name, keys in others.items()}
-    assert not of_message(message_of(["body.0.weight"], ["0.weight"]), inventory_of(tmp_path, tree))
+    error = error_of(module_of(["body.0.weight"]), {"0.weight": torch.ones(2)})
+    with source_of(tmp_path, tree) as source:
+        assert not of_error(error, source)
 
 
-def test_another_message_has_no_command(tmp_path):
-    assert not of_message("size mismatch for 0.weight", inventory_of(tmp_path, {"model": {"0.weight": torch.ones(2)}}))
+def test_another_error_has_no_command(tmp_path):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))])
+    wide = {"0.weight": torch.ones(3)}
+    with source_of(tmp_path, {"model": wide}) as source:
+        assert not of_error(error_of(module_of(["0.weight"]), wide), source)
+        assert not of_error(error_of(module_of(["body.0.weight"]), wide), source)
+        assert not of_error(error_of(optimizer, {"state": {}, "param_groups": []}), source)
+        assert not of_error(RuntimeError("Missing key(s) in state_dict"), source)
 
 
 @pytest.mark.parametrize(
@@ -150,15 +176,17 @@ def test_another_message_has_no_command(tmp_path):
     [(None, 3, "--add-prefix body."), ("model", 3, "--add-prefix body."), ("other", 3, ""), (None, 4, "")],
 )
 def test_a_model_is_compared_by_its_part_and_its_shapes(tmp_path, part, width, options):
-    inventory = inventory_of(tmp_path, {"model": torch.nn.Linear(3, 2).state_dict()})
     model = torch.nn.ModuleDict({"body": torch.nn.Linear(width, 2)})
     expected = f"ckptmove convert {tmp_path}/run.pth {options}" if options else ""
-    assert of_model(model, part, inventory) == expected
-    assert of_model(torch.nn.DataParallel(model), part, inventory) == expected
+    with source_of(tmp_path, {"model": torch.nn.Linear(3, 2).state_dict()}) as source:
+        assert of_model(model, part, source) == expected
+        assert of_model(torch.nn.DataParallel(model), part, source) == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_file_with_code_has_no_command(tmp_path):
-    torch.jit.save(torch.jit.script(torch.nn.Linear(3, 2)), tmp_path / "run.pt")
-    inventory = ckptmove.inspect(tmp_path / "run.pt").inventory
-    assert not of_model(torch.nn.ModuleDict({"body": torch.nn.Linear(3, 2)}), None, inventory)
+    path = str(tmp_path / "run.pt")
+    torch.jit.save(torch.jit.script(torch.nn.Linear(3, 2)), path)
+    with open_checkpoint(path, tree="inventory") as checkpoint:
+        model = torch.nn.ModuleDict({"body": torch.nn.Linear(3, 2)})
+        assert not of_model(model, None, Source(path, checkpoint))
