@@ -6,8 +6,6 @@ A move at the line that failed would leave the others as they are: evaluation co
 from __future__ import annotations
 
 import ast
-import inspect
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -56,15 +54,16 @@ def where_returned(name: str, value: object, running: Running, scene: Scene) -> 
     near = running.spot.statement
     target, call = _set_by(None if near is None else since_set(near, name)[1])
     function, owner = (None, None) if call is None else _called(call.func, running.frame)
-    if target is None or call is None or function is None:
+    code, shared = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    if target is None or call is None or code is None:
         return None
-    path = function.__code__.co_filename
-    node = _definition(function)
+    path = code.co_filename
+    node = _definition(path, code.co_firstlineno)
     if node is None or not scene.entrance.is_own(path) or _calls({running.spot.line.path, path}, node) < _SEVERAL:
         return None
     left = _returned(node)
     given = None if left is None else _part(left, target, name)
-    device = _device(function, node, owner, scene)
+    device = _device(path, shared, node, owner, scene)
     if given is None or not device:
         return None
     is_named = isinstance(value, torch.Tensor) or isinstance(given, ast.Name)
@@ -80,7 +79,7 @@ def _set_by(setter: ast.AST | None) -> tuple[ast.expr, ast.Call] | tuple[None, N
     return (pair[0], pair[1]) if pair[0] is not None and isinstance(pair[1], ast.Call) else (None, None)
 
 
-def _called(node: ast.expr, frame: FrameType) -> tuple[FunctionType | None, object]:
+def _called(node: ast.expr, frame: FrameType) -> tuple[Any, object]:
     """The function that an expression names in a frame, and the object of a method. No property is run."""
     owner: object = None
     found: Any = None
@@ -88,15 +87,14 @@ def _called(node: ast.expr, frame: FrameType) -> tuple[FunctionType | None, obje
         found = frame.f_locals.get(node.id, frame.f_globals.get(node.id))
     elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         owner = frame.f_locals.get(node.value.id, frame.f_globals.get(node.value.id))
-        found = inspect.getattr_static(owner, node.attr, None)
-    found = inspect.unwrap(found) if callable(found) else None
-    return (found if isinstance(found, FunctionType) else None), owner
+        holders = (getattr(owner, "__dict__", {}), *map(vars, type(owner).__mro__))
+        found = next((one[node.attr] for one in holders if node.attr in one), None)
+    return getattr(found, "__wrapped__", found), owner  # a decorator may wrap it
 
 
-def _definition(function: FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The node of a function."""
-    number = function.__code__.co_firstlineno
-    every = (one for one in ast.walk(tree_of(function.__code__.co_filename)) if isinstance(one, FUNCTIONS))
+def _definition(path: str, number: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The node of the function that begins in a line, decorators included."""
+    every = (one for one in ast.walk(tree_of(path)) if isinstance(one, FUNCTIONS))
     return next((one for one in every if number in {one.lineno, *(part.lineno for part in one.decorator_list)}), None)
 
 
@@ -131,12 +129,18 @@ def _part(returned: ast.expr, target: ast.expr, name: str) -> ast.expr | None:
     return next((part for one, part in pairs if ast.unparse(one) == name), None)
 
 
-def _device(function: FunctionType, node: ast.FunctionDef | ast.AsyncFunctionDef, owner: object, scene: Scene) -> str:
+def _device(
+    path: str,
+    shared: dict[str, object],
+    node: ast.FunctionDef | ast.AsyncFunctionDef,
+    owner: object,
+    scene: Scene,
+) -> str:
     """Expression for the target in a function that has returned: a global, or an attribute of ``self``."""
-    path, own = function.__code__.co_filename, stored(node) | parameters_of(node)
+    own = stored(node) | parameters_of(node)
     names = [
         name
-        for name, one in function.__globals__.items()
+        for name, one in shared.items()
         if isinstance(one, (str, torch.device)) and is_target(one, scene.place.device) and name not in own
     ]
     names.sort(key=lambda name: not is_passed(path, name))
