@@ -15,6 +15,7 @@ from ckptmove.api.arguments import NotAccepted, OutputsCollide
 from ckptmove.conversion.archive import UnsafeMember
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.conversion.results import TwoReadings
+from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.formats.opening import container_class
 from ckptmove.io import changes, journal
 from ckptmove.io.locations import read_link, similar_path
@@ -451,7 +452,8 @@ def _(error: NotLoadable) -> str:
 
 
 @_hint.register(NotAccepted)
-def _(error: NotAccepted) -> str:
+@_hint.register(ReadOnlyFormat)
+def _(error: NotAccepted | ReadOnlyFormat) -> str:
     return error.instead
 
 
