@@ -32,6 +32,7 @@ from ckptmove.conversion.results import Converted
 from ckptmove.errors import CkptMoveError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
+from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.io.part import MemorySource
 from ckptmove.io.rewrite import write_segments
 from ckptmove.limits import Limits
@@ -186,7 +187,10 @@ def convert(data: bytes, request: MoveRequest) -> None:
         CkptMoveError: if it cannot be converted.
     """
     checkpoint = opened(data)
-    conversion, sink = Conversion(asked_for("input", request), checkpoint), MemorySink()
+    try:
+        conversion, sink = Conversion(asked_for("input", request), checkpoint), MemorySink()
+    except ReadOnlyFormat:
+        return
     plan, remapped = conversion.plan, conversion.remapped
     with checkpoint.file.content() as (container, machine):
         if remapped is None:

@@ -108,9 +108,6 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     ),
     errors.BeingConverted: "wait until it has finished, then try again",
     errors.OutOfMemory: "use a machine with more memory, or raise the limit of this process: ulimit -v",
-    errors.UneditableGraph: (
-        "export the model on the target device: torch.export.export(model.to('DEVICE'), inputs_on_that_device)"
-    ),
     errors.UneditablePickle: "save it again in the program that made it, and convert the new file",
     remap_errors.MixedByteOrders: _SAME_FILES,
     remap_errors.InsideObject: Phrase(

@@ -42,7 +42,8 @@ def after_inspection(answer: InspectAnswer) -> str:
         from ckptmove.findings.context import Context, available_device
 
         target = available_device(parse_target(answer.expectation.device), Context(device_count=request.device_count))
-        return command_line(["ckptmove", "convert", path, "--to", target])
+        is_editable = container_class(inventory.container).is_editable
+        return command_line(["ckptmove", "convert", path, "--to", target]) if is_editable else ""
     if isinstance(inventory, DirectoryInventory) and inventory.form is None and inventory.checkpoints:
         last = inventory.checkpoints[-1]
         if "*" in last:  # files of ranks

@@ -160,7 +160,8 @@ class Conversion:
         if readings:
             raise TwoReadings(inventory.path, readings)
         is_remap = move.remap != Remap() or self.format != "same"
-        plan = plan_before_remap if is_remap else plan_move
+        is_written = container_class(inventory.container).is_written  # else a dtype does not matter
+        plan = plan_move if is_written and not is_remap else plan_before_remap
         moves = plan(inventory, move) if is_move else MovePlan(move)
         self.remapped = self._remap(checkpoint, moves) if is_remap else None
         if self.remapped is None:
@@ -260,7 +261,7 @@ def _require_written(checkpoint: OpenCheckpoint, plan: MovePlan) -> None:
     for part, own in zip(parts, (plan,) if checkpoint.is_whole else split_plan(plan, parts), strict=True):
         container = part.inventory.container
         if not (own.is_empty or container_class(container).is_written):
-            raise ReadOnlyFormat(part.path, container)
+            raise ReadOnlyFormat(part.path, container, container_class(container).unwritten_hint)
 
 
 def _require_whole(inventory: DirectoryInventory) -> None:

@@ -75,7 +75,7 @@ def convert(request: ConvertRequest) -> Converted:
     except ArchiveOfFiles as error:
         raise InPlaceImpossible(path, "it is an archive of files, which cannot be converted in place") from error
     except ReadOnlyFormat as error:
-        error.instead = _instead(error, request)
+        error.instead = error.instead or _instead(error, request)
         raise
 
 

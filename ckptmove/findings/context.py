@@ -115,7 +115,7 @@ def available_device(tag: str, context: Context) -> str:
 
 
 def convert_command(inventory: Inventory, context: Context, where: Sequence[str], *options: str) -> str:
-    """Return the command that converts the checkpoint for the target device; ``convert`` cannot change a DCP one.
+    """Return the command that converts the checkpoint for the target device, or what to do if ``convert`` cannot.
 
     Args:
         inventory: the file or directory. If it is a directory of several checkpoints, one of them is converted, because
@@ -124,8 +124,9 @@ def convert_command(inventory: Inventory, context: Context, where: Sequence[str]
         where: paths of what is wrong.
         options: further options of the command.
     """
-    if not container_class(inventory.container).is_editable:
-        return "convert cannot change a distributed checkpoint: fix it in the script after loading"
+    container = container_class(inventory.container)
+    if not container.is_editable:
+        return container.unwritten_hint
     subject = checkpoint_of(inventory, where)
     if subject is None:
         return look_at_each(inventory)

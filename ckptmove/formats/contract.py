@@ -67,6 +67,7 @@ class Container(ABC):
         is_torch_save: whether ``torch.save`` writes it, in a form that ``torch.load`` has read since 0.1.10.
         is_editable: whether ``convert`` can change it.
         is_written: whether a file whose devices change keeps the format.
+        unwritten_hint: what to do instead, if it is not written and ``rewritten_as`` no format.
         rewritten_as: the format of a file whose keys or parts change, if it is another one.
         suffixes: suffixes of file names that its readers expect.
         is_mappable: whether ``torch.load(mmap=True)`` maps it.
@@ -98,6 +99,7 @@ class Container(ABC):
     is_torch_save: ClassVar[bool] = False
     is_editable: ClassVar[bool] = True
     is_written: ClassVar[bool] = True
+    unwritten_hint: ClassVar[str] = ""
     rewritten_as: ClassVar[str] = ""
     suffixes: ClassVar[tuple[str, ...]] = ()
     is_mappable: ClassVar[bool] = False

@@ -11,6 +11,7 @@ from ckptmove.conversion.plan import plan_for, plan_move
 from ckptmove.conversion.policy import DESTINATION_RULES
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.findings.context import Context, available_device
+from ckptmove.formats.opening import container_class
 from ckptmove.model import Severity
 from ckptmove.text import Argument, Command, amount, quoted
 from ckptmove.torch_facts.devices import is_accelerator
@@ -114,8 +115,9 @@ def check_placement(
     """
     target = request.to or "cpu"
     home = available_device(target, Context(device_count=device_count))
-    mend = f"ckptmove convert {quoted(inventory.path)} --to {home}"
-    mend += "".join(f" --keep {quoted(glob)}" for glob in request.keep)
+    keep = "".join(f" --keep {quoted(glob)}" for glob in request.keep)
+    kind = container_class(inventory.container)
+    mend = f"ckptmove convert {quoted(inventory.path)} --to {home}{keep}" if kind.is_editable else kind.unwritten_hint
     try:
         plan = plan_move(inventory, request._replace(to=None) if as_saved else request)
     except UnsupportedDtype as error:
@@ -164,7 +166,7 @@ def check_placement(
         return passed("placement", f"{total} placed {wanted}{rest}", **figures)
     parts = [f"{amount(misplaced, 'tensor')} misplaced", *wrong] if wrong else []
     parts += flags.failures(f"{amount(flags.count, 'option')} to change: ")
-    if target == "cpu" and not flags:
+    if target == "cpu" and not flags and kind.is_editable:
         mend += ", or map_location='cpu' where the script loads it"
     return failed("placement", parts, mend, **figures)
 

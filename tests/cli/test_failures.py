@@ -299,7 +299,6 @@ ERRORS = {
     remap_errors.NotPlain((("", "lib.Kind", "no"),)): (4, ""),
     remap_errors.NotPlain((("a", "os.system", "no"),), is_dangerous=True): (4, "do not load it"),
     ReadOnlyFormat("a", "torch-tar", "do that"): (4, "do that"),
-    errors.UneditableGraph("a", "b"): (4, "torch.export.export"),
     errors.WriteFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
     errors.WriteFailed("a", os.strerror(errno.EACCES)): (5, "writable path with --output"),
     errors.WriteFailed("a b/c", os.strerror(errno.ENOENT)): (5, "mkdir -p 'a b'; or choose another path with --output"),

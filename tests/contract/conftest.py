@@ -388,10 +388,13 @@ def roomy(request, tmp_path):
     yield from _open((ZIPS | SCRIPTS)[request.param], tmp_path / "specimen.pt")
 
 
-@pytest.fixture(params=TARS)
+READ_ONLY = {**TARS, "torch-export": PLAIN["torch-export"]}
+
+
+@pytest.fixture(params=READ_ONLY)
 def read_only(request, tmp_path):
     """A specimen of a format that is not written."""
-    yield from _open(TARS[request.param], tmp_path / "specimen.pt")
+    yield from _open(READ_ONLY[request.param], tmp_path / "specimen.pt")
 
 
 @pytest.fixture(params=LEGACY)
