@@ -361,16 +361,6 @@ class UneditablePickle(Refused):
         self.offset = offset
 
 
-class UneditableGraph(Refused):
-    """The graph of a ``torch.export`` program would not run on the target after a conversion."""
-
-    kind = "uneditable-graph"
-
-    def __init__(self, path: str, detail: str) -> None:
-        super().__init__(f"cannot move the graph: {detail}", path=path)
-        self.detail = detail
-
-
 class WriteFailed(CkptMoveError, OSError):
     """The output could not be written and was removed. ``reason`` is the message of the system."""
 

@@ -27,10 +27,12 @@ from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.comparison.differences import Criteria
 from ckptmove.conversion.conversion import Conversion, ConvertRequest
 from ckptmove.conversion.plan import plan_move
+from ckptmove.conversion.remap.new_files import lay_out_file
 from ckptmove.conversion.results import Converted
 from ckptmove.errors import CkptMoveError
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
+from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.io.part import MemorySource
 from ckptmove.io.rewrite import write_segments
 from ckptmove.limits import Limits
@@ -185,11 +187,17 @@ def convert(data: bytes, request: MoveRequest) -> None:
         CkptMoveError: if it cannot be converted.
     """
     checkpoint = opened(data)
-    conversion, sink = Conversion(asked_for("input", request), checkpoint), MemorySink()
-    plan = conversion.plan
+    try:
+        conversion, sink = Conversion(asked_for("input", request), checkpoint), MemorySink()
+    except ReadOnlyFormat:
+        return
+    plan, remapped = conversion.plan, conversion.remapped
     with checkpoint.file.content() as (container, machine):
-        segments = conversion.lay_out(container, machine, plan)
-        written = write_segments(container.source, segments, sink, "input")
+        if remapped is None:
+            source, segments = container.source, conversion.lay_out(container, machine, plan)
+        else:  # its format is not written
+            source, segments = lay_out_file(conversion, remapped, checkpoint)
+        written = write_segments(source, segments, sink, "input")
     require(written == len(sink.data), "the number of bytes written is wrong")
     show_result(Converted(container="torch-zip", plan=plan, output="output", bytes_copied=written, seconds=0.0))
     if plan.is_empty:
@@ -200,8 +208,9 @@ def convert(data: bytes, request: MoveRequest) -> None:
     except CkptMoveError as error:
         raise AssertionError("the output cannot be read") from error
     require(again.is_empty, "a converted checkpoint would be converted again")
-    require_planned((checkpoint.inventory, bytes_of(checkpoint)), plan, (after.inventory, bytes_of(after)))
-    _require_different(checkpoint, plan, after)
+    if remapped is None:
+        require_planned((checkpoint.inventory, bytes_of(checkpoint)), plan, (after.inventory, bytes_of(after)))
+        _require_different(checkpoint, plan, after)
 
 
 def require_planned(source: Snapshot, plan: MovePlan, output: Snapshot) -> None:

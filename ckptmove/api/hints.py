@@ -15,6 +15,7 @@ from ckptmove.api.arguments import NotAccepted, OutputsCollide
 from ckptmove.conversion.archive import UnsafeMember
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.conversion.results import TwoReadings
+from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.formats.opening import container_class
 from ckptmove.io import changes, journal
 from ckptmove.io.locations import read_link, similar_path
@@ -100,9 +101,6 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     errors.OutputIsStdout: Phrase("give a file with ", Argument("output"), "; use ./- for a file named -"),
     errors.BeingConverted: "wait until it has finished, then try again",
     errors.OutOfMemory: "use a machine with more memory, or raise the limit of this process: ulimit -v",
-    errors.UneditableGraph: (
-        "export the model on the target device: torch.export.export(model.to('DEVICE'), inputs_on_that_device)"
-    ),
     errors.UneditablePickle: "save it again in the program that made it, and convert the new file",
     remap_errors.MixedByteOrders: _SAME_FILES,
     TwoReadings: f"{_DISTRUST}: ask its author for a file in one format",
@@ -421,7 +419,8 @@ def _(error: NotLoadable) -> str:
 
 
 @_hint.register(NotAccepted)
-def _(error: NotAccepted) -> str:
+@_hint.register(ReadOnlyFormat)
+def _(error: NotAccepted | ReadOnlyFormat) -> str:
     return error.instead
 
 

@@ -39,6 +39,7 @@ from ckptmove.errors import (
 )
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
+from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.formats.opening import container_of
 from ckptmove.io.changes import RestoresMore
 from ckptmove.io.journal import journal_path
@@ -275,7 +276,7 @@ def _are_within(changed: Sequence[Span], then: _Read, now: _Read) -> bool:
         return True
     try:
         patch = then.container.patch(now.pickle)
-    except (InPlaceImpossible, DamagedArchive):
+    except (InPlaceImpossible, ReadOnlyFormat, DamagedArchive):
         return False
     writes = [Span(start, start + len(data)) for start, data in patch.writes]
     writes.append(Span(patch.size, max(patch.size, then.container.source.size)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
+from ckptmove.checkpoint.layouts.merge import split_plan
 from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
 from ckptmove.conversion.notes import (
     conversion_notes,
@@ -20,6 +21,7 @@ from ckptmove.conversion.plan import plan_before_remap, plan_move, require_dtype
 from ckptmove.conversion.results import Converted, TwoReadings
 from ckptmove.conversion.target_format import target_format
 from ckptmove.errors import DamagedArchive, UsageError
+from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.formats.opening import container_class
 from ckptmove.io.locations import exists
 from ckptmove.io.outputs import do_nothing
@@ -35,8 +37,10 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.conversion.remap.remapping import Remapped
+    from ckptmove.conversion.target_format import TargetFormat
     from ckptmove.formats.contract import Container
     from ckptmove.io.contracts import Progress, Segment
+    from ckptmove.model import Inventory
     from ckptmove.moves import MoveRequest
     from ckptmove.pickles.state import Machine
 
@@ -103,6 +107,11 @@ class ConvertRequest:
             return self.path
         return self.output or self.default_output
 
+    def format_for(self, inventory: Inventory) -> TargetFormat:
+        """The format of the output of a checkpoint; errors as of :func:`target_format`."""
+        is_sharded, in_place = self.shard_bytes is not None, self.in_place
+        return target_format(self.output, self.default_output, inventory, is_sharded=is_sharded, in_place=in_place)
+
 
 class Conversion:
     """A conversion in progress.
@@ -129,13 +138,14 @@ class Conversion:
             UsageError, Refused: as of :func:`ckptmove.conversion.remap.remapping.remap`.
             DamagedArchive: if a file of a directory or of an archive is cut off.
             TwoReadings: if another reader sees something else in a file.
+            ReadOnlyFormat: if a file would change, but its format is not written.
         """
         inventory, move = checkpoint.inventory, request.move
-        is_sharded = request.shard_bytes is not None
         is_move = move.to is not None or bool(move.mapping)
-        self.format = target_format(request.output, request.default_output, inventory, is_sharded=is_sharded)
+        self.format = request.format_for(inventory)
         self.request = request
-        if not is_move and move.remap == Remap() and self.format == "same":
+        is_new = self.format == "shards" or (self.format != "same" and request.output is not None)
+        if not (is_move or is_new) and move.remap == Remap():
             raise UsageError(
                 Phrase(
                     "convert needs a target, ",
@@ -150,9 +160,12 @@ class Conversion:
         if readings:
             raise TwoReadings(inventory.path, readings)
         is_remap = move.remap != Remap() or self.format != "same"
-        plan = plan_before_remap if is_remap else plan_move
+        is_written = container_class(inventory.container).is_written  # else a dtype does not matter
+        plan = plan_move if is_written and not is_remap else plan_before_remap
         moves = plan(inventory, move) if is_move else MovePlan(move)
         self.remapped = self._remap(checkpoint, moves) if is_remap else None
+        if self.remapped is None:
+            _require_written(checkpoint, moves)
         self.plan = moves if self.remapped is None else self.remapped.plan
         self._container = _CONTAINERS.get(self.format, inventory.container)
         if self.remapped is not None:
@@ -238,6 +251,17 @@ def _of_first_rank(checkpoint: OpenCheckpoint) -> Iterator[str]:
         if isinstance(part, RankFilesPart) and part.differing:
             names = some(part.differing, _SHOWN)
             yield f"not the same in the files of all ranks, so those of {part.lead.name} are used: {names}"
+
+
+def _require_written(checkpoint: OpenCheckpoint, plan: MovePlan) -> None:
+    """Raise ReadOnlyFormat if a file would change whose format is not written, before anything else is written."""
+    parts = checkpoint.parts
+    if all(container_class(part.inventory.container).is_written for part in parts):
+        return
+    for part, own in zip(parts, (plan,) if checkpoint.is_whole else split_plan(plan, parts), strict=True):
+        container = part.inventory.container
+        if not (own.is_empty or container_class(container).is_written):
+            raise ReadOnlyFormat(part.path, container, container_class(container).unwritten_hint)
 
 
 def _require_whole(inventory: DirectoryInventory) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.conversion.conversion import Conversion
 from ckptmove.conversion.remap.folder import RemappedFolder
-from ckptmove.conversion.target_format import names_format, target_format
-from ckptmove.errors import ArchiveOfFiles, DamagedArchive, InPlaceImpossible
+from ckptmove.conversion.target_format import names_format
+from ckptmove.errors import ArchiveOfFiles, CkptMoveError, DamagedArchive, InPlaceImpossible
+from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.io.cores import cores
 from ckptmove.io.locations import is_folder
 from ckptmove.io.new_output import require_new_file
@@ -19,7 +21,7 @@ from ckptmove.io.sink import FileSink
 from ckptmove.io.source import READS_AT_ONCE
 from ckptmove.moves import Remap
 from ckptmove.pickles.edits import apply_plan
-from ckptmove.text import some
+from ckptmove.text import command_line, some
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -72,13 +74,35 @@ def convert(request: ConvertRequest) -> Converted:
             return conversion.result(written)
     except ArchiveOfFiles as error:
         raise InPlaceImpossible(path, "it is an archive of files, which cannot be converted in place") from error
+    except ReadOnlyFormat as error:
+        error.instead = error.instead or _instead(error, request)
+        raise
+
+
+def _instead(error: ReadOnlyFormat, request: ConvertRequest) -> str:
+    """The command that writes a file alone, in the format of today; empty if its dry run fails."""
+    path, move = error.path or request.path, request.move
+    if path != request.path and not is_folder(request.path):
+        return "unpack the archive, then convert its member alone"
+    if path != request.path and move.keep:  # --keep names tensors of the whole directory
+        return ""
+    attempt = replace(request, path=path, output="X.pth", exclude=(), in_place=False, dry_run=True, progress=None)
+    try:
+        convert(attempt)
+    except CkptMoveError:
+        return ""
+    options = ["--to", move.to] if move.to else []
+    options += [word for source, target in move.mapping for word in ("--map", f"{source}={target}")]
+    options += [word for glob in move.keep for word in ("--keep", glob)]
+    flags = {"--cast": move.cast, "--rewrite-strings": move.rewrite_strings}
+    options += [flag for flag, is_set in flags.items() if is_set]
+    command = command_line(["ckptmove", "convert", path, *options, "--output", "X.pth"])
+    return f"write it alone, in the format of today: {command}"
 
 
 def _gathered(request: ConvertRequest, checkpoint: OpenCheckpoint) -> tuple[OpenCheckpoint, list[str]]:
     """The checkpoint without partitions of ZeRO, if its files become one and have any; and notes on that."""
-    is_sharded = request.shard_bytes is not None
-    kind = target_format(request.output, request.default_output, checkpoint.inventory, is_sharded=is_sharded)
-    if kind == "same":
+    if request.format_for(checkpoint.inventory) == "same":
         return checkpoint, []
     from ckptmove.checkpoint.layouts.zero_files import is_expert_file, is_zero_file
     from ckptmove.conversion.remap.zero import gather_partitions

@@ -29,7 +29,9 @@ def names_format(output: str | None) -> bool:
     return output is not None and split_suffix(output)[1].lower() in _SUFFIXES
 
 
-def target_format(output: str | None, default_output: str, inventory: Inventory, *, is_sharded: bool) -> TargetFormat:
+def target_format(
+    output: str | None, default_output: str, inventory: Inventory, *, is_sharded: bool, in_place: bool
+) -> TargetFormat:
     """The format of the output.
 
     Args:
@@ -37,6 +39,7 @@ def target_format(output: str | None, default_output: str, inventory: Inventory,
         default_output: the default output, with the suffix of the source, which is always right.
         inventory: the source.
         is_sharded: whether a size of shards is given.
+        in_place: whether the source itself is the output.
 
     Raises:
         OutputSuffix: if readers that use the suffix would fail on the output.
@@ -45,15 +48,19 @@ def target_format(output: str | None, default_output: str, inventory: Inventory,
         if output is not None and split_suffix(output)[1].lower() in _SUFFIXES:
             raise OutputSuffix(output, split_suffix(output)[1], "directory", split_suffix(output)[0])
         return "shards"
+    form = inventory.form if isinstance(inventory, DirectoryInventory) else None
+    kind = container_class(inventory.container)
+    same: TargetFormat = "same"
+    if kind.rewritten_as and not (kind.is_written or in_place):
+        kind, same = container_class(kind.rewritten_as), "torch"
     if output is None:
-        return "same"
+        return same
     (root, typed), source = split_suffix(output), split_suffix(default_output)[1]
     suffix = typed.lower()
-    form = inventory.form if isinstance(inventory, DirectoryInventory) else None
-    own = container_class(inventory.container).suffixes if form is None else (f".{form}",)
+    own = kind.suffixes if form is None else (f".{form}",)
     is_source = suffix in _FOREIGN_SUFFIXES and suffix == source.lower()
     if suffix not in _SUFFIXES or suffix in own or is_source:
-        return "same"
+        return same
     if suffix == ".safetensors":
         return "safetensors"
     if suffix in TORCH_SUFFIXES:

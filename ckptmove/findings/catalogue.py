@@ -87,7 +87,8 @@ _ENTRIES: Final = (
         "another device type than the model's raises at the first copy: 'Cannot run aten.copy_.default on inputs with "
         "different meshes'.",
         mend="'ckptmove convert PATH --to DEVICE' moves torch.device objects and meshes; --rewrite-strings moves "
-        "strings too. Device ids are for your script to set.",
+        "strings too. Device ids are for your script to set. A torch.export program is moved before it is saved, by "
+        "torch.export.passes.move_to_device_pass.",
     ),
     Entry(
         code="O201",

@@ -124,8 +124,9 @@ def convert_command(inventory: Inventory, context: Context, where: Sequence[str]
         where: paths of what is wrong.
         options: further options of the command.
     """
-    if not container_class(inventory.container).is_editable:
-        return "convert cannot change a distributed checkpoint: fix it in the script after loading"
+    container = container_class(inventory.container)
+    if not container.is_editable:
+        return container.unwritten_hint
     subject = checkpoint_of(inventory, where)
     if subject is None:
         return look_at_each(inventory)

@@ -21,8 +21,8 @@ from ckptmove.findings.context import (
     is_placed,
     known_count,
     target_device,
-    tried_command,
 )
+from ckptmove.formats.opening import container_class
 from ckptmove.model import Severity
 from ckptmove.text import Argument, amount
 from ckptmove.torch_facts.devices import is_accelerator, same_device, split
@@ -144,7 +144,7 @@ def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
 
     The mesh of a DTensor is compared with that DTensor, which must have the device type of its mesh.
     """
-    yield from _graph_device(inventory, context)
+    yield from _graph_device(inventory)
     model = [tensor for tensor in inventory.tensors if tensor.role == "model"]
     # Without a model, all tensors count but RNG states, which are always on the CPU.
     model = model or [tensor for tensor in inventory.tensors if tensor.role != "rng"]
@@ -174,7 +174,7 @@ def device_mention(inventory: Inventory, context: Context) -> Iterator[Finding]:
     yield found("D104", message, [mention.where for mention in strays], _mention_fix(inventory, context, strays))
 
 
-def _graph_device(inventory: Inventory, context: Context) -> Iterator[Finding]:
+def _graph_device(inventory: Inventory) -> Iterator[Finding]:
     """D104 for the graph of a ``torch.export`` archive that expects a weight on another device than the file's.
 
     An error, unlike other mentions: the program fails at its first operation, and no script can change that.
@@ -185,7 +185,7 @@ def _graph_device(inventory: Inventory, context: Context) -> Iterator[Finding]:
         named = [one.value for one in inventory.mentions if one.kind == "torch.device" and ".values." in one.where]
         home = next((tag for tag in named if not any(same_device(tag, place) for place in places)), "cpu")
         message = f"the graph expects {amount(len(names), 'tensor')} on {home}, but the file has them elsewhere"
-        fix = tried_command(inventory, context, inventory.path, Argument("to", home))
+        fix = container_class("torch-export").unwritten_hint
         yield found("D104", message, names, fix)._replace(severity=Severity.ERROR)
 
 

@@ -42,7 +42,7 @@ def weights_only(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """
     yield from _strangers(inventory)
     container = container_class(inventory.container)
-    if not container.is_editable:
+    if container.is_distributed:
         return
     refused, files = _refused(inventory)
     yield from _dtensors(inventory, context, is_alone=not refused)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from ckptmove.errors import InPlaceImpossible, NothingToUndo
+from ckptmove.errors import InPlaceImpossible, NothingToUndo, Refused
 from ckptmove.io.changes import Patch
 from ckptmove.io.contracts import BytesSegment, CopySegment
 from ckptmove.pickles.machine import interpret
@@ -26,6 +26,22 @@ if TYPE_CHECKING:
 
 #: Suffixes that ``torch.save`` and pickle files usually have.
 TORCH_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
+
+
+class ReadOnlyFormat(Refused):
+    """A file would have to change, but its format is not written.
+
+    Attributes:
+        container: the format.
+        instead: what to do instead; may be empty.
+    """
+
+    kind = "read-only-format"
+
+    def __init__(self, path: str, container: str, instead: str = "") -> None:
+        super().__init__(f"it would change, and the format {container} is read, but not written", path=path)
+        self.container = container
+        self.instead = instead
 
 
 class Container(ABC):
@@ -50,6 +66,8 @@ class Container(ABC):
         is_distributed: whether a folder of several files is one checkpoint.
         is_torch_save: whether ``torch.save`` writes it, in a form that ``torch.load`` has read since 0.1.10.
         is_editable: whether ``convert`` can change it.
+        is_written: whether a file whose devices change keeps the format.
+        unwritten_hint: what to do instead, if it is not written and ``rewritten_as`` no format.
         rewritten_as: the format of a file whose keys or parts change, if it is another one.
         suffixes: suffixes of file names that its readers expect.
         is_mappable: whether ``torch.load(mmap=True)`` maps it.
@@ -79,6 +97,8 @@ class Container(ABC):
     is_distributed: ClassVar[bool] = False
     is_torch_save: ClassVar[bool] = False
     is_editable: ClassVar[bool] = True
+    is_written: ClassVar[bool] = True
+    unwritten_hint: ClassVar[str] = ""
     rewritten_as: ClassVar[str] = ""
     suffixes: ClassVar[tuple[str, ...]] = ()
     is_mappable: ClassVar[bool] = False
@@ -235,6 +255,7 @@ class Container(ABC):
 
         Raises:
             DamagedArchive: if bytes to copy or to cast are missing.
+            ReadOnlyFormat: if the format is not written, and anything changes.
         """
 
     def patch(self, pickle: bytes) -> Patch:
@@ -245,7 +266,7 @@ class Container(ABC):
 
         Raises:
             InPlaceImpossible: if the format has no room for it; here, if its length differs.
-            DamagedArchive, UneditablePickle: as :meth:`lay_out`.
+            DamagedArchive, UneditablePickle, ReadOnlyFormat: as :meth:`lay_out`.
         """
         writes: list[tuple[int, bytes]] = []
         position = 0

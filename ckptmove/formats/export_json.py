@@ -1,6 +1,4 @@
-"""Parse the JSON of a ``torch.export`` archive, and replace devices in its text.
-
-Only the bytes of a changed device are replaced; the rest of the text stays.
+"""Parse the JSON of a ``torch.export`` archive, and find its devices.
 
 From torch/_export/serde/schema.py: a ``Device`` is ``{"type": "cuda", "index": 0}``, the only object with these two
 keys. After torch/export/passes ``move_to_device_pass``, an argument with the name ``device`` is a string instead:
@@ -11,13 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ckptmove.errors import DamagedArchive, LimitExceeded
 from ckptmove.torch_facts.devices import is_device_string, split
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: Maximum number of bytes of JSON and inflated pickles of an archive; and of objects, lists and values in the JSON. A
 #: graph of 60,000 nodes has 84 MB and about 4 million values.
@@ -25,15 +20,12 @@ _MOST_BYTES: Final = 1 << 27
 _MOST_VALUES: Final = 1 << 22
 #: In valid JSON the brace is never inside a string: the quote after it would end the string, and a name cannot follow.
 _DEVICE: Final = re.compile(
-    rb'\{\s*(?:"type"\s*:\s*(?P<type>"[^"\\]*")\s*,\s*"index"\s*:\s*(?P<index>null|-?\d+)'
-    rb'|"index"\s*:\s*(?P<index2>null|-?\d+)\s*,\s*"type"\s*:\s*(?P<type2>"[^"\\]*")'
+    rb'\{\s*(?:"type"\s*:\s*"[^"\\]*"\s*,\s*"index"\s*:\s*(?:null|-?\d+)'
+    rb'|"index"\s*:\s*(?:null|-?\d+)\s*,\s*"type"\s*:\s*"[^"\\]*"'
     rb'|"as_string"\s*:\s*(?P<text>"[^"\\]*"))\s*\}'
 )
-#: Groups in the order of the text.
-_GROUPS: Final = ("type", "index", "index2", "type2", "text")
 #: torch names mps tensors ``mps:0`` in a graph, and ``mps`` in a file of ``torch.save``.
 _WITHOUT_INDEX: Final = "mps"
-_ON_HOST: Final = frozenset({"cpu", "meta"})
 _TYPE: Final = re.compile(r"[a-z][a-z0-9_]*")
 _MOST_INDEX: Final = (1 << 15) - 1
 
@@ -42,16 +34,14 @@ class ExportDevice:
     """A device in the text.
 
     Attributes:
-        place: index of the device in the text.
         tag: as ``torch.save`` would write it: ``cuda:0``.
         is_value: whether it is in a tensor's metadata; otherwise it is a node's argument.
         is_string: whether it is a string that may have another meaning: ``torch.autocast`` stores its device so.
     """
 
-    __slots__ = ("is_string", "is_value", "place", "tag")
+    __slots__ = ("is_string", "is_value", "tag")
 
-    def __init__(self, place: int, kind: str, index: int | None, *, is_string: bool = False) -> None:
-        self.place = place
+    def __init__(self, kind: str, index: int | None, *, is_string: bool = False) -> None:
         self.tag = kind if index is None or (kind, index) == (_WITHOUT_INDEX, 0) else f"{kind}:{index}"
         self.is_value = False
         self.is_string = is_string
@@ -108,29 +98,6 @@ class ExportJson:
         except ValueError as error:
             raise self.damage("is not JSON as torch writes it") from error
 
-    def edited(self, changes: Mapping[int, str]) -> bytes:
-        """The text with other devices.
-
-        Raises:
-            DamagedArchive: if the devices are not written as torch writes them.
-        """
-        matches = [match for match in _DEVICE.finditer(self.text) if match["text"] is None or _is_device(match["text"])]
-        if len(matches) != len(self.devices):
-            raise self.damage("has a device that is not written as torch writes it")
-        pieces: list[bytes] = []
-        position = 0
-        for place, tag in sorted(changes.items()):
-            kind, index = split(tag)
-            if index is None and kind not in _ON_HOST:
-                index = 0
-            text = kind if index is None else f"{kind}:{index}"
-            new = {"type": f'"{kind}"', "index": "null" if index is None else f"{index}", "text": f'"{text}"'}
-            match = matches[place]
-            for group in (group for group in _GROUPS if match[group] is not None):
-                pieces += self.text[position : match.start(group)], new[group.rstrip("2")].encode()
-                position = match.end(group)
-        return b"".join((*pieces, self.text[position:]))
-
     def without_devices(self) -> bytes:
         """The text without its devices."""
         return _DEVICE.sub(
@@ -149,10 +116,10 @@ class ExportJson:
             kind, index = found["type"], found["index"]
             is_index = index is None or (type(index) is int and 0 <= index <= _MOST_INDEX)
             if is_index and type(kind) is str and _TYPE.fullmatch(kind):
-                self.devices.append(ExportDevice(len(self.devices), kind, index))
+                self.devices.append(ExportDevice(kind, index))
                 return self.devices[-1]
         if len(found) == 1 and type(text := found.get("as_string")) is str and _is_device(json.dumps(text).encode()):
-            self.devices.append(ExportDevice(len(self.devices), *split(text), is_string=True))
+            self.devices.append(ExportDevice(*split(text), is_string=True))
             return self.devices[-1]
         device, argument = found.get("device"), found.get("arg")
         if type(device) is ExportDevice and "sizes" in found:

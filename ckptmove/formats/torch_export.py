@@ -1,4 +1,4 @@
-"""Read and lay out the archive that ``torch.export.save`` writes since 2.8: raw weights, and metadata as JSON.
+"""Read the archive that ``torch.export.save`` writes since 2.8: raw weights, and metadata as JSON.
 
 Its content is never run, imported or evaluated; ``torch.export.load`` does all three.
 
@@ -14,26 +14,25 @@ import re
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ckptmove.errors import DamagedArchive, LimitExceeded, UneditableGraph, UnsupportedContainer
+from ckptmove.errors import DamagedArchive, UnsupportedContainer
+from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.formats.export_code import called_names
 from ckptmove.formats.export_json import ExportDevice, ExportJson, JsonBudget
-from ckptmove.formats.export_pickle import ExportPickle, tags_of
+from ckptmove.formats.export_pickle import ExportPickle
 from ckptmove.formats.nested_streams import NestedStream, insert_streams, open_stream
 from ckptmove.formats.torch_zip import TorchZip
 from ckptmove.formats.zip_archive.index import DEFLATED, STORED
 from ckptmove.formats.zip_archive.names import EXPORT_RECORD, export_form
 from ckptmove.io.part import MemorySource, PartSource
-from ckptmove.io.segments import blocks_of
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.rebuild_arguments import LARGEST
-from ckptmove.pickles.script import split_parts
 from ckptmove.pickles.tree import Call, Tuple, nodes
-from ckptmove.torch_facts.devices import same_device, split
+from ckptmove.torch_facts.devices import same_device
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ckptmove.formats.zip_archive.index import ZipDirectory, ZipRecord
     from ckptmove.formats.zip_archive.layout import NewRecord
@@ -59,13 +58,6 @@ _DTYPES: Final[dict[int, str]] = {
     9: "complex32", 10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16", 28: "uint16", 29: "float8_e4m3fn",
     30: "float8_e5m2", 31: "float8_e4m3fnuz", 32: "float8_e5m2fnuz", 33: "float8_e8m0fnu", 34: "uint32", 35: "uint64",
 }  # fmt: skip
-#: A pickled payload that changes is rewritten in memory.
-_MOST_PICKLED_BYTES: Final = 1 << 28
-#: Operators for one type of device; a decomposed graph has them.
-_BOUND: Final = re.compile(
-    r"torch\.ops\.(?:mkldnn|mkldnn_prepacked|onednn|quantized|xnnpack|fbgemm|cudnn|miopen)\."
-    r"|cudnn|miopen|mkldnn|_for_cpu|_for_mps|flash_attention|efficient_attention|_cuda\b|_mps\b|_thnn_fused"
-)
 _DEFECTS: Final = (KeyError, TypeError, AttributeError, IndexError, ValueError)
 
 
@@ -74,14 +66,12 @@ class _Payload(NamedTuple):
 
     Attributes:
         name: its full name in the program.
-        config: the JSON with its metadata.
-        device: the device of its row; if several rows share a payload, the device of the first.
+        tag: the device of its row; if several rows share a payload, the device of the first.
         is_pickled: whether its bytes are a pickle, which stores the device too.
     """
 
     name: str
-    config: ExportJson
-    device: ExportDevice
+    tag: str
     is_pickled: bool = False
 
 
@@ -97,6 +87,11 @@ class TorchExport(TorchZip):
     is_torch_save = False
     is_mappable = False
     has_code = True
+    is_editable = False
+    is_written = False
+    unwritten_hint = (
+        "move the program before torch.export.save: torch.export.passes.move_to_device_pass(program, 'DEVICE')"
+    )
     suffixes = (".pt2", ".zip")
     loader = "torch.export.load"
     weights_only = None
@@ -134,8 +129,8 @@ class TorchExport(TorchZip):
         self._payloads: dict[str, list[_Payload]] = {}
         self._graphs: dict[str, ExportJson] = {}
         self._objects: dict[str, str] = {}
-        #: Weights, each with its device in a graph.
-        self._expected: list[tuple[_Payload, ExportJson, ExportDevice]] = []
+        #: Weights whose graph expects them on another device.
+        self._apart: list[str] = []
         self._called: tuple[str, ...] = ()
         self._pickle = ExportPickle()
         models = [match for match in map(_MODEL.fullmatch, self._inside) if match]
@@ -192,7 +187,7 @@ class TorchExport(TorchZip):
         facts = [*super().locate(own)]
         for at, (stream, named) in enumerate(zip(self._streams, inner, strict=True)):
             facts += (fact._replace(record=f"{at}:{fact.storage_key}") for fact in stream.container.locate(named))
-        facts += (ArchiveFact("graph-device", name, 0) for name, _, _ in self._disagreeing({}))
+        facts += (ArchiveFact("graph-device", name, 0) for name in self._apart)
         return tuple(facts)
 
     def _read_places(self) -> set[int]:
@@ -235,11 +230,11 @@ class TorchExport(TorchZip):
             self._pickled(f"sample_inputs/{model}.pt")
             self._pickle.text("graph")
             self._push_devices(model)
-            placed = {one.name: one for one in self._payloads[model]}
+            tags = {one.name: one.tag for one in self._payloads[model]}
             values = graph.value["graph_module"]["graph"]["tensor_values"]
             for weight, value in _inputs(graph):
-                if weight in placed:
-                    self._expected.append((placed[weight], graph, _device(values[value])))
+                if weight in tags and not same_device(tags[weight], _tag(values[value])):
+                    self._apart.append(weight)
         except _DEFECTS as error:
             raise graph.damage("or a record of the same program is not as torch writes it") from error
 
@@ -255,7 +250,7 @@ class TorchExport(TorchZip):
 
     def _read_payloads(self, model: str, config: ExportJson) -> None:
         folder = config.name.split("/")[1]
-        first: dict[str, tuple[str, ExportDevice]] = {}
+        first: dict[str, tuple[str, str]] = {}
         self._pickle.data += b"}("
         for name, row in config.value["config"].items():
             path = row["path_name"]
@@ -269,22 +264,23 @@ class TorchExport(TorchZip):
                 raise DamagedArchive(self.source.path, f"'{name:.80}' points to '{path:.80}', which is not a payload")
             if row["use_pickle"]:
                 self._pickled(record)
-                self._payloads[model].append(_Payload(name, config, _device(meta), is_pickled=True))
+                self._payloads[model].append(_Payload(name, _tag(meta), is_pickled=True))
                 continue
             if meta["layout"] != _STRIDED:
                 raise self._unsupported(f"a torch.export archive with a weight of layout {meta['layout']!r:.20}")
-            self._payloads[model].append(_Payload(name, config, self._tensor(record, row, config, first)))
+            self._payloads[model].append(_Payload(name, self._tensor(record, row, first)))
         self._pickle.data += b"u"
 
-    def _tensor(
-        self, record: str, row: dict[str, Any], config: ExportJson, first: dict[str, tuple[str, ExportDevice]]
-    ) -> ExportDevice:
-        """Push a tensor. The first row of a payload sets dtype and device for all, as in ``_build_file_map``."""
+    def _tensor(self, record: str, row: dict[str, Any], first: dict[str, tuple[str, str]]) -> str:
+        """Push a tensor, and return its device.
+
+        The first row of a payload sets dtype and device for all, as in ``_build_file_map``.
+        """
         meta = row["tensor_meta"]
-        device, shape, stride = _device(meta), _integers(meta["sizes"]), _integers(meta["strides"])
+        tag, shape, stride = _tag(meta), _integers(meta["sizes"]), _integers(meta["strides"])
         if len(shape) != len(stride):
             raise ValueError(record)
-        dtype, storage_device = first.setdefault(record, (_DTYPES.get(meta["dtype"], ""), device))
+        dtype, tag = first.setdefault(record, (_DTYPES.get(meta["dtype"], ""), tag))
         if not dtype:
             raise self._unsupported(f"a torch.export archive with dtype {meta['dtype']!r:.20}")
         held, item = self._inside.get(f"data/{record}"), ITEM_BYTES[dtype]
@@ -298,10 +294,10 @@ class TorchExport(TorchZip):
                 raise DamagedArchive(self.source.path, f"record '{record}' is not a whole number of {dtype} elements")
             numel = held.nbytes // item or numel
         self._pickle.tensor(
-            record, storage_device.tag, dtype, numel, offset, shape, stride,
-            requires_grad=bool(meta["requires_grad"]), is_parameter=bool(row["is_param"]), places=[(config, device)],
+            record, tag, dtype, numel, offset, shape, stride,
+            requires_grad=bool(meta["requires_grad"]), is_parameter=bool(row["is_param"]),
         )  # fmt: skip
-        return storage_device
+        return tag
 
     def _pickled(self, record: str) -> None:
         """Push a call, to be replaced by the pickle's tree; without sample inputs, torch writes an empty record."""
@@ -315,24 +311,19 @@ class TorchExport(TorchZip):
             self._pickle.data += b"N"
 
     def _push_devices(self, model: str) -> None:
-        """Push the devices of a program that are in no storage: each once, for all of its places."""
-        groups: dict[str, dict[str, list[tuple[ExportJson, ExportDevice]]]] = {
-            "values": {},
-            "arguments": {},
-            "payloads": {},
-        }
-        graph = self._graphs[model]
-        found = [("values" if one.is_value else "arguments", graph, one) for one in graph.devices if not one.is_string]
-        found += [("payloads", one.config, one.device) for one in self._payloads[model] if one.is_pickled]
-        for group, record, device in found:
-            groups[group].setdefault(device.tag, []).append((record, device))
+        """Push the devices of a program that are in no storage, each once."""
+        groups: dict[str, dict[str, None]] = {"values": {}, "arguments": {}, "payloads": {}}
+        for one in self._graphs[model].devices:
+            if not one.is_string:
+                groups["values" if one.is_value else "arguments"][one.tag] = None
+        groups["payloads"] = {one.tag: None for one in self._payloads[model] if one.is_pickled}
         self._pickle.data += b"}("
         for group, tags in groups.items():
             if tags:
                 self._pickle.text(group)
                 self._pickle.data += b"]("
-                for tag, places in tags.items():
-                    self._pickle.device(tag, places)
+                for tag in tags:
+                    self._pickle.device(tag)
                 self._pickle.data += b"e"
         self._pickle.data += b"u"
 
@@ -382,59 +373,9 @@ class TorchExport(TorchZip):
         known = bool(colon) and place.isdecimal() and place.isascii() and int(place) < len(self._streams)
         return int(place) if known else None, inner
 
-    # --- editing -----------------------------------------------------------------------------------------------------
-
     def _pickle_records(self, pickle: bytes) -> dict[int, NewRecord]:
-        """New records for the JSON and the pickles that differ, by their places in the directory."""
-        outer, *inner = split_parts(pickle, 1 + len(self._streams))
-        tags = tags_of(outer, [string for string, _, _ in self._pickle.slots])
-        changes: dict[str, tuple[ExportJson, dict[int, str]]] = {}
-        kinds: set[str] = set()
-        for (_, before, places), after in zip(self._pickle.slots, tags, strict=True):
-            if after != before:
-                kinds |= {split(before)[0]} if split(before)[0] != split(after)[0] else set()
-                for record, place in places:
-                    changes.setdefault(record.name, (record, {}))[1][place] = after
-        self._require_movable(kinds, {name: own for name, (_, own) in changes.items()})
-        new = {self._inside[name].place: self._new(record.edited(own)) for name, (record, own) in changes.items()}
-        for stream, held, one in zip(self._streams, self._stream_records.values(), inner, strict=True):
-            if one != stream.container.object_pickle():
-                most = self.limits.factor * _MOST_PICKLED_BYTES
-                if held.nbytes > most:
-                    raise LimitExceeded("the size of a pickled payload that changes", limit=most, actual=held.nbytes)
-                segments = stream.container.lay_out(one, {})
-                data = b"".join(bytes(block) for block in blocks_of(stream.container.source, segments))
-                new[held.place] = self._new(data)
-        return new
-
-    def _require_movable(self, kinds: set[str], changes: Mapping[str, Mapping[int, str]]) -> None:
-        """Raise UneditableGraph if a part of the program does not follow the devices of the graph."""
-        path = self.source.path
-        for name, weight, value in self._disagreeing(changes):
-            raise UneditableGraph(path, f"{name} would be on {weight}, but the graph expects it on {value}")
-        if not kinds:
-            return
-        for name, record in self._objects.items():
-            raise UneditableGraph(path, f"constant '{name:.80}' is an object whose device is unknown ({record:.80})")
-        for graph in self._graphs.values():
-            bound = sorted(target for target in graph.strings["target"] if _BOUND.search(target))
-            if bound:
-                raise UneditableGraph(
-                    path, f"{bound[0]:.80} runs on one type of device; export it without decompositions"
-                )
-            named = sorted(kinds & {split(one.tag)[0] for one in graph.devices if one.is_string})
-            if named:
-                raise UneditableGraph(path, f"a string in the graph names '{named[0]}', as torch.autocast writes it")
-
-    def _disagreeing(self, changes: Mapping[str, Mapping[int, str]]) -> Iterator[tuple[str, str, str]]:
-        """Weights whose device is not that of the graph's input: name, device, and device of the input."""
-        for payload, graph, expected in self._expected:
-            weight, value = (
-                changes.get(record.name, {}).get(device.place, device.tag)
-                for record, device in ((payload.config, payload.device), (graph, expected))
-            )
-            if not same_device(weight, value):
-                yield payload.name, weight, value
+        """Raise ReadOnlyFormat: a graph and its operators may be bound to a device in places that no plan knows."""
+        raise ReadOnlyFormat(self.source.path, self.name, self.unwritten_hint)
 
 
 def _inputs(graph: ExportJson) -> Iterator[tuple[str, str]]:
@@ -447,12 +388,12 @@ def _inputs(graph: ExportJson) -> Iterator[tuple[str, str]]:
                 yield spec[kind][key], spec[kind]["arg"]["name"]
 
 
-def _device(meta: dict[str, Any]) -> ExportDevice:
+def _tag(meta: dict[str, Any]) -> str:
     """The device in the metadata of a tensor."""
     device = meta["device"]
     if type(device) is not ExportDevice:
         raise TypeError
-    return device
+    return device.tag
 
 
 def _integers(values: Sequence[dict[str, int]]) -> list[int]:

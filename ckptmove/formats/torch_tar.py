@@ -1,4 +1,4 @@
-"""Read and lay out the tar that ``torch.save`` wrote before 0.1.10: members for storages, tensors and the saved object.
+"""Read the tar that ``torch.save`` wrote before 0.1.10: members for storages, tensors and the saved object.
 
 The bytes of storages are not read, and no member is extracted.
 
@@ -9,19 +9,17 @@ bytes: the file holds as many pickles as storages and tensors.
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.errors import DamagedArchive
-from ckptmove.formats.contract import TORCH_SUFFIXES, Container
+from ckptmove.formats.contract import TORCH_SUFFIXES, Container, ReadOnlyFormat
 from ckptmove.formats.merge_pickles import merge, replace_nodes
-from ckptmove.formats.tar_index import padded, read_members, resized_header
+from ckptmove.formats.tar_index import padded, read_members
 from ckptmove.formats.tar_tables import MemberReader, read_storages, read_tensors
-from ckptmove.io.contracts import BytesSegment, CastSegment, CopySegment
+from ckptmove.io.contracts import CopySegment
 from ckptmove.io.part import PartSource
-from ckptmove.io.segments import length
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.machine import interpret
-from ckptmove.pickles.script import split_parts
 from ckptmove.pickles.tree import Call, Global, Persistent, Tuple
 
 if TYPE_CHECKING:
@@ -42,20 +40,6 @@ _TAIL_BYTES: Final = 1 << 20
 _TAIL: Final = "bytes after the last member"
 
 
-class _Change(NamedTuple):
-    """New bytes that replace bytes of the file.
-
-    Attributes:
-        span: the replaced bytes.
-        segment: the new bytes.
-        nbytes: number of the new bytes.
-    """
-
-    span: Span
-    segment: Segment
-    nbytes: int
-
-
 class TorchTar(Container):
     """A checkpoint of ``torch.save`` before 0.1.10.
 
@@ -65,6 +49,7 @@ class TorchTar(Container):
 
     name = "torch-tar"
     rewritten_as = "torch-zip"
+    is_written = False
     suffixes = (*TORCH_SUFFIXES, ".tar")
     weights_only = False
     not_weights_only = "it is a tar of torch 0.1, which weights_only=True refuses since torch 2.6"
@@ -150,44 +135,14 @@ class TorchTar(Container):
         return self._spans.get(key)
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """The file with new pickles; everything else unchanged.
+        """The same file.
 
         Raises:
-            DamagedArchive: if a storage to cast is missing.
+            ReadOnlyFormat: if anything changes.
         """
-        new = [
-            _Change(old.span, BytesSegment(data), len(data))
-            for old, data in zip(self._pickles, split_parts(pickle, len(self._pickles)), strict=True)
-            if data != old.data
-        ]
-        for key, (source, target) in casts.items():
-            span = self._spans.get(key)
-            if span is None:
-                raise DamagedArchive(self.source.path, f"storage '{key:.40}' has no bytes to cast")
-            segment = CastSegment(span, source, target, self.byteorder, None)
-            new.append(_Change(span, segment, length(segment)))
-        for member in self._members.values():
-            new += self._resized(member, [one for one in new if _is_in(one.span, member.span)])
-        segments: list[Segment] = []
-        position = 0
-        for change in sorted(new, key=lambda one: (one.span.start, one.span.end)):
-            segments += CopySegment(Span(position, change.span.start)), change.segment
-            position = change.span.end
-        return *segments, CopySegment(Span(position, self.source.size))
-
-    def _resized(self, member: TarMember, changes: Sequence[_Change]) -> tuple[_Change, ...]:
-        """New header and padding of a member whose length changes."""
-        growth = sum(change.nbytes - change.span.nbytes for change in changes)
-        if growth == 0:
-            return ()
-        nbytes = member.span.nbytes + growth
-        header = resized_header(self.source.read(member.header.start, member.header.end), nbytes)
-        filling = bytes(padded(nbytes) - nbytes)
-        after = Span(member.span.end, padded(member.span.end))
-        return (
-            _Change(member.header, BytesSegment(header), len(header)),
-            _Change(after, BytesSegment(filling), len(filling)),
-        )
+        if casts or pickle != self.object_pickle():
+            raise ReadOnlyFormat(self.source.path, self.name)
+        return (CopySegment(Span(0, self.source.size)),)
 
     def _torch_members(self, members: tuple[TarMember, ...]) -> dict[str, TarMember]:
         """The members that torch writes, by name."""
@@ -245,7 +200,3 @@ class TorchTar(Container):
 def _entry(value: Value) -> Tuple:
     """The tuple in the pickle of a storage or of a tensor; ``read_entry`` has checked the type."""
     return cast("Tuple", value)
-
-
-def _is_in(span: Span, whole: Span) -> bool:
-    return whole.start <= span.start and span.end <= whole.end

@@ -10,6 +10,7 @@ from ckptmove.checkpoint.pickled import PickledObjects
 from ckptmove.conversion.plan import plan_before_remap
 from ckptmove.conversion.policy import DESTINATION_RULES, MESH_TYPE
 from ckptmove.findings.context import Context, available_device, is_out_of_range
+from ckptmove.formats.opening import container_class
 from ckptmove.text import amount, quoted
 from ckptmove.torch_facts.devices import is_accelerator, split
 from ckptmove.verification.checks import Offenders, failed, passed, skipped
@@ -123,7 +124,8 @@ def check_placement(
     home = available_device(target, Context(device_count=device_count))
     mend = f"ckptmove convert {quoted(inventory.path)} --to {home}"
     mend += "".join(f" --keep {quoted(glob)}" for glob in request.keep)
-    return failed("placement", [*faults, *lines], mend, **figures)
+    kind = container_class(inventory.container)
+    return failed("placement", [*faults, *lines], mend if kind.is_editable else kind.unwritten_hint, **figures)
 
 
 def _tally(inventory: Inventory, edits: Sequence[StorageEdit], *, as_saved: bool) -> _Tally:

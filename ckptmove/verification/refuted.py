@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding
     from ckptmove.verification.evidence import CheckResult
 
-#: Findings that say why a restore or the first step fails: refuted by a proven step from the stored state.
+#: Findings that say why a restore or the first step fails: refuted by a step from the stored models and optimizers.
 _BY_A_STEP: Final = frozenset({"D101", "D102", "O202", "O204", "O206", "O207", "O208", "T401"})
-#: Findings about what a script makes of the file: devices that it names, keys, and RNG states. A case restores models
-#: and optimizers alone, and by keys without the prefixes of wrappers.
-_BY_A_SCRIPT: Final = frozenset({"D104", "K601", "R301"})
+#: Findings about what a script makes of the file: devices that it names, and keys. A case restores by keys without the
+#: prefixes of wrappers.
+_BY_A_SCRIPT: Final = frozenset({"D104", "K601"})
 _KEYS: Final = frozenset({"K601"})
+#: A proven script has restored the RNG states too.
+_RNG: Final = frozenset({"R301"})
 
 
 def judge(
@@ -61,10 +63,10 @@ def _refuted_codes(run: CheckResult, figures: dict[str, Any]) -> frozenset[str]:
         return frozenset()
     # ``torch.load`` in a script has accepted every device that the file names.
     codes = frozenset({"D103"}) if run.name == SCRIPT else frozenset()
-    if figures.get("proven") is True:
+    if figures.get("resumed") is True:
         codes |= _BY_A_STEP | (_BY_A_SCRIPT if run.name == SCRIPT else frozenset())
         codes |= _KEYS if figures.get("keys_as_stored") else frozenset()
-    return codes
+    return codes | (_RNG if run.name == SCRIPT and figures.get("proven") is True else frozenset())
 
 
 def _unfrozen(finding: Finding, run: str, figures: dict[str, Any]) -> Iterator[Finding]:
@@ -93,6 +95,6 @@ def placement_seen(placement: CheckResult, judged: CheckResult, runs: Sequence[C
     if ran.status == "failed":
         return skipped("placement", f"{detail}; not judged, as the {ran.name} fails", **figures)
     did = dict(ran.evidence)
-    seen = "resumed" if did.get("proven") is True else "made its step"
+    seen = "resumed" if did.get("resumed") is True else "made its step"
     mode = " (simulated)" * bool(did["simulated"])
     return passed("placement", f"{detail}; the {ran.name} {seen} on {did['device']}{mode}", **figures)

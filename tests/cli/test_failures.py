@@ -18,6 +18,7 @@ from ckptmove.cli.outcome import retyped
 from ckptmove.conversion.archive import UnsafeMember
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.conversion.results import TwoReadings
+from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.io import changes, journal
 from ckptmove.io.remote import errors as remote_errors
 from ckptmove.limits import TREE_MEMORY
@@ -292,7 +293,7 @@ ERRORS = {
     errors.UneditablePickle("a", offset=3): (4, "save it again"),
     remap_errors.NotPlain((("", "lib.Kind", "no"),)): (4, ""),
     remap_errors.NotPlain((("a", "os.system", "no"),), is_dangerous=True): (4, "do not load it"),
-    errors.UneditableGraph("a", "b"): (4, "torch.export.export"),
+    ReadOnlyFormat("a", "torch-tar", "do that"): (4, "do that"),
     errors.WriteFailed("a", os.strerror(errno.ENOSPC)): (5, "free some space"),
     errors.WriteFailed("a", os.strerror(errno.EACCES)): (5, "writable path with --output"),
     errors.WriteFailed("a b/c", os.strerror(errno.ENOENT)): (5, "mkdir -p 'a b'; or choose another path with --output"),

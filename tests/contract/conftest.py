@@ -270,12 +270,6 @@ def _next_pickle(stream):
     return stream.read(end - begin)
 
 
-def _more_of_tar(form=tarfile.PAX_FORMAT, protocol=2):
-    with tarfile.open(fileobj=io.BytesIO(_tar(form, protocol))) as archive:
-        own = archive.extractfile("pickle").read()
-    return look_into_tar(_tar(form, protocol), b"").pickle.removeprefix(own)
-
-
 _ZIP = Specimen(_saved, look_into_zip)
 _LEGACY = Specimen(_legacy, look_into_legacy, name="torch-legacy", checksums=False, alignment=1)
 ZIPS = {
@@ -307,7 +301,6 @@ TARS = {
             make=lambda form=form: _tar(form),
             look=look_into_tar,
             name="torch-tar",
-            more_pickles=_more_of_tar(),
         )
         for name, form in (("pax", tarfile.PAX_FORMAT), ("gnu", tarfile.GNU_FORMAT), ("ustar", tarfile.USTAR_FORMAT))
     },
@@ -316,7 +309,6 @@ TARS = {
         make=lambda: _tar(protocol=0),
         look=look_into_tar,
         name="torch-tar",
-        more_pickles=_more_of_tar(protocol=0),
     ),
 }
 PLAIN = {
@@ -385,9 +377,9 @@ def opened(request, tmp_path):
     yield from _open((ZIPS | LEGACY | SCRIPTS | TARS | PLAIN)[request.param], tmp_path / "specimen.pt")
 
 
-@pytest.fixture(params=ZIPS | LEGACY | SCRIPTS | TARS)
+@pytest.fixture(params=ZIPS | LEGACY | SCRIPTS)
 def pickled(request, tmp_path):
-    yield from _open((ZIPS | LEGACY | SCRIPTS | TARS)[request.param], tmp_path / "specimen.pt")
+    yield from _open((ZIPS | LEGACY | SCRIPTS)[request.param], tmp_path / "specimen.pt")
 
 
 @pytest.fixture(params=[name for name, specimen in (ZIPS | SCRIPTS).items() if not specimen.deflated])
@@ -396,10 +388,19 @@ def roomy(request, tmp_path):
     yield from _open((ZIPS | SCRIPTS)[request.param], tmp_path / "specimen.pt")
 
 
-@pytest.fixture(params=LEGACY | TARS)
+READ_ONLY = {**TARS, "torch-export": PLAIN["torch-export"]}
+
+
+@pytest.fixture(params=READ_ONLY)
+def read_only(request, tmp_path):
+    """A specimen of a format that is not written."""
+    yield from _open(READ_ONLY[request.param], tmp_path / "specimen.pt")
+
+
+@pytest.fixture(params=LEGACY)
 def stream(request, tmp_path):
     """A specimen whose storages follow the pickle."""
-    yield from _open((LEGACY | TARS)[request.param], tmp_path / "specimen.pt")
+    yield from _open(LEGACY[request.param], tmp_path / "specimen.pt")
 
 
 @pytest.fixture(params=ZIPS)

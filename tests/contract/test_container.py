@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 
+from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.io.contracts import CastSegment, CopySegment
 from ckptmove.io.segments import blocks_of
 
@@ -92,6 +93,20 @@ def test_with_the_same_pickle_the_file_is_the_same(opened):
     (segment,) = segments
     assert isinstance(segment, CopySegment)
     assert (segment.span.start, segment.span.end) == (0, opened.path.stat().st_size)
+
+
+def test_a_format_that_is_only_read_refuses_every_change(read_only):
+    own, (storage, *_) = read_only.container.object_pickle(), read_only.storages()
+    assert not read_only.container.is_written
+    for change in (
+        lambda: read_only.container.lay_out(own + b".", {}),
+        lambda: read_only.container.lay_out(own, {storage.key: ("float64", "float32")}),
+        lambda: read_only.container.patch(own + b"."),
+    ):
+        with pytest.raises(ReadOnlyFormat) as caught:
+            change()
+        assert (caught.value.container, caught.value.path) == (read_only.specimen.name, str(read_only.path))
+    assert read_only.container.patch(own).writes == ()
 
 
 @pytest.mark.unmeasured

@@ -13,20 +13,21 @@ PLACED = passed("placement", "12 tensors on cpu", misplaced=0)
 STUCK = failed("placement", ["4 tensors stuck", "cpu -> cuda:0: a"], "ckptmove convert", misplaced=4)
 
 
-def run(name, result=passed, *, proven=True, **figures):
-    return result(name, "detail", **FIGURES, proven=proven, **figures)
+def run(name, result=passed, *, proven=True, resumed=True, **figures):
+    return result(name, "detail", **FIGURES, proven=proven and resumed, resumed=resumed, **figures)
 
 
 @pytest.mark.parametrize(
     ("runs", "dropped"),
     [
         ([], set()),
-        ([run(SCRIPT, skipped, proven=False)], set()),
-        ([run(SCRIPT, failed, proven=False)], set()),
-        ([run(CASE, proven=False)], set()),
-        ([run(SCRIPT, proven=False)], {"D103"}),
+        ([run(SCRIPT, skipped, resumed=False)], set()),
+        ([run(SCRIPT, failed, resumed=False)], set()),
+        ([run(CASE, resumed=False)], set()),
+        ([run(SCRIPT, resumed=False)], {"D103"}),
         ([run(CASE)], {"D101", "D102", "O202", "O208", "T401"}),
         ([run(CASE, keys_as_stored=True)], {"D101", "D102", "K601", "O202", "O208", "T401"}),
+        ([run(SCRIPT, proven=False)], {"D101", "D102", "D103", "D104", "K601", "O202", "O208", "T401"}),
         ([run(SCRIPT)], {"D101", "D102", "D103", "D104", "K601", "O202", "O208", "R301", "T401"}),
     ],
 )
@@ -38,7 +39,7 @@ def test_what_a_run_refutes(runs, dropped):
 
 @pytest.mark.parametrize(("result", "severity"), [(passed, "warning"), (failed, "error"), (skipped, "error")])
 def test_a_device_that_is_not_there_is_no_error_after_a_case_has_passed(result, severity):
-    (left,) = without_refuted([found("D103", "", (), "")], [run(CASE, result, proven=False)])
+    (left,) = without_refuted([found("D103", "", (), "")], [run(CASE, result, resumed=False)])
     assert left.severity == severity
 
 
@@ -47,7 +48,7 @@ def test_a_device_that_is_not_there_is_no_error_after_a_case_has_passed(result, 
 )
 def test_parameters_that_were_frozen_in_the_run_have_lost_no_state(frozen, left):
     findings = [found("O205", "3 parameters", "abc", ""), found("O204", "", "a", "")]
-    kept = without_refuted(findings, [run(SCRIPT, proven=False, frozen=frozen)])
+    kept = without_refuted(findings, [run(SCRIPT, resumed=False, frozen=frozen)])
     assert ["".join(one.where) for one in kept] == [*[left] * bool(left), "a"]
     assert ("2 of them frozen in the script" in kept[0].message) == (left == "b")
 
@@ -61,7 +62,7 @@ def test_parameters_that_were_frozen_in_the_run_have_lost_no_state(frozen, left)
         (PLACED, PLACED, [run(CASE, failed)], "passed", "12 tensors on cpu"),
         (STUCK, STUCK, [run(SCRIPT, failed)], "skipped", "stuck; cpu -> cuda:0: a; not judged, as the script fails"),
         (STUCK, STUCK, [run(CASE)], "passed", "cpu -> cuda:0: a; the case resumed on cuda:0 (simulated)"),
-        (PLACED, STUCK, [run(SCRIPT, proven=False)], "passed", "; the script made its step on cuda:0 (simulated)"),
+        (PLACED, STUCK, [run(SCRIPT, resumed=False)], "passed", "; the script made its step on cuda:0 (simulated)"),
         (skipped("placement", "no devices"), STUCK, [run(CASE)], "failed", STUCK.detail),
     ],
 )
@@ -72,5 +73,5 @@ def test_a_run_decides_on_the_placement(placement, judged, runs, status, detail)
 
 
 def test_a_real_device_is_not_called_simulated():
-    check = placement_seen(PLACED, PLACED, [passed(CASE, "", device="cuda:0", simulated=False, proven=True)])
+    check = placement_seen(PLACED, PLACED, [passed(CASE, "", device="cuda:0", simulated=False, resumed=True)])
     assert check.detail == "12 tensors on cpu; the case resumed on cuda:0"

@@ -250,9 +250,9 @@ def _root_keys(path: str, inventory: Inventory) -> tuple[str, ...]:
 
 def _telling(inventory: Inventory) -> tuple[GlobalUse, ...]:
     """Globals to report; only dangerous ones of a distributed checkpoint, which ``torch.load`` never reads."""
-    if container_class(inventory.container).is_editable:
-        return inventory.globals
-    return tuple(use for use in inventory.globals if use.verdict == "dangerous")
+    if container_class(inventory.container).is_distributed:
+        return tuple(use for use in inventory.globals if use.verdict == "dangerous")
+    return inventory.globals
 
 
 def _since(inventory: Inventory) -> str | None:

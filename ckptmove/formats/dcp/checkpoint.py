@@ -68,6 +68,7 @@ class DistributedCheckpoint(Container):
     is_distributed = True
     why_no_devices = "a distributed checkpoint stores no device: each tensor is loaded to where the model has it"
     is_editable = False
+    unwritten_hint = "convert cannot change a distributed checkpoint: fix it in the script after loading"
     loader = "torch.distributed.checkpoint.load"
     unsupported_hint = "save it again in the program that made it, with tensors of torch's own dtypes and no extensions"
 

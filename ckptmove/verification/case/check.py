@@ -350,8 +350,10 @@ def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scen
     differing = [one for found in options for one in found]
     lost, computed = doubts_and_notes(differing)
     unrestored = not_taken("the case", run.parts.left, run.parts.all)
-    doubts = [*_doubts(run, optimizers, taken, restored, scene), *lost, *unrestored]
+    unseen = _doubts(run, optimizers, taken, restored, scene)
+    doubts = [*unseen, *lost, *unrestored]
     run.figures |= {
+        "resumed": not unseen,
         "options": [one.figures for one in differing],
         "not_taken": [one.path for one in run.parts.left],
         "loss": by_key({way: one if math.isfinite(one) else str(one) for way, one in losses.items()}),

@@ -275,7 +275,12 @@ class Rank:
         is_proven = asked.case is not None and checks["parity"].status == "passed" and not _is_anew(checks["fresh"])
         runs: list[CheckResult] = []
         if asked.case is not None:
-            figures = {"proven": is_proven, "device": asked.to, "simulated": answers.mode == "simulated"}
+            figures = {
+                "proven": is_proven,
+                "resumed": is_proven,
+                "device": asked.to,
+                "simulated": answers.mode == "simulated",
+            }
             runs = [checks[CASE]._replace(evidence=tuple({**dict(checks[CASE].evidence), **figures}.items()))]
         ordered, findings = judge(order, checks, findings, runs)
         mesh = answers.facts.get("mesh") or {"shape": (), "dims": ()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import takewhile
 from traceback import walk_tb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from torch import Tensor, nn
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
     from ckptmove.findings.remedies import Source
     from ckptmove.model import Inventory
+
+
+#: Roles of tensors that are in no state_dict of a module, so that no option changes their keys.
+_NO_STATE_DICTS: Final = frozenset({"optimizer", "rng", "scaler", "scheduler"})
 
 
 def of_error(error: BaseException, source: Source) -> str:
@@ -67,7 +71,7 @@ def _state_dicts(inventory: Inventory) -> dict[str, dict[str, tuple[int, ...]]]:
     roots = RootKeys(inventory)
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for tensor in inventory.tensors:
-        if tensor.role != "optimizer":
+        if tensor.role not in _NO_STATE_DICTS:
             container, key = roots.split(tensor.name)
             found.setdefault(container, {})[key] = tensor.shape
     return found

@@ -244,8 +244,10 @@ class ScriptStep:
         places = {one.where for one in models}
         left = [one for one in self._taking.left if one.path not in places]
         unrestored = not_taken("the script", left, self._taking.parts)
-        doubts = [*self._doubts(models, optimizers), *lost, *unrestored]
+        unseen = self._doubts(models, optimizers)
+        doubts = [*unseen, *lost, *unrestored]
         self._figures |= {
+            "resumed": not unseen,
             "loaded_at": str(self._session.loads[-1]),
             "model": [one.where for one in models],
             "tensors": tensors,
