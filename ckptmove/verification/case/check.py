@@ -31,7 +31,7 @@ from ckptmove.verification.case.name import parse_case
 from ckptmove.verification.case.options import differing_options, doubts_and_notes, record_options
 from ckptmove.verification.case.parts import by_key, models_of, optimizers_of, require_usable_case
 from ckptmove.verification.case.peak import label_case, memory_recorded, peak_evidence, peak_of, peak_text
-from ckptmove.verification.case.restore import restore_case
+from ckptmove.verification.case.restore import cast_text, restore_case
 from ckptmove.verification.case.restore_parts import NO_PARTS, PartsOfCase, restore_parts
 from ckptmove.verification.case.step import UnusableCase, WholeDataset, one_batch, train_step
 from ckptmove.verification.case.taken import not_taken
@@ -403,6 +403,8 @@ def _doubts(
     doubts += [f"no parameter moved in the step of {' and '.join(unmoved)}"] * bool(unmoved)
     if missed:
         doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({listed(missed)})")
+    if cast := restored.figures["cast"]:
+        doubts.append(cast_text(cast))
     left = ", ".join(where or "the optimizer's file" for where in restored.left)
     return doubts + [f"the case has no optimizer for {left}"] * bool(left)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -202,11 +203,17 @@ def _is_equal(now: Any, stored: Any) -> bool:
         if not all(isinstance(one, (torch.Tensor, int, float)) for one in (now, stored)):
             return False
         dtype = now.dtype if isinstance(now, torch.Tensor) else stored.dtype
-        return torch.equal(*(torch.as_tensor(one).to(dtype).squeeze() for one in (now, stored)))
+        with suppress(RuntimeError, ValueError):  # a number that the dtype cannot hold
+            first, second = (torch.as_tensor(one).to(dtype).squeeze() for one in (now, stored))
+            is_same = (first == second) | (first.isnan() & second.isnan())
+            return first.shape == second.shape and bool(is_same.all())
+        return False
     if isinstance(stored, (list, tuple)):
         is_like = isinstance(now, (list, tuple)) and len(now) == len(stored)
         return is_like and all(map(_is_equal, now, stored))
-    return bool(now == stored)
+    with suppress(ValueError):  # arrays have no single truth
+        return bool(now == stored or (now != now and stored != stored))  # noqa: PLR0124  # NaN alone differs from itself
+    return False
 
 
 def _plain(value: Any) -> object:

@@ -13,6 +13,7 @@ from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.checkpoint.state_dicts import without_wrappers
 from ckptmove.text import amount
 from ckptmove.verification.case.parts import by_key, models_of, optimizers_of
+from ckptmove.verification.checks import listed
 from ckptmove.verification.restored.loaded import LoadedFiles
 from ckptmove.verification.step.stored_state import (
     Mismatch,
@@ -56,7 +57,7 @@ class Restored(NamedTuple):
     detail: str
     entries: dict[str, int]
     left: tuple[str, ...]
-    figures: dict[str, object]
+    figures: dict[str, Any]
     groups: Mapping[str, Sequence[Mapping[str, Any]]] = {}
 
 
@@ -71,9 +72,11 @@ def restore_case(bench: Bench, case: Case) -> Restored:
     """
     places: dict[str, str] = {}
     tensors: dict[str, int] = {}
+    cast: list[str] = []
     for model in models_of(case):
-        places[model.key], tensors[model.key] = _restore_model(bench, model)
-    figures: dict[str, object] = {"model": by_key(places), "tensors": by_key(tensors)}
+        places[model.key], tensors[model.key], own_cast = _restore_model(bench, model)
+        cast += own_cast
+    figures: dict[str, object] = {"model": by_key(places), "tensors": by_key(tensors), "cast": cast}
     stored = {record.name for record in bench.checkpoint.inventory.tensors}
     figures["keys_as_stored"] = all(
         (f"{places[model.key]}.{key}" if places[model.key] else key) in stored
@@ -103,8 +106,8 @@ def restore_case(bench: Bench, case: Case) -> Restored:
     return Restored(f"{count} and the state of {state} restored from {named}", entries, left, figures, groups)
 
 
-def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
-    """Load a model; returns the path of its state_dict and the number of tensors in it."""
+def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int, list[str]]:
+    """Load a model; returns the path of its state_dict, the number of tensors in it, and those that were cast."""
     own = own_state(model.module)
     tensors = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
     inventory, name = bench.checkpoint.inventory, model.label
@@ -118,7 +121,13 @@ def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int]:
         model.module.load_state_dict({**others, **state}, strict=True)
     except STEP_ERRORS as error:
         raise Mismatch(f"{model.name}.load_state_dict refuses: {' '.join(str(error).split())}") from error
-    return where, len(state)
+    cast = [f"{model.name}.{key}" for key, value in state.items() if tensors[key].dtype != value.dtype]
+    return where, len(state), cast
+
+
+def cast_text(names: Sequence[str]) -> str:
+    """The reason why a model with these tensors is not restored bit for bit."""
+    return f"{amount(len(names), 'tensor')} of the file cast to the dtype of the model ({listed(names)})"
 
 
 def own_state(module: nn.Module) -> dict[str, Any]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+import torch
+
 from ckptmove.verification.case.parts import OTHER_FIELDS
 from ckptmove.verification.case.step import moved
-from ckptmove.verification.case.taken import stored_parts, values_at
+from ckptmove.verification.case.taken import Taking, accepts, stored_parts, values_at
 from ckptmove.verification.checks import listed
 from ckptmove.verification.loading.objects import NotAllowed, build
 from ckptmove.verification.loading.storages import Storages
@@ -15,6 +19,8 @@ from ckptmove.verification.step.stored_state import Ambiguous, Mismatch, NeedsUn
 from ckptmove.verification.step.trial import STEP_ERRORS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckptmove.case import Case
     from ckptmove.verification.case.taken import StoredPart
     from ckptmove.verification.place import StepDevice
@@ -85,8 +91,31 @@ def restore_parts(bench: Bench, case: Case, place: StepDevice) -> PartsOfCase:
             target.value.load_state_dict(moved(value, place.device) if target.field == "ema" else value)
         except STEP_ERRORS as error:
             raise Mismatch(f"{target.name}.load_state_dict refuses: {' '.join(str(error).split())}") from error
-        taken.update(one.path for one in parts if is_inside(one.path, path))
+        inside = [one for one in parts if is_inside(one.path, path)]
+        taken |= _taken_by(target.value, inside, bench, place)
     return PartsOfCase(parts, tuple(one for one in parts if one.path not in taken))
+
+
+def _taken_by(target: Any, inside: list[StoredPart], bench: Bench, place: StepDevice) -> set[str]:
+    """The paths of parts that an object has taken from the value that it was given.
+
+    Torch's schedulers and scalers show it by their state, RNG states by those of the libraries; others are trusted.
+    """
+    states = Taking([one for one in inside if one.role == "rng"], bench.stored.tensor, place)
+    for state in _rng_states(place):
+        states.note(state)
+    lost = {one.path for one in states.left}
+    return {one.path for one in inside if one.path not in lost and accepts(target, one)}
+
+
+def _rng_states(place: StepDevice) -> Iterator[object]:
+    """The RNG states of torch, of the device, of Python and of numpy."""
+    yield torch.get_rng_state()
+    state_of_device = getattr(getattr(torch, place.device.type, None), "get_rng_state", None)
+    if state_of_device is not None:
+        yield state_of_device()
+    yield random.getstate()
+    yield np.random.get_state()  # noqa: NPY002  # the state that scripts save
 
 
 def _only(parts: tuple[StoredPart, ...], field: str) -> str:

@@ -6,20 +6,22 @@ object of the training has them at the step.
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from ckptmove.checkpoint.entries import entries
-from ckptmove.checkpoint.inventory.shapes import key_text
+from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, string_keys
 from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.pickles.tree import Node, Sequence
+from ckptmove.verification.step.trial import STEP_ERRORS
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from ckptmove.checkpoint.entries import StoredMember
@@ -33,18 +35,15 @@ if TYPE_CHECKING:
 ROLES: Final[tuple[Role, ...]] = ("scaler", "scheduler", "ema", "rng")
 #: Roles whose tensors are their values; the others are numbers.
 _OF_TENSORS: Final = frozenset({"ema", "rng"})
-#: Tensors of an EMA that are looked for: the largest.
-_LOOKED_FOR: Final = 3
 #: Keys of a scheduler that do not change its learning rates: one that is built at the stored epoch has other values.
 _BOOKKEEPING: Final = frozenset({"_step_count", "_get_lr_called_within_step", "_is_initial", "verbose"})
 #: The state of a device's generator is at most so long, and that of mps exactly; that of the CPU is far longer.
 _DEVICE_STATE: Final = 64
 _MPS_STATE: Final = 44
-#: Classes whose objects show that they have the values of a part, and what returns these.
-_KINDS: Final[tuple[tuple[Role, type, Callable[[Any], Mapping[str, Any]]], ...]] = (
-    ("scheduler", LRScheduler, vars),
-    ("scaler", torch.amp.GradScaler, lambda one: one.state_dict()),
-)
+#: Classes of torch whose objects show by their state_dict whether they have the values of a part.
+_KINDS: Final[Mapping[str, type]] = {"scheduler": LRScheduler, "scaler": torch.amp.GradScaler}
+#: Libraries with an RNG state of their own.
+SOURCES: Final = ("torch", "random", "numpy")
 
 
 class StoredPart(NamedTuple):
@@ -67,12 +66,30 @@ class StoredPart(NamedTuple):
     tensors: tuple[TensorRecord, ...]
 
 
+class _Take(NamedTuple):
+    """A part that was taken.
+
+    Attributes:
+        part: the part.
+        receiver: the object that took it; None for the state of a library.
+        source: the library whose function took it (:data:`SOURCES`); empty for none.
+    """
+
+    part: StoredPart
+    receiver: weakref.ref[Any] | None
+    source: str
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the object that took it still exists."""
+        return self.receiver is None or self.receiver() is not None
+
+
 class Taking:
     """The parts of a checkpoint that a training has not taken so far.
 
     Attributes:
         parts: all parts.
-        left: those that were not taken.
     """
 
     def __init__(
@@ -86,15 +103,42 @@ class Taking:
             place: the device of the training.
         """
         self.parts = tuple(parts)
-        self.left = [*self.parts]
         self._tensor = tensor
         self._place = place
+        self._takes: list[_Take] = []
+        #: Values that schedulers and scalers were given. An object and the one that it wraps are given the same.
+        self._given: list[object] = []
 
-    def note(self, value: object) -> None:
-        """Note the argument of a call that restores something."""
-        if self.left:
-            atoms, tensors = _leaves(value)
-            self.left = [one for one in self.left if not self._equals(one, atoms, tensors)]
+    @property
+    def left(self) -> list[StoredPart]:
+        """The parts that were not taken, or whose takers no longer exist."""
+        taken = {one.part.path for one in self._takes if one.is_valid}
+        return [one for one in self.parts if one.path not in taken]
+
+    def note(self, value: object, receiver: object = None, source: str = "") -> None:
+        """Note the argument of a call that restores something.
+
+        Args:
+            value: the argument.
+            receiver: the object that takes it; None for a function.
+            source: the library of the function.
+        """
+        left = self.left
+        if not left:
+            return
+        atoms, tensors = _leaves(value)
+        equal = [one for one in left if self._equals(one, atoms, tensors) and accepts(receiver, one)]
+        states = [one for one in equal if one.role not in _OF_TENSORS]
+        if states and all(value is not one for one in self._given):  # equal states of two schedulers need two calls
+            self._given.append(value)
+            self._take(states[0], receiver, source)
+        for one in equal:
+            if one.role in _OF_TENSORS:
+                self._take(one, receiver, source)
+
+    def forget(self, source: str) -> None:
+        """Note that a library was seeded, which undoes the restore of its RNG states."""
+        self._takes = [one for one in self._takes if one.source != source]
 
     def note_live(
         self,
@@ -109,22 +153,29 @@ class Taking:
             tensors: returns the tensors of the training. References that are not weak would look like those of its own.
             is_idle: whether a tensor was loaded, and nothing uses it.
         """
-        for role, kind, values in _KINDS:
-            if any(part.role == role for part in self.left):
-                held = [_leaves(values(one))[0] for one in live(kind)]
-                self.left = [
-                    one for one in self.left if one.role != role or not any(_is_like(one, own) for own in held)
-                ]
+        for role, kind in _KINDS.items():
+            for one in live(kind) if any(part.role == role for part in self.left) else ():
+                part = next((part for part in self.left if part.role == role and _holds(one, part)), None)
+                if part is not None and not any(each.receiver and each.receiver() is one for each in self._takes):
+                    self._take(part, one, "")
         if any(part.role == "ema" for part in self.left):
             known = [*tensors()]
-            self.left = [one for one in self.left if one.role != "ema" or not self._is_held(one, known, is_idle)]
+            for part in self.left:
+                if part.role == "ema" and self._is_held(part, known, is_idle):
+                    self._take(part, None, "")
+
+    def _take(self, part: StoredPart, receiver: object, source: str) -> None:
+        weak: weakref.ref[Any] | None = None
+        with suppress(TypeError):  # some objects have no weak references
+            weak = None if receiver is None else weakref.ref(receiver)
+        self._takes.append(_Take(part, weak, source))
 
     def _equals(self, part: StoredPart, atoms: Mapping[str, object], tensors: Collection[torch.Tensor]) -> bool:
         if part.role != "ema" and _has(part, atoms):
             return True
         if not part.tensors or (part.atoms and part.role not in _OF_TENSORS):
             return False
-        found = (any(self._is_same(one, record) for one in tensors) for record in _largest(part))
+        found = (any(self._is_same(one, record) for one in tensors) for record in part.tensors)
         return all(found) if part.role == "ema" else any(found)  # a machine may have fewer devices than states
 
     def _is_held(
@@ -134,20 +185,52 @@ class Taking:
         is_idle: Callable[[torch.Tensor], bool],
     ) -> bool:
         """Whether the training holds the tensors of a part."""
+        by_shape: dict[tuple[int, ...], list[weakref.ref[torch.Tensor]]] = defaultdict(list)
+        for weak in known:
+            if (one := weak()) is not None and is_readable(one):
+                by_shape[tuple(one.shape)].append(weak)
         return all(
             any(
-                (one := known_as()) is not None and self._is_same(one, record) and not is_idle(one)
-                for known_as in known
+                (one := weak()) is not None and self._is_same(one, record) and not is_idle(one)
+                for weak in by_shape[record.shape]
             )
-            for record in _largest(part)
+            for record in part.tensors
         )
 
     def _is_same(self, now: torch.Tensor, record: TensorRecord) -> bool:
-        if tuple(now.shape) != record.shape:
+        if not is_readable(now) or tuple(now.shape) != record.shape:
             return False
         values, stored = self._place.to_cpu(now), self._tensor(record)
         with torch._C.DisableTorchFunction():  # the record of the script's calls would keep the intermediate tensors
             return is_same(values, stored)
+
+
+def accepts(receiver: object, part: StoredPart) -> bool:
+    """Whether an object that was given the state of a part has it now, as far as torch's own classes show it."""
+    kind = _KINDS.get(part.role)
+    return kind is None or not isinstance(receiver, kind) or _holds(receiver, part)
+
+
+def _holds(one: Any, part: StoredPart) -> bool:
+    """Whether a scheduler or a scaler of torch has the values of a part, and no option that the part lacks."""
+    with suppress(*STEP_ERRORS):
+        state = one.state_dict()
+        stored = as_dict(part.value)
+        keys = state if stored is None else string_keys(stored)
+        is_of_class = all(key in keys for key in state if not str(key).startswith("_"))
+        return is_of_class and _is_like(part, _leaves(state)[0])
+    return False
+
+
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether the values of a tensor can be copied: it is dense, and its memory is there."""
+    host = getattr(tensor, "host", tensor)  # of a simulated tensor
+    is_dense = host.layout is torch.strided and not (host.is_quantized or host.is_nested or host.is_meta)
+    if not is_dense or type(host) not in {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}:
+        return False
+    reach = 1 + sum((size - 1) * step for size, step in zip(host.shape, host.stride(), strict=True))
+    extent = (host.storage_offset() + reach) * host.element_size() if host.numel() else 0
+    return extent <= host.untyped_storage().nbytes()  # FSDP frees the memory of gathered parameters
 
 
 def stored_parts(checkpoint: OpenCheckpoint, target: str) -> list[StoredPart]:
@@ -193,10 +276,6 @@ def is_same(now: torch.Tensor, stored: torch.Tensor) -> bool:
         return False
     pair = (one.to(now.dtype).contiguous().reshape(-1).view(torch.uint8) for one in (now.detach(), stored.detach()))
     return torch.equal(*pair)
-
-
-def _largest(part: StoredPart) -> list[TensorRecord]:
-    return sorted(part.tensors, key=lambda one: -one.nbytes)[:_LOOKED_FOR]
 
 
 class _Members:
@@ -268,15 +347,26 @@ def _is_of_other_device(part: StoredPart, kind: str) -> bool:
 
 
 def _has(part: StoredPart, given: Mapping[str, object]) -> bool:
-    """Whether values by path contain those of a part, or of a dict in it."""
-    return any(_is_like(part, given, start) for start in part.containers)
+    """Whether values by path contain those of a part, or of a dict in it that has all numbers of the part."""
+    numbers = [path for path, value in part.atoms.items() if _is_kept(path) and isinstance(value, (int, float))]
+    return any(
+        _is_like(part, given, start) for start in part.containers if all(path.startswith(start) for path in numbers)
+    )
+
+
+def _is_kept(path: str) -> bool:
+    return path.rpartition(".")[2] not in _BOOKKEEPING
 
 
 def _is_like(part: StoredPart, given: Mapping[str, object], start: str = "") -> bool:
     """Whether values by path contain those of a part, or of the dict in it whose paths have a start."""
     inside = {path[len(start) :]: value for path, value in part.atoms.items() if path.startswith(start)}
-    own = {path: value for path, value in inside.items() if path.rpartition(".")[2] not in _BOOKKEEPING}
-    return bool(own) and all(path in given and given[path] == value for path, value in own.items())
+    own = {path: value for path, value in inside.items() if _is_kept(path)}
+    return bool(own) and all(path in given and _is_equal(given[path], value) for path, value in own.items())
+
+
+def _is_equal(now: object, stored: object) -> bool:
+    return now == stored or (now != now and stored != stored)  # noqa: PLR0124  # only NaN differs from itself
 
 
 def _leaves(value: object) -> tuple[dict[str, object], list[torch.Tensor]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,6 +65,10 @@ def differing(theirs, optimizer):
         (None, None, True),
         (None, False, False),
         (True, True, True),
+        (math.nan, math.nan, True),
+        (math.nan, torch.tensor(math.nan), True),
+        pytest.param(10**400, TENSOR, False, id="a huge integer"),
+        (1.0, np.ones(2), False),
     ],
 )
 def test_options_are_compared_by_value(file, step, is_equal):

@@ -21,6 +21,11 @@ class Part:
     def load_state_dict(self, state):
         self.state = state
 
+class Generators(Part):
+    def load_state_dict(self, state):
+        self.state = state
+        torch.set_rng_state(state)
+
 class Refusing:
     def load_state_dict(self, state):
         raise KeyError("last_epoch")
@@ -56,7 +61,7 @@ def case_check(answers, make, tmp_path, monkeypatch):
 @pytest.mark.parametrize("to", ["cuda:0", "cpu"])
 def test_every_part_is_restored_before_the_step(case_check, to):
     body = """
-    parts = scheduler, scaler, ema, rng = [Part() for _ in range(4)]
+    scheduler, scaler, ema, rng = Part(), Part(), Part(), Generators()
 
     def step(batch):
         assert scheduler.state == {"last_epoch": 4, "base_lrs": [0.1]}
@@ -69,6 +74,24 @@ def test_every_part_is_restored_before_the_step(case_check, to):
     check = case_check(body, to, scheduler=SCHEDULER, scaler=SCALER, ema=EMA, rng=torch.get_rng_state())
     assert check["status"] == "passed", check["detail"]
     assert (check["evidence"]["proven"], check["evidence"]["not_taken"]) == (True, [])
+
+
+#: Objects of a case that do not have the state that they were given.
+REFUTED = {
+    "another class": ("scheduler", "torch.optim.lr_scheduler.StepLR(optimizer, 9)"),
+    "disabled": ("scaler", "torch.amp.GradScaler(enabled=False)"),
+    "not set": ("rng", "Part()"),
+}
+
+
+@pytest.mark.parametrize(("field", "built"), REFUTED.values(), ids=REFUTED)
+def test_an_object_without_the_state_has_not_taken_it(case_check, field, built):
+    optimizer = torch.optim.SGD([torch.ones(1)], lr=0.1)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9).state_dict()
+    part = {"scheduler": cosine, "scaler": SCALER, "rng": torch.Generator().manual_seed(5).get_state()}[field]
+    given = f"extra={{'rng': {built}}}" if field == "rng" else f"{field}={built}"
+    evidence = case_check(f"return made({given})", **{field: part})["evidence"]
+    assert (evidence["not_taken"], evidence["proven"]) == ([field], False)
 
 
 #: More parts of the checkpoint, those of the case, and the outcome with the parts that are left or to choose from.

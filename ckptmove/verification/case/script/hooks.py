@@ -27,6 +27,7 @@ from ckptmove.io.file_object import OpenFile
 from ckptmove.text import Argument, amount
 from ckptmove.verification.case.code.watch import Watch
 from ckptmove.verification.case.options import record_options
+from ckptmove.verification.case.taken import SOURCES
 from ckptmove.verification.checks import SCRIPT, failed, listed
 from ckptmove.verification.loading import load as loading
 from ckptmove.verification.refusal import UnpicklingError, reason_of
@@ -278,25 +279,36 @@ def _generators() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     modules: list[Any] = [torch, *(getattr(torch, kind, None) for kind in ("cuda", "mps", "xpu"))]
     modules += [getattr(one, "random", None) for one in modules]
     modules += [random, sys.modules.get("numpy.random")]
-    for name in ("set_rng_state", "set_rng_state_all", "setstate", "set_state"):
-        for owner in modules:
+    for owner in modules:
+        source = next((one for one in SOURCES if one in str(getattr(owner, "__name__", "")).split(".")[:1]), "")
+        for name in ("set_rng_state", "set_rng_state_all", "setstate", "set_state"):
             if hasattr(owner, name):
-                yield owner, name, _take
+                yield owner, name, functools.partial(_take, source=source)
+        for name in ("manual_seed", "manual_seed_all", "seed", "seed_all"):
+            if hasattr(owner, name):
+                yield owner, name, functools.partial(_seed, source=source)
     yield random.Random, "setstate", _take_into
     yield DeviceGenerator, "set_state", _take_into
 
 
-def _take(session: Session, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _take(session: Session, original: Any, *args: Any, receiver: object = None, source: str = "", **kwargs: Any) -> Any:
     """Call a function that restores something, which is its first argument."""
     result = original(*args, **kwargs)
     if session.loads:
-        session.note_taken(next(chain(args, kwargs.values()), None))
+        session.note_taken(next(chain(args, kwargs.values()), None), receiver, source)
     return result
 
 
 def _take_into(session: Session, original: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a method that restores an object."""
-    return _take(session, functools.partial(original, target), *args, **kwargs)
+    return _take(session, functools.partial(original, target), *args, receiver=target, **kwargs)
+
+
+def _seed(session: Session, original: Any, *args: Any, source: str, **kwargs: Any) -> Any:
+    """Call a function that seeds a library."""
+    if session.loads:
+        session.note_seeded(source)
+    return original(*args, **kwargs)
 
 
 def _make_generator(session: Session, original: Any, *args: Any, **kwargs: Any) -> torch.Generator:
@@ -307,7 +319,7 @@ def _make_generator(session: Session, original: Any, *args: Any, **kwargs: Any) 
 
     class Noted(torch._C.Generator):
         def set_state(self, *args: Any, **kwargs: Any) -> torch.Generator:
-            _take(session, super().set_state, *args, **kwargs)
+            _take(session, super().set_state, *args, receiver=self, **kwargs)
             return self
 
     return Noted(made.device)

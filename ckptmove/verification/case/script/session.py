@@ -64,7 +64,9 @@ class Session:
         is_loading: whether a module is being loaded.
         is_harmless: whether the ``.metadata`` of the checkpoint is being unpickled, which names nothing foreign.
         skipped_steps: number of steps that gradient scalers skipped after the load.
-        note_taken: called with the argument of each call that restores something after the load.
+        note_taken: called with the argument of each call that restores something after the load, with the object or
+            the library that takes it.
+        note_seeded: called with each library that is seeded after the load.
         note_first: called when the checkpoint is loaded for the first time.
     """
 
@@ -109,7 +111,8 @@ class Session:
         self.is_loading = False
         self.is_harmless = False
         self.skipped_steps = 0
-        self.note_taken: Callable[[object], None] = _ignore
+        self.note_taken: Callable[..., None] = _ignore
+        self.note_seeded: Callable[[str], None] = _ignore
         self.note_first: Callable[[], None] = _nothing
         self._path = os.path.realpath(path)
         self._home = home
@@ -296,7 +299,7 @@ def _is_owner(holder: object) -> bool:
     )
 
 
-def _ignore(_value: object) -> None:
+def _ignore(_value: object, _receiver: object = None, _source: str = "") -> None:
     """Note nothing."""
 
 

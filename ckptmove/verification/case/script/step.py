@@ -23,7 +23,7 @@ from ckptmove.verification.case.code.watch import is_target
 from ckptmove.verification.case.options import differing_options, doubts_and_notes
 from ckptmove.verification.case.parts import OptimizerPart
 from ckptmove.verification.case.peak import label, peak_evidence, peak_of, peak_text
-from ckptmove.verification.case.restore import frozen_in, matching_optimizer, own_state
+from ckptmove.verification.case.restore import cast_text, frozen_in, matching_optimizer, own_state
 from ckptmove.verification.case.step import OwnSteps
 from ckptmove.verification.case.taken import Taking, is_same, not_taken, stored_parts
 from ckptmove.verification.checks import SCRIPT, failed, listed, passed
@@ -61,7 +61,8 @@ class _Model(NamedTuple):
         module: the model.
         where: path of its state_dict in the checkpoint; None if none fits.
         tensors: number of its tensors with the stored values.
-        differing: parameters with other values.
+        differing: parameters, and buffers after the load, with other values.
+        cast: tensors with the stored values in another dtype.
         total: number of its tensors that are stored.
         fault: why no state_dict fits; empty if one does.
     """
@@ -72,6 +73,7 @@ class _Model(NamedTuple):
     differing: tuple[str, ...] = ()
     total: int = 0
     fault: str = ""
+    cast: tuple[str, ...] = ()
 
 
 class _Optimizer(NamedTuple):
@@ -125,7 +127,7 @@ class ScriptStep:
         self._optimizers: dict[int, _Optimizer] = {}
         parts = stored_parts(bench.checkpoint, bench.site.target)
         self._taking = Taking(parts, bench.stored.tensor, place)
-        session.note_taken = self._taking.note
+        session.note_taken, session.note_seeded = self._taking.note, self._taking.forget
         # Of this program; by identity, which a later tensor may have too.
         self._before = {id(one): weakref.ref(one) for one in _live(torch.Tensor)}
 
@@ -227,9 +229,11 @@ class ScriptStep:
         self, where: str, state: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor], module: nn.Module
     ) -> _Model:
         apart = [key for key, value in state.items() if not is_same(self._place.to_cpu(now[key]), value)]
-        parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-        differing = tuple(key for key in apart if key in parameters)
-        return _Model(module, where, len(state) - len(apart), differing, len(state))
+        known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        known |= self._session.buffers.get(id(module), {}).keys()  # as they were after the load
+        differing = tuple(key for key in apart if key in known)
+        cast = tuple(key for key, value in state.items() if key not in apart and now[key].dtype != value.dtype)
+        return _Model(module, where, len(state) - len(apart), differing, len(state), cast=cast)
 
     def _verdict(self) -> CheckResult:
         optimizers = self._judged or [*self._optimizers.values()]
@@ -316,8 +320,11 @@ class ScriptStep:
         doubts += ["no model has the parameters of the optimizer"] * (not models)
         differing = [f"model.{name}" for one in models for name in one.differing]
         if differing:
-            count = amount(len(differing), "parameter")
+            count = amount(len(differing), "tensor")
             doubts.append(f"{count} not as stored before the step ({listed(differing)})")
+        cast = [f"model.{name}" for one in models for name in one.cast]
+        if cast:
+            doubts.append(cast_text(cast))
         for one in optimizers:
             if one.where is not None and one.entries < one.stored:
                 state = f"the state of {one.stored - one.entries:,} of {amount(one.stored, 'parameter')}"

@@ -606,6 +606,20 @@ def test_buffers_are_compared_as_they_were_loaded(ran, make):
     assert check["evidence"]["tensors"] == check["evidence"]["of_tensors"] == 9
 
 
+def test_buffers_that_are_not_restored_and_tensors_that_are_cast_are_not_proven(ran, make):
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+    model[1].running_mean += 1
+    head = HEAD.replace("nn.Linear(6, 5), ", "nn.Linear(6, 5), nn.BatchNorm1d(5), ")
+    weights = 'load_state_dict({k: v for k, v in stored["model"].items() if "running" not in k}, strict=False)'
+    path = make(model=model)
+    left_out = ran(head, BUILT, LOADED.replace('load_state_dict(stored["model"])', weights), LOOP, path=path)
+    double = LOOP.replace("to(device)", "to(device).double()")
+    cast = ran(head, BUILT, "model = model.double()\n", LOADED, double, path=path)
+    for check, words in ((left_out, "1.running_mean"), (cast, "0.weight")):
+        assert outcome(check) == ("passed", False), check["detail"]
+        assert words in check["evidence"]["unproven"]
+
+
 GAN = """
 one, two = (nn.Linear(2, 2).to(device) for _ in range(2))
 first, second = (torch.optim.Adam(each.parameters()) for each in (one, two))

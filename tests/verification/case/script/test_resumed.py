@@ -9,6 +9,7 @@ import types
 
 import pytest
 import torch
+from torch.optim import lr_scheduler
 
 BUILT = """
 import argparse, copy, random, sys
@@ -37,6 +38,8 @@ for _ in range(2):
 """
 SCALER = {"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 17}
 CUDA = torch.zeros(16, dtype=torch.uint8)
+MADE = "one = lr_scheduler.CosineAnnealingLR(optimizer, 9); "
+COSINE = lr_scheduler.CosineAnnealingLR(torch.optim.SGD([torch.ones(1)], lr=0.125), 9, 0.01).state_dict()
 NUMPY = ("MT19937", torch.arange(624), 623, 0, 0.0)
 
 
@@ -117,7 +120,51 @@ np.random.set_state((rng["numpy"][0], np.array(rng["numpy"][1].tolist(), dtype="
     ),
     "a generator": ({"rng": torch.get_rng_state()}, "one = torch.Generator(); one.set_state(stored['rng'])", []),
     "a generator of the device": ({"rng": CUDA}, "one = torch.Generator(device); one.set_state(stored['rng'])", []),
-    "a generator of Python": ({"rng": random.getstate()}, "random.Random().setstate(stored['rng'])", []),
+    "a generator of Python": ({"rng": random.getstate()}, "one = random.Random(); one.setstate(stored['rng'])", []),
+    "a generator that is thrown away": ({"rng": random.getstate()}, "random.Random().setstate(stored['rng'])", ["rng"]),
+    "a seed after the restore": (
+        {"rng": {"torch": torch.get_rng_state(), "python": random.getstate()}},
+        "random.setstate(stored['rng']['python']); torch.set_rng_state(stored['rng']['torch']); torch.manual_seed(0)",
+        ["rng.torch"],
+    ),
+    "a scaler that is disabled": (
+        {"scaler": SCALER},
+        "scaler = torch.amp.GradScaler(enabled=False); scaler.load_state_dict(stored['scaler'])",
+        ["scaler"],
+    ),
+    "a scaler that is built again": (
+        {"scaler": SCALER},
+        "scaler = torch.amp.GradScaler(); scaler.load_state_dict(stored['scaler']); scaler = torch.amp.GradScaler()",
+        ["scaler"],
+    ),
+    "a scheduler": ({"scheduler": COSINE}, MADE + "one.load_state_dict(stored['scheduler'])", []),
+    "a scheduler of another class": (
+        {"scheduler": COSINE},
+        "one = lr_scheduler.StepLR(optimizer, 9); one.load_state_dict(stored['scheduler'])",
+        ["scheduler"],
+    ),
+    "a scheduler that is built again": (
+        {"scheduler": COSINE}, MADE + "one.load_state_dict(stored['scheduler']); " + MADE, ["scheduler"],
+    ),
+    "one of two equal schedulers": (
+        {"schedulers": [dict(COSINE), dict(COSINE)]},
+        MADE + "one.load_state_dict(stored['schedulers'][0])",
+        ["schedulers.1"],
+    ),
+    "both of two equal schedulers": (
+        {"schedulers": [dict(COSINE), dict(COSINE)]},
+        """
+both = [lr_scheduler.CosineAnnealingLR(optimizer, 9) for _ in range(2)]
+for one, state in zip(both, stored["schedulers"]):
+    one.load_state_dict(state)
+""",
+        [],
+    ),
+    "a part of a scheduler": (
+        {"scheduler": {"last_epoch": 3, "_schedulers": [dict(COSINE)]}},
+        MADE + "one.load_state_dict(stored['scheduler']['_schedulers'][0])",
+        ["scheduler"],
+    ),
     "a call without arguments": (
         {"scaler": SCALER},
         "class Own:\n    def load_state_dict(self):\n        pass\n\nOwn().load_state_dict()",
@@ -162,6 +209,21 @@ for key, one in ema.named_parameters():
 def test_an_average_is_taken_if_the_script_holds_its_values(ran, line, is_taken, to):
     evidence = ran(BUILT, LOADED, line, LOOP, to=to, ema=EMA)
     assert evidence["not_taken"] == ([] if is_taken else ["ema"])
+
+
+@pytest.mark.parametrize("to", ["cuda:0", "cpu"])
+def test_tensors_without_plain_memory_are_no_average(ran, to):
+    lines = """
+odd = [torch.empty(5, device="meta"), torch.rand(5).to_sparse()]
+freed = torch.rand(5)
+freed.untyped_storage().resize_(0)
+"""
+    assert ran(BUILT, LOADED, lines, LOOP, to=to, ema=EMA)["not_taken"] == ["ema"]
+
+
+def test_a_frozen_average_is_not_taken_by_the_model(ran, make):
+    average = {**make.tree(lr=0.125)["model"], "extra": torch.rand(3)}
+    assert ran(BUILT, LOADED, LOOP, ema=average)["not_taken"] == ["ema"]
 
 
 def test_a_class_of_the_script_is_noted(ran):
