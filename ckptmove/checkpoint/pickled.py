@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.checkpoint.roles import is_argument
+
 if TYPE_CHECKING:
     from ckptmove.model import Inventory
 
@@ -18,10 +20,11 @@ class PickledObjects:
     def __init__(self, inventory: Inventory) -> None:
         paths = inventory.objects if inventory.layout in _OF_SCRIPTS else ()
         self._starts = sorted(f"{path}." if path else "" for path in paths)
-        # Beside the state_dict of a model, a pickled module is an argument of its constructor, or a loss.
-        optimizers = {f"{optimizer.where}." if optimizer.where else "" for optimizer in inventory.optimizers}
-        if any(record.role == "model" and self.around(record.name) is None for record in inventory.tensors):
-            self._starts = [start for start in self._starts if start in optimizers]
+        around = [(record.role, self.around(record.name)) for record in inventory.tensors]
+        if ("model", None) in around:
+            # Next to the state_dict of a model, a loss and an argument of the model's constructor are built anew.
+            losses = {start for role, start in around if role == "criterion"}
+            self._starts = [start for start in self._starts if start not in losses and not is_argument(start)]
 
     def around(self, name: str) -> str | None:
         """Return the start of the names in the object that a tensor is part of; None for other tensors.

@@ -31,6 +31,10 @@ _WHOLE_KEYS: Final[dict[str, Role]] = {
 }  # fmt: skip
 #: Words for copies next to the trained model: an earlier one, or the target network of a DQN.
 _KEPT_ASIDE: Final = frozenset({"best", "prev", "previous", "old", "initial", "backup", "target"})
+#: Words for the arguments of a run or of a constructor.
+_ARGUMENTS: Final = frozenset({
+    "args", "arguments", "cfg", "config", "configuration", "hparams", "hyper", "hyperparameters", "kwargs",
+})  # fmt: skip
 _DIGITS: Final = "0123456789"
 #: Lightning saves the state of a callback under its class, whose name does not describe the state.
 _CALLBACK: Final = re.compile(r"(?:.*\.)?(?:ModelCheckpoint|EarlyStopping|LearningRateMonitor)\b")
@@ -67,6 +71,11 @@ def _role_of_words(key: str) -> Role | None:
 def is_kept_aside(path: str) -> bool:
     """Whether a path names a copy that is no longer trained: ``best_model``, ``prev.state_dict``."""
     return not _KEPT_ASIDE.isdisjoint(_words(path))
+
+
+def is_argument(path: str) -> bool:
+    """Whether a path is among the arguments of a run: ``hyper_parameters.encoder``, ``config.backbone``."""
+    return not _ARGUMENTS.isdisjoint(_words(path))
 
 
 def _words(key: str) -> set[str]:

@@ -20,7 +20,7 @@ def with_refused_keys(findings: Iterable[Finding], checks: Sequence[CheckResult]
         findings: those of the file, where K601 is a note if the prefix may be a part of the model.
         checks: those of the case or the script.
     """
-    fixes = [check.fix for check in checks if check.status == "failed" and " --strip-prefix" in check.fix]
+    fixes = [check.fix for check in checks if check.status == "failed" and "prefix" in dict(check.evidence)]
     return tuple(
         one._replace(severity=Severity.WARNING, fix=fixes[0])
         if fixes and one.code == "K601" and one.severity is Severity.INFO

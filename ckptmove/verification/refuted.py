@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ckptmove.model import Severity
 from ckptmove.verification.checks import CASE, SCRIPT, passed, skipped
-from ckptmove.verification.file_checks import fail_on_findings
+from ckptmove.verification.file_checks import FAILED_BY, fail_on_findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ def judge(
     """
     left = without_refuted(findings, runs)
     judged = {name: fail_on_findings(checks[name], left) for name in order}
-    judged["placement"] = placement_seen(checks["placement"], judged["placement"], runs)
+    judged["placement"] = placement_seen(checks["placement"], judged["placement"], left, runs)
     return (*judged.values(),), left
 
 
@@ -80,12 +80,15 @@ def _unfrozen(finding: Finding, run: str, figures: dict[str, Any]) -> Iterator[F
         yield finding._replace(message=f"{finding.message} ({seen})", where=where)
 
 
-def placement_seen(placement: CheckResult, judged: CheckResult, runs: Sequence[CheckResult]) -> CheckResult:
+def placement_seen(
+    placement: CheckResult, judged: CheckResult, left: Iterable[Finding], runs: Sequence[CheckResult]
+) -> CheckResult:
     """The check ``placement`` of a file from which a case or script was run: what the run did decides.
 
     Args:
         placement: the check of the file, without findings.
         judged: the check that findings may have failed; the result without a run.
+        left: the findings that no run has refuted. An error among them is not repaired by a step that was made.
         runs: results of the checks ``case`` and ``script``, if they were made.
     """
     ran = next((run for run in runs if run.status != "skipped"), None)
@@ -94,6 +97,8 @@ def placement_seen(placement: CheckResult, judged: CheckResult, runs: Sequence[C
     figures, detail = dict(placement.evidence), "; ".join(placement.failures) or placement.detail
     if ran.status == "failed":
         return skipped("placement", f"{detail}; not judged, as the {ran.name} fails", **figures)
+    if any(FAILED_BY.get(one.code) == "placement" and one.severity is Severity.ERROR for one in left):
+        return judged
     did = dict(ran.evidence)
     seen = "resumed" if did.get("resumed") is True else "made its step"
     mode = " (simulated)" * bool(did["simulated"])

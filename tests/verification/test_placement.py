@@ -168,8 +168,11 @@ class TestObjects:
             (lambda model, optimizer: {"model": model, "optimizer": optimizer}, 16),
             (lambda model, optimizer: {"model": model.state_dict(), "optimizer": optimizer}, 12),
             (lambda model, optimizer: {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, 0),
-            # A module beside the state_dict of a model is an argument, or a loss.
+            # Next to the state_dict of a model, a script builds an argument or a loss anew, and uses another module.
             (lambda model, _: {"model": model.state_dict(), "hyper_parameters": {"encoder": model}}, 0),
+            (lambda model, _: {"model": model.state_dict(), "config": {"encoder": model}}, 0),
+            (lambda model, _: {"model": model.state_dict(), "loss": model}, 0),
+            (lambda model, _: {"netG": {"a.weight": torch.ones(2)}, "discriminator": model}, 4),
             # Ultralytics itself moves its modules.
             (lambda model, _: {"model": model, "train_args": {}, "ema": None, "updates": 1, "epoch": 1}, 0),
         ],
@@ -189,6 +192,8 @@ class TestObjects:
         assert finding.severity == "error"
         beside = saved(lambda model, _: {"model": model.state_dict(), "loss": model}, cuda=["loss.1.*"])
         assert placement(beside).status == "passed"
+        other = saved(lambda model, _: {"G": {"a.weight": torch.ones(2)}, "discriminator": model}, cuda=["*.1.*"])
+        assert "(D101)" in placement(other).detail
 
     def test_an_optimizer_apart_from_its_parameters_is_an_error(self, saved):
         path = saved(lambda model, optimizer: {"model": model, "optimizer": optimizer}, cuda=["*.exp_avg", "*.step"])

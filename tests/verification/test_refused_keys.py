@@ -16,7 +16,7 @@ NOTE = Finding("K601", "wrapper-prefix", Severity.INFO, "every key starts with '
 @pytest.mark.parametrize(
     ("check", "severity", "fix"),
     [
-        (failed("script", "Missing key(s)", FIX), "warning", FIX),
+        (failed("script", "Missing key(s)", FIX, prefix="module."), "warning", FIX),
         (failed("script", "Missing key(s)"), "info", ""),
         (failed("script", "Missing key(s)", Command("ckptmove convert run.pth --add-prefix a.")), "info", ""),
         (passed("script", "AdamW on cpu"), "info", ""),

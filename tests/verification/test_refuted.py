@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ckptmove.findings.catalogue import found
+from ckptmove.model import Severity
 from ckptmove.verification.checks import CASE, SCRIPT, failed, passed, skipped
-from ckptmove.verification.refuted import placement_seen, without_refuted
+from ckptmove.verification.refuted import judge, placement_seen, without_refuted
 
 FIGURES = {"device": "cuda:0", "simulated": True}
 PLACED = passed("placement", "12 tensors on cpu", misplaced=0)
@@ -67,11 +68,30 @@ def test_parameters_that_were_frozen_in_the_run_have_lost_no_state(frozen, left)
     ],
 )
 def test_a_run_decides_on_the_placement(placement, judged, runs, status, detail):
-    check = placement_seen(placement, judged, runs)
+    check = placement_seen(placement, judged, (), runs)
     assert (check.status, check.detail.endswith(detail)) == (status, True)
     assert dict(check.evidence) == (dict(judged.evidence) if check is judged else dict(placement.evidence))
 
 
+@pytest.mark.parametrize(
+    ("code", "severity", "name", "status"),
+    [
+        ("R301", Severity.ERROR, CASE, "failed"),
+        ("R301", Severity.ERROR, SCRIPT, "passed"),  # it has restored the RNG states
+        ("D104", Severity.ERROR, CASE, "failed"),
+        ("D104", Severity.WARNING, CASE, "passed"),
+        ("D101", Severity.ERROR, CASE, "passed"),
+        ("D103", Severity.ERROR, CASE, "passed"),
+        ("F801", Severity.ERROR, CASE, "passed"),
+    ],
+)
+def test_an_error_that_the_run_did_not_refute_still_fails_placement(code, severity, name, status):
+    checks, _ = judge(
+        ["placement"], {"placement": PLACED}, [found(code, "", (), "")._replace(severity=severity)], [run(name)]
+    )
+    assert [check.status for check in checks] == [status]
+
+
 def test_a_real_device_is_not_called_simulated():
-    check = placement_seen(PLACED, PLACED, [passed(CASE, "", device="cuda:0", simulated=False, resumed=True)])
+    check = placement_seen(PLACED, PLACED, (), [passed(CASE, "", device="cuda:0", simulated=False, resumed=True)])
     assert check.detail == "12 tensors on cpu; the case resumed on cuda:0"

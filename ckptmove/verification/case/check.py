@@ -278,7 +278,7 @@ def _fix_of(error: Mismatch, run: _Run) -> Fix:
     bench = run.bench
     source = Source(bench.request.path, bench.checkpoint, bench.request.limits)
     command = of_model(error.module, error.part, source)
-    return Fix(command) if command else unsaved(error, error.module, run.entrance)
+    return command if command.text else unsaved(error, error.module, run.entrance)
 
 
 def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:

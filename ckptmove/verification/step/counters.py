@@ -91,7 +91,15 @@ def _counts(optimizer: OptimizerRecord, stored: StoredTensors) -> Iterator[tuple
             # A tensor with several values is not a count.
             value = stored.tensor(record).item() if math.prod(record.shape) == 1 else math.nan
         if isinstance(value, (int, float)):
-            yield entry, f"{optimizer.where}.state.{entry.key}.step".lstrip("."), float(value)
+            yield entry, f"{optimizer.where}.state.{entry.key}.step".lstrip("."), as_float(value)
+
+
+def as_float(value: float) -> float:
+    """The value as a float; infinite if it is an integer that no float can hold."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _out_of_bounds(optimizer: OptimizerRecord, stored: StoredTensors) -> Iterator[tuple[str, float]]:
@@ -106,6 +114,8 @@ def _out_of_bounds(optimizer: OptimizerRecord, stored: StoredTensors) -> Iterato
 
 def _fault(algorithm: str, entry: StateEntry, count: float, stored: StoredTensors) -> str:
     """The fault of a count, as text that follows its value; empty if it has none."""
+    if math.isinf(count):
+        return ", larger than any number of steps"
     if not count.is_integer():
         return ", not a whole number of steps"
     if count:

@@ -9,6 +9,7 @@ import torch
 
 from ckptmove.torch_facts.optimizers import BY_NAME, is_moment, keeps_state_on_first
 from ckptmove.verification.restored.numbers import comparable
+from ckptmove.verification.step.counters import as_float
 from ckptmove.verification.step.moments import broken_history, disagreement
 from ckptmove.verification.step.step import stored_state, stored_values
 from ckptmove.verification.tensors.dtypes import dtype_of
@@ -89,7 +90,7 @@ def _count(trial: Trial, piece: ParameterPiece, after: Stepped, tally: TrialTall
     stored = stored_count(piece, trial.source)
     if stored is None:
         return
-    now = float(after.state["step"])
+    now = as_float(after.state["step"])
     if now != stored + 1 and trial.recipe.name not in BY_NAME:
         return  # classes of other libraries may count something else
     if now != stored + 1:
@@ -108,7 +109,7 @@ def stored_count(piece: ParameterPiece, source: TensorSource) -> float | None:
     stored: Any = dict(piece.entry.scalars).get("step")
     if record is not None:
         stored = source.tensor(record).item() if math.prod(record.shape) == 1 else None
-    return float(stored) if isinstance(stored, (int, float)) else None
+    return as_float(stored) if isinstance(stored, (int, float)) else None
 
 
 def _all_finite(value: torch.Tensor) -> bool:

@@ -200,7 +200,10 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
         for key, value in plain.items():
             if value is None and type(defaults.get(key)) in {int, float} and not recipe.is_foreign:
                 return f"{group.where}.{key} is None"
-            is_finite = all(math.isfinite(one) for one in (value, *_items(value)) if isinstance(one, float))
+            numbers = [one for one in (value, *_items(value)) if isinstance(one, (int, float))]
+            if any(_is_beyond_floats(one) for one in numbers):
+                return f"{group.where}.{key} has an integer that is too large for a float"
+            is_finite = all(math.isfinite(one) for one in numbers)
             # growth_rate of Prodigy is infinite by default; repr, because NaN is not equal to NaN
             if not is_finite and repr(value) != repr(defaults.get(key)):
                 return f"{group.where}.{key} is {value}"
@@ -228,6 +231,14 @@ def _as_default(value: object, default: object) -> object:
     if isinstance(value, tuple) and isinstance(default, tuple):
         return tuple(_as_default(one, default[-1]) for one in value)
     return float(value) if type(value) is int and isinstance(default, float) else value
+
+
+def _is_beyond_floats(value: float) -> bool:
+    try:
+        float(value)
+    except OverflowError:
+        return True
+    return False
 
 
 def _items(value: object) -> tuple[object, ...]:

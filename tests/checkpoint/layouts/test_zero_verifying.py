@@ -60,9 +60,11 @@ def test_a_large_partition_of_zeros_is_no_padding(tmp_path, answers, monkeypatch
     assert found["step"]["evidence"]["parameters"] == 6
 
 
-def test_a_file_of_one_rank_is_stepped(tmp_path, answers):
+def test_a_file_of_one_of_several_ranks_is_not_proven(tmp_path, answers):
     folder = zero_runs.made(tmp_path / "run", ranks=3)
-    assert statuses(answers(folder / "zero_pp_rank_2_mp_rank_00_optim_states.pt", "cpu")) == ["passed"] * 3
+    found = answers(folder / "zero_pp_rank_2_mp_rank_00_optim_states.pt", "cpu")
+    assert statuses(found) == ["skipped"] * 3
+    assert "of 1 of 3 ranks" in found["step"]["detail"]
 
 
 @pytest.mark.unmeasured

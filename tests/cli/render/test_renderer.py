@@ -72,7 +72,7 @@ def test_every_command_writes_its_answer_in_a_new_format(markdown, monkeypatch) 
     assert markdown("convert", "cpu.pth", "--to", "mps", "--in-place")[0] == 0
     assert markdown("convert", "cpu.pth", "--undo") == (0, "# undo cpu.pth", "convert: 0, 0/1")
     assert markdown("verify", "run.pth", "--to", "cpu") == (0, "# verify run.pth on cpu: True", "verify: 0, 1/1")
-    assert markdown("rules", "N") == (0, "# rules N501 N502", "rules: 0, 0/1")
+    assert markdown("rules", "N") == (0, "# rules N501 N502 N503", "rules: 0, 0/1")
 
 
 def test_errors_are_written_in_a_new_format(markdown) -> None:

@@ -26,6 +26,8 @@ def set_step(value, *keys):
         (torch.tensor(2.5), "optimizer.state.1.step is 2.5, "),
         (2.5, "optimizer.state.1.step is 2.5, "),
         (float("nan"), "optimizer.state.1.step is nan, "),
+        (10**400, "optimizer.state.1.step is inf, "),
+        (-(10**400), "below zero: optimizer.state.1.step holds -inf"),
         (-3, "below zero: optimizer.state.1.step holds -3"),
         (torch.tensor(-3.0), "below zero: optimizer.state.1.step holds -3"),
     ],

@@ -362,6 +362,8 @@ def test_state_in_another_order_is_not_proven_on_zeros(make, answers):
         ("lr", -1.0, "optimizer.param_groups.0: Invalid learning rate: -1.0"),
         ("lr", float("inf"), "optimizer.param_groups.0.lr is inf"),
         ("betas", (0.9, float("nan")), "optimizer.param_groups.0.betas is (0.9, nan)"),
+        ("lr", 10**400, "optimizer.param_groups.0.lr has an integer that is too large"),
+        ("betas", (10**400, 1), "optimizer.param_groups.0.betas has an integer that is too large"),
         ("betas", (1.0, 0.999), "optimizer.param_groups.0: Invalid beta parameter at index 0: 1.0"),
         ("eps", -1e-8, "optimizer.param_groups.0: Invalid epsilon value: -1e-08"),
         ("weight_decay", -0.1, "optimizer.param_groups.0: Invalid weight_decay value: -0.1"),

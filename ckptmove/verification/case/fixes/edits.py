@@ -39,10 +39,12 @@ class Fix(NamedTuple):
     Attributes:
         text: one line of code; a sentence if no edit of a line is known.
         edit: the edit with that line; None for a sentence.
+        prefix: what the command of the text removes from keys of the file; empty for others.
     """
 
     text: str = ""
     edit: Edit | None = None
+    prefix: str = ""
 
     @property
     def where(self) -> str:
@@ -58,7 +60,8 @@ class Fix(NamedTuple):
         if not self.text:
             return {}
         edit = {} if self.edit is None else {"edit": self.edit._asdict()}
-        return {"fix": self.text, "fix_at": self.where, **edit}
+        prefix = {"prefix": self.prefix} if self.prefix else {}
+        return {"fix": self.text, "fix_at": self.where, **edit, **prefix}
 
     def __str__(self) -> str:
         return f"{self.where}: {self.text}" if self.where else self.text

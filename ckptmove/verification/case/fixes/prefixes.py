@@ -13,6 +13,7 @@ from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.checkpoint.state_dicts import RootKeys, strip_wrappers
 from ckptmove.findings.context import Context, remap_command
 from ckptmove.text import Argument
+from ckptmove.verification.case.fixes.edits import NO_FIX, Fix
 from ckptmove.verification.step.stored_state import is_inside
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _NO_STATE_DICTS: Final = frozenset({"optimizer", "rng", "scaler", "scheduler"})
 
 
-def of_error(error: BaseException, source: Source) -> str:
+def of_error(error: BaseException, source: Source) -> Fix:
     """Command for a strict ``load_state_dict`` of the checkpoint that fails only because of a prefix.
 
     The keys are those of the live model and of the dict that it was given: messages are shortened.
@@ -36,20 +37,19 @@ def of_error(error: BaseException, source: Source) -> str:
         source: the checkpoint.
 
     Returns:
-        The command; empty if none helps.
+        The command; `NO_FIX` if none helps.
     """
     loads = [frame.f_locals for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == "load_state_dict"]
     module, given = (loads[-1].get(name) for name in ("self", "state_dict")) if loads else (None, None)
     if not isinstance(module, nn.Module) or not isinstance(given, Mapping):
-        return ""
+        return NO_FIX
     wanted = {key: tuple(value.shape) for key, value in module.state_dict().items() if isinstance(value, Tensor)}
     stored = _state_dicts(source.checkpoint.inventory)
-    return next(
-        (_command(source, stored, one, wanted) for one, keys in stored.items() if keys.keys() == given.keys()), ""
-    )
+    places = [container for container, keys in stored.items() if keys.keys() == given.keys()]
+    return _first_command(source, stored, places, wanted)
 
 
-def of_model(module: nn.Module, part: str | None, source: Source) -> str:
+def of_model(module: nn.Module, part: str | None, source: Source) -> Fix:
     """Command for a model that has the keys and shapes of a stored state_dict, but for a prefix.
 
     Args:
@@ -58,12 +58,12 @@ def of_model(module: nn.Module, part: str | None, source: Source) -> str:
         source: the checkpoint.
 
     Returns:
-        The command; empty if none helps.
+        The command; `NO_FIX` if none helps.
     """
     wanted = {strip_wrappers(key)[1]: tuple(value.shape) for key, value in module.state_dict().items()}
     stored = _state_dicts(source.checkpoint.inventory)
     places = [container for container in stored if is_inside(container, part) and not is_kept_aside(container)]
-    return next(filter(None, (_command(source, stored, one, wanted) for one in places)), "")
+    return _first_command(source, stored, places, wanted)
 
 
 def _state_dicts(inventory: Inventory) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -77,10 +77,20 @@ def _state_dicts(inventory: Inventory) -> dict[str, dict[str, tuple[int, ...]]]:
     return found
 
 
+def _first_command(
+    source: Source,
+    stored: Mapping[str, Mapping[str, object]],
+    places: Iterable[str],
+    wanted: Mapping[str, object],
+) -> Fix:
+    commands = (_command(source, stored, place, wanted) for place in places)
+    return next((command for command in commands if command.text), NO_FIX)
+
+
 def _command(
     source: Source, stored: Mapping[str, Mapping[str, object]], place: str, wanted: Mapping[str, object]
-) -> str:
-    """Command that gives the keys of one stored state_dict another prefix; empty if they differ in more than that.
+) -> Fix:
+    """Command that gives the keys of one stored state_dict another prefix; `NO_FIX` if they differ in more than that.
 
     Args:
         source: the checkpoint.
@@ -97,14 +107,15 @@ def _command(
     others = (keys for keys in stored.values() if keys.keys() != given.keys())
     # The command changes every state_dict with the prefix: another model's may be right as it is.
     if added == left or renamed != wanted or any(key.startswith(left) for keys in others for key in keys):
-        return ""
+        return NO_FIX
     option = Argument("rename", f"{left}*={added}*")
     if not left:
         option = Argument("add_prefix", added)
     elif not added:
         option = Argument("strip_prefix", left)
     where = [f"{place}.{next(iter(given))}".removeprefix(".")]
-    return remap_command(source.checkpoint.inventory, Context(source=source), where, option)
+    command = remap_command(source.checkpoint.inventory, Context(source=source), where, option)
+    return Fix(command, prefix="" if added else left) if command else NO_FIX
 
 
 def _prefix(keys: Iterable[str]) -> list[str]:

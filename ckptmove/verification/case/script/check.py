@@ -274,8 +274,8 @@ def _of_exception(error: BaseException, scene: Scene, session: Session, name: st
         fault, fix = [f"{name} opens {wrong}, which does not exist: {found.fault}"], how_to_resume()
     elif any(one is session.refusal for one in _chain(error)):
         fix = session.remedy
-    elif session.loads and (command := prefixes.of_error(error, source)):
-        fix = command
+    elif session.loads and (command := prefixes.of_error(error, source)).text:
+        fix, figures = command.text, {**figures, **command.evidence}
     elif (other := of_other_class(error, source.checkpoint.inventory)) is not None:
         fault, fix, figures = [*fault, other.fault], other.fix, {**figures, **other._asdict()}
     elif remedy := of_scheduler(str(error), source.checkpoint.inventory):

@@ -13,6 +13,7 @@ from torch import nn
 from ckptmove import convert, verify
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.findings.remedies import Source
+from ckptmove.verification.case.fixes.edits import NO_FIX
 from ckptmove.verification.case.fixes.prefixes import of_error, of_model
 
 CASES = """
@@ -143,7 +144,9 @@ def test_a_live_model_that_refuses_the_keys(tmp_path, given, wanted, options):
     expected = f"ckptmove convert {tmp_path}/run.pth {options}" if options else ""
     for own in ({"model": tree}, tree, {"model": tree, "ema": tree}):
         with source_of(tmp_path, own) as source:
-            assert of_error(error_of(module_of(wanted), tree), source) == expected
+            command = of_error(error_of(module_of(wanted), tree), source)
+            assert command.text == expected
+            assert command.prefix == ("module." if "--strip-prefix" in expected else "")
 
 
 @pytest.mark.parametrize(
@@ -158,17 +161,17 @@ def test_a_command_that_would_break_other_keys_is_not_suggested(tmp_path, others
     tree = {name: dict.fromkeys(keys, torch.ones(2)) for name, keys in others.items()}
     error = error_of(module_of(["body.0.weight"]), {"0.weight": torch.ones(2)})
     with source_of(tmp_path, tree) as source:
-        assert not of_error(error, source)
+        assert of_error(error, source) == NO_FIX
 
 
 def test_another_error_has_no_command(tmp_path):
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))])
     wide = {"0.weight": torch.ones(3)}
     with source_of(tmp_path, {"model": wide}) as source:
-        assert not of_error(error_of(module_of(["0.weight"]), wide), source)
-        assert not of_error(error_of(module_of(["body.0.weight"]), wide), source)
-        assert not of_error(error_of(optimizer, {"state": {}, "param_groups": []}), source)
-        assert not of_error(RuntimeError("Missing key(s) in state_dict"), source)
+        assert of_error(error_of(module_of(["0.weight"]), wide), source) == NO_FIX
+        assert of_error(error_of(module_of(["body.0.weight"]), wide), source) == NO_FIX
+        assert of_error(error_of(optimizer, {"state": {}, "param_groups": []}), source) == NO_FIX
+        assert of_error(RuntimeError("Missing key(s) in state_dict"), source) == NO_FIX
 
 
 @pytest.mark.parametrize(
@@ -179,8 +182,8 @@ def test_a_model_is_compared_by_its_part_and_its_shapes(tmp_path, part, width, o
     model = torch.nn.ModuleDict({"body": torch.nn.Linear(width, 2)})
     expected = f"ckptmove convert {tmp_path}/run.pth {options}" if options else ""
     with source_of(tmp_path, {"model": torch.nn.Linear(3, 2).state_dict()}) as source:
-        assert of_model(model, part, source) == expected
-        assert of_model(torch.nn.DataParallel(model), part, source) == expected
+        assert of_model(model, part, source).text == expected
+        assert of_model(torch.nn.DataParallel(model), part, source).text == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
@@ -189,4 +192,4 @@ def test_a_file_with_code_has_no_command(tmp_path):
     torch.jit.save(torch.jit.script(torch.nn.Linear(3, 2)), path)
     with open_checkpoint(path, tree="inventory") as checkpoint:
         model = torch.nn.ModuleDict({"body": torch.nn.Linear(3, 2)})
-        assert not of_model(model, None, Source(path, checkpoint))
+        assert of_model(model, None, Source(path, checkpoint)) == NO_FIX

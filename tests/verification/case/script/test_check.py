@@ -509,6 +509,7 @@ def test_keys_with_a_prefix_have_the_command_that_renames_them(ran, make, stored
     path = make.save(tree)
     check = ran(HEAD, BUILT.replace("build()", model), LOADED, path=path)
     assert check["fix"] == (f"ckptmove convert {path} {fix}" if fix else "")
+    assert ("prefix" in check["evidence"]) == fix.startswith("--strip-prefix")
 
 
 def test_a_strict_load_that_fails_for_another_reason_has_no_command(ran):
