@@ -475,8 +475,8 @@ def fixes_of(path: Path | io.BytesIO, **options: Any) -> dict[str, str]:
 
 
 def test_a_command_that_convert_would_refuse_is_no_fix(tmp_path) -> None:
-    wrapped = {"module.weight": WEIGHT}
-    torch.save({"model": wrapped, "ema": {**wrapped, "head": WEIGHT}}, tmp_path / "some.pt")
+    wrapped = {"_orig_mod.weight": WEIGHT}
+    torch.save({"model": wrapped, "ema": {**wrapped, "weight": WEIGHT}}, tmp_path / "some.pt")
     torch.save({"model": wrapped}, tmp_path / "all.pt")
 
     assert fixes_of(tmp_path / "all.pt")["K601"] == f"ckptmove convert {tmp_path}/all.pt --strip-prefix"
