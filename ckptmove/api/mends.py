@@ -15,6 +15,7 @@ from ckptmove.conversion.remap.options import with_options
 from ckptmove.formats.opening import container_class
 from ckptmove.io.locations import exists, without_suffix
 from ckptmove.io.outputs import do_nothing
+from ckptmove.io.remote.address import Address
 from ckptmove.text import Argument, Phrase
 
 if TYPE_CHECKING:
@@ -31,8 +32,12 @@ _SHOWN_DROPS: Final = 4
 
 
 def mend(error: errors.CkptMoveError, request: ConvertRequest) -> None:
-    """Set the options for an error of a conversion: the first ones with which it would succeed."""
-    error.mends = _tried(error, request, iter(range(_TRIALS)), _STEPS)
+    """Set the options for an error of a conversion: the first ones with which it would succeed.
+
+    None are set for a URL, because each trial would open it again.
+    """
+    if not isinstance(request.path, Address):
+        error.mends = _tried(error, request, iter(range(_TRIALS)), _STEPS)
 
 
 def arguments_of(phrase: Phrase) -> Iterator[Argument]:

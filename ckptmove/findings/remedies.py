@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _UNWRITTEN: Final = frozenset({"past-end", "second-reading"})
 #: Facts about a file for which it may depend on the change whether ``convert`` writes it again.
 _UNSURE: Final = _UNWRITTEN | LACKING | {"damaged-piece"}
+#: Size of the pickles up to which a command is tried.
+_TRIED_BYTES: Final = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,12 @@ class Source:
         """
         if is_hidden(self.location, inventory):
             return False
-        is_remote = isinstance(self.location, Address)  # a trial would read it again
-        if is_remote or options[0].name == "to":
+        # A trial would read a URL again, and takes as much memory as the trees that are held.
+        nbytes = sum(part.pickle_bytes for part in self.checkpoint.parts)
+        is_untried = isinstance(self.location, Address) or nbytes > _TRIED_BYTES
+        if is_untried or options[0].name == "to":
             certain = is_certain(inventory, options)
-            if is_remote or certain:
+            if is_untried or certain:
                 return certain
         return self._converted(below(self.location, folder_of(inventory, path)), options) is not None
 
@@ -262,8 +266,15 @@ def _import(inventory: Inventory, refused: Collection[str], files: Sequence[File
 
 
 def note_on(made: Converted, request: ConvertRequest) -> Iterator[str]:
-    """Note on a conversion whose new file weights-only mode refuses, with what helps besides its own changes."""
+    """Note on a conversion whose new file weights-only mode refuses, with what helps besides its own changes.
+
+    A URL is not opened again: its note names nothing that helps.
+    """
     if not container_class(made.container).is_torch_save:
+        return
+    note = "torch.load(weights_only=True) still refuses it (S701)"
+    if isinstance(request.path, Address):
+        yield note
         return
     try:
         with open_checkpoint(request.path, request.limits, tree="inventory") as checkpoint:
@@ -273,7 +284,6 @@ def note_on(made: Converted, request: ConvertRequest) -> Iterator[str]:
         return  # the source was replaced
     if _is_dangerous(inventory):
         return
-    note = "torch.load(weights_only=True) still refuses it (S701)"
     if found is None:
         yield note
     elif found.kind == "plain" and not made.in_place:

@@ -475,8 +475,8 @@ def fixes_of(path: Path | io.BytesIO, **options: Any) -> dict[str, str]:
 
 
 def test_a_command_that_convert_would_refuse_is_no_fix(tmp_path) -> None:
-    wrapped = {"module.weight": WEIGHT}
-    torch.save({"model": wrapped, "ema": {**wrapped, "head": WEIGHT}}, tmp_path / "some.pt")
+    wrapped = {"_orig_mod.weight": WEIGHT}
+    torch.save({"model": wrapped, "ema": {**wrapped, "weight": WEIGHT}}, tmp_path / "some.pt")
     torch.save({"model": wrapped}, tmp_path / "all.pt")
 
     assert fixes_of(tmp_path / "all.pt")["K601"] == f"ckptmove convert {tmp_path}/all.pt --strip-prefix"
@@ -506,4 +506,27 @@ def test_a_dry_run_is_made_once(tmp_path, monkeypatch) -> None:
         assert source.converts(inventory, inventory.path, cpu)
         remote = dataclasses.replace(source, location=Address(inventory.path))
         assert remote.converts(inventory, inventory.path, strip)
+        monkeypatch.setattr(remedies, "_TRIED_BYTES", 0)
+        assert dataclasses.replace(source, tried={}).converts(inventory, inventory.path, strip)
     assert len(made) == 1
+
+
+def test_a_conversion_opens_a_url_once(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"weight": WEIGHT, "config": Config()}, tmp_path / "refused.pt")
+    torch.save({"weight": WEIGHT, "config": "text"}, tmp_path / "accepted.pt")
+    requests = {}
+    with serving(tmp_path) as server:
+        for name in ("accepted", "refused"):
+            server.clear()
+            made = ckptmove.convert(f"{server.url}/{name}.pt", to="cuda:0", dry_run=True)
+            requests[name] = len(server.log)
+        assert [note for note in made.notes if "S701" in note] == [
+            "torch.load(weights_only=True) still refuses it (S701)"
+        ]
+        server.clear()
+        with pytest.raises(CkptMoveError) as raised:
+            ckptmove.convert(f"{server.url}/refused.pt", output="new.safetensors", dry_run=True)
+        requests["failed"] = len(server.log)
+    assert raised.value.mends == ()
+    assert requests["accepted"] == requests["refused"] == requests["failed"]

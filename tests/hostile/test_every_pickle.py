@@ -9,11 +9,13 @@ import struct
 import tarfile
 import zipfile
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
 
 import ckptmove
+from ckptmove.conversion.remap.errors import NotRemappable
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded
 from ckptmove.limits import Limits
 from ckptmove.pickles.machine import interpret
@@ -165,6 +167,17 @@ def test_code_in_the_arguments_of_a_tensor_is_no_damage(judged, tmp_path, old) -
     data = archive_of(b"\x80\x02}(" + text("weight") + tensor + b"u.", BYTES)
     assert runs(data, marker, tmp_path)
     assert judged(data)[0] == ("os.system",)
+
+
+@pytest.mark.parametrize("old", [b"ctorch\nFloatStorage\n", text("cuda:0")], ids=["class", "device"])
+@pytest.mark.parametrize("options", [{"compact": True}, {"output": "new.safetensors"}], ids=["compact", "format"])
+def test_a_storage_that_code_describes_is_not_rewritten(tmp_path, monkeypatch, old, options) -> None:
+    monkeypatch.chdir(tmp_path)
+    tensor = DENSE.replace(old, system(tmp_path / "marker")).replace(text("cuda:0"), text("cpu"))
+    Path("run.pt").write_bytes(archive_of(b"\x80\x02}(" + text("weight") + tensor + b"u.", BYTES))
+    with pytest.raises(NotRemappable):
+        ckptmove.convert("run.pt", **options)
+    assert [*tmp_path.iterdir()] == [tmp_path / "run.pt"]
 
 
 def test_arguments_that_no_code_makes_stay_damage(judged) -> None:

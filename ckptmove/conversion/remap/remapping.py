@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.entries import entries
 from ckptmove.checkpoint.inventory.build import tree_inventory
 from ckptmove.conversion.remap.combine import combine
-from ckptmove.conversion.remap.errors import InsideObject, NoMatch, SavedWhole
+from ckptmove.conversion.remap.errors import InsideObject, NoMatch, NotRemappable, SavedWhole
 from ckptmove.conversion.remap.gather import gather, globs, lost_order, put_in_order, require_gatherable
 from ckptmove.conversion.remap.kept_files import keep_files
 from ckptmove.conversion.remap.plain import make_plain
@@ -59,6 +59,21 @@ class Remapped:
     sources: Mapping[str, str]
     homes: Mapping[str, tuple[OpenPart, StorageRef]]
     kept: KeptFiles | None = None
+
+
+class _Homes(dict[str, "tuple[OpenPart, StorageRef]"]):
+    """Each storage of the original and its part, by key.
+
+    A storage that the tree has besides is not described by plain values: its class or its device is made by code, for
+    example. It raises NotRemappable.
+    """
+
+    def __init__(self, checkpoint: OpenCheckpoint) -> None:
+        super().__init__({one.key: (part, one) for part in checkpoint.parts for one in part.inventory.storages})
+        self._where = checkpoint.path, checkpoint.parts[0].inventory.container
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise NotRemappable(*self._where, f"storage '{key:.40}' is not described by plain values")
 
 
 def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file: bool) -> Remapped:
@@ -126,7 +141,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
         is_reordered=bool(ranks),
         storages=storages,
         sources=sources if len(sources) > 1 else {},
-        homes={one.key: (part, one) for part in checkpoint.parts for one in part.inventory.storages},
+        homes=_Homes(checkpoint),
     )
     if as_file or listing is None:
         return result
