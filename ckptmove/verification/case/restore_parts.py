@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
 import torch
 
 from ckptmove.verification.case.parts import OTHER_FIELDS
@@ -111,11 +111,11 @@ def _taken_by(target: Any, inside: list[StoredPart], bench: Bench, place: StepDe
 def _rng_states(place: StepDevice) -> Iterator[object]:
     """The RNG states of torch, of the device, of Python and of numpy."""
     yield torch.get_rng_state()
-    state_of_device = getattr(getattr(torch, place.device.type, None), "get_rng_state", None)
-    if state_of_device is not None:
-        yield state_of_device()
+    module = {"cuda": torch.cuda, "mps": torch.mps}.get(place.device.type)
+    if module is not None:
+        yield module.get_rng_state()
     yield random.getstate()
-    yield np.random.get_state()  # noqa: NPY002  # the state that scripts save
+    yield from (one.get_state() for one in filter(None, [sys.modules.get("numpy.random")]))
 
 
 def _only(parts: tuple[StoredPart, ...], field: str) -> str:
