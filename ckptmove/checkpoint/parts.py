@@ -442,11 +442,10 @@ class FilePart(OpenPart):
             return container_of(self.source, self._limits).read().root
 
     def whole_tree(self) -> Value:
-        root = self.tree()
         if not self.placeholder:
-            return root
-        with self._container() as container:
-            return container.with_long_strings(root)
+            return self.tree()
+        with self.content() as (container, machine):
+            return container.with_long_strings(machine.root)
 
     def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         with self._container() as container:

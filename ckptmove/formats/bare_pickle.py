@@ -14,7 +14,6 @@ from ckptmove.formats.merge_pickles import replace_values
 from ckptmove.formats.nested_streams import (
     find_streams,
     insert_streams,
-    key_of,
     name_long_keys,
     opened_calls,
     shared_streams,
@@ -79,7 +78,7 @@ class BarePickle(Container):
         self._streams = find_streams(self._machine.root, self._outline, source, limits)
         insert_streams(self._machine, self._streams, limits)
         self.opened = opened_calls(self._machine)
-        name_long_keys(self._machine.root, self._outline)
+        self._long_keys = name_long_keys(self._machine.root, self._outline)
         self._note_rest(outlines)
         self._pickle = self._machine.data
         self.byteorder = next((stream.container.byteorder for stream in self._streams), "little")
@@ -113,13 +112,12 @@ class BarePickle(Container):
         if nbytes > self.limits.string_bytes:
             limit = self.limits.string_bytes
             raise LimitExceeded("the size of the long strings in bytes", limit=limit, actual=nbytes)
-        keys = {key_of(place, string): place for place, string in enumerate(strings)}
         values: dict[int, Value] = {}  # one object for each string, so that a shared one stays shared
 
         def whole(value: Value) -> Value:
             place = self._outline.find(value)
-            if place is None and type(value) is str:
-                place = keys.get(value)
+            if place is None and id(value) in self._long_keys:
+                place = self._long_keys[id(value)][1]
             if place is None:
                 return value
             if place not in values:

@@ -21,7 +21,7 @@ from ckptmove.pickles.tree import Call, Dict, Global, Tuple, nodes
 
 if TYPE_CHECKING:
     from ckptmove.formats.contract import Container
-    from ckptmove.formats.pickle_outline import LongString, PickleOutline
+    from ckptmove.formats.pickle_outline import PickleOutline
     from ckptmove.io.contracts import ByteSource
     from ckptmove.limits import Limits
     from ckptmove.pickles.state import Machine
@@ -129,30 +129,34 @@ def shared_streams(streams: tuple[NestedStream, ...], machine: Machine) -> froze
     )
 
 
-def name_long_keys(root: Value, outline: PickleOutline) -> None:
-    """Rename dict keys that are long strings: their index and length replace the placeholder of the outline."""
+def name_long_keys(root: Value, outline: PickleOutline) -> dict[int, tuple[str, int]]:
+    """Rename dict keys that are long strings: their index and length replace the placeholder of the outline.
+
+    Returns:
+        each new name and the index of its string, by the id of the name: another string may equal it.
+    """
+    names: dict[int, tuple[str, int]] = {}
     tuples: dict[int, tuple[Tuple, Tuple]] = {}  # one may be a key of many dicts; keeping it alive keeps its id unique
+
+    def name_of(key: Value) -> Value:
+        place = outline.find(_text_of(key) if type(key) is Call and key.name == _ENCODE else key)
+        if place is None:
+            return key
+        name = f"<string {place} of {outline.strings[place].span.nbytes} bytes>"
+        names[id(name)] = name, place
+        return name
 
     def named(key: Value) -> Value:
         if type(key) is not Tuple:
-            return _key_name(key, outline)
+            return name_of(key)
         if id(key) not in tuples:
-            tuples[id(key)] = key, Tuple(tuple(_key_name(item, outline) for item in key.items), key.starts)
+            tuples[id(key)] = key, Tuple(tuple(map(name_of, key.items)), key.starts)
         return tuples[id(key)][1]
 
     for node in nodes(root) if outline.strings else ():
         if type(node) is Dict:
             node.flat[::2] = map(named, node.flat[::2])
-
-
-def _key_name(key: Value, outline: PickleOutline) -> Value:
-    place = outline.find(_text_of(key) if type(key) is Call and key.name == _ENCODE else key)
-    return key if place is None else key_of(place, outline.strings[place])
-
-
-def key_of(place: int, string: LongString) -> str:
-    """The name of a dict key that is a long string, by its index in the outline."""
-    return f"<string {place} of {string.span.nbytes} bytes>"
+    return names
 
 
 def open_stream(source: ByteSource, limits: Limits) -> Container:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 OWNER: Final = stat.S_IRWXU
 _NAME: Final = re.compile(r"(?P<stem>\.ckptmove-(?P<host>[0-9a-f]{8})-[0-9a-f]{16})\.(part|old|lock)")
 _RANDOM: Final = 4  # bytes
+#: In place of the random part: the lock file that a process holds while it claims names for an output.
+_GATE: Final = "00" * _RANDOM
 _DAY: Final = 24 * 60 * 60
 
 
@@ -69,7 +71,11 @@ def temporary_names(output: Path) -> TemporaryNames:
 
     Their length is fixed, so that an output with the longest possible name has valid temporary names too.
     """
-    stem = f".ckptmove-{_hashed(host_name())}-{_hashed(output.name)}{os.urandom(_RANDOM).hex()}"
+    return _names(output, os.urandom(_RANDOM).hex())
+
+
+def _names(output: Path, own: str) -> TemporaryNames:
+    stem = f".ckptmove-{_hashed(host_name())}-{_hashed(output.name)}{own}"
     return TemporaryNames.of(output.parent / stem)
 
 
@@ -94,6 +100,7 @@ class Claim:
         """Choose new names for an output, without creating anything."""
         self.names = temporary_names(output)
         self._output = output
+        self._gate = _names(output, _GATE).lock
         self._fd = -1
 
     def take(self) -> None:
@@ -101,15 +108,19 @@ class Claim:
 
         Raises:
             OSError: if the system refuses; the lock file is removed.
-            OutputClaimed: if another process has claimed names for the output before; the lock file is removed.
+            OutputClaimed: if another process has claimed names for the output; the lock file is removed.
         """
+        with _alone(self._gate):
+            self._lock_names()
+
+    def _lock_names(self) -> None:
         while True:
             self._fd = open_file(self.names.lock, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:
                 with suppress(OSError):  # no locks in this file system: then leftovers are not cleared either
                     _lock(self._fd, wait=True)
                 if _is_at(self._fd, self.names.lock):
-                    self._require_first()
+                    self._require_no_other()
                     return
             except BaseException:
                 self.release()
@@ -117,11 +128,10 @@ class Claim:
             os.close(self._fd)  # another process removed it as a leftover before it was locked
             self.names = temporary_names(self._output)
 
-    def _require_first(self) -> None:
-        own = self.names.lock
-        shared = own.name[: -len(f"{'00' * _RANDOM}.lock")]
-        others = (path for path in own.parent.glob(f"{shared}*.lock") if path != own)
-        if any(_is_held_before(other, own) for other in others):
+    def _require_no_other(self) -> None:
+        shared = self._gate.name[: -len(f"{_GATE}.lock")]
+        locks = {*self._output.parent.glob(f"{shared}*.lock")} - {self.names.lock, self._gate}
+        if any(map(_is_held, locks)):
             raise OutputClaimed(str(self._output))
 
     def release(self) -> None:
@@ -149,16 +159,45 @@ def _hashed(name: str) -> str:
     return f"{zlib.crc32(os.fsencode(name)):08x}"
 
 
-def _is_held_before(lock: Path, own: Path) -> bool:
-    """Whether a process holds a lock file that is older than another; False if that cannot be known."""
+def _is_held(lock: Path) -> bool:
+    """Whether a process holds a lock file; False if that cannot be known."""
     with suppress(OSError):
-        if (lock.lstat().st_mtime_ns, lock.name) < (own.lstat().st_mtime_ns, own.name):
-            fd = open_file(lock, os.O_RDWR | UNTRUSTED)
-            try:
-                return not _lock(fd, wait=False)
-            finally:
-                os.close(fd)
+        fd = open_file(lock, os.O_RDWR | UNTRUSTED)
+        try:
+            return not _lock(fd, wait=False)
+        finally:
+            os.close(fd)
     return False
+
+
+@contextmanager
+def _alone(gate: Path) -> Iterator[None]:
+    """Let one process after the other claim an output: of two at once, each would see the other and stop.
+
+    Without locks in the file system, nobody waits.
+    """
+    fd = -1
+    with suppress(OSError):
+        fd = _wait_for(gate)
+    try:
+        yield
+    finally:
+        if fd >= 0:
+            _remove_lock(fd, gate)
+
+
+def _wait_for(lock: Path) -> int:
+    """The descriptor of a lock file that is locked, once no other process holds it."""
+    while True:
+        fd = open_file(lock, os.O_RDWR | os.O_CREAT | UNTRUSTED)
+        try:
+            _lock(fd, wait=True)
+            if _is_at(fd, lock):
+                return fd
+        except BaseException:
+            _remove_lock(fd, lock)
+            raise
+        os.close(fd)  # the process that held it has removed it
 
 
 def _lock(fd: int, *, wait: bool) -> bool:

@@ -308,10 +308,22 @@ def test_long_strings_are_in_a_file_of_another_format(write, tmp_path, protocol)
     for found in (torch.load(output, weights_only=True), ckptmove.load(path, plain=True)):
         assert found.keys() == expected.keys()
         assert all(found[key] == expected[key] for key in expected if key != "w")
+        assert found["bytes"] is found["again"][0]
     assert ckptmove.load(write(dumped(value["text"], protocol), "text.pkl")) == value["text"]
     few = Limits(string_bytes=100_000)
     with pytest.raises(LimitExceeded, match="long strings"):
         convert(path, output=str(output), plain=True, force=True, limits=few)
+
+
+def test_a_string_that_equals_the_name_of_a_long_key_stays(write, tmp_path):
+    long, name = "k" * 70_000, "<string 0 of 70000 bytes>"
+    value = {long: 1, "w": torch.ones(2), "name": name, "keys": {name: 2, (name, 1): 3}, "again": [long, {long: 4}]}
+    path, output = write(dumped(value)), tmp_path / "out.pth"
+    assert f"{name}" in inspect(path).inventory.root_keys
+    convert(path, output=str(output), plain=True)
+    for found in (torch.load(output, weights_only=True), ckptmove.load(path, plain=True), ckptmove.load(path)):
+        assert {**found, "w": 0} == {**value, "w": 0}
+        assert found["again"][0] is next(iter(found)) is next(iter(found["again"][1]))
 
 
 def test_python_2_wrote_its_streams_as_str(write, tmp_path):

@@ -6,8 +6,10 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import filelock
@@ -151,6 +153,7 @@ def test_a_released_claim_leaves_nothing(tmp_path, monkeypatch, claim, closed_fi
 
 WRITER = """
 import sys
+import threading
 from ckptmove.io.sink import FileSink
 with FileSink(sys.argv[1], force=False) as sink:
     sink.write(b"new")
@@ -259,21 +262,46 @@ def test_a_lock_that_somebody_else_put_there_is_not_followed(tmp_path, pair):
     assert names(tmp_path) == sorted([pair.part.name, pair.lock.name, "precious"])
 
 
-def test_a_lock_that_is_cleared_before_it_is_taken_is_made_again(tmp_path, monkeypatch):
-    real = filelock.lock_descriptor
+@pytest.mark.parametrize("passed", [0, 1], ids=["gate", "names"])
+def test_a_lock_that_is_cleared_before_it_is_taken_is_made_again(tmp_path, monkeypatch, passed):
+    real, taken = filelock.lock_descriptor, []
 
     def late(fd, *, blocking):
-        monkeypatch.setattr(filelock, "lock_descriptor", real)
-        assert cleared(tmp_path) == []
+        taken.append(fd)
+        if len(taken) > passed:
+            monkeypatch.setattr(filelock, "lock_descriptor", real)
+            assert cleared(tmp_path) == []
         return real(fd, blocking=blocking)
 
     monkeypatch.setattr(filelock, "lock_descriptor", late)
     claim = Claim(tmp_path / "out")
     before = claim.names
     claim.take()
-    assert claim.names != before
+    assert (claim.names != before) == bool(passed)
     assert names(tmp_path) == [claim.names.lock.name]
     claim.release()
+
+
+@pytest.mark.unmeasured
+def test_of_two_claims_at_once_one_is_taken(tmp_path):
+    def take(claim, barrier, won):
+        barrier.wait()
+        with suppress(OutputClaimed):
+            claim.take()
+            won.append(claim)
+
+    for number in range(20):
+        won, barrier = [], threading.Barrier(2)
+        claims = [Claim(tmp_path / f"out{number}") for _ in range(2)]
+        threads = [threading.Thread(target=take, args=(claim, barrier, won)) for claim in claims]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(won) == 1
+        assert names(tmp_path) == [won[0].names.lock.name]
+        won[0].release()
+    assert names(tmp_path) == []
 
 
 def test_one_output_has_one_claim_at_a_time(tmp_path, claim, monkeypatch):
