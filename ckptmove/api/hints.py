@@ -95,6 +95,7 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     errors.NothingConfigured: "correct it there, or pass the PATH of a checkpoint",
     errors.CrcMismatch: f"a copy or a disk has changed it, and torch.load does not detect that: {_AGAIN}",
     errors.SourceChanged: "wait until the run that writes it has finished, then try again",
+    errors.InPlaceImpossible: Phrase("leave out ", Argument("in_place", True), " to write a new file"),
     errors.OutputClaimed: Phrase("wait for it, or choose another path with ", Argument("output")),
     errors.OutputIsSource: Phrase("choose another path with ", Argument("output")),
     errors.OutputIsNoReport: "choose a file that does not exist yet",

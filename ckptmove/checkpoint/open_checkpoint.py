@@ -61,13 +61,6 @@ class OpenCheckpoint:
         return self.inventory.path
 
     @property
-    def kind(self) -> str:
-        """Its kind in words."""
-        if self.listing is None:
-            return "a file"
-        return "an archive of files" if self.listing.form else "a directory"
-
-    @property
     def file(self) -> FilePart:
         """The one part of a checkpoint that is a file."""
         return cast("FilePart", self.parts[0])

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.inventory.budget import Budget
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.layouts.open_files import OpenFiles
+    from ckptmove.formats.bare_pickle import BarePickle
     from ckptmove.formats.contract import Container
     from ckptmove.io.contracts import ByteSource, Progress
     from ckptmove.io.source import DiskPlace
@@ -444,8 +445,8 @@ class FilePart(OpenPart):
     def whole_tree(self) -> Value:
         if not self.placeholder:
             return self.tree()
-        with self.content() as (container, machine):
-            return container.with_long_strings(machine.root)
+        with self.content() as (container, machine):  # no other format has placeholders
+            return cast("BarePickle", container).with_long_strings(machine.root)
 
     def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
         with self._container() as container:

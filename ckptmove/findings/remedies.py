@@ -104,7 +104,7 @@ class Source:
         if is_hidden(self.location, inventory):
             return False
         # A trial would read a URL again, and takes as much memory as the trees that are held.
-        nbytes = sum(part.pickle_bytes for part in self.checkpoint.parts)
+        nbytes = sum(part.pickle_bytes for part in self.checkpoint.parts if isinstance(part, FilePart))
         is_untried = isinstance(self.location, Address) or nbytes > _TRIED_BYTES
         if is_untried or options[0].name == "to":
             certain = is_certain(inventory, options)

@@ -106,6 +106,12 @@ class BarePickle(Container):
         return self._pickle
 
     def with_long_strings(self, root: Value) -> Value:
+        """The tree of :meth:`read` with the strings that its placeholders replace, for a file of another format.
+
+        Raises:
+            LimitExceeded: if they are larger than the limits allow.
+            SourceChanged, AccessFailed: as the source.
+        """
         strings = self._outline.strings
         streams = {stream.string for stream in self._streams}
         nbytes = sum(string.span.nbytes for place, string in enumerate(strings) if place not in streams)

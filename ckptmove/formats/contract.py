@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, Span, StorageRef
     from ckptmove.pickles.state import Machine
-    from ckptmove.pickles.tree import Value
 
 #: Suffixes that ``torch.save`` and pickle files usually have.
 TORCH_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
@@ -153,15 +152,6 @@ class Container(ABC):
             NeedsEveryOperation: if only :meth:`read` can read it.
         """
         return self.read()
-
-    def with_long_strings(self, root: Value) -> Value:
-        """The tree of :meth:`read` with the strings that its placeholders replace, for a file of another format.
-
-        Raises:
-            LimitExceeded: if they are larger than the limits allow.
-            SourceChanged, AccessFailed: as the source.
-        """
-        return root
 
     def code(self) -> Iterable[tuple[str, str]]:
         """Name and text of each source file that is stored with the object.

@@ -237,7 +237,7 @@ ERRORS = {
     errors.CaseUnusable("no"): (2, "--case FILE.py:FUNC"),
     errors.CaseUnusable("no", path="a b.py", known=("one", "two")): (2, "--case 'a b.py:one'"),
     ScriptUnusable("no", path="a.py"): (2, "--script train.py -- "),
-    errors.InPlaceImpossible("a", "it is a directory"): (4, ""),
+    errors.InPlaceImpossible("a", "it is a directory"): (4, "leave out --in-place"),
     UnsafeMember("a b", "../c"): (4, "ckptmove inspect 'a b'"),
     errors.NothingToUndo("a b"): (4, "--to"),
     changes.RestoresMore("a b", "c"): (4, "ckptmove convert 'a b' --undo --force"),

@@ -94,6 +94,12 @@ def test_an_object_without_the_state_has_not_taken_it(case_check, field, built):
     assert (evidence["not_taken"], evidence["proven"]) == ([field], False)
 
 
+def test_a_model_of_another_dtype_is_not_proven(case_check):
+    body = "model.bfloat16(); batch = [one.bfloat16() for one in batch]\nreturn made()"
+    evidence = case_check(body)["evidence"]
+    assert (evidence["proven"], len(evidence["cast"])) == (False, 4)
+
+
 #: More parts of the checkpoint, those of the case, and the outcome with the parts that are left or to choose from.
 CASES = {
     "parts without an object": ({"scheduler": SCHEDULER, "scaler": SCALER}, "scaler=Part()", "passed", ["scheduler"]),

@@ -97,6 +97,20 @@ def test_a_part_is_taken_by_its_values(opened, tree, given, left):
     assert paths(taking) == left
 
 
+class Broken(torch.optim.lr_scheduler.LRScheduler):
+    def __init__(self):
+        pass
+
+    def state_dict(self):
+        raise RuntimeError("not built")
+
+
+def test_a_scheduler_without_a_state_has_taken_nothing(opened):
+    taking = opened(scheduler=SCHEDULER)
+    taking.note(SCHEDULER, Broken())
+    assert paths(taking) == ["scheduler"]
+
+
 def test_a_value_that_contains_itself_is_read_once(opened):
     given = dict(SCHEDULER)
     given["self"] = given
