@@ -110,7 +110,7 @@ class DanglingPointer(NamedTuple):
     Attributes:
         path: its path in the directory.
         names: what it names: a folder, or the number of one.
-        newest: the checkpoint beside it with the highest number; empty if there is none.
+        newest: the name with the highest number among the checkpoints of its folder; empty without any.
     """
 
     path: str

@@ -441,7 +441,7 @@ def _fit(groups: list[list[Shape | None]], scope: Scope) -> _Fit | None:
 
 
 def _by_kinds(groups: list[list[Shape | None]], fit: _Fit) -> _Fit:
-    """Match groups of which one has all biases, one all other vectors (of normalizations), and one the rest.
+    """Match three groups: all biases, all other vectors (weights of normalizations), and all other parameters.
 
     Ultralytics groups so (ultralytics/engine/trainer.py, ``build_optimizer``). If two of these groups have the same
     shapes, nothing shows which is which.

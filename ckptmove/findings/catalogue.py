@@ -43,8 +43,8 @@ _ENTRIES: Final = (
         code="D101",
         name="mixed-devices",
         severity=Severity.WARNING,
-        when="tensors of the model, or of its loss, are on more than one device (an error in a pickled module, part of "
-        "which is on the CPU)",
+        when="tensors of the model, or of its loss, are on more than one device (an error for a pickled module with "
+        "tensors on the CPU)",
         why="A forward pass needs its tensors on one device: 'Expected all tensors to be on the same device, but "
         "found at least two devices'. load_state_dict copies each tensor to the device of the model, so a "
         "resume that goes through it works, as long as torch.load finds every device. A pickled module, or a "

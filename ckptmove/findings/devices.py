@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 def mixed_devices(inventory: Inventory, context: Context) -> Iterator[Finding]:
     """D101: tensors of model and loss, which one forward pass uses, are on several devices.
 
-    Several checkpoints in one folder are not used together, so each is checked alone. An error for a pickled module, a
-    part of which is on the CPU: nothing copies its tensors into another model.
+    Several checkpoints in one folder are not used together, so each is checked alone. An error for a pickled module
+    with tensors on the CPU: it is used as it is, so nothing moves them.
     """
     tensors = [
         tensor

@@ -112,7 +112,7 @@ def of_partitions(
 
 
 def _ranks_of(optimizer: OptimizerRecord, root: Value) -> int:
-    """The number of ranks in the dict around an optimizer, at any place in a file; 1 if there is none."""
+    """The number of ranks that the dict with an optimizer states; 1 if it states none."""
     if not f".{optimizer.where}".endswith(_INNER):
         return 1
     holder: Dict | None = as_dict(root)

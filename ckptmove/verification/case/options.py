@@ -170,7 +170,7 @@ def differing_options(stored: Sequence[Mapping[str, Any]], groups: Sequence[AtSt
         for key, value in theirs.items():
             now = group.values.get(key, _ABSENT)
             is_absent = key not in group.values
-            if key in _IGNORED or (is_absent and key in _OF_SCHEDULERS) or (not is_absent and _is_equal(now, value)):
+            if key in _IGNORED or (is_absent and key in _OF_SCHEDULERS) or (not is_absent and is_equal(now, value)):
                 continue
             setter = group.setters.get(key)
             alike = key, repr(value), repr(now), setter
@@ -197,7 +197,7 @@ def _on_cpu(value: Any, place: StepDevice) -> Any:
     return place.to_cpu(value).clone() if isinstance(value, torch.Tensor) else value
 
 
-def _is_equal(now: Any, stored: Any) -> bool:
+def is_equal(now: Any, stored: Any) -> bool:
     """Whether two options have the same value. A number equals a tensor that holds it in the tensor's precision."""
     if isinstance(now, torch.Tensor) or isinstance(stored, torch.Tensor):
         if not all(isinstance(one, (torch.Tensor, int, float)) for one in (now, stored)):
@@ -210,7 +210,7 @@ def _is_equal(now: Any, stored: Any) -> bool:
         return False
     if isinstance(stored, (list, tuple)):
         is_like = isinstance(now, (list, tuple)) and len(now) == len(stored)
-        return is_like and all(map(_is_equal, now, stored))
+        return is_like and all(map(is_equal, now, stored))
     with suppress(ValueError):  # arrays have no single truth
         return bool(now == stored or (now != now and stored != stored))  # noqa: PLR0124  # NaN alone differs from itself
     return False

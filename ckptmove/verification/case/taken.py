@@ -19,6 +19,7 @@ from ckptmove.checkpoint.entries import entries
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, string_keys
 from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.pickles.tree import Node, Sequence
+from ckptmove.verification.case.options import is_equal
 from ckptmove.verification.step.trial import STEP_ERRORS
 
 if TYPE_CHECKING:
@@ -362,11 +363,7 @@ def _is_like(part: StoredPart, given: Mapping[str, object], start: str = "") -> 
     """Whether values by path contain those of a part, or of the dict in it whose paths have a start."""
     inside = {path[len(start) :]: value for path, value in part.atoms.items() if path.startswith(start)}
     own = {path: value for path, value in inside.items() if _is_kept(path)}
-    return bool(own) and all(path in given and _is_equal(given[path], value) for path, value in own.items())
-
-
-def _is_equal(now: object, stored: object) -> bool:
-    return now == stored or (now != now and stored != stored)  # noqa: PLR0124  # only NaN differs from itself
+    return bool(own) and all(path in given and is_equal(given[path], value) for path, value in own.items())
 
 
 def _leaves(value: object) -> tuple[dict[str, object], list[torch.Tensor]]:
