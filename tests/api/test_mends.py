@@ -12,12 +12,13 @@ from torch import nn
 import ckptmove
 from ckptmove.api import mends
 from ckptmove.api.mends import arguments_of
+from ckptmove.conversion.conversion import ConvertRequest
 from ckptmove.errors import CkptMoveError
+from ckptmove.moves import MoveRequest
+from ckptmove.text import Argument, Phrase
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from ckptmove.text import Argument
 
 W, HALF = torch.ones(2), torch.ones(2, dtype=torch.float16)
 
@@ -208,3 +209,18 @@ def test_few_conversions_are_planned(limit, value, tmp_path, monkeypatch) -> Non
     torch.save({"net": nn.Linear(2, 2), "epoch": 1}, tmp_path / "run.pth")
 
     assert "plain" not in given(failed(tmp_path / "run.pth", {"output": tmp_path / "out.safetensors"}))
+
+
+def test_a_bounded_number_of_conversions_is_tried(monkeypatch) -> None:
+    """Each mend fails with another error, so that each is followed by more of them."""
+    tried: list[str] = []
+
+    def refuse(_request: Any) -> Any:
+        tried.append("")
+        raise CkptMoveError(f"refused {len(tried)} times")
+
+    monkeypatch.setattr(mends, "convert", refuse)
+    monkeypatch.setattr(mends, "_mends", lambda *_: iter([Phrase("leave it out: ", Argument("drop", "a"))] * 5))
+    error = CkptMoveError("refused")
+    mends.mend(error, ConvertRequest(path="a.pth", move=MoveRequest("cpu")))
+    assert (len(tried), error.mends) == (8, ())
