@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from threading import Lock, local
+from threading import Condition, Thread, local
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future
 
 _Item = TypeVar("_Item")
@@ -49,8 +49,11 @@ class Workers(Generic[_Item]):
     def __init__(self, items: Iterable[_Item]) -> None:
         """Hold the items."""
         self._left = iter(items)
-        self._lock = Lock()
+        self._changed = Condition()
+        self._running = 0
+        self._is_empty = False
         self._is_over = False
+        self._error: BaseException | None = None
 
     def run(self, call: Callable[[_Item], None], jobs: int) -> None:
         """Call a function for each item, and wait for all calls; also after an interruption.
@@ -62,17 +65,16 @@ class Workers(Generic[_Item]):
         Raises:
             Exception: the exception of one of the calls that failed.
         """
-        from concurrent.futures import ThreadPoolExecutor  # a slow import
-
-        workers: list[Future[None]] = []
-        with ThreadPoolExecutor(jobs) as pool:
-            try:
-                workers.extend(pool.submit(self._work, call) for _ in range(jobs))
-                for worker in workers:
-                    worker.result()
-            finally:
-                self._is_over = True
-                _wait(workers)
+        try:
+            for _ in range(jobs):
+                Thread(target=self._work, args=(call,), daemon=True).start()
+            self._wait()
+        finally:
+            # A thread whose start was interrupted takes no item any more.
+            self._is_over = True
+            self._wait_through_interruptions()
+        if self._error is not None:
+            raise self._error
 
     def go_on(self) -> None:
         """Raise CallStopped if another call failed or the user interrupted the program."""
@@ -81,18 +83,43 @@ class Workers(Generic[_Item]):
 
     def _work(self, call: Callable[[_Item], None]) -> None:
         _OF_THREAD.workers = self
+        while self._call_next(call):
+            pass
+
+    def _call_next(self, call: Callable[[_Item], None]) -> bool:
+        """Call the function for the next item; False if no call follows."""
+        with self._changed:
+            if self._is_over or self._is_empty:
+                return False
+            self._running += 1
         try:
-            while (item := self._next()) is not None:
+            with self._changed:
+                item = next(self._left, None)
+                self._is_empty = item is None
+            if item is not None:
                 call(item)
         except CallStopped:
-            return
-        except BaseException:
+            pass
+        except BaseException as error:  # noqa: BLE001  # raised again by `run`
+            self._error = error
             self._is_over = True
-            raise
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+        return True
 
-    def _next(self) -> _Item | None:
-        with self._lock:
-            return None if self._is_over else next(self._left, None)
+    def _wait(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: (self._is_over or self._is_empty) and not self._running)
+
+    def _wait_through_interruptions(self) -> None:
+        """Wait for all calls. Another interruption is raised only then: they use files that are closed next."""
+        try:
+            self._wait()
+        except BaseException:
+            self._wait_through_interruptions()
+            raise
 
 
 class _OfThread(local):
@@ -114,21 +141,9 @@ def go_on() -> None:
         _OF_THREAD.workers.go_on()
 
 
-def _wait(workers: Sequence[Future[None]]) -> None:
-    """Wait for all calls. Another interruption is raised only then: they use files that are closed next."""
-    from concurrent.futures import wait
-
-    try:
-        wait(workers)
-    except BaseException:
-        _wait(workers)
-        raise
-
-
 def started(call: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
     """Start a call in a thread that does not keep an interrupted program from ending."""
     from concurrent.futures import Future  # a slow import, which one thread does not need
-    from threading import Thread
 
     future: Future[_Result] = Future()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -51,6 +52,29 @@ def test_workers_call_each_item_once(jobs):
     assert sorted(called) == [*range(20)]
 
 
+def test_a_call_goes_on_after_the_last_item():
+    """The other thread finds no item left meanwhile."""
+    called = []
+
+    def call(item):
+        for _ in range(100):
+            time.sleep(0.001)
+            go_on()
+        called.append(item)
+
+    Workers([1]).run(call, 2)
+    assert called == [1]
+
+
+def test_what_makes_the_items_may_fail():
+    def items():
+        yield 1
+        raise ValueError("no item")
+
+    with pytest.raises(ValueError, match="no item"):
+        Workers(items()).run(lambda _: None, 2)
+
+
 def test_the_first_error_stops_all_workers():
     started, called = threading.Barrier(2, timeout=60), []
     go_on()  # this thread is not one of them
@@ -74,11 +98,12 @@ def test_an_interruption_waits_for_all_calls():
 import os, signal, threading, time
 from ckptmove.io.at_once import Workers
 
-started, ended = threading.Barrier(3), []
+started, interrupted, ended = threading.Barrier(3), threading.Event(), []
 
 def call(item):
     started.wait()
-    # Longer than all interruptions.
+    interrupted.wait()
+    # The main thread has seen the last interruption.
     time.sleep(0.3)
     ended.append(item)
 
@@ -88,6 +113,7 @@ def interrupt():
         os.kill(os.getpid(), signal.SIGINT)
         # The main thread has begun to wait again.
         time.sleep(0.05)
+    interrupted.set()
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 threading.Thread(target=interrupt).start()
