@@ -88,26 +88,28 @@ class Workers(Generic[_Item]):
 
     def _call_next(self, call: Callable[[_Item], None]) -> bool:
         """Call the function for the next item; False if no call follows."""
+        from concurrent.futures import Future  # a slow import
+
         with self._changed:
             if self._is_over or self._is_empty:
                 return False
             self._running += 1
-        try:
-            with self._changed:
-                item = next(self._left, None)
-                self._is_empty = item is None
-            if item is not None:
-                call(item)
-        except CallStopped:
-            pass
-        except BaseException as error:  # noqa: BLE001  # raised again by `run`
-            self._error = error
-            self._is_over = True
-        finally:
-            with self._changed:
-                self._running -= 1
-                self._changed.notify_all()
+        done: Future[None] = Future()
+        _settle(done, self._call_once, call)
+        with self._changed:
+            self._running -= 1
+            if not isinstance(done.exception(), CallStopped | None):
+                self._error = done.exception()
+                self._is_over = True
+            self._changed.notify_all()
         return True
+
+    def _call_once(self, call: Callable[[_Item], None]) -> None:
+        with self._changed:
+            item = next(self._left, None)
+            self._is_empty = item is None
+        if item is not None:
+            call(item)
 
     def _wait(self) -> None:
         with self._changed:
@@ -147,11 +149,13 @@ def started(call: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
 
     future: Future[_Result] = Future()
 
-    def run() -> None:
-        try:
-            future.set_result(call(item))
-        except BaseException as error:  # noqa: BLE001  # raised again by `result`
-            future.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
+    Thread(target=_settle, args=(future, call, item), daemon=True).start()
     return future
+
+
+def _settle(future: Future[_Result], call: Callable[[_Item], _Result], item: _Item) -> None:
+    """Call a function; its result or exception is that of the future."""
+    try:
+        future.set_result(call(item))
+    except BaseException as error:  # noqa: BLE001  # raised again by `result`
+        future.set_exception(error)
