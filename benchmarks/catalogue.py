@@ -37,11 +37,11 @@ from trained import (
 import ckptmove
 from ckptmove.api.functions import convert
 from ckptmove.model import Severity
-from ckptmove.verification import run, worker
-from ckptmove.verification.checks import CASE, CHECKS
-from ckptmove.verification.place import find_site
-from ckptmove.verification.processes import child
-from ckptmove.verification.request import VerifyRequest
+from ckptmove.proof.checks import CASE, CHECKS
+from ckptmove.proof.place import find_site
+from ckptmove.proof.processes import child
+from ckptmove.proof.request import VerifyRequest
+from ckptmove.training import run, worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from faults import Fault
 
     from ckptmove.model import Finding
-    from ckptmove.verification.evidence import Verdict
+    from ckptmove.proof.evidence import Verdict
 
 #: Devices that a step can run on: torch before 2.10 cannot simulate one.
 TARGETS = tuple(target for target in ("cpu", "cuda:0", "mps") if not find_site(target).reason)

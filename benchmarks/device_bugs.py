@@ -33,8 +33,8 @@ from mutations import CHANGES_KEYS, KINDS, Mutant, mutants
 from warm_worker import Servers
 
 import ckptmove
-from ckptmove.verification.case.code.patching import Edit
-from ckptmove.verification.processes import child
+from ckptmove.proof.processes import child
+from ckptmove.proof.source_edits import Edit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

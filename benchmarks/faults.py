@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from trained import EXAMPLES, LAYOUTS, Training, device_by_path, example_tree
 
-from ckptmove.verification.place import find_site
+from ckptmove.proof.place import find_site
 
 if TYPE_CHECKING:
     from collections.abc import Callable

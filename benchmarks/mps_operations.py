@@ -26,7 +26,7 @@ import torch
 from operators import operators
 from torch.utils import _pytree as pytree
 
-from ckptmove.verification.simulated.device import SimulatedDevice
+from ckptmove.simulation.device import SimulatedDevice
 
 DTYPES = (
     torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from ckptmove.verification.simulated.device import SimulatedDevice
-from ckptmove.verification.simulated.errors import RefusedOnMps, unsupported_operation
-from ckptmove.verification.simulated.rules import refuse_dtype
+from ckptmove.simulation.device import SimulatedDevice
+from ckptmove.simulation.errors import RefusedOnMps, unsupported_operation
+from ckptmove.simulation.rules import refuse_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckptmove.verification.evidence import Verdict
+    from ckptmove.proof.evidence import Verdict
 
 
 #: Value of ``--ckptmove`` without a glob.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ckptmove.api.arguments import Device, FilePath
     from ckptmove.case import Case
-    from ckptmove.verification.evidence import Verdict
+    from ckptmove.proof.evidence import Verdict
 
 
 def assert_resumes(  # the options of verify that change its verdict, each by name

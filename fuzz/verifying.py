@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.api import document
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.cli.render import github, verification
-from ckptmove.verification.checks import CHECKS, skipped
-from ckptmove.verification.evidence import Verdict
-from ckptmove.verification.file_checks import fail_on_findings
-from ckptmove.verification.request import VerifyRequest
-from ckptmove.verification.run import checks_without_torch
-from ckptmove.verification.step.entries import leaves, nested_state
-from ckptmove.verification.step.optimizers import choose_optimizer
-from ckptmove.verification.step.tensor_sizes import limit_tensor_sizes
-from ckptmove.verification.tensors.pieces import batches, select
+from ckptmove.proof.checks import CHECKS, skipped
+from ckptmove.proof.evidence import Verdict
+from ckptmove.proof.file_checks import fail_on_findings
+from ckptmove.proof.request import VerifyRequest
+from ckptmove.proof.step.entries import leaves, nested_state
+from ckptmove.proof.step.optimizers import choose_optimizer
+from ckptmove.proof.step.tensor_sizes import limit_tensor_sizes
+from ckptmove.proof.tensors.pieces import batches, select
+from ckptmove.training.run import checks_without_torch
 from fuzz.harness import LIMITS, PAGE, opened, require, require_printable
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import warm_worker
 from hypothesis import HealthCheck, settings
 
 import ckptmove
-from ckptmove.verification import run
-from ckptmove.verification.processes import child
+from ckptmove.proof.processes import child
+from ckptmove.training import run
 
 # Before torch is imported: tests run in a process for each processor, and their tensors are small. Waiting for a second
 # thread can take a hundred times as long as the operation.
@@ -44,7 +44,7 @@ def pytest_collection_finish():
 
     Which tests a process runs, and in which order, depends on the others.
     """
-    simulated = sys.modules.get("ckptmove.verification.simulated.device")
+    simulated = sys.modules.get("ckptmove.simulation.device")
     if simulated is not None:
         simulated.SimulatedDevice("cuda:0")
 

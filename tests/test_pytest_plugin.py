@@ -15,7 +15,7 @@ import ckptmove
 from ckptmove import testing
 from ckptmove.cli import app, verify_command
 from ckptmove.errors import MissingFile
-from ckptmove.verification.evidence import CheckResult, Verdict
+from ckptmove.proof.evidence import CheckResult, Verdict
 
 if sys.version_info < (3, 11):
     import tomli as tomllib

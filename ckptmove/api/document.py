@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ckptmove.api.figures import shares
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.pairing import parameter_names
+from ckptmove.proof.checks import finding_to_json
 from ckptmove.text import escaped
-from ckptmove.verification.checks import finding_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import Traffic
     from ckptmove.model import Finding, Inventory, TensorRecord
     from ckptmove.moves import MovePlan
-    from ckptmove.verification.evidence import RanksOfRun, Verdict
+    from ckptmove.proof.evidence import RanksOfRun, Verdict
 
 Json: TypeAlias = "dict[str, Any]"  # what json.dumps takes; a closed type would be recursive
 

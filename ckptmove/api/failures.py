@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 from ckptmove import errors
 from ckptmove.io.locations import read_link
 from ckptmove.io.remote.address import redacted
-from ckptmove.verification.machine import ChildKilled
-from ckptmove.verification.mesh.errors import RankFailed
+from ckptmove.proof.machine import ChildKilled
+from ckptmove.training.mesh.errors import RankFailed
 
 USAGE: Final = 2
 REFUSED: Final = 4

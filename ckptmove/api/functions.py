@@ -35,9 +35,9 @@ from ckptmove.io.remote.errors import NotLocal
 from ckptmove.limits import Limits
 from ckptmove.moves import checked_globs
 from ckptmove.pickles.collector import collector_paused
+from ckptmove.proof.tensors.measuring import measure_with_torch
 from ckptmove.text import Argument, Phrase, spelled_for_python
 from ckptmove.torch_facts.devices import NO_DEVICE, parse_target
-from ckptmove.verification.tensors.measuring import measure_with_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -403,10 +403,10 @@ def verify(
         LimitExceeded: if it needs more than a limit allows.
     """
     from ckptmove.conversion.shards import parse_size
-    from ckptmove.verification.case.name import name_of
-    from ckptmove.verification.downloading import downloaded
-    from ckptmove.verification.request import VerifyRequest
-    from ckptmove.verification.run import verify_checkpoint
+    from ckptmove.proof.downloading import downloaded
+    from ckptmove.proof.request import VerifyRequest
+    from ckptmove.training.case.name import name_of
+    from ckptmove.training.run import verify_checkpoint
 
     request = VerifyRequest(
         path=local_path(path, "verify takes"),

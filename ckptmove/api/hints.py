@@ -22,12 +22,12 @@ from ckptmove.io.locations import read_link, similar_path
 from ckptmove.io.remote import errors as remote_errors
 from ckptmove.io.remote.address import is_url
 from ckptmove.limits import TREE_MEMORY
+from ckptmove.proof.downloading import CopyExists, NotDownloaded
+from ckptmove.proof.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
+from ckptmove.proof.machine import ChildKilled, PackageMissing, TorchBroken
+from ckptmove.proof.source_edits import FixNotWritten
 from ckptmove.text import Argument, Phrase, ShellOnly, command_line, quoted, spelled_in_python
-from ckptmove.verification.case.code.patching import FixNotWritten
-from ckptmove.verification.case.name import ScriptUnusable
-from ckptmove.verification.downloading import CopyExists, NotDownloaded
-from ckptmove.verification.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
-from ckptmove.verification.machine import ChildKilled, PackageMissing, TorchBroken
+from ckptmove.training.case.name import ScriptUnusable
 
 if TYPE_CHECKING:
     from ckptmove.model import ArchiveForm

@@ -8,8 +8,8 @@ from ckptmove.api.arguments import NotAccepted, location, move_request, remap_of
 from ckptmove.api.hinting import hinted
 from ckptmove.limits import Limits
 from ckptmove.pickles.collector import collector_paused
+from ckptmove.proof.machine import PackageMissing, TorchBroken
 from ckptmove.torch_facts.devices import parse_pair
-from ckptmove.verification.machine import PackageMissing, TorchBroken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +64,7 @@ def load(
             "load plain values in place of objects: plain=True",
         )
     try:
-        from ckptmove.verification.loading.load import LoadRequest, load_checkpoint, on_current_device
+        from ckptmove.proof.loading.load import LoadRequest, load_checkpoint, on_current_device
     except ImportError as error:
         if error.name == "torch":
             raise PackageMissing("torch", "load builds tensors and needs") from error

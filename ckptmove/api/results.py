@@ -11,8 +11,8 @@ from ckptmove.checkpoint.summary import CheckpointSummary
 from ckptmove.comparison import differences
 from ckptmove.conversion.results import Converted
 from ckptmove.model import OneLine
+from ckptmove.proof import evidence
 from ckptmove.text import amount, size
-from ckptmove.verification import evidence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -350,7 +350,7 @@ def verify(
     from ckptmove.conversion.remap.options import remap_options
     from ckptmove.conversion.shards import parse_size
     from ckptmove.moves import checked_globs
-    from ckptmove.verification.request import VerifyRequest
+    from ckptmove.proof.request import VerifyRequest
 
     config: Config = context.obj
     reported = selection(select or (), (*config.ignore, *(ignore or ())), everything=strict or out.verbose)

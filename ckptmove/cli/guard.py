@@ -37,8 +37,8 @@ from ckptmove.errors import (
 from ckptmove.io.outputs import LeftoversRemoved
 from ckptmove.io.remote.address import is_url, redacted
 from ckptmove.pickles.collector import collector_paused
+from ckptmove.proof.downloading import CopyExists, NotDownloaded
 from ckptmove.text import Argument, command_line
-from ckptmove.verification.downloading import CopyExists, NotDownloaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

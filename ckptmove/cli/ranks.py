@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ckptmove.io.contracts import Progress
-    from ckptmove.verification.evidence import Verdict
-    from ckptmove.verification.mesh.run import Rank
-    from ckptmove.verification.request import VerifyRequest
+    from ckptmove.proof.evidence import Verdict
+    from ckptmove.proof.request import VerifyRequest
+    from ckptmove.training.mesh.run import Rank
 
 
 class Verify(Protocol):
-    """Verifies a checkpoint, as :func:`ckptmove.verification.run.verify_checkpoint`."""
+    """Verifies a checkpoint, as :func:`ckptmove.training.run.verify_checkpoint`."""
 
     def __call__(
         self, request: VerifyRequest, *, progress: Progress | None, stage: Callable[[str], None] | None
@@ -32,7 +32,7 @@ def own_rank() -> Rank | None:
     """The rank of this process; None if torchrun did not start it."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
-    from ckptmove.verification.mesh.run import this_rank  # for torchrun only
+    from ckptmove.training.mesh.run import this_rank  # for torchrun only
 
     return this_rank()
 

@@ -13,17 +13,17 @@ from ckptmove.cli.ranks import on_ranks, own_rank, require_one
 from ckptmove.cli.render.answers import VerifyAnswer
 from ckptmove.cli.signals import settle
 from ckptmove.errors import CkptMoveError, UsageError
-from ckptmove.verification.checks import skipped
-from ckptmove.verification.downloading import downloaded, require_local
-from ckptmove.verification.run import verify_checkpoint
+from ckptmove.proof.checks import skipped
+from ckptmove.proof.downloading import downloaded, require_local
+from ckptmove.training.run import verify_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ckptmove.cli.render.renderer import Renderer
     from ckptmove.cli.selection import Selection
-    from ckptmove.verification.evidence import Verdict
-    from ckptmove.verification.request import VerifyRequest
+    from ckptmove.proof.evidence import Verdict
+    from ckptmove.proof.request import VerifyRequest
 
 #: Checks that step the file's own optimizer.
 _STEPS: Final = frozenset({"step", "parity", "fresh"})
@@ -134,7 +134,7 @@ def _fixed(
     dry_run: bool,
 ) -> Verdict:
     """The verdict on the user's files, after the edits if they were written."""
-    from ckptmove.verification.case.fixes.apply import find_fixes, fixed_files, write  # used for --fix only
+    from ckptmove.training.fixes.apply import find_fixes, fixed_files, write  # used for --fix only
 
     fixes = find_fixes(request, verified)
     edited = fixed_files(fixes.files)

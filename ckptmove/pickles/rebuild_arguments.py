@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.pickles.tree import Call, Dict, Global, Persistent, Sequence, Tuple
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
+from ckptmove.torch_facts.layouts import SPARSE_PARTS
 
 if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
@@ -17,14 +18,6 @@ LARGEST: Final = 2**63 - 1
 _MOST_AXES: Final = 1000
 #: Index of the view in a persistent id.
 _VIEW_FIELD: Final = 5
-#: Names of the dense tensors of a sparse tensor, by layout.
-SPARSE_PARTS: Final[dict[str, tuple[str, ...]]] = {
-    "sparse_coo": ("indices", "values"),
-    "sparse_csr": ("crow_indices", "col_indices", "values"),
-    "sparse_csc": ("ccol_indices", "row_indices", "values"),
-    "sparse_bsr": ("crow_indices", "col_indices", "values"),
-    "sparse_bsc": ("ccol_indices", "row_indices", "values"),
-}
 #: c10's ``Layout`` enum, whose numbers TorchScript writes.
 _SCRIPT_LAYOUTS: Final[dict[int, str]] = {1: "sparse_coo", 2: "sparse_csr"}
 

@@ -14,7 +14,6 @@ from ckptmove.model import StorageRef, TensorRecord
 from ckptmove.pickles.compact_memo import NeedsEveryOperation
 from ckptmove.pickles.rebuild_arguments import (
     LARGEST,
-    SPARSE_PARTS,
     NotATensor,
     arguments,
     bytes_of,
@@ -33,6 +32,7 @@ from ckptmove.pickles.rebuild_arguments import (
 from ckptmove.pickles.tree import Call, Global, Node, Opaque, Persistent, PlainStorage, PlainTensor, Tuple
 from ckptmove.torch_facts.devices import NO_DEVICE
 from ckptmove.torch_facts.dtypes import ITEM_BYTES, PACKED, SCRIPT_STORAGE_DTYPE, STORAGE_DTYPE
+from ckptmove.torch_facts.layouts import SPARSE_PARTS
 from ckptmove.torch_facts.weights_only import WEIGHTS_ONLY_SINCE, modern_name
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ckptmove.cli.render import verification
 from ckptmove.cli.render.page import Page
 from ckptmove.formats.opening import SIGNATURES
 from ckptmove.model import TensorRecord
-from ckptmove.verification.evidence import CheckResult, Verdict
+from ckptmove.proof.evidence import CheckResult, Verdict
 
 SCHEMA = json.loads((Path(ckptmove.api.__file__).parent / "schema.json").read_text(encoding="utf-8"))
 FAILURE = Failure(kind="missing-file", message="no such file", hint="", path="a\udc80", exit_code=3)

@@ -23,8 +23,8 @@ import ckptmove
 from ckptmove.api.arguments import NotAccepted, optimizer_name, words
 from ckptmove.errors import CaseUnusable, CkptMoveError, OutputExists, OutputIsSource, UnknownDevice, UsageError
 from ckptmove.io.locations import default_output
-from ckptmove.verification.evidence import Verdict
-from ckptmove.verification.machine import PackageMissing, TorchBroken
+from ckptmove.proof.evidence import Verdict
+from ckptmove.proof.machine import PackageMissing, TorchBroken
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_ckpts"
@@ -440,9 +440,7 @@ def test_load_without_torch_says_how_to_get_it(
     else:
         monkeypatch.setitem(sys.modules, "torch", None)
     # Not its errors: another class of the same name would stay.
-    for name in [
-        name for name in sys.modules if name.startswith("ckptmove.verification.loading.") and "err" not in name
-    ]:
+    for name in [name for name in sys.modules if name.startswith("ckptmove.proof.loading.") and "err" not in name]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(TorchBroken if is_broken else PackageMissing) as caught:
         ckptmove.load(source)

@@ -20,6 +20,7 @@ PACKAGE = Path(ckptmove.__file__).parent
 ROWS: list[list[str]] = [
     ["case", "errors", "limits", "model", "moves", "text"],
     ["torch_facts.*"],
+    ["simulation.*"],
     ["io.*"],
     ["pickles.*"],
     ["formats.*"],
@@ -27,7 +28,8 @@ ROWS: list[list[str]] = [
     ["conversion.*"],
     ["comparison.*"],
     ["findings.*"],
-    ["verification.*"],
+    ["proof.*"],
+    ["training.*"],
     ["api.*", "__init__"],
     ["cli.*", "testing", "pytest_plugin", "__main__"],
 ]
@@ -35,10 +37,10 @@ ROWS: list[list[str]] = [
 #: Where a third-party library may be imported.
 HOMES = {
     # In `case` for the type checker alone: the fields of a Case are of its classes.
-    "torch": ("verification", "case"),
-    "safetensors": ("verification",),
-    "asttokens": ("verification",),
-    "executing": ("verification",),
+    "torch": ("simulation", "proof", "training", "case"),
+    "safetensors": ("proof", "training"),
+    "asttokens": ("training",),
+    "executing": ("training",),
     "typer": ("cli",),
     "pytest": ("pytest_plugin",),
     "rich": ("cli",),
@@ -49,14 +51,14 @@ HOMES = {
     "aiohttp": ("io",),
     "numpy": ("io",),
     # For the type checker alone, until Python 3.11 is the oldest: torch requires it.
-    "typing_extensions": ("verification", "api"),
+    "typing_extensions": ("simulation", "proof", "training", "api"),
 }
 
 #: Rooms that handle paths: files of the user (``api.hints``, ``cli``, ``case``), of this package or of the system (the
 #: others).
 PATH_ROOMS = (
-    "io", "api.hints", "cli", "testing", "verification.case", "verification.processes.forking",
-    "verification.processes.memory", "verification.restored.pages", "verification.step.optimizer_class",
+    "io", "api.hints", "cli", "testing", "training", "proof.source_edits", "proof.processes", "proof.restored.pages",
+    "proof.step.optimizer_class",
 )  # fmt: skip
 PATH_MODULES = {"pathlib", "glob", "stat", "shutil", "tempfile"}
 #: Names in ``os`` that take no path.

@@ -19,14 +19,14 @@ EXECUTING = {
 #: The one module that imports by name, a case that the user typed, and what looks at the code of such a case. The
 #: unpickler is replaced by one that refuses the checkpoint.
 MAY_NAME = {
-    "verification/step/optimizer_class.py": {"import_module"},
-    "verification/case/code/entrance.py": {"CodeType", "import_module", "exec_module", "spec_from_file_location"},
-    "verification/case/backward.py": {"__code__"},
-    "verification/case/check.py": {"__code__"},
-    "verification/case/code/source.py": {"CodeType"},
-    "verification/case/script/check.py": {"exec"},
-    "verification/case/script/hooks.py": {"Unpickler", "__subclasses__"},
-    "verification/case/code/watch.py": {"CodeType", "__code__"},
+    "proof/step/optimizer_class.py": {"import_module"},
+    "training/code/entrance.py": {"CodeType", "import_module", "exec_module", "spec_from_file_location"},
+    "simulation/backward.py": {"__code__"},
+    "training/case/check.py": {"__code__"},
+    "training/code/source.py": {"CodeType"},
+    "training/script/check.py": {"exec"},
+    "training/script/hooks.py": {"Unpickler", "__subclasses__"},
+    "training/code/watch.py": {"CodeType", "__code__"},
 }
 #: Whole names, with their owner.
 EXECUTING_DOTTED = {
@@ -44,25 +44,25 @@ HARMLESS_MODULES = {
 }  # fmt: skip
 #: Modules that can execute something, and the modules that may import them.
 GUARDED_MODULES = {
-    "subprocess": "verification/processes/child.py",  # starts the child, by a command of its own
+    "subprocess": "proof/processes/child.py",  # starts the child, by a command of its own
     # ask the C library for one function of its own each; view the memory of a storage, to read a file into it
-    "ctypes": "verification/restored/pages.py verification/tensors/stored.py verification/processes/child.py",
-    "resource": "verification/processes/memory.py",  # lowers the limit of its own process
-    "importlib": "verification/run.py verification/case/code/entrance.py verification/step/optimizer_class.py",
+    "ctypes": "proof/restored/pages.py proof/tensors/stored.py proof/processes/child.py",
+    "resource": "proof/processes/memory.py",  # lowers the limit of its own process
+    "importlib": "training/run.py training/code/entrance.py proof/step/optimizer_class.py",
     # write bytes of tensors, and the output of the user's script; find the folder of generated files
-    "tempfile": "io/spool.py verification/case/script/check.py verification/case/code/entrance.py",
+    "tempfile": "io/spool.py training/script/check.py training/code/entrance.py",
     # end a script that does not end; run the exit functions of the child; silence the event loop of fsspec
-    "atexit": "io/remote/filesystem.py verification/case/script/check.py verification/processes/child.py",
+    "atexit": "io/remote/filesystem.py training/script/check.py proof/processes/child.py",
     "urllib": "cli/render/sarif.py io/remote/address.py",  # quotes a path, splits URLs
     "asyncio": "io/remote/time_limits.py",  # waits for an answer of a server
-    "socket": "io/remote/failures.py verification/mesh/meeting.py",  # names an error; connects the ranks of one run
-    "secrets": "verification/mesh/meeting.py",  # makes the token that a rank has to know
+    "socket": "io/remote/failures.py training/mesh/meeting.py",  # names an error; connects the ranks of one run
+    "secrets": "training/mesh/meeting.py",  # makes the token that a rank has to know
     "xml": "cli/render/junit.py",  # writes XML, and reads none
-    "pickle": "verification/loading/errors.py",  # the base class of an error
+    "pickle": "proof/loading/errors.py",  # the base class of an error
     # These read signatures.
-    "inspect": "api/arguments.py cli/configured.py cli/options.py verification/step/recipe.py "
-    "verification/case/check.py verification/case/objective.py verification/case/restore.py "
-    "verification/case/script/hooks.py",
+    "inspect": "api/arguments.py cli/configured.py cli/options.py proof/step/recipe.py "
+    "training/case/check.py proof/step/objective.py training/case/restore.py "
+    "training/script/hooks.py",
 }
 #: Allowed names of ``os``: they open, read, write, link and name files. None starts or changes a process.
 HARMLESS_OS = {
@@ -78,14 +78,14 @@ HARMLESS_OS = {
 #: Names of ``os`` that can do harm, and where they may be used.
 GUARDED_OS = {
     # end the child and its children
-    "killpg": "verification/processes/child.py verification/worker.py verification/mesh/worker.py",
-    "kill": "verification/case/strays.py verification/processes/forking.py",  # the same
+    "killpg": "proof/processes/child.py training/worker.py training/mesh/worker.py",
+    "kill": "proof/processes/strays.py proof/processes/forking.py",  # the same
     # ends the child itself
-    "_exit": "verification/case/script/check.py verification/processes/child.py verification/processes/group.py",
+    "_exit": "training/script/check.py proof/processes/child.py proof/processes/group.py",
     # fork the child, and wait for it
     **dict.fromkeys(
         ("CLD_EXITED", "P_PID", "WEXITED", "WNOHANG", "WNOWAIT", "fork", "setpgid", "waitid", "waitpid"),
-        "verification/processes/forking.py",
+        "proof/processes/forking.py",
     ),
 }
 #: Look-ups by a name that is not a constant, with the reason why no file can choose the result.
@@ -236,7 +236,7 @@ def test_torch_load_is_called_in_weights_only_mode_and_only_by_verify(modules) -
             if isinstance(node, ast.Call) and dotted(node.func) in {"torch.load", "torch.serialization.load"}:
                 calls += 1
                 modes = [ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "weights_only"]
-                if not path.startswith("verification/") or modes != ["True"]:
+                if not path.startswith(("proof/", "training/")) or modes != ["True"]:
                     faults.append(f"{path}:{node.lineno} {ast.unparse(node)}")
         # By no other name: not kept in a variable, and not imported as one.
         names = [name for _, name in named(nodes) if name in {"torch.load", "torch.serialization.load"}]

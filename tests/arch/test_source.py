@@ -18,10 +18,10 @@ LONGEST_FUNCTION = 60
 CATCHING_ALL = {
     "cli/guard.py": "bugs, for their exit code",
     "io/at_once.py": "raised again by the thread that waits for the result",
-    "verification/case/backward.py": "raised again by the caller of the autograd engine",
-    "verification/case/script/check.py": "an exception of the user's script is an answer",
-    "verification/processes/child.py": "a fork ends with its exit code, and never returns into its parent's code",
-    "verification/mesh/worker.py": "an exception of the user's code on a rank is an answer",
+    "simulation/backward.py": "raised again by the caller of the autograd engine",
+    "training/script/check.py": "an exception of the user's script is an answer",
+    "proof/processes/child.py": "a fork ends with its exit code, and never returns into its parent's code",
+    "training/mesh/worker.py": "an exception of the user's code on a rank is an answer",
 }
 
 

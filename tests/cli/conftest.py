@@ -35,7 +35,7 @@ def closed(schema):
 def simulates():
     """Skip a test with a step on a simulated device if torch is missing or cannot simulate one."""
     pytest.importorskip("torch")
-    from ckptmove.verification.simulated.device import unavailable_reason
+    from ckptmove.simulation.device import unavailable_reason
 
     reason = unavailable_reason()
     if reason is not None:

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 
 from ckptmove.cli.render.verification import outcome
 from ckptmove.errors import UsageError
+from ckptmove.proof.evidence import CheckResult, Verdict
 from ckptmove.testing import assert_resumes
-from ckptmove.verification.evidence import CheckResult, Verdict
-from ckptmove.verification.run import _is_proven
+from ckptmove.training.run import _is_proven
 
 SCRIPT = """
 import torch

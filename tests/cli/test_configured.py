@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ckptmove.verification.evidence import Verdict
+from ckptmove.proof.evidence import Verdict
 
 
 @pytest.fixture

@@ -22,12 +22,12 @@ from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.io import changes, journal
 from ckptmove.io.remote import errors as remote_errors
 from ckptmove.limits import TREE_MEMORY
-from ckptmove.verification.case.code.patching import FixNotWritten
-from ckptmove.verification.case.name import ScriptUnusable
-from ckptmove.verification.downloading import CopyExists, NotDownloaded
-from ckptmove.verification.loading import errors as loading_errors
-from ckptmove.verification.machine import ChildKilled, PackageMissing, TorchBroken
-from ckptmove.verification.mesh.errors import RankFailed
+from ckptmove.proof.downloading import CopyExists, NotDownloaded
+from ckptmove.proof.loading import errors as loading_errors
+from ckptmove.proof.machine import ChildKilled, PackageMissing, TorchBroken
+from ckptmove.proof.source_edits import FixNotWritten
+from ckptmove.training.case.name import ScriptUnusable
+from ckptmove.training.mesh.errors import RankFailed
 
 BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
 

@@ -18,9 +18,9 @@ from ckptmove.cli.render.verification import diff_lines
 from ckptmove.cli.streams import Output, page_of
 from ckptmove.errors import WriteFailed
 from ckptmove.io.sink import FileSink
-from ckptmove.verification.checks import passed
-from ckptmove.verification.evidence import FixedFile, Verdict
-from ckptmove.verification.request import VerifyRequest
+from ckptmove.proof.checks import passed
+from ckptmove.proof.evidence import FixedFile, Verdict
+from ckptmove.proof.request import VerifyRequest
 
 pytestmark = pytest.mark.usefixtures("simulates")
 

@@ -43,7 +43,7 @@ api.inspect_checkpoint = slow
 #: The child of verify never ends, and prints its id.
 CHILD = """
 import sys
-from ckptmove.verification import run
+from ckptmove.training import run
 
 program = "import os, sys, time; sys.stderr = None; open('child', 'w').write(str(os.getpid())); time.sleep(60)"
 run.worker_command = lambda: [sys.executable, "-c", program]
@@ -52,7 +52,7 @@ run.can_fork = lambda: False
 #: The same for a child that is a fork.
 FORK = """
 import os, sys, time, types
-from ckptmove.verification import run
+from ckptmove.training import run
 
 forked = run.forked
 

@@ -10,7 +10,7 @@ import pytest
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.errors import LimitExceeded
 from ckptmove.limits import Limits
-from ckptmove.verification.request import VerifyRequest
+from ckptmove.proof.request import VerifyRequest
 
 DEEP = 10_001
 

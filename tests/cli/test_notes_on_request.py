@@ -10,8 +10,8 @@ import pytest
 from ckptmove.cli.render.answers import VerifyAnswer
 from ckptmove.cli.selection import selection
 from ckptmove.model import Finding, Severity
-from ckptmove.verification.evidence import Verdict
-from ckptmove.verification.request import VerifyRequest
+from ckptmove.proof.evidence import Verdict
+from ckptmove.proof.request import VerifyRequest
 
 NOTE = "R302"
 

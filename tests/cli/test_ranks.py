@@ -11,9 +11,9 @@ from ckptmove.cli.render.verification import outcome
 from ckptmove.cli.signals import Terminated
 from ckptmove.errors import UsageError
 from ckptmove.io.remote.address import Address
-from ckptmove.verification.evidence import CheckResult, RanksOfRun, Verdict
-from ckptmove.verification.mesh.errors import RankFailed
-from ckptmove.verification.request import VerifyRequest
+from ckptmove.proof.evidence import CheckResult, RanksOfRun, Verdict
+from ckptmove.proof.request import VerifyRequest
+from ckptmove.training.mesh.errors import RankFailed
 
 
 class Rank:

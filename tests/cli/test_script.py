@@ -17,7 +17,7 @@ from simulation import on_a_simulated_device
 
 from ckptmove.api import functions as api
 from ckptmove.cli.app import app
-from ckptmove.verification.case.strays import MARK, end_strays
+from ckptmove.proof.processes.strays import MARK, end_strays
 
 TRAIN = """
 import sys

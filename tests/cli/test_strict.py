@@ -11,9 +11,9 @@ import pytest
 from ckptmove.api import results
 from ckptmove.cli import verify_command
 from ckptmove.model import Finding, Severity
+from ckptmove.proof.evidence import Verdict, fails_run
 from ckptmove.testing import assert_resumes
-from ckptmove.verification import run
-from ckptmove.verification.evidence import Verdict, fails_run
+from ckptmove.training import run
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 UNTIED = ("convert", "run.pth", "--to", "cpu", "--keep", "modle.*")

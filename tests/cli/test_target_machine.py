@@ -25,9 +25,9 @@ TARGET = re.compile(r"--to (\w+:?\d*)")
 def test_both_commands_judge_a_file_alike(name, devices):
     """The findings are the same, and *placement* fails for those that are errors."""
     pytest.importorskip("torch")
-    from ckptmove.verification.file_checks import FAILED_BY, fail_on_findings
-    from ckptmove.verification.request import VerifyRequest
-    from ckptmove.verification.run import checks_without_torch
+    from ckptmove.proof.file_checks import FAILED_BY, fail_on_findings
+    from ckptmove.proof.request import VerifyRequest
+    from ckptmove.training.run import checks_without_torch
 
     path = str(SAMPLES / name)
     inspected = api.inspect(path, device_count=devices).findings

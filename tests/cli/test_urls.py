@@ -15,8 +15,8 @@ from ckptmove.checkpoint.layouts import reading
 from ckptmove.cli.paths import download_paths
 from ckptmove.io.remote import http
 from ckptmove.io.remote.address import Address
+from ckptmove.proof.downloading import NotDownloaded
 from ckptmove.text import command_line
-from ckptmove.verification.downloading import NotDownloaded
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 SECRET = "hunter2hunter2"

@@ -30,7 +30,7 @@ from ckptmove.errors import LimitExceeded, MissingFile
 from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits
 from ckptmove.model import Span, TensorRecord
-from ckptmove.verification.tensors import measuring
+from ckptmove.proof.tensors import measuring
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 
@@ -412,7 +412,7 @@ def test_without_torch_values_differ_by_an_unknown_amount(compare, tmp_path, mon
     real = builtins.__import__
 
     def without(name, *rest):
-        if name == "ckptmove.verification.tensors.magnitude":
+        if name == "ckptmove.proof.tensors.magnitude":
             raise ImportError(name)
         return real(name, *rest)
 

@@ -9,8 +9,8 @@ import torch
 
 from ckptmove.comparison import gaps
 from ckptmove.comparison.differences import Gap, LoneNan
+from ckptmove.proof.tensors.magnitude import measure
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
-from ckptmove.verification.tensors.magnitude import measure
 
 SINGLE = [
     "float16", "bfloat16", "float32", "float64",

@@ -10,7 +10,7 @@ from trained import OPTIMIZERS, Training, as_plain, device_by_path, save
 
 import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
-from ckptmove.verification.step.stored_state import optimizer_state_dict
+from ckptmove.proof.step.stored_state import optimizer_state_dict
 
 RATES = ("optimizer.param_groups.0.lr", "optimizer.param_groups.0.initial_lr",
          "scheduler.base_lrs.0", "scheduler._last_lr.0")  # fmt: skip

@@ -10,7 +10,7 @@ import catalogue
 from faults import FAULTS  # it imports torch
 
 from ckptmove.findings.catalogue import CATALOGUE
-from ckptmove.verification.checks import CASE, CHECKS
+from ckptmove.proof.checks import CASE, CHECKS
 
 pytestmark = pytest.mark.unmeasured
 

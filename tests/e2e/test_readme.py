@@ -67,7 +67,7 @@ def test_every_block_is_what_the_program_prints(
         printed = run(shlex.split(command), monkeypatch, capsys)
         if command.startswith("verify"):
             pytest.importorskip("torch")
-            from ckptmove.verification.simulated.device import unavailable_reason
+            from ckptmove.simulation.device import unavailable_reason
 
             if reason := unavailable_reason():
                 pytest.skip(reason)

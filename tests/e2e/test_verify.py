@@ -19,10 +19,10 @@ from simulation import on_a_simulated_device
 from ckptmove import convert
 from ckptmove.errors import MissingFile, UsageError
 from ckptmove.model import Severity
-from ckptmove.verification.checks import CHECKS
-from ckptmove.verification.machine import PackageMissing
-from ckptmove.verification.request import VerifyRequest
-from ckptmove.verification.run import verify_checkpoint
+from ckptmove.proof.checks import CHECKS
+from ckptmove.proof.machine import PackageMissing
+from ckptmove.proof.request import VerifyRequest
+from ckptmove.training.run import verify_checkpoint
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 
@@ -179,8 +179,8 @@ def test_without_torch_it_says_so(monkeypatch):
 def test_the_parent_does_not_import_torch():
     code = (
         "import sys, json\n"
-        "from ckptmove.verification.run import verify_checkpoint\n"
-        "from ckptmove.verification.request import VerifyRequest\n"
+        "from ckptmove.training.run import verify_checkpoint\n"
+        "from ckptmove.proof.request import VerifyRequest\n"
         f"result = verify_checkpoint(VerifyRequest(path={str(SAMPLES / 'tutorial-sgd-cpu.pth')!r}))\n"
         "print(json.dumps([result.passed, 'torch' in sys.modules]))\n"
     )

@@ -12,10 +12,10 @@ from ckptmove.api.functions import convert
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.formats.opening import container_class
 from ckptmove.limits import Limits
-from ckptmove.verification.request import VerifyRequest
-from ckptmove.verification.restored.loaded import load, named_tensors
-from ckptmove.verification.run import verify_checkpoint
-from ckptmove.verification.tensors.stored import StoredTensors, bits
+from ckptmove.proof.request import VerifyRequest
+from ckptmove.proof.restored.loaded import load, named_tensors
+from ckptmove.proof.tensors.stored import StoredTensors, bits
+from ckptmove.training.run import verify_checkpoint
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,

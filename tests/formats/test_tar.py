@@ -23,10 +23,10 @@ from ckptmove.cli.app import app
 from ckptmove.errors import UnsupportedDtype, UsageError
 from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.limits import Limits
-from ckptmove.verification.request import VerifyRequest
-from ckptmove.verification.restored.loaded import named_tensors
-from ckptmove.verification.run import verify_checkpoint
-from ckptmove.verification.tensors.stored import StoredTensors, bits
+from ckptmove.proof.request import VerifyRequest
+from ckptmove.proof.restored.loaded import named_tensors
+from ckptmove.proof.tensors.stored import StoredTensors, bits
+from ckptmove.training.run import verify_checkpoint
 
 DTYPES = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,

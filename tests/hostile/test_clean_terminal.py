@@ -16,10 +16,10 @@ from ckptmove.cli.app import app
 from ckptmove.cli.render import github
 from ckptmove.cli.render.page import Page
 from ckptmove.cli.render.verification import brief_line, verification_lines
-from ckptmove.verification.checks import check_from_json, finding_from_json
-from ckptmove.verification.evidence import Verdict
-from ckptmove.verification.request import VerifyRequest
-from ckptmove.verification.worker import run
+from ckptmove.proof.checks import check_from_json, finding_from_json
+from ckptmove.proof.evidence import Verdict
+from ckptmove.proof.request import VerifyRequest
+from ckptmove.training.worker import run
 from fuzz.seeds import STORAGE, archive_of
 
 pytestmark = pytest.mark.unmeasured

@@ -11,8 +11,8 @@ import torch
 
 import ckptmove
 from ckptmove.errors import DamagedArchive, LimitExceeded
-from ckptmove.verification.request import VerifyRequest
-from ckptmove.verification.worker import run
+from ckptmove.proof.request import VerifyRequest
+from ckptmove.training.worker import run
 
 GROUP = {
     "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, "maximize": False,
@@ -97,7 +97,7 @@ EXCESS = {
 @pytest.mark.parametrize("name", EXCESS)
 def test_more_values_than_bytes_are_refused_before_torch_is_started(name, saved_to, monkeypatch) -> None:
     path = saved_to(EXCESS[name])
-    monkeypatch.setattr("ckptmove.verification.run.worker_command", pytest.fail)
+    monkeypatch.setattr("ckptmove.training.run.worker_command", pytest.fail)
     with pytest.raises(LimitExceeded) as caught:
         ckptmove.verify(path, to="cuda:0")
     assert caught.value.path == path
@@ -114,7 +114,7 @@ def test_a_storage_that_would_be_inflated_to_much_more_is_refused(tmp_path, monk
         for record in plain.infolist():
             packed.writestr(record.filename, plain.read(record))
     (tmp_path / "plain.pt").unlink()
-    monkeypatch.setattr("ckptmove.verification.step.tensor_sizes._IN_ANY_CASE", 2**20)
+    monkeypatch.setattr("ckptmove.proof.step.tensor_sizes._IN_ANY_CASE", 2**20)
     with pytest.raises(LimitExceeded, match="take in memory"):
         ckptmove.verify(str(tmp_path / "packed.pt"), to="cpu")
 

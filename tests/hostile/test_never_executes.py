@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from ckptmove.cli.app import app
 from ckptmove.errors import CkptMoveError
 from ckptmove.pickles.scan import operations
-from ckptmove.verification.request import VerifyRequest
-from ckptmove.verification.worker import run
+from ckptmove.proof.request import VerifyRequest
+from ckptmove.training.worker import run
 from fuzz.payloads import BODIES, PERSISTENT, body, text
 from fuzz.seeds import STORAGE, archive_of, program, zip_of
 from fuzz.whole_seeds import old_members, saved, tar_of

@@ -26,7 +26,7 @@ from ckptmove.io.portable import is_reserved
 from ckptmove.io.sink import FileSink
 from ckptmove.text import command_line, quoted
 from ckptmove.torch_facts.devices import parse_mapping
-from ckptmove.verification.case.name import parse_case
+from ckptmove.training.case.name import parse_case
 
 RESERVED = [
     "CON", "nul", "aux.pth", "COM1", "lpt9.cuda0.pth", "CONIN$", "out:cpu.pth", "run.", "run ", "a?b", 'a"b', "a\x1fb",

@@ -21,10 +21,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from ckptmove.verification.mesh import worker
-from ckptmove.verification.place import Site
-from ckptmove.verification.request import VerifyRequest
-from ckptmove.verification.simulated.device import unavailable_reason
+from ckptmove.proof.place import Site
+from ckptmove.proof.request import VerifyRequest
+from ckptmove.simulation.device import unavailable_reason
+from ckptmove.training.mesh import worker
 
 LAYOUTS = (
     "fsdp",

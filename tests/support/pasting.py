@@ -9,7 +9,7 @@ import textwrap
 import pytest
 import torch
 
-from ckptmove.verification.case.code.patching import Edit
+from ckptmove.proof.source_edits import Edit
 
 
 def fix_of(detail):

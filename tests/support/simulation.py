@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ckptmove.verification import place
-from ckptmove.verification.simulated import device as simulated
+from ckptmove.proof import place
+from ckptmove.simulation import device as simulated
 
 #: For a test whose step runs in a child process.
 on_a_simulated_device = pytest.mark.skipif(

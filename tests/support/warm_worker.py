@@ -23,9 +23,9 @@ from types import ModuleType
 from ckptmove.torch_facts.optimizers import BY_NAME
 
 #: Modules that every child imports.
-_MODULES = ("torch", "ckptmove.verification.worker")
+_MODULES = ("torch", "ckptmove.training.worker")
 #: Modules that a child also imports for a case, or for an optimizer of the user.
-_CASE_MODULES = ("torch._dynamo", "ckptmove.verification.case.check")
+_CASE_MODULES = ("torch._dynamo", "ckptmove.training.case.check")
 #: Variables that Python, torch and its libraries read when they are imported.
 _READ_ON_IMPORT = ("COVERAGE_", "GOMP_", "KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH")
 _HEADER = 8
@@ -39,7 +39,7 @@ class Servers:
         self._servers = {}
 
     def start(self, command, **options):
-        """Replace `subprocess.Popen` in `ckptmove.verification.processes.child`.
+        """Replace `subprocess.Popen` in `ckptmove.proof.processes.child`.
 
         A child that imports another torch or ckptmove is started as usual. Each environment that changes these imports
         has a server of its own.

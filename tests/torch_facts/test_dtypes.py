@@ -13,6 +13,7 @@ from weights_only_lists import numbers
 import ckptmove
 from ckptmove.errors import UncastableDtype
 from ckptmove.io.cast import can_cast
+from ckptmove.simulation.rules import refuse_dtype
 from ckptmove.torch_facts.dtypes import (
     CAST_DOWN,
     DTYPE_STORAGE,
@@ -23,7 +24,6 @@ from ckptmove.torch_facts.dtypes import (
     STORAGE_DTYPE,
 )
 from ckptmove.torch_facts.weights_only import WEIGHTS_ONLY_SINCE
-from ckptmove.verification.simulated.rules import refuse_dtype
 
 #: Integers of one to seven bits have no tensors that could be saved.
 NARROW = {f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)}

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
-from ckptmove.pickles.rebuild_arguments import SPARSE_PARTS, NotATensor, items, sparse_parts
+from ckptmove.pickles.rebuild_arguments import NotATensor, items, sparse_parts
 from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import Call, Dict, Node, Persistent, Sequence, Tuple
+from ckptmove.torch_facts.layouts import SPARSE_PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

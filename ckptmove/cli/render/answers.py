@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.conversion.results import Converted
     from ckptmove.model import Finding, TensorRecord
-    from ckptmove.verification.evidence import Verdict
-    from ckptmove.verification.request import VerifyRequest
+    from ckptmove.proof.evidence import Verdict
+    from ckptmove.proof.request import VerifyRequest
 
 
 class Detail(NamedTuple):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ckptmove.conversion.results import UndoResult
     from ckptmove.findings.catalogue import Entry
     from ckptmove.model import Finding
-    from ckptmove.verification.evidence import Verdict
+    from ckptmove.proof.evidence import Verdict
 
 #: Levels of annotations, by the severity of a finding.
 _LEVELS: Final = {"error": "error", "warning": "warning", "info": "notice"}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptmove.conversion.results import UndoResult
     from ckptmove.findings.catalogue import Entry
     from ckptmove.model import Finding
-    from ckptmove.verification.evidence import FixedFile
+    from ckptmove.proof.evidence import FixedFile
 
 #: Verdict in the last line for the exit code 0, by command.
 _GOOD: Final = {"inspect": "fine", "convert": "converted", "verify": "passed"}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ckptmove.api.failures import Failure
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.comparison.differences import Differences
-    from ckptmove.verification.evidence import CheckResult
+    from ckptmove.proof.evidence import CheckResult
 
 
 class JUnitDocument(Document):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.comparison.differences import Differences
     from ckptmove.model import Finding
-    from ckptmove.verification.evidence import CheckResult
+    from ckptmove.proof.evidence import CheckResult
 
 _ICONS: Final = {
     "error": "❌",

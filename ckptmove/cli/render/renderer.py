@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ckptmove.comparison.differences import Differences
     from ckptmove.conversion.results import UndoResult
     from ckptmove.findings.catalogue import Entry
-    from ckptmove.verification.evidence import FixedFile
+    from ckptmove.proof.evidence import FixedFile
 
 
 class Renderer:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ckptmove.cli.render.renderer import Document
     from ckptmove.comparison.differences import Differences
     from ckptmove.io.sink import FileSink
-    from ckptmove.verification.evidence import FixedFile
+    from ckptmove.proof.evidence import FixedFile
 
 #: Options that name a file of a report.
 _OPTIONS: Final = frozenset({"--report", "--junit"})

@@ -8,15 +8,15 @@ from ckptmove.cli.render.inspection import finding_lines, findings_summary
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.cli.selection import ON_REQUEST
 from ckptmove.model import Severity
+from ckptmove.proof.evidence import NOT_KNOWN
 from ckptmove.text import amount, size
-from ckptmove.verification.evidence import NOT_KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.cli.render.answers import VerifyAnswer
     from ckptmove.cli.render.page import Page
-    from ckptmove.verification.evidence import CheckResult, Fit, FixedFile, Verdict
+    from ckptmove.proof.evidence import CheckResult, Fit, FixedFile, Verdict
 
 _DIFF_STYLES: Final = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 _STYLES: Final = {"passed": "bold green", "failed": "bold red", "skipped": "dim", "unproven": "bold yellow"}

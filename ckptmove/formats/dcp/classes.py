@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedPickle
-from ckptmove.pickles.rebuild_arguments import SPARSE_PARTS
 from ckptmove.pickles.tree import Call, Dict, Global, List, Node, Opaque, Persistent, PlainObject, Sequence, Tuple
+from ckptmove.torch_facts.layouts import SPARSE_PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,8 +17,8 @@ import simulation
 import torch
 import untraced
 
-from ckptmove.verification.request import VerifyRequest
-from ckptmove.verification.worker import run
+from ckptmove.proof.request import VerifyRequest
+from ckptmove.training.worker import run
 
 skip_what_this_torch_cannot_simulate = simulation.skip_what_this_torch_cannot_simulate
 PLACED: dict[int, tuple[object, str]] = {}

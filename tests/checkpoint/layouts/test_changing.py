@@ -17,8 +17,8 @@ from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import AccessFailed, SourceChanged
 from ckptmove.io.source import DiskPlace
 from ckptmove.limits import Limits
-from ckptmove.verification import worker
-from ckptmove.verification.tensors.stored import StoredTensors
+from ckptmove.proof.tensors.stored import StoredTensors
+from ckptmove.training import worker
 
 FORMS = ["file", "directory", "zip", "deflated", "tar"]
 EVERY_FORM = pytest.mark.parametrize("form", FORMS)

@@ -28,10 +28,10 @@ from ckptmove.errors import CrcMismatch, DamagedArchive, MissingShard, UsageErro
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.pickles.tree import Persistent, nodes
-from ckptmove.verification.file_checks import check_file, fail_on_findings
-from ckptmove.verification.restored import loaded
-from ckptmove.verification.restored.loaded import Loaded
-from ckptmove.verification.restored.shards import ShardsTally
+from ckptmove.proof.file_checks import check_file, fail_on_findings
+from ckptmove.proof.restored import loaded
+from ckptmove.proof.restored.loaded import Loaded
+from ckptmove.proof.restored.shards import ShardsTally
 
 fsdp, tensors = map(pytest.importorskip, ("torch.distributed.fsdp", "torch.distributed.tensor"))
 if not hasattr(fsdp, "fully_shard"):

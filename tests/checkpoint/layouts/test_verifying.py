@@ -18,9 +18,9 @@ from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.limits import Limits
 from ckptmove.moves import MoveRequest
-from ckptmove.verification.file_checks import check_file, check_structure, fail_on_findings
-from ckptmove.verification.placement import check_placement
-from ckptmove.verification.tensors.stored import StoredTensors
+from ckptmove.proof.file_checks import check_file, check_structure, fail_on_findings
+from ckptmove.proof.placement import check_placement
+from ckptmove.proof.tensors.stored import StoredTensors
 
 STEPS = ("step", "parity", "fresh")
 

@@ -17,11 +17,11 @@ from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CrcMismatch
 from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits
-from ckptmove.verification.file_checks import check_file
-from ckptmove.verification.restored.byte_source_file import as_file
-from ckptmove.verification.restored.loaded import LoadedFiles
-from ckptmove.verification.tensors import stored as state
-from ckptmove.verification.tensors.stored import StoredTensors
+from ckptmove.proof.file_checks import check_file
+from ckptmove.proof.restored.byte_source_file import as_file
+from ckptmove.proof.restored.loaded import LoadedFiles
+from ckptmove.proof.tensors import stored as state
+from ckptmove.proof.tensors.stored import StoredTensors
 
 STEPS = ("restore", "numbers", "step", "parity", "fresh")
 KINDS = ["zip", "deflated", "tar"]

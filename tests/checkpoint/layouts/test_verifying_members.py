@@ -14,12 +14,12 @@ import torch
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits
-from ckptmove.verification.restored import loaded
-from ckptmove.verification.restored.loaded import LoadedFiles
-from ckptmove.verification.restored.numbers import NumbersTally
-from ckptmove.verification.restored.survey import survey
-from ckptmove.verification.step.counters import CounterFaults
-from ckptmove.verification.tensors.stored import StoredTensors
+from ckptmove.proof.restored import loaded
+from ckptmove.proof.restored.loaded import LoadedFiles
+from ckptmove.proof.restored.numbers import NumbersTally
+from ckptmove.proof.restored.survey import survey
+from ckptmove.proof.step.counters import CounterFaults
+from ckptmove.proof.tensors.stored import StoredTensors
 
 KINDS = ["zip", "deflated", "tar"]
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)

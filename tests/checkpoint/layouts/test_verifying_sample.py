@@ -12,7 +12,7 @@ import torch
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.limits import Limits
-from ckptmove.verification.sampling import choose_sample
+from ckptmove.proof.sampling import choose_sample
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove.checkpoint.pairing import pair_all
-from ckptmove.verification.file_checks import check_structure, fail_on_findings
+from ckptmove.proof.file_checks import check_structure, fail_on_findings
 
 WRONG = {"O204", "O206"}
 

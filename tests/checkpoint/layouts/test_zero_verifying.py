@@ -14,7 +14,7 @@ from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.conversion.remap.errors import NotGathered
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
-from ckptmove.verification.file_checks import check_structure
+from ckptmove.proof.file_checks import check_structure
 
 STEPS = ("step", "parity", "fresh")
 
@@ -54,7 +54,7 @@ def test_each_partition_is_paired_with_its_own_state(tmp_path, stage):
 
 
 def test_a_large_partition_of_zeros_is_no_padding(tmp_path, answers, monkeypatch):
-    monkeypatch.setattr("ckptmove.verification.step.resume._MOST_PADDING", 0)
+    monkeypatch.setattr("ckptmove.proof.step.resume._MOST_PADDING", 0)
     folder = zero_runs.made(tmp_path / "run", ranks=3)
     found = answers(folder, "cpu")
     assert found["step"]["evidence"]["parameters"] == 6

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from ckptmove.cli import verify_command
-from ckptmove.verification.evidence import CheckResult, Verdict
+from ckptmove.proof.evidence import CheckResult, Verdict
 
 
 @pytest.fixture

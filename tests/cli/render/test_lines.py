@@ -30,9 +30,9 @@ from ckptmove.model import (
     TensorRecord,
 )
 from ckptmove.moves import MovePlan, MoveRequest, StorageEdit, Unmatched
+from ckptmove.proof import checks
+from ckptmove.proof.evidence import CheckResult, Verdict
 from ckptmove.text import Command
-from ckptmove.verification import checks
-from ckptmove.verification.evidence import CheckResult, Verdict
 
 
 def finding(**facts) -> Finding:

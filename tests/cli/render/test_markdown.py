@@ -13,8 +13,8 @@ from ckptmove.cli.render.answers import Summary, VerifyAnswer
 from ckptmove.cli.render.markdown import MarkdownDocument, code, prose
 from ckptmove.comparison.differences import Differences, Uncompared
 from ckptmove.model import Finding, Severity
-from ckptmove.verification.evidence import CheckResult, Verdict
-from ckptmove.verification.request import VerifyRequest
+from ckptmove.proof.evidence import CheckResult, Verdict
+from ckptmove.proof.request import VerifyRequest
 
 HOSTILE = "a|b`c*_d_<img src=x onerror=alert(1)>[x](http://x.de)@octo\\|#1 ~~s~~ $x$ &lt; <!-- www.x.de"
 #: Elements of a report; any other one is made by text that was not escaped.

@@ -7,7 +7,7 @@ import pytest
 from ckptmove.cli import completion, verify_command
 from ckptmove.cli.render.formats import DOCUMENTS, RENDERERS
 from ckptmove.cli.render.renderer import Document, Renderer
-from ckptmove.verification.evidence import CheckResult, Verdict
+from ckptmove.proof.evidence import CheckResult, Verdict
 
 ANSWERS = {"inspect", "convert", "undo", "verify", "diff", "rules", "failure"}
 

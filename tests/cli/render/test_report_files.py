@@ -15,8 +15,8 @@ from ckptmove.cli.render import sarif
 from ckptmove.cli.render.formats import DOCUMENTS
 from ckptmove.cli.render.report_files import open_document
 from ckptmove.errors import StdoutFailed
-from ckptmove.verification.evidence import FixedFile, Verdict
-from ckptmove.verification.request import VerifyRequest
+from ckptmove.proof.evidence import FixedFile, Verdict
+from ckptmove.proof.request import VerifyRequest
 
 SAMPLES = Path(__file__).parents[3] / "sample_ckpts"
 

@@ -11,7 +11,7 @@ import torch
 
 from ckptmove.cli.render.sarif import _uri
 from ckptmove.findings.catalogue import CATALOGUE
-from ckptmove.verification.evidence import CheckResult, Verdict
+from ckptmove.proof.evidence import CheckResult, Verdict
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "support/schemas/sarif-2.1.0-rtm.5.json").read_text())
 VALIDATOR = jsonschema.Draft4Validator(SCHEMA, format_checker=jsonschema.FormatChecker())

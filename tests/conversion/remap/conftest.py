@@ -6,8 +6,8 @@ import pytest
 from wrapped import data_parallel_on_cpu  # noqa: F401  # a fixture for every test here
 
 from ckptmove.api.arguments import remap_of
-from ckptmove.verification.request import VerifyRequest
-from ckptmove.verification.worker import run
+from ckptmove.proof.request import VerifyRequest
+from ckptmove.training.worker import run
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 import ckptmove
 from ckptmove.conversion.remap.errors import NoMatch
 from ckptmove.errors import UsageError
-from ckptmove.verification.request import VerifyRequest
+from ckptmove.proof.request import VerifyRequest
 
 OPTIONS = {"strip_prefix": True, "drop": ["rng", "epoch"], "plain": True, "dtype": {"model": "half"}, "compact": True}
 

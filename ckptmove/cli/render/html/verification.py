@@ -9,11 +9,11 @@ from ckptmove.cli.render.html.markup import Markup, element
 from ckptmove.cli.render.html.sections import closed_table, facts, part, preformatted
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.cli.render.verification import detail_texts, unfixed_line
+from ckptmove.proof.checks import finding_to_json
 from ckptmove.text import amount
-from ckptmove.verification.checks import finding_to_json
 
 if TYPE_CHECKING:
-    from ckptmove.verification.evidence import CheckResult, FixedFile, Verdict
+    from ckptmove.proof.evidence import CheckResult, FixedFile, Verdict
 
 _MARKS: Final = {"passed": "✓", "failed": "✗", "skipped": "–"}
 

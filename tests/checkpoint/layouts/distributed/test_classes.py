@@ -21,7 +21,7 @@ import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle
 from ckptmove.limits import Limits
-from ckptmove.verification.file_checks import check_file
+from ckptmove.proof.file_checks import check_file
 
 
 def names_of(folder):

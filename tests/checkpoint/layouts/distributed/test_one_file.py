@@ -17,12 +17,12 @@ from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.cli.app import app
 from ckptmove.conversion.remap.errors import SavedWhole
 from ckptmove.errors import CrcMismatch, OutputSuffix
-from ckptmove.verification.restored import pieces as restore_pieces
-from ckptmove.verification.restored.loaded import Loaded, LoadedFiles
-from ckptmove.verification.restored.numbers import NumbersTally
-from ckptmove.verification.restored.survey import RestoreTally, survey
-from ckptmove.verification.step.counters import CounterFaults
-from ckptmove.verification.tensors.stored import StoredTensors
+from ckptmove.proof.restored import pieces as restore_pieces
+from ckptmove.proof.restored.loaded import Loaded, LoadedFiles
+from ckptmove.proof.restored.numbers import NumbersTally
+from ckptmove.proof.restored.survey import RestoreTally, survey
+from ckptmove.proof.step.counters import CounterFaults
+from ckptmove.proof.tensors.stored import StoredTensors
 
 
 @pytest.fixture

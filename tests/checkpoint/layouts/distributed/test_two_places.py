@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.limits import Limits
-from ckptmove.verification.tensors.stored import StoredTensors
+from ckptmove.proof.tensors.stored import StoredTensors
 
 
 class Twice(dict):

@@ -26,9 +26,9 @@ from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
 from ckptmove.limits import Limits
-from ckptmove.verification.file_checks import check_file
-from ckptmove.verification.tensors import stored as state
-from ckptmove.verification.tensors.stored import StoredTensors
+from ckptmove.proof.file_checks import check_file
+from ckptmove.proof.tensors import stored as state
+from ckptmove.proof.tensors.stored import StoredTensors
 
 STEPS = ("restore", "numbers", "step", "parity", "fresh")
 NAMED, NUMBERED = "by name", "by number"

@@ -14,8 +14,8 @@ from ckptmove.cli.render.answers import Summary, VerifyAnswer
 from ckptmove.cli.render.html.document import HtmlDocument
 from ckptmove.comparison.differences import Change, Differences, Gap, Uncompared
 from ckptmove.model import Finding, Severity
-from ckptmove.verification.evidence import NOT_KNOWN, CheckResult, FixedFile, SampleSize, Verdict
-from ckptmove.verification.request import VerifyRequest
+from ckptmove.proof.evidence import NOT_KNOWN, CheckResult, FixedFile, SampleSize, Verdict
+from ckptmove.proof.request import VerifyRequest
 
 FINDING = Finding("D102", "optimizer-device", Severity.ERROR, "a message", ("a.b",), "ckptmove convert x --to cpu")
 

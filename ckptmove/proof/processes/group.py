@@ -1,0 +1,158 @@
+"""Make the checks of one verification in several processes: the first one starts the others, and joins the results."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import ExitStack, suppress
+from queue import SimpleQueue
+from threading import Thread
+from typing import IO, TYPE_CHECKING, Any, Final, cast
+
+from ckptmove.proof.processes.child import ONE_THREAD, Child, child, end_of, worker_command
+from ckptmove.proof.processes.forking import can_fork, fork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from ckptmove.proof.request import VerifyRequest
+
+    Emit = Callable[[dict[str, object]], None]
+
+#: Seconds that another process has to end after the first one: its exit functions have two.
+_EXIT_SECONDS: Final = 3
+
+
+def start_others(request: VerifyRequest, stack: ExitStack) -> tuple[VerifyRequest, list[Child]]:
+    """Start the processes of other ranks. Each begins as a fork where this function returns, or else as a new worker.
+
+    Args:
+        request: the request to the first process, with the number of processes.
+        stack: ends the others.
+
+    Returns:
+        The request to this process, and, in the first one, the others. These are none if the system has no room for
+        all of them.
+    """
+    others: list[Child] = []
+    can = can_fork()
+    try:
+        for rank in range(1, request.jobs or 1):
+            asked = request._replace(rank=rank)
+            if can:
+                process = fork(leads=False)
+                if process is None:
+                    stack.pop_all()  # it is the first process that ends the others
+                    return asked, []
+                others.append(Child(stack.enter_context(process)))
+            else:
+                variables = None if request.runs_own_code else ONE_THREAD
+                others.append(stack.enter_context(child(worker_command(), asked.to_json(), variables)))
+    except OSError:
+        stack.close()
+        return request._replace(jobs=1), []
+    return request, others
+
+
+class Follower:
+    """The group in another process than the first."""
+
+    def __init__(self, request: VerifyRequest, emit: Emit) -> None:
+        self.rank, self.size = request.rank, cast("int", request.jobs)
+        self._emit = emit
+
+    def gather(self, value: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Send the results of this process to the first one."""
+        self._emit({"gathered": value})
+        return ()
+
+
+class Leader:
+    """The group in the first process; a context manager that waits for the others to end."""
+
+    rank = 0
+
+    def __init__(self, others: Sequence[Child], emit: Emit) -> None:
+        self.size = 1 + len(others)
+        self._others = [_Other(started, emit) for started in others]
+
+    def __enter__(self) -> Self:
+        for other in self._others:
+            other.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for other in self._others:
+            other.leave(_EXIT_SECONDS if error is None else 0)
+
+    def gather(self, value: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Wait for the results of the others.
+
+        Raises:
+            ChildProcessError: if one of them has ended without results.
+        """
+        del value
+        results = [other.results.get() for other in self._others]
+        if None in results:
+            raise ChildProcessError("another process of this verification ended before it sent its results")
+        return cast("list[Mapping[str, Any]]", results)
+
+
+class _Other(Thread):
+    """Reads the output of another process. If that process fails, it ends this one in the same way.
+
+    Attributes:
+        results: its results, in order; None after the last ones.
+    """
+
+    def __init__(self, started: Child, emit: Emit) -> None:
+        super().__init__(daemon=True)
+        self.results: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
+        self._child, self._process, self._emit = started, started.process, emit
+        self._is_left = False
+
+    def run(self) -> None:
+        """Read its output to the end."""
+        errors: list[str] = []
+        drain = Thread(target=lambda: errors.append(end_of(cast("IO[str]", self._process.stderr))), daemon=True)
+        drain.start()
+        told: list[dict[str, Any]] = []
+        for line in cast("IO[str]", self._process.stdout):
+            with suppress(ValueError):  # it was killed before the end of a line
+                message = json.loads(line)
+                if "gathered" in message:
+                    self.results.put(message["gathered"])
+                else:
+                    told.append(message)
+        code = self._process.wait()
+        drain.join()
+        if not self._is_left:
+            for message in told:
+                self._emit(message)
+            if code:
+                _end_as(code, "".join(errors))
+        self.results.put(None)
+
+    def leave(self, seconds: float) -> None:
+        """Wait for its end for some seconds, and then kill it. How it ends no longer matters."""
+        self._is_left = True
+        self.join(seconds)
+        self._process.kill()
+        self._child.end()
+        self.join()
+
+
+def _end_as(code: int, errors: str) -> None:
+    """End this process as another one has ended, with its exit code or signal and the end of its standard error."""
+    sys.stderr.write(errors)
+    sys.stderr.flush()
+    if code < 0:
+        signal.raise_signal(-code)
+    os._exit(1 if code < 0 else code)

@@ -1,0 +1,1 @@
+"""The user's own training code on the target: `--case`, `--script`, and ranks under torchrun."""

@@ -1,0 +1,1 @@
+"""A training step of the user's own: model, optimizer and batch of a `Case`."""

@@ -1,0 +1,444 @@
+"""Check a checkpoint with one step of the user's own training, from the stored state, on the target."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ckptmove.case import Case
+from ckptmove.errors import CaseUnusable, CkptMoveError, UnreadableInput
+from ckptmove.findings.remedies import Source
+from ckptmove.proof.checks import CASE, failed, listed, passed, skipped
+from ckptmove.proof.step.stored_state import Ambiguous, Mismatch, NeedsUnpickling
+from ckptmove.simulation import targets
+from ckptmove.simulation.device import PlainSimulatedTensor
+from ckptmove.simulation.identity import foreach_by_default
+from ckptmove.simulation.mps import FELL_BACK
+from ckptmove.text import amount, command_line
+from ckptmove.training.case.blame import Blame, blame
+from ckptmove.training.case.name import parse_case
+from ckptmove.training.case.options import differing_options, doubts_and_notes, record_options
+from ckptmove.training.case.parts import by_key, models_of, optimizers_of, require_usable_case
+from ckptmove.training.case.peak import label_case, memory_recorded, peak_evidence, peak_of, peak_text
+from ckptmove.training.case.restore import cast_text, restore_case
+from ckptmove.training.case.restore_parts import NO_PARTS, PartsOfCase, restore_parts
+from ckptmove.training.case.step import UnusableCase, WholeDataset, one_batch, train_step
+from ckptmove.training.case.taken import not_taken
+from ckptmove.training.code.calls import noted_calls
+from ckptmove.training.code.entrance import Entrance
+from ckptmove.training.code.source import line_of
+from ckptmove.training.code.tensor_names import names_of, tensors_in
+from ckptmove.training.code.watch import Watch
+from ckptmove.training.fixes.edits import NO_FIX, Fix
+from ckptmove.training.fixes.no_step import as_batch, built_again, unmoved, unsaved
+from ckptmove.training.fixes.prefixes import of_model
+from ckptmove.training.fixes.scene import Scene, model_first
+from ckptmove.training.mesh.launch import ranks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType, TracebackType
+
+    from ckptmove.proof.evidence import CheckResult
+    from ckptmove.proof.place import Site, StepDevice
+    from ckptmove.proof.step.resume import Bench
+    from ckptmove.simulation.accounting import MemoryRecord
+    from ckptmove.training.case.parts import OptimizerPart
+    from ckptmove.training.case.restore import Restored
+    from ckptmove.training.case.step import Taken
+    from ckptmove.training.code.calls import Given
+    from ckptmove.training.code.source import Line
+    from ckptmove.training.code.tensor_names import NamedTensor
+
+_EXITS = "the script exits during its import"
+_GUARD = (
+    "move the code that parses arguments and trains under if __name__ == '__main__': the check only imports the script"
+)
+
+
+#: Class of a sharded parameter, which is not imported for other models.
+_SHARDED = "DTensor"
+#: Parts of torch's messages if a function uses the process group without torchrun.
+_NO_RANK = ("env:// rendezvous", "Default process group has not been initialized")
+
+
+class Attempt:
+    """Context manager that keeps an exception of the user's code; exceptions of this package pass through.
+
+    Ctrl-C does not reach this process: a ``KeyboardInterrupt`` is the user's own, too.
+
+    Attributes:
+        error: the exception; None for none.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        is_theirs = error is not None and not isinstance(error, (CkptMoveError, Mismatch, NeedsUnpickling))
+        self.error = error if is_theirs else None
+        return is_theirs
+
+
+@dataclass(slots=True)
+class _Run:
+    """State of one check.
+
+    Attributes:
+        bench: the checkpoint and the request.
+        place: the target.
+        entrance: the user's function.
+        watch: record of the user's calls of torch.
+        memory: record of the device's memory.
+        home: line of the user's function; line 0 of its file until that is imported.
+        given: arguments of the call of ``Case``, once it ran; None if unknown.
+        figures: the evidence.
+        note_fix: fix of a note in the detail of the passed check; `NO_FIX` for none.
+        parts: stored schedulers, scalers and their kind.
+    """
+
+    bench: Bench
+    place: StepDevice
+    entrance: Entrance
+    watch: Watch
+    memory: MemoryRecord
+    home: Line
+    given: Given | None = None
+    figures: dict[str, object] = field(default_factory=dict)
+    note_fix: Fix = NO_FIX
+    parts: PartsOfCase = NO_PARTS
+
+    def line_in(self, frame: FrameType) -> Line:
+        """The user's line that runs in a frame or its callers; the line of the function for none."""
+        own = self.entrance.caller(frame)
+        return self.home if own is None else line_of(own.f_code.co_filename, own.f_lineno)
+
+    @property
+    def scene(self) -> Scene:
+        """Facts about an exception before the step."""
+        return Scene(self.watch, self.entrance, {}, self.place, self.home, self.home, self.given)
+
+
+def check_case(bench: Bench, typed: str) -> CheckResult:
+    """Make the check.
+
+    Raises:
+        CaseUnusable: if it is not the name of a function that returns a case.
+    """
+    site = bench.site
+    if site.reason:
+        return skipped(CASE, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
+    entrance = Entrance(parse_case(typed))
+    with (
+        on_target(site, bench.request.devices) as place,
+        memory_recorded(site, bench.request.device_memory, entrance) as memory,
+    ):
+        home = line_of(typed.rpartition(":")[0], 0)
+        run = _Run(bench, place, entrance, Watch(place.device, entrance), memory, home)
+        run.figures |= {"case": typed, "device": site.target, "simulated": site.mode == "simulated"}
+        attempt, outcomes = Attempt(), []
+        try:
+            # Methods of the user's modules and optimizers run outside of the step, too: state_dict, named_parameters.
+            with attempt:
+                outcomes.append(_attempt(run, typed))
+        except NeedsUnpickling as reason:
+            return skipped(CASE, f"not proven: {reason}", **run.figures, proven=False)
+        except Ambiguous as doubt:
+            figures = {**run.figures, "candidates": list(doubt.candidates), "fix": doubt.fix, "proven": False}
+            return skipped(CASE, f"not proven: {doubt}", doubt.fix, **figures)
+        fault = blame(attempt.error, run.scene) if attempt.error is not None else outcomes[0]
+    if isinstance(fault, Blame):
+        figures = {**run.figures, **fault.evidence, "proven": False}
+        if fault.is_limit:
+            return skipped(CASE, f"not proven: {fault.fault}", **figures)
+        return failed(CASE, fault.failures, str(fault.fix), **figures)
+    return passed(CASE, fault, str(run.note_fix), **run.figures)
+
+
+@contextlib.contextmanager
+def on_target(site: Site, devices: int | None) -> Iterator[StepDevice]:
+    """The target, active for the user's code while the context is open."""
+    place = site.place()
+    with ExitStack() as stack:
+        stack.enter_context(place.active())
+        if site.mode == "simulated":
+            stack.enter_context(foreach_by_default(PlainSimulatedTensor))
+            FELL_BACK.clear()
+            targets.at_least(devices or 1)
+        yield place
+
+
+def _attempt(run: _Run, typed: str) -> Blame | str:
+    """The fault, or the detail of the passed check."""
+    torch.manual_seed(run.bench.request.seed)
+    attempt, made = Attempt(), []
+    function = None
+    with attempt, run.watch, noted_calls(run.entrance) as calls:
+        function = run.entrance.load()
+        code = getattr(inspect.unwrap(function), "__code__", None)  # a partial has none
+        run.home = run.home if code is None else line_of(code.co_filename, code.co_firstlineno)
+        made.append(called(function, run.place.device, typed))
+    _require_one_rank(run.bench, attempt.error, made, typed)
+    if attempt.error is not None:
+        found = blame(attempt.error, run.scene)
+        exits = function is None and isinstance(attempt.error, SystemExit)
+        return replace(found, fault=f"{_EXITS}: {found.fault}", fix=Fix(_GUARD)) if exits else found
+    case: Case = made[0]
+    run.given = calls.get(id(case))
+    if run.bench.site.mode != "real":
+        for module in (inner for part in models_of(case) for inner in part.module.modules()):
+            if isinstance(module, nn.DataParallel):
+                module.device_ids = []  # scattering over one device is the module's own forward
+    orphans = _orphans(run, case, run.home)
+    if orphans is not None:
+        return orphans
+    try:
+        restored = _restored(run, case)
+    except UnreadableInput as error:
+        return Blame(str(error))
+    except Ambiguous:
+        raise
+    except Mismatch as error:
+        if hasattr(error.__cause__, "usage"):
+            label_case(run.memory, case)
+            return blame(error, run.scene)
+        figures: dict[str, object] = {"candidates": list(error.candidates)} if error.candidates else {}
+        return Blame(str(error), _fix_of(error, run), figures)
+    run.figures |= restored.figures
+    return _step(run, case, run.home, restored)
+
+
+def _restored(run: _Run, case: Case) -> Restored:
+    """Load the stored state into a case, and record what sets the options of its optimizers from then on."""
+    restored = restore_case(run.bench, case)
+    for part in optimizers_of(case):
+        record_options(part.optimizer, run.line_in)
+    run.parts = restore_parts(run.bench, case, run.place)
+    return restored
+
+
+def called(function: Callable[..., Any], device: torch.device, typed: str) -> Case:
+    """The case of the user's function. If the function takes no parameter, the models are moved to the device.
+
+    Raises:
+        CaseUnusable: if it returns no usable case.
+        BaseException: any exception of the function.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    required = [one.name for one in parameters if one.default is one.empty and one.kind not in variadic]
+    takes_device = any(one.kind not in {inspect.Parameter.KEYWORD_ONLY, *variadic} for one in parameters)
+    if len(required) > 1:
+        raise CaseUnusable(f"{typed} requires {', '.join(required)}, but is called with only the device")
+    case = function(device) if takes_device else function()
+    if not isinstance(case, Case):
+        raise CaseUnusable(f"{typed} returns a {type(case).__name__}, not a ckptmove.Case")
+    require_usable_case(case, typed)
+    for part in () if takes_device else models_of(case):
+        part.module.to(device)
+    return case
+
+
+def _require_one_rank(bench: Bench, error: BaseException | None, made: list[Case], typed: str) -> None:
+    """Raise CaseUnusable for a case that is made for several ranks: torchrun did not start this process."""
+    parameters = (one for case in made for part in models_of(case) for one in part.module.parameters())
+    is_sharded = any(case.state is not None for case in made) or any(
+        type(one.data).__name__ == _SHARDED for one in parameters
+    )
+    if is_sharded or (isinstance(error, ValueError) and any(text in str(error) for text in _NO_RANK)):
+        raise CaseUnusable(f"the model is sharded over several ranks: run {_with_torchrun(bench, typed)}")
+
+
+def _with_torchrun(bench: Bench, typed: str) -> str:
+    """The command line that verifies the checkpoint with as many ranks as saved it."""
+    request = bench.request
+    ranks = ranks_of(row.path for part in bench.checkpoint.parts for row in part.rows) or 2
+    to = [] if request.to in {None, "cpu"} else ["--to", str(request.to).partition(":")[0]]
+    words = ["torchrun", "--nproc-per-node", str(ranks), "-m", "ckptmove", "verify", request.path]
+    return command_line([*words, *to, "--case", typed])
+
+
+def _fix_of(error: Mismatch, run: _Run) -> Fix:
+    """Fix for a model or an optimizer that the stored state does not fit."""
+    if error.module is None or error.fix:
+        return Fix(error.fix)
+    bench = run.bench
+    source = Source(bench.request.path, bench.checkpoint, bench.request.limits)
+    command = of_model(error.module, error.part, source)
+    return command if command.text else unsaved(error, error.module, run.entrance)
+
+
+def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
+    """The fault of an optimizer whose parameters were replaced in the model after it was built; None for none."""
+    models = [(part, name, one) for part in models_of(case) for name, one in part.module.named_parameters()]
+    own = {id(one) for _, _, one in models}
+    if isinstance(case.criterion, nn.Module):
+        own |= {id(one) for one in case.criterion.parameters()}
+    optimizers = optimizers_of(case)
+    held = {id(one) for part in optimizers for one in part.parameters}
+    trained = [(part, name) for part, name, one in models if one.requires_grad and id(one) not in held]
+    strangers = {part: [one for one in part.parameters if id(one) not in own] for part in optimizers}
+    optimizer = next((part for part in optimizers if strangers[part]), None)
+    if optimizer is None or not trained:
+        return None
+    model, name = trained[0]
+    frames = run.watch.built.get(id(optimizer.optimizer), [])
+    built = frames[0].spot.line if frames else None
+    at = f", built at {built.quoted}," if built is not None else ""
+    moved = [line for line in run.watch.moved if built is None or line.number > built.number]
+    then = f"the model is moved at {moved[0].quoted}" if moved else ""
+    count = amount(len(strangers[optimizer]), "parameter")
+    fault = f"{optimizer.label}{at} steps {count} that the model no longer has: {model.name}.{name} is not stepped"
+    figures = {"tensor": f"{model.name}.{name}", "operation": "torch.optim.Optimizer.step"}
+    given = None if run.given is None else run.given.of_parts(model.key, optimizer.key)
+    fix = built_again(given, frames, home)
+    return Blame(fault, fix, figures | (built.evidence if built is not None else {}), then)
+
+
+def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
+    attempt, moves = Attempt(), len(run.watch.moved)
+    taken: list[Taken] = []
+    early: dict[int, NamedTensor] = {}
+    started = time.perf_counter()
+    # With anomaly detection torch keeps the line that made each node, also for errors in backward.
+    with attempt, torch.autograd.set_detect_anomaly(mode=True, check_nan=False), run.watch:
+        case = replace(case, batch=one_batch(case.batch))
+        early |= names_of(case)
+        taken.append(train_step(case, case.batch, run.place))
+    run.figures["seconds"] = round(time.perf_counter() - started, 3)
+    if isinstance(attempt.error, UnusableCase):
+        return _unusable(attempt.error, run)
+    frames = {part.key: run.watch.built.get(id(part.optimizer)) for part in optimizers_of(case)}
+    built = {key: found for key, found in frames.items() if found}
+    # Reported if the traceback has no line of the user's code, as for `optimizer.step`.
+    late = run.watch.moved[moves:] or [home, *(found[0].spot.line for found in built.values())]
+    scene = run.scene._replace(late=late[-1], early=early, built=built)
+    label_case(run.memory, case)
+    if attempt.error is not None:
+        return blame(attempt.error, scene._replace(names=names_of(case)))
+    return _result(run, case, taken[0], restored, scene._replace(names=names_of(case)))
+
+
+def _unusable(error: UnusableCase, run: _Run) -> Blame:
+    is_dataset = isinstance(error, WholeDataset)
+    figures: dict[str, object] = {"tensor": "batch", "operation": "torch.Tensor.to"} if is_dataset else {}
+    fix = as_batch(run.given, run.home) if is_dataset else NO_FIX
+    return Blame(f"{error}, in the case at {run.home}", fix, {**figures, **run.home.evidence})
+
+
+def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scene) -> Blame | str:
+    optimizers = optimizers_of(case)
+    after = {name: (one, run.place.to_cpu(one)) for name, one in _parameters(case)}
+    moved = set[int]().union(*(steps.moved for steps in taken.own.values()))
+    changed = {id(one) for one, _ in after.values()} & moved
+    losses = {way: float(run.place.to_cpu(torch.as_tensor(one))) for way, one in taken.losses.items()}
+    kinds = {part.key: type(part.optimizer).__name__ for part in optimizers}
+    options = [differing_options(restored.groups.get(key, ()), taken.own[key].options) for key in kinds]
+    differing = [one for found in options for one in found]
+    lost, computed = doubts_and_notes(differing)
+    unrestored = not_taken("the case", run.parts.left, run.parts.all)
+    unseen = _doubts(run, optimizers, taken, restored, scene)
+    doubts = [*unseen, *lost, *unrestored]
+    run.figures |= {
+        "resumed": not unseen,
+        "options": [one.figures for one in differing],
+        "not_taken": [one.path for one in run.parts.left],
+        "loss": by_key({way: one if math.isfinite(one) else str(one) for way, one in losses.items()}),
+        "optimizer": by_key(kinds),
+        "parameters": len(after),
+        "moved": len(changed),
+        "unproven": "; ".join(doubts),
+        "proven": not doubts,
+    }
+    peak = peak_of(run.memory, run.bench.site, run.bench.request.device_memory)
+    run.figures |= {} if peak is None else peak_evidence(peak, run.entrance)
+    place = run.bench.site.label
+    lost = [f"the loss{way} is {one}" for way, one in losses.items() if not math.isfinite(one)]
+    if lost:
+        return Blame(f"{lost[0]} on {place}")
+    broken = [name for name, (_, value) in after.items() if not bool(torch.isfinite(value).all())]
+    if broken:
+        return Blame(f"after the step on {place} {broken[0]} is not finite", figures={"tensor": broken[0]})
+    for part in optimizers:
+        away = _off_target(run, part, scene)
+        if away is not None:
+            return away
+        if taken.own[part.key].count and taken.own[part.key].is_still:
+            return Blame(f"no parameter of the model changed in {part.name}.step() on {place}")
+    loss = ", ".join(f"loss{way} {one:.4g}" for way, one in losses.items()) or "no loss returned"
+    count = amount(len(after), "parameter")
+    named = " and ".join(f"{key} ({kind})" if key else kind for key, kind in kinds.items())
+    memory = "" if peak is None else f", {peak_text(peak)}"
+    summary = f"{named} on {place}: {loss}, {len(changed):,} of {count} moved, all finite{memory}"
+    unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
+    notes = [*_whole_dataset(run, case), *_on_cpu(run)]
+    return "; ".join([summary, restored.detail, *computed, *unproven, *notes])
+
+
+def _doubts(
+    run: _Run, optimizers: tuple[OptimizerPart, ...], taken: Taken, restored: Restored, scene: Scene
+) -> list[str]:
+    """Reasons why the step does not prove that everything stored resumes."""
+    idle = [part.name for part in optimizers if not taken.own[part.key].count]
+    bare = [part.name for part in optimizers if not restored.entries[part.key]]
+    unmoved = [part.name for part in optimizers if part.name not in idle and not taken.own[part.key].moved]
+    stepped = (taken.own[part.key] for part in optimizers if part.name not in idle)
+    missed = [scene.names[id(one)].name for steps in stepped for one in steps.missed]
+    run.figures |= {"not_stepped": idle, "parameters_not_stepped": missed, "not_restored": list(restored.left)}
+    doubts = [f"step() was not called on {' and '.join(idle)}"] * bool(idle)
+    doubts += [f"no state was restored into {' and '.join(bare)}"] * bool(bare)
+    doubts += [f"no parameter moved in the step of {' and '.join(unmoved)}"] * bool(unmoved)
+    if missed:
+        doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({listed(missed)})")
+    if cast := restored.figures["cast"]:
+        doubts.append(cast_text(cast))
+    left = ", ".join(where or "the optimizer's file" for where in restored.left)
+    return doubts + [f"the case has no optimizer for {left}"] * bool(left)
+
+
+def _parameters(case: Case) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of a case's models by name."""
+    return [(f"{part.name}.{name}", one) for part in models_of(case) for name, one in part.module.named_parameters()]
+
+
+def _off_target(run: _Run, part: OptimizerPart, scene: Scene) -> Blame | None:
+    """The fault of an optimizer whose parameters are all off the target; None for none."""
+    own = [known for one in part.parameters if (known := scene.names[id(one)]).kind == "model"]
+    if not own or any(known.tensor.device == run.place.device for known in own):
+        return None
+    name, device = own[0].name, run.place.device_of(own[0].tensor)
+    fault = f"no parameter of the model is on {run.bench.site.target} after the step: {name} is on {device}"
+    return Blame(fault, model_first(scene, own[0]), {"tensor": name, "on": device})
+
+
+def _on_cpu(run: _Run) -> list[str]:
+    """A note on operations that mps lacks, and that ran on the CPU."""
+    if FELL_BACK:
+        run.figures["on_cpu"] = list(FELL_BACK)
+    return [f"note: not on mps, ran on the CPU: {', '.join(FELL_BACK)}"] * bool(FELL_BACK)
+
+
+def _whole_dataset(run: _Run, case: Case) -> list[str]:
+    """A note on a dataset that the user's code moves as a whole: it may not fit into the target's memory."""
+    batch = {id(one) for _, one in tensors_in(case.batch)}
+    for transfer in run.watch.transfers:
+        if transfer.rows and not any(id(one) in batch for one in run.watch.lineage(transfer.tensor)):
+            line, run.note_fix = transfer.spot.line, unmoved(transfer.spot)
+            run.figures |= {"tensor": "a whole dataset", "operation": "torch.Tensor.to", **line.evidence}
+            run.figures |= run.note_fix.evidence
+            rows = f"{len(transfer.tensor):,} rows are moved at once for a batch of {transfer.rows:,}"
+            return [f"note: a whole dataset, {rows}, at {line.quoted}"]
+    return []

@@ -1,0 +1,236 @@
+"""Compare the options of an optimizer at its step with those of the file, and find who set those that differ."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from types import FrameType
+
+    from ckptmove.proof.place import StepDevice
+    from ckptmove.training.code.source import Line
+
+#: Chooses an implementation of the same step.
+_IGNORED: Final = frozenset({"params", "param_names", "foreach"})
+#: Options that schedulers add to a group for themselves. An optimizer without its scheduler lacks them.
+_OF_SCHEDULERS: Final = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
+_ABSENT: Final = "not set"
+
+
+class Setter(NamedTuple):
+    """The code that set an option after the load.
+
+    Attributes:
+        line: the user's line.
+        constructor: class of the object whose constructor set it; empty if no constructor did.
+    """
+
+    line: Line
+    constructor: str
+
+
+class Differing(NamedTuple):
+    """An option whose value at the step is not that of the file.
+
+    Attributes:
+        option: its key.
+        groups: indices of the groups in which it differs in this way.
+        of_groups: number of groups.
+        stored: its value in the file.
+        now: its value at the step.
+        setter: what set it after the load; None if nothing did, so that the value is one from before.
+    """
+
+    option: str
+    groups: tuple[int, ...]
+    of_groups: int
+    stored: Any
+    now: Any
+    setter: Setter | None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the stored value was lost, rather than replaced by one that the script computes."""
+        return self.setter is None or bool(self.setter.constructor)
+
+    @property
+    def figures(self) -> dict[str, object]:
+        """The evidence."""
+        at = None if self.setter is None else str(self.setter.line)
+        values = {"from": _plain(self.stored), "to": _plain(self.now)}
+        return {"option": self.option, "groups": list(self.groups), **values, "at": at, "lost": self.is_lost}
+
+    def __str__(self) -> str:
+        stored, now = _texts(self.stored, self.now)
+        return f"{self._named} is {now} at the step, and {stored} in the file: {self._reason}"
+
+    @property
+    def _named(self) -> str:
+        if self.of_groups == 1:
+            return self.option
+        if len(self.groups) == self.of_groups:
+            return f"{self.option} of all {self.of_groups:,} groups"
+        first, *others = self.groups
+        more = f" and {len(others):,} more" if others else ""
+        return f"{self.option} of group {first}{more}"
+
+    @property
+    def _reason(self) -> str:
+        if self.setter is None:
+            return "not restored"
+        if not self.setter.constructor:
+            return f"set at {self.setter.line}"
+        built = f"the constructor of {self.setter.constructor} sets it at {self.setter.line}"
+        return f"{built} (build it before optimizer.load_state_dict)"
+
+
+class AtStep(NamedTuple):
+    """The options of a group at a step.
+
+    Attributes:
+        values: the values by key.
+        setters: what set them after the load.
+    """
+
+    values: dict[str, Any]
+    setters: Mapping[str, Setter]
+
+
+class _Group(dict[str, Any]):
+    """A group of an optimizer, with a record of what sets its options."""
+
+    __slots__ = ("_loading", "_place", "setters")
+
+    def __init__(
+        self, group: Mapping[str, Any], place: Callable[[FrameType], Line], loading: frozenset[object]
+    ) -> None:
+        """Copy a group.
+
+        Args:
+            group: the group.
+            place: returns the user's line that runs in a frame or its callers.
+            loading: code of the constructors that run during the load, and so began before it.
+        """
+        super().__init__(group)
+        self._place, self._loading = place, loading
+        self.setters: dict[str, Setter] = {}
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        frame = sys._getframe(1)  # the caller
+        built = (one for one in _constructors(frame) if one.f_code not in self._loading)
+        constructor = next((type(one.f_locals.get(one.f_code.co_varnames[0])).__name__ for one in built), "")
+        self.setters[key] = Setter(self._place(frame), constructor)
+
+    def update(self, *args: Any, **options: Any) -> None:
+        for key, value in dict(*args, **options).items():
+            self[key] = value
+
+    def __ior__(self, other: Any) -> _Group:  # type: ignore[override,misc]  # of dict it has two signatures
+        self.update(other)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle it as a plain dict."""
+        return dict, (dict(self),)
+
+
+def record_options(optimizer: torch.optim.Optimizer, place: Callable[[FrameType], Line]) -> None:
+    """Record from now on what sets the options of an optimizer that has just been restored: its groups are new dicts.
+
+    Args:
+        optimizer: the optimizer.
+        place: returns the user's line that runs in a frame or its callers.
+    """
+    loading = frozenset(one.f_code for one in _constructors(sys._getframe(1)))  # the caller
+    optimizer.param_groups[:] = [_Group(group, place, loading) for group in optimizer.param_groups]
+
+
+def options_at_step(optimizer: torch.optim.Optimizer, place: StepDevice) -> list[AtStep]:
+    """The options of each group, with copies of those that are tensors."""
+    return [
+        AtStep(
+            {key: _on_cpu(value, place) for key, value in group.items() if key not in _IGNORED},
+            dict(group.setters) if isinstance(group, _Group) else {},
+        )
+        for group in optimizer.param_groups
+    ]
+
+
+def differing_options(stored: Sequence[Mapping[str, Any]], groups: Sequence[AtStep]) -> list[Differing]:
+    """The options of the file's groups that have other values at the step; an option in several groups is one item."""
+    found: dict[tuple[object, ...], Differing] = {}
+    # Without a stored optimizer that fits, and without a step, there is nothing to compare.
+    for index, (theirs, group) in enumerate(zip(stored, groups, strict=False)):
+        for key, value in theirs.items():
+            now = group.values.get(key, _ABSENT)
+            is_absent = key not in group.values
+            if key in _IGNORED or (is_absent and key in _OF_SCHEDULERS) or (not is_absent and is_equal(now, value)):
+                continue
+            setter = group.setters.get(key)
+            alike = key, repr(value), repr(now), setter
+            known = found.get(alike) or Differing(key, (), len(groups), value, now, setter)
+            found[alike] = known._replace(groups=(*known.groups, index))
+    return list(found.values())
+
+
+def doubts_and_notes(differing: Collection[Differing]) -> tuple[list[str], list[str]]:
+    """Sentences about the options that were lost, which leave a resume unproven, and about those that were computed."""
+    lost = [str(one) for one in differing if one.is_lost]
+    return lost, [str(one) for one in differing if not one.is_lost]
+
+
+def _constructors(frame: FrameType | None) -> Iterable[FrameType]:
+    """The frames of constructors, the innermost first."""
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and frame.f_code.co_varnames:
+            yield frame
+        frame = frame.f_back
+
+
+def _on_cpu(value: Any, place: StepDevice) -> Any:
+    return place.to_cpu(value).clone() if isinstance(value, torch.Tensor) else value
+
+
+def is_equal(now: Any, stored: Any) -> bool:
+    """Whether two options have the same value. A number equals a tensor that holds it in the tensor's precision."""
+    if isinstance(now, torch.Tensor) or isinstance(stored, torch.Tensor):
+        if not all(isinstance(one, (torch.Tensor, int, float)) for one in (now, stored)):
+            return False
+        dtype = now.dtype if isinstance(now, torch.Tensor) else stored.dtype
+        with suppress(RuntimeError, ValueError):  # a number that the dtype cannot hold
+            first, second = (torch.as_tensor(one).to(dtype).squeeze() for one in (now, stored))
+            is_same = (first == second) | (first.isnan() & second.isnan())
+            return first.shape == second.shape and bool(is_same.all())
+        return False
+    if isinstance(stored, (list, tuple)):
+        is_like = isinstance(now, (list, tuple)) and len(now) == len(stored)
+        return is_like and all(map(is_equal, now, stored))
+    with suppress(ValueError):  # arrays have no single truth
+        return bool(now == stored or (now != now and stored != stored))  # noqa: PLR0124  # NaN alone differs from itself
+    return False
+
+
+def _plain(value: Any) -> object:
+    """An option for JSON."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)
+
+
+def _texts(stored: Any, now: Any) -> tuple[str, str]:
+    """Two values as text, with as many digits as they need to differ."""
+    short = _short(stored), _short(now)
+    return short if short[0] != short[1] else (str(_plain(stored)), str(_plain(now)))
+
+
+def _short(value: Any) -> str:
+    plain = _plain(value)
+    return f"{plain:.6g}" if isinstance(plain, float) else str(tuple(plain) if isinstance(plain, list) else plain)

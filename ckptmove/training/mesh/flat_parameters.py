@@ -1,0 +1,82 @@
+"""Find the elements that a rank has of the parameters that FullyShardedDataParallel (FSDP1) has flattened."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from ckptmove.training.mesh.stored import Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from torch import nn
+
+
+class FlatView(NamedTuple):
+    """A parameter in a flat parameter of the optimizer, as with ``use_orig_params=False``.
+
+    Attributes:
+        name: its name in the module that has flattened it.
+        values: its elements on this rank, as a view of the flat parameter.
+        flat: the flat parameter.
+        first: index of its first element in the flat parameter of this rank.
+    """
+
+    name: str
+    values: torch.Tensor
+    flat: torch.Tensor
+    first: int
+
+    def cut(self, flat: torch.Tensor) -> torch.Tensor:
+        """The elements of this parameter in a tensor with the shape of the flat parameter."""
+        return flat[self.first : self.first + self.values.numel()]
+
+
+class FlatParameters(NamedTuple):
+    """Flattened parameters of a model.
+
+    Attributes:
+        slices: elements that this rank has of each parameter, by the id of the parameter, or of the view of it.
+        views: views of the parameters, by the id of their flat parameter.
+    """
+
+    slices: dict[int, Slice]
+    views: dict[int, list[FlatView]]
+
+
+def flat_parameters(model: nn.Module) -> FlatParameters:
+    """The flattened parameters of a model; nothing for models other than FSDP1.
+
+    From torch/distributed/fsdp/_flat_param.py ``FlatParameter`` and ``_ShardParamInfo``.
+    """
+    found = FlatParameters({}, {})
+    for handle in _handles(model):
+        flat = handle.flat_param
+        if not handle._use_orig_params:
+            own = found.views[id(flat)] = [*_views(flat)]
+            parameters: list[torch.Tensor] = [view.values for view in own]
+        elif handle.uses_sharded_strategy:
+            parameters = flat._params
+        else:  # parameters have their own shapes
+            continue
+        for parameter, shape, info in zip(parameters, flat._shapes, flat._shard_param_infos, strict=True):
+            found.slices[id(parameter)] = Slice(info.intra_param_start_idx or 0, parameter.numel(), tuple(shape))
+    return found
+
+
+def _handles(model: nn.Module) -> Iterator[Any]:
+    """The handles of the flat parameters; a wrapper without parameters of its own has none."""
+    for module in model.modules():
+        if isinstance(module, FullyShardedDataParallel) and module._handle is not None:
+            yield module._handle
+
+
+def _views(flat: Any) -> Iterator[FlatView]:
+    shard = getattr(flat, "_local_shard", flat).detach()  # made in the first forward, after which it may be gathered
+    for name, info in zip(flat._fqns, flat._shard_param_infos, strict=True):
+        first = info.offset_in_shard or 0
+        values = shard[first : first + (info.numel_in_shard or 0)].requires_grad_(flat.requires_grad)
+        yield FlatView(name, values, flat, first)

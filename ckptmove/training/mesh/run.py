@@ -1,0 +1,390 @@
+"""Verify a sharded case with the ranks that torchrun started.
+
+Each rank runs the command. Its process has no torch: it starts a child, which joins the process group of the children.
+Rank 0 writes the only report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.errors import CaseUnusable, UsageError
+from ckptmove.moves import Remap
+from ckptmove.proof.checks import CASE, CHECKS, check_from_json, check_to_json, failed, passed, skipped
+from ckptmove.proof.evidence import RankFault, RanksOfRun
+from ckptmove.proof.machine import TorchBroken
+from ckptmove.proof.processes.child import CHILD_CHECKS, KILLED_BY, child, worker_command
+from ckptmove.proof.refuted import judge
+from ckptmove.proof.step.tensor_sizes import limit_tensor_sizes
+from ckptmove.training.mesh.errors import RankFailed
+from ckptmove.training.mesh.faults import MESH_CHECKS, RANK, rank_failure
+from ckptmove.training.mesh.launch import find_launch
+from ckptmove.training.mesh.meeting import GRACE_SECONDS, START_SECONDS, Guest, Host
+from ckptmove.training.run import LATE_SHARE, checks_without_torch, refuse_request, settled, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ckptmove.io.contracts import Progress
+    from ckptmove.model import Finding
+    from ckptmove.proof.evidence import CheckResult, Verdict
+    from ckptmove.proof.processes.child import Answers, Child
+    from ckptmove.proof.request import VerifyRequest
+    from ckptmove.training.mesh.launch import Launch
+
+_WORKER: Final = "ckptmove.training.mesh.worker"
+#: Kinds of devices that a machine has several of, one for each rank.
+_INDEXED: Final = frozenset({"cuda", "xpu"})
+#: Exit code of a rank that cannot reach rank 0.
+_UNREACHED: Final = 3
+_PORTS: Final = "any TCP port of the machine of rank 0 must be open to the machines of the other ranks"
+_KILLED: Final = "its process was killed"
+#: Exit code of all ranks, and the hint, if one was killed from outside.
+_KILLED_FROM_OUTSIDE: Final = 70
+_MEMORY: Final = "the system kills a process when memory runs out: see dmesg on the machine of that rank"
+_CHECKS: Final = ("file", "keys", "restore", "options", "placement", "structure", *MESH_CHECKS[3:])
+
+
+@cache
+def this_rank() -> Rank | None:
+    """The rank of this process; None if torchrun did not start it."""
+    launch = find_launch(os.environ)
+    return None if launch is None else Rank(launch)
+
+
+class Rank:
+    """The process of one rank."""
+
+    def __init__(self, launch: Launch, command: Sequence[str] = ()) -> None:
+        """Begin without a connection to the others.
+
+        Args:
+            launch: what torchrun tells about this process.
+            command: command line of the child; by default the worker of this package.
+        """
+        self._launch = launch
+        self._command = command or worker_command(_WORKER)
+        self._stack = ExitStack()
+        self._child: Child | None = None
+        self._host = Host(launch) if launch.is_first else None
+        self._guest: Guest | None = None
+        #: Error that ended the command on this rank, for the report of rank 0.
+        self.failure: dict[str, Any] | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes the report."""
+        return self._launch.is_first
+
+    def verify(
+        self,
+        request: VerifyRequest,
+        progress: Progress | None = None,
+        stage: Callable[[str], None] | None = None,
+    ) -> Verdict:
+        """Verify the checkpoint with all ranks. Call it on rank 0; the others :meth:`attend`.
+
+        Raises:
+            RankFailed: if another rank cannot begin.
+            UsageError: if the ranks have different options, or the case is unusable.
+            CkptMoveError: as of :func:`ckptmove.training.run.verify_checkpoint`.
+        """
+        host = cast("Host", self._host)
+        with ExitStack() as stack:
+            _refuse_options(request)
+            checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
+            limit_tensor_sizes(checkpoint, request.limits)
+            asked = settled(request, checkpoint.inventory)
+            started = self._join({})
+            self._agree(host, request)
+            host.tell(start=True)
+            self._send(started, asked)
+            host.end_after_failure(started.end)
+            findings, here, _ = checks_without_torch(checkpoint, checkpoint.check(progress), request)
+            answers = started.collect(stage, (RANK,), request.timeout)
+            for place in checkpoint.read_from:
+                place.require_unchanged()
+        host.wait_for_end()
+        return self._result(asked, answers, here, findings)
+
+    def attend(self, request: VerifyRequest) -> None:
+        """Take part in the verification of rank 0.
+
+        Raises:
+            CkptMoveError: as :meth:`verify`, if the checkpoint cannot be read on this rank.
+        """
+        _refuse_options(request)
+        with open_checkpoint(request.path, request.limits, keep_trees=True) as checkpoint:
+            limit_tensor_sizes(checkpoint, request.limits)
+            asked = settled(request, checkpoint.inventory)
+        started = self._join({"request": request.to_json()})
+        guest = cast("Guest", self._guest)
+        if not guest.wait_for_start(started.end):
+            return
+        self._send(started, asked)
+        answers = started.collect(None, (RANK,), request.timeout)
+        check = _ending_of(answers)
+        guest.send(
+            {
+                "failed": check.status == "failed" or bool(answers.unusable or answers.refusal),
+                "check": check_to_json(check),
+                "late": answers.facts.get("late"),
+                "unusable": answers.unusable,
+                "refusal": answers.refusal,
+            }
+        )
+
+    def killed_rank(self) -> RankFailed | None:
+        """The error for a rank that was killed, after which torchrun ends this one; None if there is none."""
+        killed = self._host.killed() if self._host is not None else []
+        if not killed:
+            return None
+        return RankFailed(killed[0], _KILLED, path=None, hint=_MEMORY, exit_code=_KILLED_FROM_OUTSIDE)
+
+    def reports(self, failure: dict[str, Any]) -> bool:
+        """Keep an error that ended the command on this rank. Returns whether this rank writes it."""
+        if not self.is_first and self.failure is None:
+            self.failure = failure
+        return self.is_first
+
+    def finish(self, code: int) -> int | None:
+        """Wait for the other ranks, and return the exit code of all; None if rank 0 cannot be reached.
+
+        Args:
+            code: exit code of this rank; that of rank 0 counts.
+        """
+        with self._stack:
+            if self._host is not None:
+                return self._dismiss(self._host, code)
+            with suppress(OSError, TorchBroken, RankFailed):
+                self._join({"failure": self.failure or {}})
+            if self._guest is None:
+                return None
+            if self.failure is not None:
+                self._guest.send({"failed": True, "failure": self.failure})
+            return self._guest.wait_for_exit_code()
+
+    def _dismiss(self, host: Host, code: int) -> int:
+        """Send the exit code to the others. One that has not connected yet gets it when it does."""
+        self._join({})
+        host.dismiss(code)
+        return code
+
+    def _join(self, hello: dict[str, object]) -> Child:
+        """Start the child, and connect to rank 0. Does nothing if that is done.
+
+        Raises:
+            RankFailed: if the process of rank 0 cannot be reached.
+            TorchBroken: if the child ends before it has the address.
+        """
+        if self._child is not None:
+            return self._child
+        started = self._child = self._stack.enter_context(child(self._command, ""))
+        if self._host is not None:
+            with suppress(OSError):  # it has died, which its missing answers show
+                started.give(self._host.address)  # with a token, which its command line would show to all users
+            return started
+        for message in _messages(started):
+            if "address" in message:
+                self._guest = self._connect(message["address"], hello)
+                return started
+        raise TorchBroken(f"rank {self._launch.rank} cannot reach the store of torchrun")
+
+    def _connect(self, address: str, hello: dict[str, object]) -> Guest:
+        try:
+            return Guest(address, self._launch.rank, hello)
+        except OSError as error:
+            reason = f"its process cannot be reached from rank {self._launch.rank}: {error}"
+            raise RankFailed(0, reason, path=None, hint=_PORTS, exit_code=_UNREACHED) from error
+
+    def _send(self, started: Child, request: VerifyRequest) -> None:
+        """Give the child its request. The accelerator of a rank is the one with its index on its machine."""
+        kind = _kind_of_each(request)
+        target = f"{kind}:{self._launch.local_rank}" if kind else request.to
+        deadline = None if request.timeout is None else time.time() + request.timeout * LATE_SHARE
+        with suppress(OSError):  # it has died, which its missing answers show
+            started.give(request._replace(to=target, deadline=deadline).to_json())
+
+    def _agree(self, host: Host, request: VerifyRequest) -> None:
+        """Wait for the other ranks, and compare their options."""
+        host.wait_for_start()
+        for rank, hello in sorted(host.hellos.items()):
+            if "failure" in hello:
+                failure: dict[str, Any] = hello["failure"]
+                raise RankFailed(
+                    rank,
+                    failure["message"],
+                    path=failure["path"],
+                    hint=failure["hint"],
+                    exit_code=failure["exit_code"],
+                )
+            mine, theirs = json.loads(request.to_json()), json.loads(hello["request"])
+            other = [name for name, value in mine.items() if theirs.get(name) != value]
+            if other:
+                name = other[0]
+                raise UsageError(
+                    f"the ranks have different options: {name} is {theirs.get(name)!r} on rank {rank}, "
+                    f"and {mine[name]!r} on rank 0"
+                )
+        missing = {*host.others} - {*host.hellos}
+        if missing and host.endings:
+            ended = min(host.endings)
+            raise RankFailed(ended, "it ended before all ranks had started", path=None, hint="", exit_code=1)
+        if missing:
+            late = f"it did not start within {START_SECONDS:g} s"
+            raise RankFailed(min(missing), late, path=None, hint=_PORTS, exit_code=1)
+
+    def _result(
+        self,
+        asked: VerifyRequest,
+        answers: Answers,
+        here: tuple[CheckResult, ...],
+        findings: tuple[Finding, ...],
+    ) -> Verdict:
+        endings = dict(self._endings(answers))
+        if answers.torch_failure:
+            raise TorchBroken(answers.torch_failure)
+        for kind, error in (("unusable", CaseUnusable), ("refusal", UsageError)):
+            found = [(rank, str(one[kind])) for rank, one in endings.items() if one.get(kind)]
+            if found:
+                rank, text = found[0]
+                raise error(text if rank == 0 else f"rank {rank}: {text}")
+        faults = [RankFault(**one) for one in answers.facts.get("rank_faults", ())]
+        checks = {check.name: check for check in (*here, *answers.checks.values())}
+        names, order = (CHILD_CHECKS, CHECKS) if asked.case is None else (MESH_CHECKS, _CHECKS)
+        ended = _root_causes(endings)
+        missing = [name for name in names if name not in checks]
+        killed = [rank for rank in ended if -_exit_code(endings[rank]) in KILLED_BY]
+        if killed:
+            raise RankFailed(killed[0], ended[killed[0]], path=None, hint=_MEMORY, exit_code=_KILLED_FROM_OUTSIDE)
+        if ended:
+            name = next(
+                (one for rank in ended if (one := _check_of(endings[rank])) in missing), (*missing, names[-1])[0]
+            )
+            texts = [[ended[rank]] if rank in ended else [] for rank in range(self._launch.size)]
+            checks[name] = rank_failure(name, texts, self._launch.size)
+            checks |= {one: skipped(one, f"not reached: {name} failed") for one in missing if one != name}
+            faults += [RankFault(rank, name, text) for rank, text in ended.items()]
+        is_proven = asked.case is not None and checks["parity"].status == "passed" and not _is_anew(checks["fresh"])
+        runs: list[CheckResult] = []
+        if asked.case is not None:
+            figures = {
+                "proven": is_proven,
+                "resumed": is_proven,
+                "device": asked.to,
+                "simulated": answers.mode == "simulated",
+            }
+            runs = [checks[CASE]._replace(evidence=tuple({**dict(checks[CASE].evidence), **figures}.items()))]
+        ordered, findings = judge(order, checks, findings, runs)
+        mesh = answers.facts.get("mesh") or {"shape": (), "dims": ()}
+        run = RanksOfRun(
+            ranks=self._launch.size,
+            shape=tuple(mesh["shape"]),
+            dims=tuple(mesh["dims"]),
+            saved_by=answers.facts.get("saved_by"),
+            resharded=bool(answers.facts.get("resharded")),
+            faults=tuple(faults),
+        )
+        named = asked._replace(to=_kind_of_each(asked) or asked.to)
+        result = replace(verdict(named, answers, ordered, findings), run=run)
+        if asked.case is None:
+            return result
+        return replace(result, proven=result.passed and is_proven)
+
+    def _endings(self, answers: Answers) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Last messages of all ranks."""
+        host = cast("Host", self._host)
+        own = _ending_of(answers)
+        if host.has_ended_child and _exit_code({"check": check_to_json(own)}) < 0:
+            own = failed(RANK, "it still ran when another rank had failed", lost=True)
+        facts = {"unusable": answers.unusable, "refusal": answers.refusal, "late": answers.facts.get("late")}
+        yield 0, {"check": check_to_json(own), **facts}
+        for rank in host.others:
+            content = host.endings.get(rank, {})
+            reason = _KILLED if content is None else f"it did not end within {GRACE_SECONDS:g} s"
+            if content and "failure" in content:
+                reason = content["failure"]["message"]
+            ended = failed(RANK, reason, lost=content == {})
+            yield rank, content if content and "check" in content else {"check": check_to_json(ended)}
+
+
+def _kind_of_each(request: VerifyRequest) -> str:
+    """Kind of the devices of which each rank of a case has its own; empty if all have the same."""
+    kind = (request.to or "cpu").partition(":")[0]
+    return kind if kind in _INDEXED and request.case is not None else ""
+
+
+def _is_anew(fresh: CheckResult) -> bool:
+    """Whether the optimizer began without stored state that it has after a step."""
+    return bool(dict(fresh.evidence).get("anew"))
+
+
+def _refuse_options(request: VerifyRequest) -> None:
+    """Raise for options that cannot be used under torchrun.
+
+    Raises:
+        UsageError: for the first of them.
+    """
+    refuse_request(request)
+    used = {
+        "--script": request.script is not None,
+        "--against": request.against is not None or request.remap != Remap(),
+        "--sample": request.sample is not None,
+        "--device-memory": request.device_memory is not None,
+        "--fix": bool(request.edits),
+        "--optimizer": request.optimizer is not None,
+    }
+    refused = [name for name, is_used in used.items() if is_used]
+    if refused:
+        raise UsageError(f"{refused[0]} cannot be used under torchrun")
+    kind = _kind_of_each(request)
+    if kind and request.to not in {kind, f"{kind}:0"}:
+        raise UsageError(f"--to {request.to} names one device, but each rank of a case has its own: use --to {kind}")
+
+
+def _ending_of(answers: Answers) -> CheckResult:
+    """How the child of this rank ended; one without a usable case or request has no such answer."""
+    if answers.killed is not None:
+        return failed(RANK, answers.killed.message, exit_code=-answers.killed.number)
+    return answers.checks.get(RANK) or passed(RANK, "ended")
+
+
+def _messages(started: Child) -> Iterator[dict[str, Any]]:
+    """Messages of a child, until it ends."""
+    for line in iter(cast("Any", started.process.stdout).readline, ""):
+        with suppress(ValueError):
+            message = json.loads(line)
+            if isinstance(message, dict):
+                yield message
+
+
+def _check_of(ending: Mapping[str, Any]) -> str:
+    """Name of the check that a rank was making when it failed; empty if unknown."""
+    late = ending.get("late") or {}
+    return str(late.get("check") or ending["check"]["evidence"].get("check", ""))
+
+
+def _exit_code(ending: Mapping[str, Any]) -> int:
+    """Exit code of the process of a rank, negative for a signal; 0 if it ended with an answer."""
+    return int(ending["check"]["evidence"].get("exit_code", 0))
+
+
+def _root_causes(endings: Mapping[int, dict[str, Any]]) -> dict[int, str]:
+    """Why ranks failed. Those that only lost the connection to another one, or waited for it, are left out."""
+    failing: dict[int, str] = {}
+    waiting: dict[int, str] = {}
+    for rank, ending in endings.items():
+        check = check_from_json(ending["check"])
+        if check.status != "failed":
+            continue
+        late = ending.get("late") or {}
+        waits = late.get("waits") if "timeout" in dict(check.evidence) else dict(check.evidence).get("lost")
+        (waiting if waits else failing)[rank] = check.detail + str(late.get("where", ""))
+    return failing or waiting

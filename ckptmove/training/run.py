@@ -1,0 +1,340 @@
+"""Verify one checkpoint: make the checks without torch, run the child process, and return the verdict."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal, cast
+
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.checkpoint.pairing import pair_all
+from ckptmove.conversion.keep import kept_tensors
+from ckptmove.conversion.remap.expected import expected
+from ckptmove.errors import UsageError
+from ckptmove.findings.context import Context, devices_needed, known_count, target_device
+from ckptmove.findings.registry import find_all
+from ckptmove.findings.remedies import Source
+from ckptmove.formats.opening import container_class
+from ckptmove.io.cores import cores
+from ckptmove.moves import MoveRequest, Remap
+from ckptmove.proof.checks import CASE, CHECKS, SCRIPT, skipped
+from ckptmove.proof.evidence import Verdict
+from ckptmove.proof.file_checks import check_file, check_structure
+from ckptmove.proof.machine import PackageMissing
+from ckptmove.proof.placement import check_placement
+from ckptmove.proof.processes.child import CHILD_CHECKS, ONE_THREAD, child, forked, worker_command
+from ckptmove.proof.processes.forking import can_fork
+from ckptmove.proof.refused_keys import with_refused_keys
+from ckptmove.proof.refuted import judge
+from ckptmove.proof.sampling import choose_sample
+from ckptmove.proof.step.optimizers import check_override
+from ckptmove.proof.step.tensor_sizes import limit_tensor_sizes
+from ckptmove.text import Argument, Phrase
+from ckptmove.torch_facts.devices import parse_target, split
+from ckptmove.training.case.name import parse_case, require_script
+from ckptmove.training.fit.case import verify_fit_of_case
+from ckptmove.training.fit.sizes import verify_fit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.io.contracts import Progress
+    from ckptmove.io.source import DiskPlace
+    from ckptmove.model import ArchiveFact, Finding, Inventory
+    from ckptmove.proof.evidence import CheckResult, SampleSize
+    from ckptmove.proof.processes.child import Answers, Child
+    from ckptmove.proof.request import VerifyRequest
+
+    Mode = Literal["real", "simulated", "cpu"]
+
+#: Packages that the child imports.
+_PACKAGES: Final = ("torch", "safetensors", "executing", "asttokens")
+#: Default of ``--timeout`` for a script, which may never make a step.
+_SCRIPT_SECONDS: Final = 300.0
+#: Bytes of a checkpoint for each process. Their checks take far longer than a fork; elsewhere than on Linux, where each
+#: process imports torch, as long as the import.
+_JOB_BYTES: Final = 2**26 if sys.platform == "linux" else 2**29
+#: Contents of a checkpoint that the step of its optimizer does not need.
+_NOT_STEPPED: Final = ("scheduler", "scaler", "rng")
+#: Part of the timeout after which the child reports the line that the script has reached.
+LATE_SHARE: Final = 0.95
+
+
+def verify_checkpoint(
+    request: VerifyRequest,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+    stage: Callable[[str], None] | None = None,
+) -> Verdict:
+    """Prove that a checkpoint resumes, or report why it does not.
+
+    Args:
+        request: the options.
+        command: command line of the child process; by default this package's worker.
+        progress: called with the bytes checked so far and the total.
+        stage: called with the name of the child's next stage.
+
+    Returns:
+        The verdict with all checks in order. The step fails if this machine does not have the target and cannot
+        simulate it: nothing was proven.
+
+    Raises:
+        PackageMissing: if torch, or a package that the child imports, is not installed.
+        TorchBroken: if torch cannot be imported.
+        ChildKilled: if the child was killed from outside.
+        UsageError: if the device or optimizer is unknown, the case is unusable, or an option's number is out of range.
+        UnreadableInput: if the checkpoint or its original cannot be read, is damaged, or is not a checkpoint.
+        LimitExceeded: if either needs more than the limits allow.
+    """
+    if request.fit is not None:
+        if request.case is None:
+            return verify_fit(request, request.fit)
+        refuse_request(request)
+        return verify_fit_of_case(request, request.fit, command, stage)
+    refuse_request(request)
+    limits, nbytes = request.limits, 0
+    read_from: tuple[DiskPlace, ...] = ()
+    own = ((CASE, request.case), (SCRIPT, request.script))
+    cases = tuple(name for name, asked_for in own if asked_for is not None)
+    with ExitStack() as until_compared, ExitStack() as stack:
+        original: OpenCheckpoint | None = None
+        is_changed = False
+        source: Inventory | None = None
+        if request.against is not None:
+            # An original that cannot be read is an error of the input, not an outcome.
+            original = until_compared.enter_context(open_checkpoint(request.against, limits, keep_trees=True))
+            limit_tensor_sizes(original, limits)
+            nbytes, read_from, source = original.nbytes, original.read_from, original.inventory
+        checkpoint = stack.enter_context(
+            open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude)
+        )
+        if original is not None:
+            is_changed = expected(original, checkpoint, request.remap, limits) is not original
+        limit_tensor_sizes(checkpoint, limits)
+        nbytes += checkpoint.nbytes
+        timeout = _SCRIPT_SECONDS if request.timeout is None and request.script is not None else request.timeout
+        deadline = None if timeout is None else time.time() + timeout * LATE_SHARE
+        asked = settled(request, checkpoint.inventory)
+        asked = asked._replace(nbytes=nbytes, deadline=deadline, jobs=_jobs(request, nbytes))
+        if asked.device_memory is not None and asked.to == "cpu":
+            raise UsageError(
+                Phrase(Argument("device_memory"), " is the memory of an accelerator: name one with ", Argument("to"))
+            )
+        # Importing torch takes seconds; this process compares the CRCs meanwhile.
+        with ExitStack() as running:
+            started = _start(running, command, asked, checkpoint, original, is_changed=is_changed)
+            del original  # the child has it, or reads it again
+            until_compared.close()
+            facts = None if asked.sample else checkpoint.check(progress, asked.jobs or 1)
+            findings, here, sample = checks_without_torch(checkpoint, facts, request, source)
+            answers = started.collect(stage, (*CHILD_CHECKS, *cases), timeout)
+        # The child's answers are worthless if files changed: it may have read parts of both versions.
+        for place in read_from:
+            place.require_unchanged()
+        checkpoint.require_unchanged()
+    answers.require_usable()
+    found = {check.name: check for check in (*here, *answers.checks.values())}
+    findings = with_refused_keys(findings, [found[name] for name in cases])
+    checks, findings = judge((*CHECKS, *cases), found, findings, [found[name] for name in cases])
+    result = verdict(asked, answers, checks, findings, sample)
+    return replace(result, not_looked_at=_not_looked_at(request, checkpoint.inventory))
+
+
+def _not_looked_at(request: VerifyRequest, inventory: Inventory) -> tuple[str, ...]:
+    """What a resume also needs, and no check looks at."""
+    if request.runs_training:
+        return ("position in the data",)
+    return tuple(part for part in _NOT_STEPPED if part in inventory.contents)
+
+
+def _jobs(request: VerifyRequest, nbytes: int) -> int:
+    """Number of child processes. The user's own training runs in one, which also makes the other checks."""
+    if request.runs_training or request.sample is not None:
+        return 1
+    return max(1, min(request.jobs or cores(), nbytes // _JOB_BYTES))
+
+
+def _start(
+    running: ExitStack,
+    command: Sequence[str],
+    asked: VerifyRequest,
+    checkpoint: OpenCheckpoint,
+    original: OpenCheckpoint | None,
+    *,
+    is_changed: bool,
+) -> Child:
+    """Start the child process: a fork, which has the open files, or else a new one.
+
+    It is a new one if the trees of the original were changed by a comparison.
+    """
+    is_other = bool(command) or asked.runs_own_code or "torch" in sys.modules
+    if not (is_other or is_changed) and can_fork():
+
+        def load() -> Callable[[], None]:
+            from ckptmove.training.worker import Opened, work
+
+            return partial(work, asked, Opened(checkpoint, original))
+
+        with suppress(OSError):  # the system has no room for a copy of this process
+            return running.enter_context(forked(load))
+    variables = None if asked.runs_own_code else ONE_THREAD
+    return running.enter_context(child(command or worker_command(), asked.to_json(), variables))
+
+
+def refuse_request(request: VerifyRequest) -> None:
+    """Raise for options that no checkpoint could fulfil.
+
+    Raises:
+        PackageMissing: if torch, or a package that the child imports, is not installed.
+        UsageError: if an option has no usable value, or two of them exclude each other.
+    """
+    missing = next((package for package in _PACKAGES if importlib.util.find_spec(package) is None), None)
+    if missing is not None:
+        raise PackageMissing(missing)
+    if request.timeout is not None and not request.timeout > 0:
+        raise UsageError(
+            Phrase(Argument("timeout"), f" takes a number of seconds greater than 0, not {request.timeout:g}")
+        )
+    _refuse_number("sample", request.sample, "parameters")
+    _refuse_number("jobs", request.jobs, "processes")
+    check_override(request.optimizer)
+    if request.device_memory is not None and not request.runs_training:
+        raise UsageError(
+            Phrase(
+                Argument("device_memory"),
+                " limits the step of your own model: add ",
+                Argument("case", "FILE.py:FUNC"),
+                " or ",
+                Argument("script", "FILE.py"),
+            )
+        )
+    if request.device_memory is not None and request.device_memory < 1:
+        raise UsageError(
+            Phrase(Argument("device_memory"), f" takes a number of bytes, at least 1, not {request.device_memory}")
+        )
+    if request.case is not None:
+        parse_case(request.case)
+    if request.script is not None:
+        require_script(request.script)
+    if request.case is not None and request.script is not None:
+        raise UsageError(
+            Phrase(Argument("case"), " and ", Argument("script"), " both make a step of your training: choose one")
+        )
+    if request.remap != Remap() and request.against is None:
+        raise UsageError(
+            Phrase("options of convert describe the change from an original: add ", Argument("against", "ORIGINAL"))
+        )
+
+
+def _refuse_number(option: str, number: int | None, what: str) -> None:
+    if number is not None and number < 1:
+        raise UsageError(Phrase(Argument(option), f" takes a number of {what}, at least 1, not {number}"))
+
+
+def checks_without_torch(
+    checkpoint: OpenCheckpoint,
+    facts: tuple[ArchiveFact, ...] | None,
+    asked: VerifyRequest,
+    source: Inventory | None = None,
+) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...], SampleSize | None]:
+    """Make the checks of this process, while the child imports torch.
+
+    Args:
+        checkpoint: the checkpoint.
+        facts: facts about its bytes; None if they were not compared with their CRCs.
+        asked: the options; without a target, the devices in the file are taken as correct.
+        source: the checkpoint of ``--against``.
+
+    Returns:
+        The findings, the checks, and the size of the sample.
+    """
+    inventory = checkpoint.inventory
+    target = None if asked.to is None else parse_target(asked.to)
+    context = Context(
+        target=target,
+        device_count=asked.devices,
+        kept=kept_tensors(inventory, asked.keep),
+        source=Source(asked.path, checkpoint, asked.limits),
+    )
+    findings = tuple(
+        one
+        for one in find_all(inventory if facts is None else replace(inventory, facts=facts), context)
+        if one.code not in asked.ignore
+    )
+    pairings = list(zip(inventory.optimizers, pair_all(inventory, source), strict=True))
+    placed = [part.inventory for part in checkpoint.parts if part.inventory.storages or part.inventory.mentions]
+    placed = placed or [checkpoint.parts[0].inventory]
+    without_devices = [container_class(one.container).why_no_devices for one in placed]
+    sample = choose_sample(inventory, pairings, asked.sample, asked.seed).size if asked.sample else None
+    checks = (
+        check_file(checkpoint.parts, is_checked=facts is not None),
+        skipped("placement", without_devices[0])
+        if all(without_devices)
+        else check_placement(
+            inventory,
+            MoveRequest(to=_target(asked, inventory), keep=asked.keep),
+            asked.devices,
+            as_saved=target is None,
+        ),
+        check_structure(inventory, pairings),
+    )
+    return findings, checks, sample
+
+
+def verdict(
+    asked: VerifyRequest,
+    answers: Answers,
+    checks: tuple[CheckResult, ...],
+    findings: tuple[Finding, ...],
+    sample: SampleSize | None = None,
+) -> Verdict:
+    """The verdict of all checks, in the order of the report."""
+    target = asked.to or "cpu"
+    passed = all(check.status != "failed" for check in checks)
+    return Verdict(
+        path=asked.path,
+        target=target,
+        mode=cast("Mode", answers.mode or ("cpu" if target == "cpu" else "simulated")),
+        passed=passed,
+        proven=passed and (_is_proven(checks) or _is_equal(asked, checks)) and (sample is None or sample.is_all),
+        checks=checks,
+        findings=(*findings, *(one for one in answers.findings if one.code not in asked.ignore)),
+        sample=sample,
+    )
+
+
+def _is_proven(checks: Sequence[CheckResult]) -> bool:
+    """Whether every step made proves the resume.
+
+    A case replaces a step that was skipped. A script replaces any step: all that it restored was compared.
+    """
+    proofs = {check.name: dict(check.evidence).get("proven") is True for check in checks}
+    if SCRIPT in proofs:
+        return proofs[SCRIPT]
+    is_skipped = any(check.name == "step" and check.status == "skipped" for check in checks)
+    return proofs[CASE] and (proofs["step"] or is_skipped) if CASE in proofs else proofs["step"]
+
+
+def _is_equal(asked: VerifyRequest, checks: Sequence[CheckResult]) -> bool:
+    """Whether a checkpoint has no state to resume from, and was compared with its original."""
+    return asked.against is not None and any(dict(check.evidence).get("optimizers") == 0 for check in checks)
+
+
+def _target(request: VerifyRequest, inventory: Inventory) -> str:
+    """Device tag of the step."""
+    return parse_target(request.to if request.to is not None else target_device(inventory, Context()) or "cpu")
+
+
+def settled(request: VerifyRequest, inventory: Inventory) -> VerifyRequest:
+    """The request with target and number of devices filled in: those of the machine that the findings assume (D103)."""
+    target = _target(request, inventory)
+    named = Context(None if request.to is None else target, request.devices)
+    devices = known_count(split(target)[0], named)
+    if devices is None:
+        devices = devices_needed((target, *(tensor.device for tensor in inventory.tensors)))
+    return request._replace(to=target, devices=devices)

@@ -1,0 +1,285 @@
+"""Main function of the child process, which makes all checks that need torch.
+
+Its standard output carries only its answers: one JSON document on each line, written as soon as it is known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import ExitStack, contextmanager
+from threading import Thread
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ckptmove.checkpoint.open_checkpoint import side_by_side
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.checkpoint.pairing import pair_all
+from ckptmove.comparison.counterparts import find_counterparts
+from ckptmove.conversion.remap.expected import expected
+from ckptmove.errors import CaseUnusable, OutOfMemory, UsageError
+from ckptmove.moves import Remap
+from ckptmove.proof.checks import check_to_json, failed, finding_to_json
+from ckptmove.proof.place import find_site
+from ckptmove.proof.processes.group import Follower, Leader, start_others
+from ckptmove.proof.processes.memory import limit_memory, memory_hint, with_hint
+from ckptmove.proof.processes.shares import ONE_PROCESS, share
+from ckptmove.proof.processes.uncompiled import leave_out_dynamo, uncompiled_calls
+from ckptmove.proof.request import VerifyRequest
+from ckptmove.proof.restored.against import OriginalTensors, casts, differences
+from ckptmove.proof.restored.generators import refused_states
+from ckptmove.proof.restored.loaded import LoadedFiles
+from ckptmove.proof.restored.numbers import NumbersTally
+from ckptmove.proof.restored.survey import survey
+from ckptmove.proof.sampling import Sample, choose_sample
+from ckptmove.proof.step.counters import CounterFaults, check_counters
+from ckptmove.proof.step.optimizer_class import optimizer_class
+from ckptmove.proof.step.resume import Bench, resume
+from ckptmove.proof.tensors.stored import StoredTensors
+from ckptmove.proof.tensors.wrappers import WithWrappers
+from ckptmove.text import Argument, spelled, spelled_for_python
+from ckptmove.torch_facts.optimizers import BY_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.checkpoint.pairing import Pairing
+    from ckptmove.proof.evidence import CheckResult
+    from ckptmove.proof.processes.child import Child
+    from ckptmove.proof.processes.shares import ProcessGroup, Share
+
+    Emit = Callable[[dict[str, object]], None]
+
+
+class Opened(NamedTuple):
+    """The files of a verification.
+
+    Attributes:
+        checkpoint: the checkpoint.
+        original: that of ``--against``, or None.
+    """
+
+    checkpoint: OpenCheckpoint
+    original: OpenCheckpoint | None
+
+
+def main() -> None:
+    """Answer the request in the last command-line argument."""
+    work(VerifyRequest.from_json(sys.argv[-1]))
+
+
+def work(request: VerifyRequest, opened: Opened | None = None) -> None:
+    """Answer a request on standard output.
+
+    Args:
+        request: the options, with their target.
+        opened: the files, if this process is a fork of one that has read them.
+    """
+    is_limited = limit_memory(request)
+    if not request.runs_training:
+        # A batch fits in a processor's cache: a second thread saves a tenth of the time. If another process uses that
+        # thread's processor, the first thread waits for it thousands of times.
+        torch.set_num_threads(1)
+    with ExitStack() as stack, spelled_for_python(request.in_python):
+        if request.runs_own_code:
+            stack.enter_context(uncompiled_calls())
+        else:
+            leave_out_dynamo()  # a user's model or optimizer may need the real one
+        try:
+            if opened is None and request.fit is None:
+                opened = stack.enter_context(_open(request))
+            is_alone = request.fit is not None or request.rank > 0 or find_site(request.to or "cpu").mode == "real"
+            others: list[Child] = []
+            if not is_alone:  # an accelerator is used by one process
+                request, others = start_others(request, stack.enter_context(ExitStack()))
+            _answer(request, opened, others, is_limited=is_limited)
+        except (MemoryError, OutOfMemory) as error:
+            # The parent reports the last line of standard error.
+            raise MemoryError(memory_hint() if is_limited else error) from error
+
+
+def _answer(request: VerifyRequest, opened: Opened | None, others: Sequence[Child], *, is_limited: bool) -> None:
+    _follow_parent()
+    # Output of libraries goes to standard error: standard output is for answers.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+
+    def emit(message: dict[str, object]) -> None:
+        answers.write(f"{json.dumps(with_hint(message) if is_limited else message)}\n".encode())
+        answers.flush()
+
+    with answers, ExitStack() as stack:
+        try:
+            if request.fit is None:
+                group: ProcessGroup = Follower(request, emit) if request.rank else ONE_PROCESS
+                run(request, emit, stack.enter_context(Leader(others, emit)) if others else group, opened)
+            else:
+                from ckptmove.training.fit.worker import measure_case  # slow import
+
+                measure_case(request, emit)
+        except UsageError as error:
+            emit({"refusal": spelled(error.message)})
+
+
+@contextmanager
+def _open(request: VerifyRequest) -> Iterator[Opened]:
+    with ExitStack() as stack:
+        limits, original = request.limits, None
+        opened = open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude)
+        checkpoint = stack.enter_context(opened)
+        if request.against is not None:
+            original = stack.enter_context(open_checkpoint(request.against, limits, keep_trees=True))
+        yield Opened(checkpoint, original)
+
+
+def _follow_parent() -> None:
+    """Wait for the end of standard input in a thread, and replace it with an empty one for the user's code."""
+    parent = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    Thread(target=_follow, args=(parent,), daemon=True).start()
+
+
+def _follow(parent: int) -> None:
+    """Kill this process group when the other end of a pipe closes, because the parent has ended."""
+    while os.read(parent, 1):
+        pass
+    if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():  # false if it was not started by ``child``
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, opened: Opened | None = None) -> None:
+    """Make every check that needs torch.
+
+    Args:
+        request: the options, with their target.
+        emit: called with the device mode, and with each finding and check in order.
+        group: the processes that call this function together. Each checks one share of the checkpoint, and that of rank
+            0 emits the results of all.
+        opened: the files; None to open them.
+
+    Raises:
+        UsageError: if the requested optimizer is missing.
+        UnreadableInput: if a file has changed since it was opened.
+    """
+    site = find_site(request.to or "cpu")
+    if group.rank == 0:
+        emit({"mode": site.mode})
+    if request.optimizer is not None and request.optimizer not in BY_NAME:
+        emit({"imports": request.optimizer})
+        optimizer_class(request.optimizer)
+        emit({"imports": ""})
+    with ExitStack() as stack:
+        checkpoint, source = stack.enter_context(_open(request)) if opened is None else opened
+        inventory = checkpoint.inventory
+        stored = stack.enter_context(StoredTensors(checkpoint.parts))
+        paired = pair_all(inventory, None if source is None else source.inventory)
+        pairings = list(zip(inventory.optimizers, paired, strict=True))
+        sample = choose_sample(inventory, pairings, request.sample, request.seed) if request.sample else None
+        own = share(checkpoint, pairings, group.rank, group.size) if group.size > 1 else None
+        loaded = LoadedFiles(checkpoint.parts, stored, sample=sample, share=own)
+        counters = check_counters(inventory, stored) if group.rank == 0 else CounterFaults()
+        numbers = NumbersTally.of(inventory, _trained(paired), counters)
+        restore = survey(inventory, stored, loaded, numbers, sample, own, group)
+        refused = refused_states(inventory, stored)
+        if refused and restore.status != "failed":
+            restore = failed("restore", refused.failures("refused by torch's generators: "), **dict(restore.evidence))
+        original: OriginalTensors | None = None
+        if source is not None:
+            original, restore = _with_original(restore, stack, checkpoint, source, request, sample or own, group)
+        checkpoint.require_unchanged()  # a file may have been replaced by another one of its name
+        bench = Bench(request, site, checkpoint, stored, loaded, original, pairings, sample, own)
+        if group.rank > 0:
+            resume(bench, group)
+            return
+        for check in (restore, numbers.check(request.ignore)):
+            emit({"check": check_to_json(_of_sample(check, sample))})
+        for finding in numbers.findings():
+            emit({"finding": finding_to_json(finding)})
+        for check in resume(bench, group):
+            emit({"check": check_to_json(_of_sample(check, sample))})
+        if request.runs_training:
+            _emit_training(bench, emit)
+
+
+def _trained(pairings: tuple[Pairing, ...]) -> frozenset[str]:
+    """Names of the tensors that certainly belong to an optimizer."""
+    certain = (pairing.matches for pairing in pairings if pairing.is_certain)
+    return frozenset(record.name for matches in certain for _, record in matches if record is not None)
+
+
+def _emit_training(bench: Bench, emit: Emit) -> None:
+    from ckptmove.training.code.entrance import edited_sources  # for --case and --script only
+
+    def answer(check: CheckResult) -> None:
+        emit({"check": check_to_json(check)})
+
+    request = bench.request
+    try:
+        with edited_sources(request.edits):
+            if request.case is not None:
+                from ckptmove.training.case.check import check_case
+
+                answer(check_case(bench, request.case))
+            if request.script is not None:
+                from ckptmove.training.script.check import check_script
+
+                answer(check_script(bench, request.script, request.script_args, answer))
+    except CaseUnusable as error:
+        emit({"unusable": error.message.removeprefix("--case: ")})
+
+
+def _of_sample(check: CheckResult, sample: Sample | None) -> CheckResult:
+    """Add the size of the sample to a check that passed."""
+    if sample is None or sample.size.is_all or check.status != "passed":
+        return check
+    part = sample.size.of_all_tensors if check.name in {"restore", "numbers"} else sample.size.of_all_parameters
+    return check._replace(detail=f"{check.detail}; a sample: {part}")
+
+
+def _with_original(
+    restore: CheckResult,
+    stack: ExitStack,
+    checkpoint: OpenCheckpoint,
+    source: OpenCheckpoint,
+    request: VerifyRequest,
+    part: Sample | Share | None,
+    group: ProcessGroup,
+) -> tuple[OriginalTensors, CheckResult]:
+    """Compare a checkpoint with its original, and add the result to the ``restore`` check.
+
+    If a process finds a difference, the first one compares everything again, in the order of the checkpoint.
+    """
+    other = expected(source, checkpoint, request.remap, request.limits)
+    stored = stack.enter_context(StoredTensors(other.parts, keeps=True))
+    sides = side_by_side(checkpoint, other)
+    found = find_counterparts(*sides)
+    names, is_compact = None if part is None else part.names, request.remap.compact
+    compared = differences(*sides, found, request.limits, names, compact=is_compact)
+    if any(one["differ"] for one in group.gather({"differ": bool(compared.lost)})):
+        compared = differences(*sides, found, request.limits, compact=is_compact)
+    other.require_unchanged()
+    original = OriginalTensors(found, other.inventory, WithWrappers(stored, LoadedFiles(other.parts, stored)))
+    lost, against = compared.lost, source.path
+    evidence = (*restore.evidence, ("against", against), ("changed", lost.count))
+    if restore.status == "failed":
+        return original, restore._replace(evidence=evidence)
+    if lost:
+        is_renamed = request.remap == Remap() and bool(found.added or found.removed)
+        repeat = "if the conversion changed names or parts, repeat its options here, for example"
+        fix = f"{repeat} {Argument('strip_prefix', True)}" if is_renamed else ""
+        return original, failed("restore", lost.failures(f"differs from {against}: "), fix, **dict(evidence))
+    what = "every tensor equals" if compared.notes else "all equal"
+    unseen = (
+        "" if not isinstance(part, Sample) or part.size.is_all else " except the bits of tensors outside the sample"
+    )
+    cast = casts(found)
+    ignored = f" and {cast}" if cast else ""
+    ignored += "".join(f"; {note}" for note in compared.notes)
+    detail = f"{restore.detail}; {what} {against}{unseen}, ignoring devices{ignored}"
+    return original, restore._replace(detail=detail, evidence=evidence)

@@ -1,1 +1,0 @@
-"""Evidence that a checkpoint resumes; the only home of torch."""

@@ -1,1 +1,0 @@
-"""The user's own model and training step, and which line to mend."""

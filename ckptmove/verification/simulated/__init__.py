@@ -1,1 +1,0 @@
-"""A simulated device: CPU arithmetic with the target's rules."""

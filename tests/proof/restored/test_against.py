@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import pickle
+import zipfile
+
+import pytest
+import torch
+
+from ckptmove import convert
+from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.comparison.counterparts import find_counterparts
+from ckptmove.limits import Limits
+from ckptmove.proof.restored.against import differences
+
+
+def change_weight(tree):
+    tree["model"]["0.weight"][0, 0] += 1
+
+
+def change_shape(tree):
+    tree["model"]["0.weight"] = tree["model"]["0.weight"].reshape(6, 5).clone()
+
+
+def change_dtype(tree):
+    tree["model"]["0.weight"] = tree["model"]["0.weight"].half()
+
+
+def change_stride(tree):
+    tree["model"]["0.weight"] = tree["model"]["0.weight"].t().contiguous().t()
+
+
+def remove(tree):
+    del tree["model"]["0.weight"]
+
+
+def add(tree):
+    tree["model"]["extra"] = torch.ones(1)
+
+
+def change_option(tree):
+    tree["optimizer"]["param_groups"][0]["lr"] = 5.0
+
+
+def remove_option(tree):
+    del tree["optimizer"]["param_groups"][0]["lr"]
+
+
+def change_epoch(tree):
+    tree["epoch"] = 4
+
+
+def change_text(tree):
+    tree["arch"] = "resnet"
+
+
+def second_optimizer(tree):
+    tree["again"] = tree["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (change_weight, "model.0.weight: other bits"),
+        (change_shape, "model.0.weight: shape [5, 6] in place of [6, 5]"),
+        (change_dtype, "model.0.weight: dtype float32 in place of float16"),
+        (change_stride, "model.0.weight is stride (6, 1) in place of stride (1, 5)"),
+        (remove, "model.0.weight is not in the original"),
+        (add, "model.extra is missing"),
+        (change_option, "optimizer.param_groups.0.lr is 0.001 in place of 5.0"),
+        (remove_option, "optimizer.param_groups.0.lr is not in the original"),
+        (second_optimizer, "again.state.0.step is missing"),
+        (change_epoch, "epoch is 3 in place of 4"),
+        (change_text, "arch is missing"),
+    ],
+)
+def test_what_differs_from_the_original_is_named(make, answers, change, said):
+    path = make("AdamW")
+    tree = make.tree("AdamW")
+    change(tree)
+    found = answers(path, "cpu", against=make.save(tree, name="original.pt"))
+    assert found["restore"]["status"] == "failed"
+    assert said in found["restore"]["detail"]
+
+
+def test_devices_and_flags_may_differ_from_the_original(make, answers):
+    tree = make.tree("AdamW")
+    path = make.save(tree)
+    for group in tree["optimizer"]["param_groups"]:
+        group["fused"] = True
+    original = make.save(tree, name="original.pt", device="mps")
+    found = answers(path, "cuda:0", against=original)
+    assert found["restore"]["status"] == "passed"
+    assert found["restore"]["detail"].endswith(f"; all equal {original}, ignoring devices")
+    assert found["parity"]["status"] == "passed"
+
+
+def test_a_cast_is_held_to_the_cast_of_the_original(make, answers):
+    wide = make.tree("AdamW", dtype=torch.float64)
+    original = make.save(wide, name="original.pt")
+
+    def narrow(value):
+        if isinstance(value, dict):
+            return {key: narrow(item) for key, item in value.items()}
+        return value.float() if isinstance(value, torch.Tensor) else value
+
+    tree = {**wide, "model": narrow(wide["model"])}
+    tree["optimizer"] = {**wide["optimizer"], "state": narrow(wide["optimizer"]["state"])}
+    moved = str(convert(original, to="mps", cast=True).output)
+    found = answers(moved, "mps", against=original)
+    assert found["restore"]["detail"].endswith(" 12 tensors cast from float64 to float32")
+    assert found["parity"]["detail"].endswith(f"from {original}, cast like this file")
+    assert [found[name]["status"] for name in ("restore", "step", "parity", "fresh")] == ["passed"] * 4, found
+    tree["model"]["0.weight"][0, 0] += 1e-3
+    found = answers(make.save(tree, device="mps"), "mps", against=original)
+    assert "model.0.weight: other bits" in found["restore"]["detail"]
+
+
+def test_a_failed_restore_stays_failed_beside_an_original(make, answers, monkeypatch):
+    path = make("AdamW")
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: {})
+    found = answers(path, "cpu", against=path)
+    assert found["restore"]["status"] == "failed"
+    assert found["restore"]["evidence"]["changed"] == 0
+
+
+def test_a_deflated_original_is_inflated(make, answers, tmp_path):
+    path = make("SGD", model=torch.nn.Linear(2, 2))
+    packed = tmp_path / "packed.pt"
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for item in source.infolist():
+            kind = zipfile.ZIP_DEFLATED if "/data/" in item.filename else zipfile.ZIP_STORED
+            target.writestr(item.filename, source.read(item), kind)
+    found = answers(path, "cuda:0", against=str(packed))
+    assert found["restore"]["evidence"]["changed"] == 0
+    assert [found[name]["status"] for name in ("restore", "parity")] == ["passed", "passed"]
+    found = answers(str(packed), "cuda:0")
+    assert found["restore"]["status"] == "failed"
+    assert "deflated" in found["step"]["detail"]
+
+
+def test_what_is_in_no_tree_is_held_against_the_original(tmp_path):
+    for name, letter in (("a", b"x"), ("b", b"y")):
+        (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps({"w": torch.ones(1), "long": letter * 500}))
+    one, other = (str(tmp_path / f"{name}.pkl") for name in "ab")
+    with open_checkpoint(one, Limits()) as mine, open_checkpoint(other, Limits()) as theirs:
+        found, same = find_counterparts(mine, theirs), find_counterparts(mine, mine)
+        assert "long string" in str(differences(mine, theirs, found, Limits()).lost)
+        assert not differences(mine, mine, same, Limits()).lost
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        (torch.empty(2, device="meta"), torch.empty(2, device="meta"), None),
+        (torch.empty(2, device="meta"), torch.ones(2), "w is meta in place of tensor"),
+        (torch.eye(2), torch.eye(2).to_sparse(), "w is tensor in place of sparse_coo"),
+    ],
+    ids=["both", "lost", "sparse"],
+)
+def test_a_tensor_of_another_kind_is_named(make, answers, ours, theirs, said):
+    original = make.save({"w": theirs, "v": torch.ones(1)}, name="original.pt", device="cpu")
+    path = make.save({"w": ours, "v": torch.ones(1)}, device="cpu")
+    restore = answers(path, "cpu", against=original)["restore"]
+    assert (restore["status"] == "passed") if said is None else said in restore["detail"]

@@ -1,0 +1,165 @@
+"""The proofs of many cases on four ranks, in one process group (``mesh_driver``)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import forked_ranks
+import mesh_driver
+
+from ckptmove.api.hints import hint_for
+from ckptmove.errors import CaseUnusable
+from ckptmove.simulation.device import unavailable_reason
+
+ORDER = ["keys", "restore", "options", "step", "parity", "fresh", "case"]
+#: The check that has to find each fault, and the ranks that it names; None if the fault is of no single rank.
+FOUND_BY = {
+    "flip": ("restore", [3]),
+    "swap": ("restore", [0, 1, 2, 3]),
+    "swap_moments": ("restore", [0, 1, 2, 3]),
+    "count_up": ("restore", [3]),
+    "other_rate": ("options", [0, 1, 2, 3]),
+    "forget": ("restore", [0, 1, 2, 3]),
+    "drift": ("parity", None),
+    "idle": ("step", [3]),
+    "still": ("step", [0, 1, 2, 3]),
+    "explode": ("step", [0, 1, 2, 3]),
+    "average": ("keys", None),
+    "objects": ("keys", None),
+    "fewer": ("keys", None),
+    "more": ("keys", None),
+    "wider": ("restore", [0, 1, 2, 3]),
+    "double": ("restore", [0, 1, 2, 3]),
+    "frozen_later": ("restore", [0, 1, 2, 3]),
+    "truncated": ("restore", [0, 1, 2, 3]),
+    "weights": ("restore", [0, 1, 2, 3]),
+    "shrink_squares": ("step", [3]),
+    "negate_squares": ("step", [3]),
+    "spoil_buffer": ("step", [0, 1, 2, 3]),
+    "unread": ("fresh", None),
+    "without_gradient": ("case", [0, 1, 2, 3]),
+    "stages_lists": ("options", [0, 1, 2]),
+    "file": ("keys", None),
+    "no_dict": ("keys", None),
+    "after_flat_swap": ("restore", [0, 1, 2, 3]),
+    "one_file to wider": ("restore", [0, 1, 2, 3]),
+    "other_kinds": ("restore", [0, 1, 2, 3]),
+    "not_finite": ("case", [0, 1, 2, 3]),
+}
+#: Checks that are skipped although nothing failed.
+SKIPPED = {"SGD to SGD": ["fresh"], "Mine to Mine": ["parity", "fresh"], "rate0 to rate0": ["fresh"]}
+SKIPPED |= {"below_precision to below_precision": ["fresh"], "small_rate to small_rate": ["fresh"]}
+SKIPPED |= {f"{name} to weights_only": ["fresh"] for name in ("safetensors", "consolidated")}
+SKIPPED |= {"indexed_plain to indexed_plain": ["fresh"], "tied_shards to tied_weights": ["fresh"]}
+#: Scenarios whose files do not tell the number of ranks.
+OF_FILES = [
+    "tied_shards to tied_weights",
+    "one_file to fsdp",
+    "numbered to fsdp",
+    "safetensors to weights_only",
+    "consolidated to weights_only",
+]
+UNUSABLE = ["output", "three", "no_state", "shared_optimizer", "other_state", "type_local"]
+REFUSED = ["consolidated to average", "twice", "namespace"]
+SIMULATED = ["simulated", "stray", "too_old", "required", "required_too_old"]
+RESHARDED = ["fsdp to hsdp", "fsdp to tp", "fsdp to ddp", "fsdp to plain"]
+
+
+def answers_of(folder):
+    command = [sys.executable, Path(mesh_driver.__file__), folder, "4"]
+    code, errors = forked_ranks.ended(command, timeout=300, cwd=folder)
+    assert code == 0, errors[-5000:]
+    return json.loads((folder / "answers.json").read_text())
+
+
+def checks_in(messages):
+    return {one["check"]["name"]: one["check"] for one in messages if "check" in one}
+
+
+def facts_in(messages):
+    return {name: value for one in messages if "fact" in one for name, value in one["fact"].items()}
+
+
+def check_simulated(answers, first):
+    if unavailable_reason() is None:
+        status = {check: one["status"] for check, one in checks_in(first["simulated"]).items()}
+        assert status == dict.fromkeys([*ORDER, "rank"], "passed")
+        assert "4 ranks of cuda (simulated)" in checks_in(first["simulated"])["step"]["detail"]
+        for messages in answers["stray"]:
+            rank = checks_in(messages)["rank"]
+            assert rank["evidence"]["check"] == "case"
+            assert "criterion.weight" in rank["detail"]
+        required = checks_in(first["required"])
+        assert [one for one in ORDER if required[one]["status"] == "failed"] == ["step"]
+        assert required["restore"]["status"] == "passed"
+    assert {checks_in(first["too_old"])[check]["status"] for check in ORDER} == {"skipped"}
+    status = {check: one["status"] for check, one in checks_in(first["required_too_old"]).items()}
+    assert status == {**dict.fromkeys(ORDER, "skipped"), "step": "failed", "rank": "passed"}
+
+
+def test_every_layout_passes_and_every_fault_is_found(tmp_path):
+    answers = answers_of(tmp_path)
+    first = {scenario: ranks[0] for scenario, ranks in answers.items()}
+    assert {*answers} == {*mesh_driver.SCENARIOS, *SIMULATED, "accelerator", "late"}
+
+    healthy = [
+        name
+        for name in answers
+        if (" to " in name and name not in {*FOUND_BY, *REFUSED}) or name in {"ask_again", "schedule"}
+    ]
+    for name in healthy:
+        status = {check: one["status"] for check, one in checks_in(first[name]).items()}
+        skipped = SKIPPED.get(name, [])
+        expected = {check: "skipped" if check in skipped else "passed" for check in ORDER}
+        assert status == {**expected, "rank": "passed"}, name
+        assert [one["check"]["name"] for one in first[name] if "check" in one] == [*ORDER, "rank"]
+        assert facts_in(first[name])["resharded"] == (name in RESHARDED), name
+        assert facts_in(first[name])["saved_by"] == (None if name in OF_FILES else 4), name
+    meshes = {name: facts_in(first[f"{name} to {name}"])["mesh"] for name in ("fsdp", "hsdp", "uneven", "ddp")}
+    assert meshes == {
+        "fsdp": {"shape": [4], "dims": []},
+        "hsdp": {"shape": [2, 2], "dims": ["replicate", "shard"]},
+        "uneven": {"shape": [2, 2], "dims": ["dp", "tp"]},
+        "ddp": None,
+    }
+
+    losses = {
+        name: checks_in(first[f"fsdp to {name}"])["case"]["evidence"]["loss"] for name in ("no_loss", "float_loss")
+    }
+    assert losses["no_loss"] == []
+    assert len({*losses["float_loss"]}) == 4
+    assert "loss" not in checks_in(first["fsdp to no_loss"])["case"]["detail"]
+    assert checks_in(first["truncated"])["restore"]["detail"].endswith("EOFError (the file ends too early)")
+
+    for name, (check, ranks) in FOUND_BY.items():
+        found = checks_in(first[name])
+        assert [one for one in ORDER if found[one]["status"] == "failed"] == [check], name
+        assert all(found[one]["status"] == "skipped" for one in ORDER[ORDER.index(check) + 1 :]), name
+        assert found[check]["evidence"].get("ranks") == ranks, name
+        named = {one["rank"] for one in facts_in(first[name]).get("rank_faults", [])}
+        assert named == {*(ranks or [])}, name
+
+    for name in UNUSABLE:
+        assert all([*one[-1]] == ["unusable"] for one in answers[name]), name
+    hints = {name: hint_for(CaseUnusable(first[name][-1]["unusable"])) for name in ("no_state", "output")}
+    assert "state=" in hints["no_state"]
+    assert hints["output"] == ""
+    for name in REFUSED:
+        assert all([*one[-1]] == ["refusal"] for one in answers[name]), name
+    for messages in answers["fail"]:
+        rank = checks_in(messages)["rank"]
+        assert rank["status"] == "failed"
+        assert rank["evidence"]["check"] == "case"
+        assert rank["evidence"]["file"].endswith("mesh_cases.py")
+        assert not rank["evidence"]["lost"]
+    for messages in answers["late"]:
+        late = facts_in(messages)["late"]
+        assert late["check"] == "case"
+        assert "mesh_driver.py" in late["where"]
+        assert not late["waits"]
+    check_simulated(answers, first)
+    assert checks_in(first["accelerator"])["step"]["status"] == "passed"
+    # Only the first rank answers the checks; the others tell how they ended.
+    assert all([*checks_in(one)] == ["rank"] for ranks in answers.values() for one in ranks[1:] if checks_in(one))
