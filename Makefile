@@ -1,11 +1,11 @@
-# The single door: `make demo` shows the tool on a sample, `make test` proves it, `make check` is the gate.
+# The single door: `make demo` shows the tool on a sample, `make test` tests it quickly, `make check` is the gate.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SAMPLE := sample_ckpts/map-location-dragged-all.pth
 
-.PHONY: help demo test crash fleet check format lint types samples docs bench bugs growth fuzz clean
+.PHONY: help demo test cover crash fleet check format lint types samples docs bench bugs growth fuzz clean
 
 help:
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/'
@@ -22,9 +22,12 @@ demo: $(STAMP) ## inspect, convert and verify a sample; nothing is needed before
 	$(BIN)/ckptmove convert $(SAMPLE) --to cuda:0 --output mended.pth
 	$(BIN)/ckptmove verify mended.pth --to cuda:0
 
-test: $(STAMP) ## every test, with branch coverage of ckptmove/ at 100 %
+test: $(STAMP) ## the quick set: the same tests every time, minutes
+	$(BIN)/python -m pytest -q --quick -n auto --dist worksteal
+
+cover: $(STAMP) ## every test, with branch coverage of ckptmove/ at 100 %
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term
 
 crash: $(STAMP) ## kill conversions at every call and at 200 instants, and have every call fail: minutes
 	CRASHES=all $(BIN)/python -m pytest -n 2 --dist worksteal tests/crash
@@ -32,7 +35,7 @@ crash: $(STAMP) ## kill conversions at every call and at 200 instants, and have 
 fleet: $(STAMP) ## inspect a bucket of 200 checkpoints, and count the requests
 	FLEET=all $(BIN)/python -m pytest -n 0 tests/cli/test_fleet.py
 
-check: $(STAMP) lint types test ## the gate before every commit: format, lint, types, tests
+check: $(STAMP) lint types cover ## the gate: format, lint, types, every test with coverage
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

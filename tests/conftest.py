@@ -28,13 +28,31 @@ HERE = Path(__file__).parent
 #: Folders of tests that cross all rooms. The tests of a room reach each line of it without them, and coverage would
 #: double their time.
 UNMEASURED = ("crash", "e2e")
+#: Rooms whose tests take milliseconds: the quick set has each of their parameters, and one of those of other rooms.
+CHEAP = [
+    "torch_facts",
+    "io",
+    "pickles",
+    "formats",
+    "contract",
+    "checkpoint",
+    "conversion",
+    "comparison",
+    "findings",
+    "api",
+]
 # How long an example takes depends on what else the machine does.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any_machine")
+settings.register_profile("quick", settings.get_profile("any_machine"), max_examples=25, derandomize=True)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="run the quick set: no slow test, and few parameters")
 
 
 def pytest_configure(config):
     """Compile the package once: where Python writes no bytecode, each process that a test starts would compile it."""
+    settings.load_profile("quick" if config.getoption("--quick") else "any_machine")
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(Path(ckptmove.__file__).parent, quiet=2)
 
@@ -70,11 +88,23 @@ def built_commands():
         yield
 
 
-def pytest_collection_modifyitems(items):
-    """Mark the tests of `UNMEASURED` folders."""
+def pytest_collection_modifyitems(config, items):
+    """Mark the tests of `UNMEASURED` folders; with `--quick`, choose the tests of the quick set."""
     for item in items:
-        if any(item.path.is_relative_to(HERE / folder) for folder in UNMEASURED):
+        if is_in(UNMEASURED, item):
             item.add_marker(pytest.mark.unmeasured)
+    if config.getoption("--quick"):
+        first = {}
+        for item in items:
+            if not item.get_closest_marker("slow"):
+                first.setdefault(item.nodeid if is_in(CHEAP, item) else item.nodeid.partition("[")[0], item)
+        chosen = [*first.values()]
+        config.hook.pytest_deselected(items=[*set(items).difference(chosen)])
+        items[:] = chosen
+
+
+def is_in(folders, item):
+    return any(item.path.is_relative_to(HERE / folder) for folder in folders)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -138,6 +138,7 @@ def test_the_fixture_has_the_target(run, pytester, monkeypatch) -> None:
     assert seen == [("runs/a.pth", None), ("runs/a.pth", "mps")]
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_run_of_its_own(pytester) -> None:
     """Also measures the lines of the module, which this pytest may have imported before the measurement."""

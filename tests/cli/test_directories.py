@@ -303,6 +303,7 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(ask, say, run) -> N
         assert ask(*command)["error"]["path"] == "run/epoch_1.pth"
 
 
+@pytest.mark.slow
 def test_a_file_over_a_limit_does_not_hide_the_others(ask, run) -> None:
     swollen(run / "epoch_1.pth")
     document = ask("inspect", "run")
@@ -335,6 +336,7 @@ def test_where_the_only_file_cannot_be_read_its_error_is_the_answer(ask, run) ->
         ckptmove.inspect(run, keep_going=True)
 
 
+@pytest.mark.slow
 def test_the_gravest_of_several_errors_is_the_exit_code(ask, say, run) -> None:
     cut(run / "epoch_1.pth")
     swollen(run / "epoch_2.pth")

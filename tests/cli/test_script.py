@@ -194,6 +194,7 @@ def test_from_python(folder):
     assert result.proven
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_run_without_an_end_is_ended_names_its_line_and_leaves_no_temporary_folder(folder, ckptmove):
     (folder / "endless.py").write_text(
@@ -209,6 +210,7 @@ def test_a_run_without_an_end_is_ended_names_its_line_and_leaves_no_temporary_fo
     assert not Path((folder / "name").read_text()).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.usefixtures("started_children")
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")

@@ -81,6 +81,7 @@ def ranks(path):
     return [one for one in ckptmove.inspect(path).inventory.tensors if one.name.endswith(("._rank_map", ".mesh"))]
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_each_dtensor_is_one_parameter(folder):
     [pairing] = pair_all(ckptmove.inspect(folder / "whole.pth").inventory)

@@ -81,6 +81,7 @@ def test_a_crash_while_it_is_rolled_back_changes_nothing_about_that(crashes, cha
             assert crashes.held() in (old, new)
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_short_writes_make_no_difference(crashes, change):
     recorder = crashes.record(change, most_bytes=1500)

@@ -154,6 +154,7 @@ def test_the_action_takes_more_options(bench) -> None:
     assert (bench / "work/x.sarif").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("allowed", "says"), [("", "CKPTMOVE_PROJECT_CODE=1"), ("true", "no function 'case'")])
 def test_the_action_runs_code_of_the_project_if_it_is_told_to(bench, allowed, says) -> None:
     (bench / "work/train.py").write_text("")

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_ckpts"
 
 
+@pytest.mark.slow
 def test_a_folder_as_a_table(tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "corpus.py"), str(SAMPLES)],

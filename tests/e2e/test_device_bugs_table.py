@@ -82,6 +82,7 @@ def test_every_kind_fits_some_script():
     assert len(SCRIPTS) >= 40
 
 
+@pytest.mark.slow
 @on_a_simulated_device
 def test_a_healthy_script_and_a_bug_that_its_fix_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(device_bugs, "_FOLDER", tmp_path)

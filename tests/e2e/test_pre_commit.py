@@ -58,6 +58,7 @@ def project(tmp_path_factory):
     return project
 
 
+@pytest.mark.slow
 def test_the_hook_rejects_what_should_not_be_committed(project) -> None:
     sample = (ROOT / "sample_ckpts/adamw-cuda3.pth").read_bytes()
     (project / "good.pth").write_bytes(sample)

@@ -319,6 +319,7 @@ def test_the_script_runs_but_for_the_line_that_names_a_gpu():
             module.gates()
 
 
+@pytest.mark.slow
 @made_by_this_torch
 def test_recipe_makes_the_same_bytes_elsewhere(tmp_path):
     made = run_recipe("--folder", str(tmp_path))
@@ -329,6 +330,7 @@ def test_recipe_makes_the_same_bytes_elsewhere(tmp_path):
         assert (tmp_path / path).read_bytes() == (SAMPLES / path).read_bytes(), path
 
 
+@pytest.mark.slow
 @made_by_this_torch
 def test_check_writes_nothing_and_names_what_differs(tmp_path):
     for name in FILES:

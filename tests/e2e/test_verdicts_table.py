@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_ckpts"
 
 
+@pytest.mark.slow
 def test_a_folder_with_one_that_resumes_and_one_that_does_not(tmp_path):
     folder = tmp_path / "runs"
     folder.mkdir()

@@ -174,6 +174,7 @@ def test_other_forms_become_a_file_that_torch_loads(name, tmp_path) -> None:
     assert torch.equal(found["weight"], WEIGHT)
 
 
+@pytest.mark.slow
 def test_classes_that_their_module_registers_need_its_import(tmp_path) -> None:
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     path = tmp_path / 'a "file".pt'
@@ -185,6 +186,7 @@ def test_classes_that_their_module_registers_need_its_import(tmp_path) -> None:
     run(command, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_file_of_a_directory_is_loaded_by_its_own_path(tmp_path) -> None:
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     torch.save({"jagged": jagged}, tmp_path / "model.pt")

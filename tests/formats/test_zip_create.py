@@ -57,6 +57,7 @@ def test_random_records_as_torch_writes_them(contents, known):
     assert sum(map(length, segments)) == len(theirs)
 
 
+@pytest.mark.slow
 def test_more_records_than_16_bits_count():
     theirs, records = torch_archive({f"data/{key}": b"x" for key in range(66_000)})
     assert data_of(new_archive("archive", [record(*one) for one in records])) == theirs

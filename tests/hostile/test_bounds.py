@@ -194,6 +194,7 @@ def rows(count):
     return len(raw).to_bytes(8, "little") + raw
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.parametrize(("make", "count"), [(numbers, 1_500_000), (rows, 200_000)])
 def test_many_names_take_sixteen_times_their_bytes(make, count, file_of) -> None:

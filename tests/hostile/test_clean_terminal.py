@@ -77,6 +77,7 @@ def said(*words: str) -> None:
         json.loads(result.stdout)
 
 
+@pytest.mark.slow
 @SOME
 @given(st.lists(TEXT, min_size=6, max_size=6))
 def test_a_file_says_nothing_to_the_terminal(tmp_path, words) -> None:
@@ -134,6 +135,7 @@ def test_the_names_of_files_say_nothing_to_the_terminal(word) -> None:
         said("convert", folder, "--to", "mps", "-o", f"{folder}.out", "--dry-run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(6))
 def test_a_name_of_ten_megabytes(tmp_path, place) -> None:
     words = ["a", "cpu", "b", "cuda:0", "m", "lr"]

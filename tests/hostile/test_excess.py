@@ -107,6 +107,7 @@ def test_more_values_than_bytes_are_refused_before_torch_is_started(name, saved_
         ckptmove.verify(plain, against=saved_to(EXCESS[name]))
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_storage_that_would_be_inflated_to_much_more_is_refused(tmp_path, monkeypatch) -> None:
     torch.save({"w": torch.zeros(2**28, dtype=torch.uint8).expand(2**28)[:1], "v": ONE}, tmp_path / "plain.pt")
@@ -186,6 +187,7 @@ def test_lbfgs_makes_no_list_of_any_length(saved_to, little_memory) -> None:
     assert found["step"]["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_few_kilobytes_do_not_inflate_to_a_pickle_of_millions_of_operations(tmp_path):
     torch.save({"w": ONE}, tmp_path / "sound.pt")
     with zipfile.ZipFile(tmp_path / "sound.pt") as sound, zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:

@@ -173,6 +173,7 @@ print("alive")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("name", NESTED)
 def test_a_deep_tree_is_built_and_torn_down_without_recursion(name):

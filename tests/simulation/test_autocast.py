@@ -87,6 +87,7 @@ def moved(values, move, is_first_half):
     return pytree.tree_map_only(torch.Tensor, on_device, values)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
 def test_results_have_the_dtypes_of_torchs_own_autocast(calls, kind):

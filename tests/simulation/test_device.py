@@ -315,6 +315,7 @@ def test_activation_checkpointing_draws_the_same_dropout_twice(cuda):
     assert torch.equal(gradient(model, batch), cuda.to_cpu(got))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cuda")  # skips a torch that cannot simulate it
 def test_backward_works_after_one_without_the_device():
     code = (

@@ -34,6 +34,7 @@ def outcome(call, values):
         return error
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

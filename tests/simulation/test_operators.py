@@ -21,6 +21,7 @@ HARD = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.filterwarnings("ignore")
 def test_operators_equal_those_of_the_cpu(cuda):

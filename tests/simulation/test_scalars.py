@@ -75,6 +75,7 @@ def iterates(said, listed):
     return said.get("device_check") == "NoCheck" and kernel.get("structured_inherits") == "TensorIteratorBase"
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_what_iterates_takes_what_torch_takes_there(listed):
     names = [name for name, said in listed.items() if iterates(said, listed) and "[] " not in said["func"]]

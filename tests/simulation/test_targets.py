@@ -53,6 +53,7 @@ def test_what_a_tensor_makes_is_where_it_is(second, mps):
             assert there.new_tensor([1], dtype=torch.int8, device="cpu", requires_grad=False).device.type == "cpu"
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_bare_number_is_the_device_of_that_number():
     code = (

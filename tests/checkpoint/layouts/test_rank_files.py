@@ -79,6 +79,7 @@ def failing(found):
 # --- one checkpoint ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_file_is_read_again_for_each_tensor(saved, tmp_path, monkeypatch) -> None:
     reads = []
     content = FilePart.content

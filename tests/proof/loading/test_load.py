@@ -284,6 +284,7 @@ torch.save({"model": state["model"], "optimizer": optimizer.state_dict()}, path)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_the_file_may_be_saved_again_while_its_tensors_are_in_use(tmp_path) -> None:
     model = torch.nn.Linear(300, 300)
@@ -297,6 +298,7 @@ def test_the_file_may_be_saved_again_while_its_tensors_are_in_use(tmp_path) -> N
     assert loaded_differences(before, torch.load(path)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("map_location", [None, "cpu"])
 def test_without_other_changes_no_module_for_them_is_imported(map_location) -> None:
     loaded = f"ckptmove.load({str(SAMPLES / 'tutorial-sgd-cpu.pth')!r}, {map_location!r}, mmap=True)"

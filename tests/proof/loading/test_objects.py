@@ -135,6 +135,7 @@ def nested(depth: int, width: int = 1) -> Tuple:
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [nested(20_000), nested(60, 2)], ids=["deep", "shared"])
 def test_hashes_that_would_not_end(key) -> None:
     values = [

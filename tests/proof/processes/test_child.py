@@ -318,6 +318,7 @@ def test_a_system_without_process_groups(monkeypatch):
     assert started.process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_the_worker_ends_with_its_parent_and_with_all_that_it_started(make, with_a_worker, tmp_path):
     program, pids = with_a_worker
@@ -354,6 +355,7 @@ def test_the_worker_watches_its_standard_input(monkeypatch):
     assert killed == [(os.getpgrp(), signal.SIGKILL)]
 
 
+@pytest.mark.slow
 def test_the_worker_answers_on_standard_output_alone(make):
     request = VerifyRequest(path=make("SGD"), to="cpu").to_json()
     told = subprocess.run([*worker_command(), request], capture_output=True, text=True, check=True)
@@ -362,6 +364,7 @@ def test_the_worker_answers_on_standard_output_alone(make):
         assert statuses(started.collect()) == ["passed", "passed", "passed", "passed", "skipped"]
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_the_worker_does_not_import_from_the_folder_at_hand(make, tmp_path):
     (tmp_path / "torch.py").write_text("raise SystemExit(9)")

@@ -33,6 +33,7 @@ def timeless(result):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("to", "case"), [("cpu", None), pytest.param("cuda:0", "case.py:make", marks=simulation.on_a_simulated_device)]
@@ -77,6 +78,7 @@ def command(patch, *words):
     return [sys.executable, "-c", COMMAND.format(patch=patch, words=words)]
 
 
+@pytest.mark.slow
 def test_the_command_forks_its_children(make):
     path, original = make(device="cpu"), make(name="original.pt", device="cpu")
     made = subprocess.run(
@@ -101,6 +103,7 @@ group.Leader.gather = gather
 """
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_forked_children_end_with_their_parent(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -192,6 +192,7 @@ def test_distributed_checkpoints(tmp_path, same, spoil):
     assert bool(statuses(same(folder))) == bool(spoil)
 
 
+@pytest.mark.slow
 def test_a_trained_distributed_checkpoint_and_an_archive_of_files(tmp_path, make, same):
     assert not statuses(same(Distributed.save(tmp_path / "dcp", Distributed.trained_tree())))
     archive = tmp_path / "both.tar"
@@ -340,6 +341,7 @@ def test_a_process_that_ends_without_results_fails_the_first_check(verified, end
     assert (restore["status"], restore["evidence"]) == ("failed", {"exit_code": code})
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_process_that_cannot_fork_starts_another(verified, make):
     path = make(device="cpu")

@@ -51,6 +51,7 @@ print(torch._dynamo.utils.__name__, torch.compile(lambda: 3, backend="eager")())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_every_optimizer_steps_the_same_and_the_real_module_comes_when_it_is_asked_for():
     told = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -103,6 +104,7 @@ def test_a_look_for_the_file_of_each_module_imports_nothing():
     assert not hasattr(absent, "__file__")
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_what_an_optimizer_of_the_users_asks_for_is_the_real_one(make, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
@@ -114,6 +116,7 @@ def test_what_an_optimizer_of_the_users_asks_for_is_the_real_one(make, tmp_path,
     assert ckptmove.verify(path, to="cpu", optimizer="mine:Mine").proven
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_steps_are_made_by_one_thread_but_those_of_a_users_model(make, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")

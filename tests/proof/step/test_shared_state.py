@@ -201,6 +201,7 @@ def test_sparse_adam_resumes(make, answers, target, dtype):
     assert found["step"]["evidence"]["counted"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_sparse_adam_in_windows(make, answers):
     found = answers(make.save(sparse(steps=2, rows=70_000)), "cuda:0")

@@ -219,6 +219,7 @@ def test_a_learning_rate_of_zero_moves_nothing_and_is_no_fault(case_check, make)
     assert (check["status"], check["evidence"]["moved"], check["evidence"]["proven"]) == ("passed", 0, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["LBFGS", "Adagrad", "Adafactor", "Adam"])
 def test_other_optimizers_take_their_state(case_check, make, name):
     tree = make.tree("SGD")

@@ -171,6 +171,7 @@ def test_another_model_than_that_of_the_checkpoint(answered, fit) -> None:
     assert str(result).endswith("failed on 1 rank")
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_in_a_child_process(saved) -> None:
     result = ckptmove.verify(saved, fit="3x1GB", case=fit_cases.sharded)

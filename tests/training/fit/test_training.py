@@ -67,6 +67,7 @@ def test_shards(ranks) -> None:
         assert sizes.optimizer == 2 * nbytes(moments)
 
 
+@pytest.mark.slow
 def test_a_mesh_of_two_dimensions() -> None:
     with on_fake_rank(0, 8):
         training = Training(fit_cases.in_two_ways(CPU), CPU)
@@ -107,6 +108,7 @@ def test_the_peak_is_that_of_torchs_own_tracker(make) -> None:
     assert total - ROUNDING <= found <= total + ROUNDING
 
 
+@pytest.mark.slow
 def test_the_peak_grows_with_the_batch_alone() -> None:
     peaks = []
     for rows in (1000, 2000):

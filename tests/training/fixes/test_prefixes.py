@@ -76,6 +76,7 @@ def check_of(path, case):
     return next(one for one in verify(path, case=case).checks if one.name == "case")
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("stored", "option", "value"), [("bare", "--add-prefix", "body."), ("net", "--rename", "net.*=body.*")]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import forked_ranks
 import mesh_driver
+import pytest
 
 from ckptmove.api.hints import hint_for
 from ckptmove.errors import CaseUnusable
@@ -99,6 +100,7 @@ def check_simulated(answers, first):
     assert status == {**dict.fromkeys(ORDER, "skipped"), "step": "failed", "rank": "passed"}
 
 
+@pytest.mark.slow
 def test_every_layout_passes_and_every_fault_is_found(tmp_path):
     answers = answers_of(tmp_path)
     first = {scenario: ranks[0] for scenario, ranks in answers.items()}

@@ -49,6 +49,7 @@ def reports(text):
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
+@pytest.mark.slow
 def test_two_agents_resume_the_example_of_the_manual(run):
     words = ["-m", "ckptmove", "verify", "ckpt", "--to", "cpu", "--case", "train.py:case", "--json"]
     # This store is where the agents meet: its port is taken before they start.
@@ -72,6 +73,7 @@ def test_two_agents_resume_the_example_of_the_manual(run):
     assert [check["name"] for check in result["checks"] if check["status"] == "skipped"] == ["placement"]
 
 
+@pytest.mark.slow
 def test_without_a_case_the_ranks_share_the_checks(run):
     words = ["-m", "ckptmove", "verify", "ckpt", "--to", "cpu", "--json"]
     code, output, errors = ended(torchrun(words, ranks=2, folder=run))
@@ -86,6 +88,7 @@ def test_without_a_case_the_ranks_share_the_checks(run):
     assert step["evidence"]["parameters"] == 4
 
 
+@pytest.mark.slow
 def test_weights_alone_prove_no_resume(tmp_path):
     torch.save(torch.nn.Linear(2, 2).state_dict(), tmp_path / "weights.pth")
     (tmp_path / "train.py").write_text(
@@ -105,6 +108,7 @@ def test_weights_alone_prove_no_resume(tmp_path):
     assert "not proven" in output.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_named(run):
     words = ["-m", "ckptmove", "verify", "ckpt", "--to", "cpu", "--case", "mesh_cases:kill_command", "--json"]
     code, output, errors = ended(torchrun(words, ranks=2, folder=run))

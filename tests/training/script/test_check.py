@@ -110,6 +110,7 @@ def test_a_script_runs_as_main_in_its_own_folder(ran):
     assert "as it should be" in check["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_forgotten_move_is_named_with_its_line(ran):
     check = ran(HEAD, BUILT, LOADED, LOOP.replace("x.to(device)", "x"))
@@ -139,6 +140,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # by the compiler
 @pytest.mark.unmeasured
 @pytest.mark.parametrize(("key", "line", "expected"), COMPILED.values(), ids=COMPILED)
@@ -156,6 +158,7 @@ def test_a_compiled_model_has_the_keys_that_torch_gives_it(ran, make, key, line,
     assert expected[0] == "failed" or (check["evidence"]["tensors"], check["evidence"]["of_tensors"]) == (4, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # by the compiler
 @pytest.mark.unmeasured
 def test_a_compiled_model_that_takes_no_key_of_the_file_fails(ran, monkeypatch):
@@ -209,6 +212,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parts", "expected"), NETWORKS.values(), ids=NETWORKS)
 def test_a_network_with_a_file_of_its_own_is_not_compared_with_the_checkpoint(ran, make, parts, expected):
     path = make()
@@ -347,6 +351,7 @@ def test_a_device_that_the_target_lacks_has_the_option_for_it(ran):
     assert "'cuda:0'" in fix
 
 
+@pytest.mark.slow
 def test_without_a_variable_for_the_model_the_fix_is_a_sentence(ran):
     hidden = "models = [build()]\noptimizer = torch.optim.AdamW(models[0].parameters())\n"
     loaded = LOADED.replace("map_location=device", "map_location='cpu'").replace("model.load", "models[0].load")
@@ -357,6 +362,7 @@ def test_without_a_variable_for_the_model_the_fix_is_a_sentence(ran):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_tensor_in_an_attribute_of_a_module_is_named(ran):
     head = HEAD + textwrap.dedent(
@@ -376,6 +382,7 @@ def test_a_tensor_in_an_attribute_of_a_module_is_named(ran):
     assert ran(head, built, loaded, LOOP)["evidence"]["tensor"] == "model.scale"
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_tensor_of_the_criterion_is_named_before_there_is_an_optimizer(ran):
     check = ran(HEAD, "weight = nn.Linear(3, 3)\nweight(torch.ones(3, 3, device=device))\n")
@@ -398,6 +405,7 @@ def test_a_script_that_never_loads_the_checkpoint(ran, code, loaded):
     assert not ran("import torch\n", code)["fix"], "the arguments name the checkpoint"
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_an_exception_after_another_file_was_loaded_names_that_file(ran):
     torch.save({}, "other.pt")
@@ -408,6 +416,7 @@ def test_an_exception_after_another_file_was_loaded_names_that_file(ran):
     assert ran(HEAD, BUILT, LOADED, "stored['nothing']")["evidence"]["loaded"] == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_the_script_cannot_load_needs_a_plain_copy(ran, make):
     path = make.save({**make.tree(), "path": Path("somewhere")})
     check = ran(HEAD, BUILT, LOADED, LOOP, path=path)
@@ -419,6 +428,7 @@ def test_a_checkpoint_that_the_script_cannot_load_needs_a_plain_copy(ran, make):
     assert "weights_only=False" not in error, "torch's advice"
 
 
+@pytest.mark.slow
 def test_the_refusal_of_another_file_is_not_mended_in_the_checkpoint(ran):
     torch.save({"path": Path("somewhere")}, "other.pt")
     check = ran(HEAD, BUILT, LOADED, "torch.load('other.pt')", LOOP)
@@ -427,6 +437,7 @@ def test_the_refusal_of_another_file_is_not_mended_in_the_checkpoint(ran):
     assert check["fix"] == ""
 
 
+@pytest.mark.slow
 def test_the_keys_of_another_file_are_not_renamed_in_the_checkpoint(ran, make):
     torch.save({f"x.{key}": value for key, value in make.tree()["model"].items()}, "other.pt")
     check = ran(HEAD, BUILT, "model.load_state_dict(torch.load('other.pt'))", LOADED, LOOP)
@@ -476,6 +487,7 @@ cpu, cuda = torch.load("rng.pt", map_location=device)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("line", "fix"),
@@ -512,6 +524,7 @@ def test_keys_with_a_prefix_have_the_command_that_renames_them(ran, make, stored
     assert ("prefix" in check["evidence"]) == fix.startswith("--strip-prefix")
 
 
+@pytest.mark.slow
 def test_a_strict_load_that_fails_for_another_reason_has_no_command(ran):
     check = ran(HEAD, "nn.Linear(6, 5).load_state_dict({'weight': torch.ones(2)})")
     assert check["fix"] == ""
@@ -526,18 +539,21 @@ def test_a_script_that_ends_after_the_load_says_where_it_loaded(ran):
     assert not ran(HEAD, "torch.load(args.resume)\n")["fix"], "it trains nothing"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_read_and_not_restored_is_a_fault(ran):
     check = ran(HEAD, BUILT, "torch.load(args.resume)\n", LOOP)
     assert outcome(check) == ("failed", False)
     assert check["evidence"]["tensors"] == 0
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_starts_fresh_is_not_proven(ran):
     check = ran(HEAD, BUILT, LOADED.replace("optimizer.load_state_dict", "id"), LOOP)
     assert outcome(check) == ("passed", False)
     assert (check["evidence"]["entries"], check["evidence"]["of_entries"]) == (0, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_layer_that_is_made_anew_is_not_proven(ran):
     check = ran(HEAD, BUILT, LOADED, "nn.init.zeros_(model[1].weight)\n", LOOP)
@@ -545,6 +561,7 @@ def test_a_layer_that_is_made_anew_is_not_proven(ran):
     assert "model.1.weight" in check["evidence"]["unproven"]
 
 
+@pytest.mark.slow
 def test_state_of_parameters_in_another_order_is_not_proven(ran):
     built = BUILT.replace("model.parameters()", "[*model.parameters()][::-1]")
     early = LOOP + "    if optimizer.state[model[0].weight]['step'] == 3: break\n"  # as many as in the saved run
@@ -607,6 +624,7 @@ def test_buffers_are_compared_as_they_were_loaded(ran, make):
     assert check["evidence"]["tensors"] == check["evidence"]["of_tensors"] == 9
 
 
+@pytest.mark.slow
 def test_buffers_that_are_not_restored_and_tensors_that_are_cast_are_not_proven(ran, make):
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     model[1].running_mean += 1
@@ -694,6 +712,7 @@ def test_the_device_of_the_parameters_is_reported(ran, device):
     assert f" on {device} (simulated)" in check["detail"]
 
 
+@pytest.mark.slow
 def test_two_optimizers_of_one_model(ran, make):
     tree = make.tree("Adam")
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
@@ -771,6 +790,7 @@ def refuse(number):
 ON_THE_CPU = "for slots in optimizer.state.values():\n    slots['exp_avg'] = slots['exp_avg'].cpu()\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["", "raise SystemExit\n", "raise SystemExit(1)\n"])
 @pytest.mark.parametrize("rounds", [1, 100])
 def test_a_fault_in_a_step_that_the_script_catches_is_reported(ran, rounds, end):
@@ -780,6 +800,7 @@ def test_a_fault_in_a_step_that_the_script_catches_is_reported(ran, rounds, end)
     assert check["evidence"]["tensor"].startswith("optimizer.state"), check["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "rounds", "status"), [(3, 100, "passed"), (100, 100, "failed"), (100, 2, "failed")])
 def test_a_step_that_raised_may_be_tried_again(ran, number, rounds, status):
     head = HEAD.replace("range(100)", f"range({rounds})")
@@ -789,6 +810,7 @@ def test_a_step_that_raised_may_be_tried_again(ran, number, rounds, status):
         assert "the script caught, at train.py:" in check["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_step_before_the_load_may_raise(ran):
     early = CAUGHT.format(closure="lambda: refuse(3)")
@@ -796,6 +818,7 @@ def test_a_step_before_the_load_may_raise(ran):
     assert outcome(check) == ("passed", True)
 
 
+@pytest.mark.slow
 def test_a_step_that_always_raises_is_not_hidden_by_that_of_another_optimizer(ran, pair):
     tried = """
         def refuse(): raise ValueError
@@ -811,6 +834,7 @@ def test_a_step_that_always_raises_is_not_hidden_by_that_of_another_optimizer(ra
     assert "raised an exception" in check["detail"]
 
 
+@pytest.mark.slow
 def test_lbfgs_makes_its_step_with_a_closure(ran, make):
     loop = """
     def closure():
@@ -837,6 +861,7 @@ def test_lbfgs_makes_its_step_with_a_closure(ran, make):
     assert check["evidence"]["entries"] == check["evidence"]["of_entries"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "status"), [("1", "passed"), ("float('inf')", "failed")])
 def test_a_gradient_scaler_may_skip_a_few_steps(ran, factor, status):
     loop = LOOP.replace("loss.backward()", f"scaler.scale(loss * {factor}).backward()")
@@ -848,6 +873,7 @@ def test_a_gradient_scaler_may_skip_a_few_steps(ran, factor, status):
         assert ("not finite" in check["detail"]) == (status == "failed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "load",
     [
@@ -917,6 +943,7 @@ def test_no_argument_unpickles_the_checkpoint(ran, make, tmp_path, options, stat
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("value", ["1", "0"])
 def test_no_environment_unpickles_the_checkpoint(ran, make, tmp_path, monkeypatch, value):
@@ -937,6 +964,7 @@ UNPICKLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", UNPICKLES.values(), ids=UNPICKLES)
 def test_no_function_of_pickle_unpickles_the_checkpoint(ran, make, tmp_path, monkeypatch, line):
     library = types.ModuleType("library")
@@ -954,6 +982,7 @@ def test_no_function_of_pickle_unpickles_the_checkpoint(ran, make, tmp_path, mon
     assert before == [pickle.load, pickle.Unpickler, pickle._Unpickler.__init__]
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_other_files_are_unpickled(ran):
     code = """
@@ -991,6 +1020,7 @@ def test_a_program_is_not_started_with_the_checkpoint(ran, line, status):
     assert status == "passed" or check["evidence"]["source"] == line
 
 
+@pytest.mark.slow
 def test_weights_in_safetensors_are_a_load_too(ran, make, tmp_path):
     from safetensors.torch import save_file
 
@@ -1009,6 +1039,7 @@ def test_weights_in_safetensors_are_a_load_too(ran, make, tmp_path):
     assert check["evidence"]["tensors"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_directory_of_dcp_is_a_load_too(ran, make, tmp_path):
     Distributed.save(tmp_path / "dcp", {"model": make.tree()["model"]})
@@ -1040,6 +1071,7 @@ def test_a_directory_of_dcp_is_not_unpickled(ran, make, tmp_path, place):
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize(("loop", "status"), [("", "skipped"), (LOOP, "passed")])
 def test_a_directory_of_dcp_is_not_overwritten(ran, make, tmp_path, loop, status):
@@ -1067,6 +1099,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", CHANGES.values(), ids=CHANGES)
 def test_the_checkpoint_is_protected_from_the_script(ran, make, line):
     path = make()
@@ -1077,6 +1110,7 @@ def test_the_checkpoint_is_protected_from_the_script(ran, make, line):
     assert Path(path).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_file_that_was_there_is_not_overwritten(ran, make):
     """A script saves to a fixed name, which may be the original of the checkpoint that is verified."""
     path = make()
@@ -1090,6 +1124,7 @@ def test_a_file_that_was_there_is_not_overwritten(ran, make):
     assert Path("best.pt").read_bytes() == Path(path).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_mistyped_path_is_a_fault(ran):
     check = ran(HEAD, BUILT, LOADED, LOOP, arguments=("--resume", "typo.pth"))
     assert outcome(check) == ("failed", False)
@@ -1097,6 +1132,7 @@ def test_a_mistyped_path_is_a_fault(ran):
     assert check["fix"].endswith("-- --resume PATH")
 
 
+@pytest.mark.slow
 def test_a_script_decides_on_the_placement(make, tmp_path, monkeypatch):
     """``torch.load`` of the script runs on the machine that the finding assumes (D103): ``cuda:0`` alone."""
     monkeypatch.chdir(tmp_path)
@@ -1117,6 +1153,7 @@ def test_a_script_decides_on_the_placement(make, tmp_path, monkeypatch):
     assert judged(HEAD, BUILT, unmapped, LOOP) == ("failed", "skipped", True, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("frozen", "shown"),
     [("", []), ("model[0].requires_grad_(False)\n", ["0", "1"]), ("model[1].requires_grad_(False)\n", [])],
@@ -1130,16 +1167,19 @@ def test_parameters_without_state_that_are_frozen(ran, make, frozen, shown):
     assert figures["frozen"] == [f"optimizer.param_groups.0.params.{key}" for key in shown]
 
 
+@pytest.mark.slow
 def test_bytes_in_memory_of_the_same_length_are_not_the_checkpoint(ran):
     loaded = "data = bytearray(Path(args.resume).read_bytes()); data[-1] ^= 1\ntorch.save({}, io.BytesIO(data))\n"
     assert ran(HEAD, BUILT, "import io\nfrom pathlib import Path\n", loaded, LOADED, LOOP)["status"] == "passed"
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_checkpoint_may_be_overwritten(ran):
     saved = "import shutil\ntorch.save({}, shutil.copy(args.resume, 'last.pt'))\n"
     assert ran(HEAD, saved, BUILT, LOADED, LOOP)["status"] == "passed"
 
 
+@pytest.mark.slow
 def test_a_script_may_write_safetensors_by_keyword(ran):
     save = """
     from safetensors.torch import save_file
@@ -1148,10 +1188,12 @@ def test_a_script_may_write_safetensors_by_keyword(ran):
     assert ran(HEAD, save, BUILT, LOADED, LOOP)["status"] == "passed"
 
 
+@pytest.mark.slow
 def test_a_script_may_write_other_files(ran):
     assert ran(HEAD, BUILT, "torch.save(model.state_dict(), 'first.pt')\n", LOADED, LOOP)["status"] == "passed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "status"),
     [
@@ -1180,6 +1222,7 @@ def test_a_script_that_cannot_run_here_says_nothing_about_the_checkpoint(ran, co
     assert check["failures"] or check["detail"].startswith("not proven: ")
 
 
+@pytest.mark.slow
 def test_a_file_that_the_checkpoint_lacks_is_a_fault(ran, make, tmp_path):
     make.folder = tmp_path / "run"
     make.folder.mkdir()
@@ -1199,6 +1242,7 @@ def test_one_process_for_one_device_is_run_here(ran):
     assert outcome(ran(HEAD, code, "torch.multiprocessing.spawn(main, ('gpu',), nprocs=1)")) == ("passed", True)
 
 
+@pytest.mark.slow
 def test_a_script_that_catches_everything_is_ended_at_its_next_call_of_torch(ran):
     code = """
     try:
@@ -1231,6 +1275,7 @@ def exits(monkeypatch):
 WAIT = "import os, time\nwhile not os.path.exists('ended'): time.sleep(0.01)\n"
 
 
+@pytest.mark.slow
 def test_a_script_that_does_not_end_is_ended(ran, exits, monkeypatch):
     monkeypatch.setattr(recorded, "GRACE", 0.1)
     body = BUILT + LOADED + LOOP
@@ -1279,6 +1324,7 @@ HOLDERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kept", "fix"), HOLDERS.values(), ids=HOLDERS)
 def test_a_module_of_a_holder_is_moved_where_it_is_assigned(ran, kept, fix):
     trainer = f"""
@@ -1298,6 +1344,7 @@ trainer = Trainer(build(), device)
     assert fix in check["evidence"]["fix"]
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_module_whose_device_a_tensor_was_made_on_is_named(ran):
     noise = """
@@ -1320,6 +1367,7 @@ noise = Noise()
     assert check["evidence"]["fix"].endswith("noise.to(device)")
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_state_that_a_line_moves_to_the_cpu_is_fixed_there(ran):
     moved = """
@@ -1331,6 +1379,7 @@ for slots in optimizer.state.values():
     assert check["evidence"]["fix"].startswith("slots[key] = value")
 
 
+@pytest.mark.slow
 def test_a_tensor_that_an_exception_handler_reads_is_moved(ran):
     loop = """
 torch.save(torch.randn(4, 6), "rows.pt")

@@ -282,6 +282,7 @@ def work(rank, folder, port):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_what_two_processes_have_saved(tmp_path, answers, monkeypatch):
     if not hasattr(pytest.importorskip("torch.distributed.tensor"), "distribute_tensor"):

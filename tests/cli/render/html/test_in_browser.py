@@ -37,6 +37,7 @@ def search(browser, words):
     return browser.run(ROWS)
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_hostile_text_stays_text(browser, entry, page_of, finding) -> None:
     rows = [(name, "model", "cpu", 1, None) for name in dict.fromkeys(HOSTILE)]
