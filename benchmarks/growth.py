@@ -47,7 +47,7 @@ MAKE_RANKS = f"""
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from fit_case import make
+from sharded_llama import make
 folder = Path(sys.argv[1])
 folder.mkdir()
 make(folder, int(sys.argv[2]))

@@ -27,7 +27,6 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
     case: str | Callable[..., Case] | None = None,
     script: FilePath | None = None,
     script_args: str | Sequence[str] = (),
-    device_memory: int | str | None = None,
     keep: str | Sequence[str] = (),
     ignore: str | Sequence[str] = (),
     require_device: bool = False,
@@ -45,8 +44,6 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
         case: a function that returns a :class:`ckptmove.Case`, or its name, ``FILE.py:FUNC`` or ``pkg.mod:FUNC``.
         script: training script to run up to its first optimizer step after it loaded the checkpoint.
         script_args: its command-line arguments.
-        device_memory: memory of the target, in bytes or as ``"24GB"``, which the step of ``case`` or ``script`` must
-            fit in.
         keep: globs of tensor names that may stay on another device.
         ignore: codes of findings that are not failures.
         require_device: whether a simulated target is a failure.
@@ -71,7 +68,6 @@ def assert_resumes(  # the options of verify that change its verdict, each by na
             case=case,
             script=script,
             script_args=script_args,
-            device_memory=device_memory,
             keep=keep,
             ignore=ignore,
             require_device=require_device,

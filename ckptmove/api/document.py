@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.comparison.differences import Differences, Gap
     from ckptmove.conversion.results import Converted, UndoResult
     from ckptmove.findings.catalogue import Entry
+    from ckptmove.findings.fit import Fit
     from ckptmove.io.contracts import Traffic
     from ckptmove.model import Finding, Inventory, TensorRecord
     from ckptmove.moves import MovePlan
@@ -169,6 +170,7 @@ def checkpoint(
     summary: CheckpointSummary,
     pairings: Sequence[Pairing] = (),
     expectation: Expectation | None = None,
+    fit: Fit | None = None,
     unchecked: Sequence[str] = (),
     traffic: Traffic | None = None,
     version: str | None = None,
@@ -182,6 +184,7 @@ def checkpoint(
         summary: parameters, epoch, step and so on.
         pairings: parameters of each optimizer.
         expectation: the result of ``expect``, or None.
+        fit: the memory of a training, or None.
         unchecked: paths of files without CRCs to compare.
         traffic: requests for a checkpoint at a URL, or None.
         version: fingerprint of the sizes and versions of its files, or None.
@@ -217,6 +220,7 @@ def checkpoint(
         ],
         "findings": [_finding(finding) for finding in findings],
         "expected": _expected(expectation) if expectation else None,
+        "fit": None if fit is None else fit._asdict(),
         "unchecked": list(unchecked),
         "remote": _remote(traffic),
     }
@@ -332,7 +336,6 @@ def result_to_json(result: Verdict) -> Json:
         "sample": None if result.sample is None else result.sample._asdict(),
         "fixed": [one._asdict() for one in result.fixed],
         "unfixed": escaped(result.unfixed) or None,
-        "fit": None if result.fit is None else result.fit._asdict(),
         "not_looked_at": list(result.not_looked_at),
         **_ranks(result.run),
     }

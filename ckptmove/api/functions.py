@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ckptmove.case import Case
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.conversion.results import Converted, UndoResult
+    from ckptmove.findings.fit import Fit
     from ckptmove.io.contracts import Progress
     from ckptmove.io.walk import WalkedFile
     from ckptmove.moves import MovePlan, RemapOptions
@@ -67,6 +68,7 @@ class InspectRequest(NamedTuple):
     target: str | None = None
     expect: str | None = None
     device_count: int | None = None
+    fit: str | None = None
     check: bool = False
     outline: bool = False
     keep_going: bool = False
@@ -82,6 +84,7 @@ def inspect(
     target: Device | None = None,
     expect: Device | None = None,
     device_count: int | None = None,
+    fit: str | None = None,
     check: bool = False,
     outline: bool = False,
     keep_going: bool = False,
@@ -97,6 +100,8 @@ def inspect(
         target: target device of the findings (default: ``expect``, or else the device of the model).
         expect: device on which every tensor that should move is expected; the result then has a plan.
         device_count: number of devices of the target machine, or None if unknown.
+        fit: number of devices and memory of each, ``"64x80GiB"``. The result then has the parameters, gradients and
+            optimizer state of each device in a training with FSDP2, from the sizes in the file.
         check: whether to read every record and compare its CRC.
         outline: whether to build the outline too.
         keep_going: whether to leave out files of a directory or an archive that cannot be read. Their errors are in
@@ -109,12 +114,14 @@ def inspect(
         UnreadableInput: if it cannot be read, is damaged, or is not a checkpoint.
         LimitExceeded: if it needs more than the limits allow.
         UnknownDevice: if torch does not know the target device.
+        UsageError: if ``fit`` has another form, or the parameters are not whole.
     """
     request = InspectRequest(
         path=location(path),
         target=device_text(target),
         expect=device_text(expect),
         device_count=device_count,
+        fit=of_type(fit, "fit", "64x80GiB"),
         check=check,
         outline=outline,
         keep_going=keep_going,
@@ -160,6 +167,11 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
         plan = plan_for(inventory, request.expect)
         unplaced = sum(tensor.device == NO_DEVICE for tensor in inventory.tensors)
         expectation = Expectation(request.expect, plan.edits, unplaced)
+    fit: Fit | None = None
+    if request.fit is not None:
+        from ckptmove.findings.fit import find_fit, parse_fit
+
+        fit = find_fit(inventory, pairings, parse_fit(request.fit))
     return Inspection(
         inventory=inventory,
         findings=findings,
@@ -168,6 +180,7 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
         unchecked=unchecked,
         unreadable=checkpoint.unreadable,
         expectation=expectation,
+        fit=fit,
         summary=summary,
         pairings=pairings,
         traffic=checkpoint.traffic,
@@ -346,11 +359,9 @@ def verify(
     case: str | Callable[..., Case] | None = None,
     script: FilePath | None = None,
     script_args: str | Sequence[str] = (),
-    device_memory: int | str | None = None,
     timeout: float | None = None,
     download: FilePath | None = None,
     sample: int | None = None,
-    fit: str | None = None,
     jobs: int | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
@@ -360,8 +371,7 @@ def verify(
     """Prove that a checkpoint resumes, by one step of its optimizer on the target.
 
     Args:
-        path: a file, or a directory or an archive of files, which is one checkpoint; or its URL, with ``download``
-            or ``fit``.
+        path: a file, or a directory or an archive of files, which is one checkpoint; or its URL, with ``download``.
         to: target device (default: every tensor stays on its device, and the step is made on the model's).
         against: checkpoint whose values must be equal, after the changes of ``remap``; a file, a directory or an
             archive.
@@ -377,15 +387,10 @@ def verify(
         script: your training script. Another process runs it up to its first optimizer step after it loaded the
             checkpoint.
         script_args: command-line arguments of the script.
-        device_memory: memory of the target, in bytes or as ``"24GB"``, which the step of ``case`` or ``script`` must
-            fit in (default: unlimited).
         timeout: longest time of the checks with torch, in seconds (default: unlimited; 300 with ``script``).
         download: folder that a checkpoint at a URL is downloaded to.
         sample: number of parameters of each optimizer, with their state, and of other tensors, to check (default:
             all); ``seed`` selects them.
-        fit: number of devices and memory of each, ``"64x80GiB"``. Only the check *fit* is made then, from the metadata
-            and without torch: whether a training with FSDP2 fits. With ``case``, the training of the function, which
-            runs in another process with tensors that have no values.
         jobs: largest number of processes (default: the number of available cores); a small checkpoint is checked by
             one.
         limits: resource limits for reading each file.
@@ -397,12 +402,10 @@ def verify(
         PackageMissing: if torch is not installed.
         TorchBroken: if torch cannot be imported.
         UsageError: if the device or the optimizer is unknown, the case is not usable, ``against`` has none of the
-            tensors, ``timeout`` is not positive, or ``device_memory`` is no size, or given without a case or for the
-            CPU.
+            tensors, or ``timeout`` is not positive.
         UnreadableInput: if it cannot be read, is damaged, or is not a checkpoint.
         LimitExceeded: if it needs more than a limit allows.
     """
-    from ckptmove.conversion.shards import parse_size
     from ckptmove.proof.downloading import downloaded
     from ckptmove.proof.request import VerifyRequest
     from ckptmove.training.case.name import name_of
@@ -422,11 +425,9 @@ def verify(
         case=name_of(case) if callable(case) else case,
         script=None if script is None else written_path(script, "script"),
         script_args=words(script_args),
-        device_memory=parse_size(device_memory) if isinstance(device_memory, str) else device_memory,
         timeout=timeout,
         download=None if download is None else inside(written_path(download, "download"), location(path)),
         sample=of_type(sample, "sample", 3),
-        fit=of_type(fit, "fit", "64x80GiB"),
         jobs=of_type(jobs, "jobs", 4),
         limits=limits or Limits(),
         in_python=True,

@@ -15,6 +15,7 @@ from ckptmove.api.arguments import NotAccepted, OutputsCollide
 from ckptmove.conversion.archive import UnsafeMember
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.conversion.results import TwoReadings
+from ckptmove.findings.fit import FitUnreadable, NotWhole
 from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.formats.opening import container_class
 from ckptmove.io import changes, journal
@@ -118,6 +119,7 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     remap_errors.NothingLeft: Phrase("name the parts to keep: ", Argument("only", "GLOB")),
     remote_errors.NotLocal: "use a local path",
     NotDownloaded: Phrase("add ", Argument("download", "DIR"), ", which downloads it first"),
+    FitUnreadable: "a number of devices, at most 1,048,576, and the memory of each with its unit: 64x80GiB",
     MissingDevice: 'load it on a device of this machine: map_location="cpu"',
     ScriptUnusable: Phrase(
         "name a Python file",
@@ -168,6 +170,11 @@ for _kind, _text in _TEXTS.items():
 @_hint.register(PackageMissing)
 def _(error: PackageMissing) -> str:
     return f"install it: pip install {error.package}; inspect and convert do not need it"
+
+
+@_hint.register(NotWhole)
+def _(error: NotWhole) -> str:
+    return error.remedy
 
 
 @_hint.register(errors.UnknownDevice)

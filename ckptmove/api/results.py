@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.errors import LimitExceeded, UnreadableInput
+    from ckptmove.findings.fit import Fit
     from ckptmove.io.contracts import Traffic
     from ckptmove.model import Finding, Inventory, TensorRecord
     from ckptmove.moves import MovePlan
@@ -79,6 +80,7 @@ class Inspection(OneLine, _Shown):
         unchecked: with ``check=True``, paths of files that have no CRCs to compare.
         unreadable: errors of the files of a directory or an archive that cannot be read and were left out.
         expectation: the tensors that are not on the device of ``expect``, or None.
+        fit: the memory of a training on the devices of ``fit``, or None.
         traffic: requests for a checkpoint at a URL, and the bytes that they read; None for a local one.
         summary: parameters, dtypes, epoch, step, learning rates and optimizers.
         pairings: parameters of each optimizer, matched with the tensors of the model.
@@ -91,6 +93,7 @@ class Inspection(OneLine, _Shown):
     unchecked: tuple[str, ...] = ()
     unreadable: tuple[UnreadableInput | LimitExceeded, ...] = ()
     expectation: Expectation | None = None
+    fit: Fit | None = None
     traffic: Traffic | None = None
     summary: CheckpointSummary = field(default_factory=CheckpointSummary)
     pairings: tuple[Pairing, ...] = ()
@@ -116,9 +119,10 @@ class Inspection(OneLine, _Shown):
         return tuple(dict.fromkeys(tensor.device for tensor in self.inventory.tensors))
 
     def fails(self, *, strict: bool) -> bool:
-        """Whether findings fail it, with ``strict`` warnings too, or a tensor is not on the expected device."""
+        """Whether findings fail it, with ``strict`` warnings too, or ``expect`` or ``fit`` is not met."""
         is_misplaced = self.expectation is not None and bool(self.expectation.misplaced)
-        return evidence.fails_run(self.findings, strict=strict) or is_misplaced
+        is_large = self.fit is not None and not self.fit.fits
+        return evidence.fails_run(self.findings, strict=strict) or is_misplaced or is_large
 
     def to_dict(self) -> Json:
         """The document of ``ckptmove inspect --json``."""
@@ -134,6 +138,7 @@ class Inspection(OneLine, _Shown):
             summary=self.summary,
             pairings=self.pairings,
             expectation=self.expectation,
+            fit=self.fit,
             unchecked=self.unchecked,
             traffic=self.traffic,
         )

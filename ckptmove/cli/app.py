@@ -65,6 +65,10 @@ def inspect(
         ),
     ] = None,
     devices: options.Devices = None,
+    fit: Annotated[
+        str | None,
+        options.value("NxSIZE", "Exit 1 unless training with FSDP2 fits into N devices of this memory: 64x80GiB."),
+    ] = None,
     strict: options.StrictInspect = False,
     limit_factor: options.LimitFactor = 1,
     jobs: options.Jobs = None,
@@ -97,12 +101,17 @@ def inspect(
         from ckptmove.moves import checked_globs
 
         checked_globs("--match", match)
+    if fit is not None:
+        from ckptmove.findings.fit import parse_fit
+
+        parse_fit(fit)  # its error is not one of each checkpoint
     found = find_targets(paths or (), config)
     request = InspectRequest(
         path="",
         target=config.to if expect is None else None,
         expect=expect,
         device_count=devices,
+        fit=fit,
         check=check,
         outline=tree,
         keep_going=True,
@@ -302,10 +311,6 @@ def verify(
         ),
     ] = None,
     script_args: Annotated[list[str] | None, typer.Option("--script-arg", hidden=True)] = None,
-    device_memory: Annotated[
-        str | None,
-        options.value("SIZE", "Fail if the step of --case or --script needs more memory on the device: 24GB."),
-    ] = None,
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -324,13 +329,6 @@ def verify(
         ),
     ] = None,
     jobs: options.Jobs = None,
-    fit: Annotated[
-        str | None,
-        options.value(
-            "NxSIZE",
-            "Check only whether training (FSDP2, or that of --case) fits into N devices of this memory: 64x80GiB.",
-        ),
-    ] = None,
     download: options.Download = None,
     strict: options.Strict = False,
     limit_factor: options.LimitFactor = 1,
@@ -348,7 +346,6 @@ def verify(
     from ckptmove.cli.search import search
     from ckptmove.cli.verify_command import run_verify
     from ckptmove.conversion.remap.options import remap_options
-    from ckptmove.conversion.shards import parse_size
     from ckptmove.moves import checked_globs
     from ckptmove.proof.request import VerifyRequest
 
@@ -373,11 +370,9 @@ def verify(
             case=case,
             script=script,
             script_args=tuple(script_args or ()),
-            device_memory=None if device_memory is None else parse_size(device_memory),
             timeout=timeout,
             download=copies.get(path.url) if isinstance(path, Address) else None,
             sample=sample,
-            fit=fit,
             jobs=jobs,
             limits=Limits().times(limit_factor),
         )

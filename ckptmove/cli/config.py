@@ -29,7 +29,7 @@ _TABLE: Final = "[tool.ckptmove]"
 #: Most bytes of the file: its parser takes seconds for some texts of this size.
 _LARGEST: Final = 1 << 20
 #: Pairs of options that exclude each other, each with the options that belong to the pair.
-_EXCLUSIVE: Final = (("case", "script", "script_args"), ("json", "format"), ("fit", "to"))
+_EXCLUSIVE: Final = (("case", "script", "script_args"), ("json", "format"))
 #: Names of types in TOML.
 _KINDS: Final = {str: "a string", bool: "a boolean", int: "an integer", float: "a number", list: "a list of strings"}
 #: The variable that allows a table what it may not do by itself.
@@ -161,8 +161,7 @@ def _withhold(found: dict[str, _Value], path: str) -> dict[str, str]:
     }
     if "script" in withheld and own.get("script_args"):
         withheld["script"] += f" -- {' '.join(map(quoted, own['script_args']))}"
-    unused = ("device_memory",) if {"case", "script"} & withheld.keys() else ()
-    for name in {*withheld, *_WITH_CODE, *unused} & own.keys():
+    for name in {*withheld, *_WITH_CODE} & own.keys():
         del found[name]
     return withheld
 

@@ -96,7 +96,6 @@ def _processed(ctx: Any, parameter: Any, value: Any) -> Any:
     """The value as Typer passes a typed one. Words that the command parses later are parsed here, for their errors."""
     from ckptmove.cli.render.report_files import open_document
     from ckptmove.conversion.remap.options import remap_options
-    from ckptmove.conversion.shards import parse_size
     from ckptmove.moves import Remap
 
     try:
@@ -108,8 +107,6 @@ def _processed(ctx: Any, parameter: Any, value: Any) -> Any:
     elif parameter.name == "report":
         for word in processed:
             open_document(word)
-    elif parameter.name == "device_memory":
-        parse_size(processed)
     return processed
 
 

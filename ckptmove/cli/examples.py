@@ -20,6 +20,7 @@ EXAMPLES: Final[dict[str, tuple[tuple[tuple[str, str], ...], str]]] = {
             ("ckptmove inspect run.pth --tensors", "every tensor"),
             ("ckptmove inspect 'runs/*/last.pth' -q", "a line for each file"),
             ("ckptmove inspect run.pth --expect cpu", "exit 1 if a tensor is elsewhere"),
+            ("ckptmove inspect run.pth --fit 64x80GiB", "exit 1 if it does not fit"),
             ("ckptmove inspect 's3://bucket/runs/**' --format jsonl", ""),
         ),
         "docs/formats.md",

@@ -213,6 +213,9 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
         and any("--expect" in parameter.opts for parameter in error.ctx.command.params)
     ):
         hint = f"did you mean: {retyped(PROGRAM, words, option, '--expect')}"
+    elif option == "--fit" and command != PROGRAM and message.startswith("No such"):
+        message = f"No such option: {option}"
+        hint = f"it is an option of inspect: {PROGRAM} inspect PATH {option} NxSIZE"
     elif command == PROGRAM and message.startswith("No such"):
         known = {name: {*chain(*(one.opts for one in own.params))} for name, own in error.ctx.command.commands.items()}
         hint = with_command(PROGRAM, words, known)

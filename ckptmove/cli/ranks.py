@@ -38,15 +38,13 @@ def own_rank() -> Rank | None:
 
 
 def require_one(requests: Sequence[VerifyRequest], *, fix: bool) -> None:
-    """Raise UsageError for what ``verify`` does not do under torchrun: several checkpoints, a URL, fixes, ``--fit``."""
+    """Raise UsageError for what ``verify`` does not do under torchrun: several checkpoints, a URL, fixes."""
     if len(requests) > 1:
         raise UsageError(f"under torchrun, verify takes one checkpoint, not {len(requests)}")
     if isinstance(requests[0].path, Address) or requests[0].download is not None:
         raise UsageError("under torchrun, verify takes a local path")
     if fix:
         raise UsageError("--fix cannot be used under torchrun")
-    if requests[0].fit is not None:
-        raise UsageError("--fit computes the memory of all ranks in one process: type it without torchrun")
 
 
 def on_ranks(rank: Rank) -> Verify:

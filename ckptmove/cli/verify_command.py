@@ -94,7 +94,7 @@ def run_verify(
         requests = [local(requests[0])]
     summary = for_each("verify", requests, work, renderer, len(requests))
     # With --strict, a checkpoint that is not proven has not passed.
-    unproven = 0 if strict else sum(one.result.passed and not (one.result.proven or one.result.fit) for one in answers)
+    unproven = 0 if strict else sum(one.result.passed and not one.result.proven for one in answers)
     return renderer.finish(summary._replace(unproven=unproven))
 
 
@@ -118,8 +118,6 @@ def _without_code(result: Verdict, withheld: Mapping[str, str]) -> Verdict:
 def _require_fixable(requests: Sequence[VerifyRequest], *, fix: bool, dry_run: bool) -> None:
     if dry_run and not fix:
         raise UsageError("--dry-run prints the patch of --fix: add --fix")
-    if fix and requests[0].fit is not None:
-        raise UsageError("--fit makes no other check: it cannot be combined with --fix")
     if fix and not requests[0].runs_training:
         raise UsageError("--fix edits your training code: add --script FILE.py, or --case FILE.py:FUNC")
     if fix and len(requests) > 1:

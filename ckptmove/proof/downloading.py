@@ -28,7 +28,7 @@ class NotDownloaded(NotLocal):
 
 
 def require_local(request: VerifyRequest) -> None:
-    """Require that all files are local, or will be downloaded. ``fit`` reads only metadata, also at a URL.
+    """Require that all files are local, or will be downloaded.
 
     Raises:
         NotDownloaded: if the checkpoint is at a URL, and is not downloaded.
@@ -36,14 +36,12 @@ def require_local(request: VerifyRequest) -> None:
     """
     if isinstance(request.against, Address):
         raise NotLocal(request.against, Phrase(Argument("against"), " reads local files"))
-    if isinstance(request.path, Address) and request.download is None and request.fit is None:
+    if isinstance(request.path, Address) and request.download is None:
         raise NotDownloaded(request.path)
 
 
 def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callable[[], None]) -> VerifyRequest:
     """The request with a local path in place of a URL, which is downloaded to ``request.download``.
-
-    The URL stays if only the metadata is read (``fit``).
 
     Args:
         request: the options of ``verify``.
@@ -56,7 +54,7 @@ def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callab
         CkptMoveError: as of :func:`ckptmove.io.remote.download.download`.
     """
     require_local(request)
-    if request.download is None or not isinstance(request.path, Address) or request.fit is not None:
+    if request.download is None or not isinstance(request.path, Address):
         return request
     from ckptmove.io.remote.download import download
 

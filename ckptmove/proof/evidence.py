@@ -23,7 +23,7 @@ class CheckResult(NamedTuple):
 
     Attributes:
         name: ``file``, ``restore``, ``placement``, ``structure``, ``numbers``, ``step``, ``parity``, ``fresh``, or
-            ``case`` with ``--case``, or ``script`` with ``--script``; only ``fit`` with ``--fit``.
+            ``case`` with ``--case``, or ``script`` with ``--script``.
         status: the outcome.
         detail: one line with figures, all failures with the fix, or the reason for a skip.
         evidence: figures by name.
@@ -104,39 +104,6 @@ class FixedFile(NamedTuple):
     backup: str | None
 
 
-class Fit(NamedTuple):
-    """The memory of a training, in bytes. Each figure is that of the first rank, which needs most with FSDP2.
-
-    With a case, it is that of the first or the last rank, depending on which needs more.
-
-    Attributes:
-        ranks: number of devices.
-        capacity: memory of each.
-        parameters: pieces of the parameters.
-        gradients: pieces of the gradients, in the dtype of the parameters.
-        optimizer: pieces of the optimizer state, without step counts, which are on the CPU.
-        buffers: buffers, which every rank has whole.
-        total: sum of these four.
-        smallest: the same sum of the other one of these ranks.
-        free: rest of the memory, for activations and gathered parameters; negative if it does not fit.
-        largest_parameter: the largest parameter, whole.
-        activations: with a case, an estimate of activations, gathered parameters and other temporary tensors at the
-            peak of one forward and backward; None without a case, or if it could not be made.
-    """
-
-    ranks: int
-    capacity: int
-    parameters: int
-    gradients: int
-    optimizer: int
-    buffers: int
-    total: int
-    smallest: int
-    free: int
-    largest_parameter: int
-    activations: int | None = None
-
-
 class RankFault(NamedTuple):
     """A fault that one rank has found, or that ended it.
 
@@ -187,8 +154,8 @@ class Verdict(OneLine):
 
     Attributes:
         path: the path as the caller passed it.
-        target: device of the step; with ``fit``, its value, ``64x80GiB``.
-        mode: ``real``, ``simulated`` or ``cpu``; None with ``fit``, which makes no step.
+        target: device of the step.
+        mode: ``real``, ``simulated`` or ``cpu``.
         passed: whether no check failed.
         proven: whether every optimizer was stepped on its own stored parameters and options, and its step used the
             stored state. False if a step was skipped, if anything replaced values that the file does not contain, or if
@@ -201,7 +168,6 @@ class Verdict(OneLine):
         fixed: files that ``--fix`` edited.
         unfixed: why the case or script does not pass with these edits, or that this is not known; empty if it does, and
             without ``--fix``.
-        fit: with ``--fit``, the memory that a training needs. The only check is then ``fit``, and it proves no resume.
         run: the ranks, if torchrun started the command; else None.
         not_looked_at: what a resume also needs, and no check looks at: ``scheduler``, ``scaler`` and ``rng``, if the
             checkpoint holds them and no case or script runs; with one, ``position in the data``.
@@ -209,7 +175,7 @@ class Verdict(OneLine):
 
     path: str
     target: str
-    mode: Literal["real", "simulated", "cpu"] | None
+    mode: Literal["real", "simulated", "cpu"]
     passed: bool
     proven: bool
     checks: tuple[CheckResult, ...]
@@ -217,27 +183,16 @@ class Verdict(OneLine):
     sample: SampleSize | None = None
     fixed: tuple[FixedFile, ...] = ()
     unfixed: str = ""
-    fit: Fit | None = None
     run: RanksOfRun | None = None
     not_looked_at: tuple[str, ...] = ()
 
     def fails(self, *, strict: bool) -> bool:
         """Whether the exit code is 1: a check failed, or ``strict`` is set and :func:`fails_run` is True."""
-        return not self.passed or (
-            strict and fails_run(self.findings, strict=True, proven=self.proven or self.fit is not None)
-        )
-
-    @property
-    def fit_verdict(self) -> str:
-        """``fits``, ``does not fit``, or ``failed`` for a case with another model than the checkpoint's."""
-        is_other = any(dict(check.evidence).get("other_model") for check in self.checks)
-        return "fits" if self.passed else "failed" if is_other else "does not fit"
+        return not self.passed or (strict and fails_run(self.findings, strict=True, proven=self.proven))
 
     def __str__(self) -> str:
         """The verdict as one line."""
-        if self.fit is not None:
-            return f"{self.path}: {self.fit_verdict} on {amount(self.fit.ranks, 'rank')}"
         verdict = "failed" if not self.passed else "passed" if self.proven else "passed, but not proven"
         part = f", by a sample: {self.sample}" if self.sample is not None else ""
-        mode = f" ({self.mode})" if self.mode not in {None, self.target} else ""
+        mode = f" ({self.mode})" if self.mode != self.target else ""
         return f"{self.path}: {verdict} on {self.target}{mode}{part}"

@@ -31,14 +31,12 @@ class VerifyRequest(NamedTuple):
         script: the user's training script, or None.
         script_args: command-line arguments of the script.
         edits: edits of the user's files, with which the case or the script runs. They are not written.
-        device_memory: memory of the target in bytes, for the case or the script; None for no limit.
         timeout: longest time of the child process in seconds, or None.
         download: local path of the copy, if ``path`` is a URL, or None.
         sample: number of parameters of each optimizer, and of other tensors, to check; None for all.
         jobs: largest number of processes that make the checks with torch, or None for as many as there are cores; for
             one of them, their number.
         rank: index of a process among them.
-        fit: number of devices and memory of each, ``64x80GiB``, for the check of the memory alone; None for the others.
         limits: resource limits for reading each file.
         nbytes: size of all files of the checkpoint and of ``against``; it bounds the memory of the child process.
         deadline: when the script has to end, in seconds since the epoch; None for no limit.
@@ -60,13 +58,11 @@ class VerifyRequest(NamedTuple):
     script: str | None = None
     script_args: tuple[str, ...] = ()
     edits: tuple[Edit, ...] = ()
-    device_memory: int | None = None
     timeout: float | None = None
     download: str | None = None
     sample: int | None = None
     jobs: int | None = None
     rank: int = 0
-    fit: str | None = None
     limits: Limits = Limits()
     nbytes: int = 0
     deadline: float | None = None

@@ -372,7 +372,7 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         is_on_mps = kind_of(next((one.simulated_on for one in simulated.values()), result_devices[0])) == "mps"
         if is_on_mps:
             refuse_on_mps(func, args, kwargs, leaves)
-        results = _compute(func, inner_args, inner_kwargs, result_devices[0])
+        results = compute(func, inner_args, inner_kwargs, kind_of(result_devices[0]))
         if is_on_mps:
             results = without_float64(results, leaves)
         if schema_of(func).is_mutable:
@@ -383,15 +383,6 @@ def _run(func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
     except RefusedOperation as error:
         if is_running():
             note_node(error)
-        raise
-
-
-def _compute(func: Operation, args: Any, kwargs: Any, device: torch.device) -> Any:
-    """Run an operation on the CPU. If it needs more memory than both the CPU and the device have, raise as there."""
-    try:
-        return compute(func, args, kwargs, kind_of(device))
-    except RuntimeError as error:
-        accounting.refuse(error, device)
         raise
 
 

@@ -108,7 +108,7 @@ class DeviceCalls:
         """
         if _number(device) >= self.device_count():
             raise AssertionError("Invalid device id")
-        return SimpleNamespace(name=self.get_device_name(), total_memory=_memory(device).total, **_PROPERTIES)
+        return SimpleNamespace(name=self.get_device_name(), total_memory=accounting.TOTAL, **_PROPERTIES)
 
     def get_arch_list(self) -> list[str]:
         """Always empty: nothing is compiled for it."""
@@ -116,12 +116,11 @@ class DeviceCalls:
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         """Free and total memory in bytes."""
-        memory = _memory(device)
-        return max(memory.total - memory.used, 0), memory.total
+        return max(accounting.TOTAL - _memory(device).used, 0), accounting.TOTAL
 
     def recommended_max_memory(self) -> int:
         """Total memory in bytes."""
-        return _memory(None).total
+        return accounting.TOTAL
 
     def memory_allocated(self, device: Any = None) -> int:
         """Bytes of all live tensors; nothing is reserved in addition."""
@@ -129,17 +128,17 @@ class DeviceCalls:
 
     def max_memory_allocated(self, device: Any = None) -> int:
         """Most bytes in use since the last reset."""
-        return _memory(device).peak_since_reset
+        return _memory(device).peak
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
         """Start a new maximum with the bytes in use."""
         memory = _memory(device)
-        memory.peak_since_reset = memory.used
+        memory.peak = memory.used
 
     def memory_stats(self, device: Any = None) -> Counter[str]:
         """Bytes in use, and most bytes in use, as in torch's statistics; 0 for its other figures."""
         memory = _memory(device)
-        figures = {"current": memory.used, "peak": memory.peak_since_reset}
+        figures = {"current": memory.used, "peak": memory.peak}
         kinds = "active_bytes", "allocated_bytes", "reserved_bytes"
         return Counter({f"{kind}.all.{name}": nbytes for kind in kinds for name, nbytes in figures.items()})
 

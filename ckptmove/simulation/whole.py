@@ -12,7 +12,6 @@ from torch.autograd import forward_ad
 from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
-from ckptmove.simulation.accounting import counting_saved
 from ckptmove.simulation.errors import NotSimulated
 from ckptmove.simulation.half_precision import compute
 from ckptmove.simulation.mps import refuse_on_mps
@@ -58,8 +57,7 @@ def run_whole(
             refuse_on_mps(func, args, kwargs, leaves)
 
         def computed(*given: Any, **named: Any) -> Any:
-            with counting_saved(func, device):
-                return compute(func, given, named, kind_of(device))
+            return compute(func, given, named, kind_of(device))
 
         refusals = _refusals(func, args, kwargs, kind_of(device))
         return _WholeOp.apply(computed, spec, device, inner, place, refusals, *leaves)  # type: ignore[no-untyped-call]  # torch has no annotation

@@ -36,8 +36,6 @@ from ckptmove.proof.step.tensor_sizes import limit_tensor_sizes
 from ckptmove.text import Argument, Phrase
 from ckptmove.torch_facts.devices import parse_target, split
 from ckptmove.training.case.name import parse_case, require_script
-from ckptmove.training.fit.case import verify_fit_of_case
-from ckptmove.training.fit.sizes import verify_fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,11 +89,6 @@ def verify_checkpoint(
         UnreadableInput: if the checkpoint or its original cannot be read, is damaged, or is not a checkpoint.
         LimitExceeded: if either needs more than the limits allow.
     """
-    if request.fit is not None:
-        if request.case is None:
-            return verify_fit(request, request.fit)
-        refuse_request(request)
-        return verify_fit_of_case(request, request.fit, command, stage)
     refuse_request(request)
     limits, nbytes = request.limits, 0
     read_from: tuple[DiskPlace, ...] = ()
@@ -121,10 +114,6 @@ def verify_checkpoint(
         deadline = None if timeout is None else time.time() + timeout * LATE_SHARE
         asked = settled(request, checkpoint.inventory)
         asked = asked._replace(nbytes=nbytes, deadline=deadline, jobs=_jobs(request, nbytes))
-        if asked.device_memory is not None and asked.to == "cpu":
-            raise UsageError(
-                Phrase(Argument("device_memory"), " is the memory of an accelerator: name one with ", Argument("to"))
-            )
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with ExitStack() as running:
             started = _start(running, command, asked, checkpoint, original, is_changed=is_changed)
@@ -203,20 +192,6 @@ def refuse_request(request: VerifyRequest) -> None:
     _refuse_number("sample", request.sample, "parameters")
     _refuse_number("jobs", request.jobs, "processes")
     check_override(request.optimizer)
-    if request.device_memory is not None and not request.runs_training:
-        raise UsageError(
-            Phrase(
-                Argument("device_memory"),
-                " limits the step of your own model: add ",
-                Argument("case", "FILE.py:FUNC"),
-                " or ",
-                Argument("script", "FILE.py"),
-            )
-        )
-    if request.device_memory is not None and request.device_memory < 1:
-        raise UsageError(
-            Phrase(Argument("device_memory"), f" takes a number of bytes, at least 1, not {request.device_memory}")
-        )
     if request.case is not None:
         parse_case(request.case)
     if request.script is not None:

@@ -90,9 +90,9 @@ def work(request: VerifyRequest, opened: Opened | None = None) -> None:
         else:
             leave_out_dynamo()  # a user's model or optimizer may need the real one
         try:
-            if opened is None and request.fit is None:
+            if opened is None:
                 opened = stack.enter_context(_open(request))
-            is_alone = request.fit is not None or request.rank > 0 or find_site(request.to or "cpu").mode == "real"
+            is_alone = request.rank > 0 or find_site(request.to or "cpu").mode == "real"
             others: list[Child] = []
             if not is_alone:  # an accelerator is used by one process
                 request, others = start_others(request, stack.enter_context(ExitStack()))
@@ -102,7 +102,7 @@ def work(request: VerifyRequest, opened: Opened | None = None) -> None:
             raise MemoryError(memory_hint() if is_limited else error) from error
 
 
-def _answer(request: VerifyRequest, opened: Opened | None, others: Sequence[Child], *, is_limited: bool) -> None:
+def _answer(request: VerifyRequest, opened: Opened, others: Sequence[Child], *, is_limited: bool) -> None:
     _follow_parent()
     # Output of libraries goes to standard error: standard output is for answers.
     answers = os.fdopen(os.dup(1), "wb")
@@ -114,13 +114,8 @@ def _answer(request: VerifyRequest, opened: Opened | None, others: Sequence[Chil
 
     with answers, ExitStack() as stack:
         try:
-            if request.fit is None:
-                group: ProcessGroup = Follower(request, emit) if request.rank else ONE_PROCESS
-                run(request, emit, stack.enter_context(Leader(others, emit)) if others else group, opened)
-            else:
-                from ckptmove.training.fit.worker import measure_case  # slow import
-
-                measure_case(request, emit)
+            group: ProcessGroup = Follower(request, emit) if request.rank else ONE_PROCESS
+            run(request, emit, stack.enter_context(Leader(others, emit)) if others else group, opened)
         except UsageError as error:
             emit({"refusal": spelled(error.message)})
 

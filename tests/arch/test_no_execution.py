@@ -104,8 +104,6 @@ BY_NAME = {
     "vars(main)": "the variables of the script that the user typed after --script",
     "vars(one)": "the attributes of a user's module",
     "vars(torch._C.TensorBase)": "no look-up",
-    "getattr(tensor, name)": "the tensors that a DTensor consists of, by its own names",
-    "vars(device_mesh.DeviceMesh)": "the names are constants in the same module",
     "getattr(signal, name)": "the names are constants in the same module",
     "getattr(sys, name)": "stdin, stdout, stderr",
     "setattr(sys, name, open(os.devnull, mode))": "stdin, stdout, stderr",

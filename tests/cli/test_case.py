@@ -11,7 +11,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ckptmove.cli.render.verification import outcome
-from ckptmove.errors import UsageError
 from ckptmove.proof.evidence import CheckResult, Verdict
 from ckptmove.testing import assert_resumes
 from ckptmove.training.run import _is_proven
@@ -181,31 +180,6 @@ def test_a_test_may_name_a_case(folder, simulates):
     assert assert_resumes("run.pth", to="cpu", case="train.py:case").checks[-1].name == "case"
     with pytest.raises(AssertionError, match=r"case: batch\[0\]"):
         assert_resumes(Path("run.pth"), to="cuda:0", case="train.py:broken")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--to", "cuda:0", "--device-memory", "24GB"),
-        ("--to", "cpu", "--case", "train.py:case", "--device-memory", "24GB"),
-        ("--to", "cuda:0", "--case", "train.py:case", "--device-memory", "24"),
-    ],
-    ids=["without a case", "of the CPU", "without a unit"],
-)
-def test_a_memory_that_limits_nothing_is_refused(folder, ckptmove, words):
-    code, out, err = ckptmove("verify", "run.pth", *words)
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-
-
-def test_a_test_may_limit_the_memory(folder, simulates):
-    on_cuda = {"to": "cuda:0", "case": "train.py:case", "keep": ["*"]}
-    case = assert_resumes("run.pth", **on_cuda, device_memory="1G").checks[-1]
-    assert dict(case.evidence)["device_memory"] == 10**9
-    with pytest.raises(AssertionError, match="case: cuda:0 is out of memory"):
-        assert_resumes("run.pth", **on_cuda, device_memory=2048)
-    with pytest.raises(UsageError):
-        assert_resumes("run.pth", **on_cuda, device_memory=0)
 
 
 def test_a_case_is_named_where_it_would_prove_what_a_file_does_not_tell(folder, ckptmove):

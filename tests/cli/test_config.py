@@ -240,12 +240,6 @@ def test_what_excludes_a_value_leaves_it_out(project, monkeypatch) -> None:
         load_config(folder)
 
 
-def test_a_typed_fit_leaves_the_device_of_the_project_out(project) -> None:
-    folder = project("[tool.ckptmove]\nto = 'cuda'\nseed = 1")
-    assert load_config(folder, {"fit"}).values == {"seed": 1}
-    assert load_config(folder).values == {"to": "cuda", "seed": 1}
-
-
 @pytest.mark.usefixtures("allowed")
 def test_arguments_alone_are_for_the_script_of_the_file(project, monkeypatch) -> None:
     folder = project("[tool.ckptmove]\nscript = 'a.py'\nscript-args = ['--x']")
@@ -256,14 +250,10 @@ def test_arguments_alone_are_for_the_script_of_the_file(project, monkeypatch) ->
 @pytest.mark.parametrize(
     ("table", "kept", "withheld"),
     [
-        ("case = 'a.py:f'\nfix = true\ndevice-memory = '1G'", {}, {"case": "--case a.py:f"}),
+        ("case = 'a.py:f'\nfix = true\nlimit-factor = 3", {}, {"case": "--case a.py:f"}),
         ("script = 'a.py'\ndry-run = true", {}, {"script": "--script a.py"}),
         ("script = 'a b.py'\nscript-args = ['x', 'y z']", {}, {"script": "--script 'a b.py' -- x 'y z'"}),
-        (
-            "optimizer = 'os:system'\ndevice-memory = '1G'",
-            {"device_memory": "1G"},
-            {"optimizer": "--optimizer os:system"},
-        ),
+        ("optimizer = 'os:system'", {}, {"optimizer": "--optimizer os:system"}),
         ("optimizer = 'AdamW'\nlimit-factor = 1000", {"optimizer": "AdamW"}, {}),
         ("select = ['D']", {"select": ["D", "F805", "F815", "S702"]}, {}),
     ],

@@ -18,6 +18,7 @@ from ckptmove.cli.outcome import retyped
 from ckptmove.conversion.archive import UnsafeMember
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.conversion.results import TwoReadings
+from ckptmove.findings.fit import FitUnreadable, NotWhole
 from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.io import changes, journal
 from ckptmove.io.remote import errors as remote_errors
@@ -341,6 +342,8 @@ ERRORS = {
     remote_errors.RemoteFailed("s3://b/a", "500", "s3"): (3, "try again"),
     NotAccepted("no bytes", "pass it as io.BytesIO(data)"): (2, "io.BytesIO"),
     NotAccepted("no number"): (2, ""),
+    FitUnreadable("2 GB"): (2, "64x80GiB"),
+    NotWhole("a", "counts one checkpoint, not 2", "name one, such as a/b"): (2, "name one, such as a/b"),
     loading_errors.NotLoadable("a b", "torchscript"): (4, "ckptmove inspect --tensors 'a b'"),
     loading_errors.NotWeightsOnly("a", ("lib.Kind",), is_dangerous=False, instead="plain=True"): (4, "plain=True"),
     loading_errors.NotWeightsOnly("a", ("os.system",), is_dangerous=True, instead=""): (4, "do not load it"),

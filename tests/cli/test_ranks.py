@@ -47,7 +47,6 @@ def test_without_torchrun_there_is_no_rank(monkeypatch):
         ([VerifyRequest(Address("s3://bucket/a"))], False),
         ([VerifyRequest("a", download="b")], False),
         ([VerifyRequest("a")], True),
-        ([VerifyRequest("a", fit="2x1GB")], False),
     ],
 )
 def test_what_ranks_do_not_verify(requests, fix):

@@ -83,6 +83,7 @@ class InspectAnswer(NamedTuple):
             summary=found.summary,
             pairings=found.pairings,
             expectation=found.expectation,
+            fit=found.fit,
             unchecked=found.unchecked,
             traffic=found.traffic,
             version=self.version,

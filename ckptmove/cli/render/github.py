@@ -89,7 +89,7 @@ class GitHubRenderer(Renderer):
 
 
 def inspection_lines(answer: InspectAnswer) -> Iterator[str]:
-    """An annotation for each finding, for an unmet expectation, and for a run that only ``--strict`` fails."""
+    """An annotation for each finding, for ``--expect`` and ``--fit``, and for a run that only ``--strict`` fails."""
     from ckptmove.cli.render import inspection
 
     path = answer.inspection.inventory.path
@@ -98,11 +98,13 @@ def inspection_lines(answer: InspectAnswer) -> Iterator[str]:
         yield _finding(path, finding)
     if answer.inspection.unchecked:
         yield _annotation("notice", path, "inspect --check", inspection.unchecked_line(answer.inspection))
-    expectation = answer.expectation
+    expectation, fit = answer.expectation, answer.inspection.fit
     if expectation is not None and expectation.misplaced:
         names = expectation.misplaced_names
         yield _annotation("error", path, "expect", f"not on {expectation.device}: {_some(names)}")
-    elif answer.exit_code and not any(finding.severity == "error" for finding in findings):
+    if fit is not None:
+        yield _annotation("notice" if fit.fits else "error", path, "fit", str(fit))
+    if answer.exit_code and not answer.inspection.fails(strict=False):
         yield _annotation("error", path, "inspect", inspection.brief_line(answer))
 
 
@@ -130,7 +132,7 @@ def verification_lines(result: Verdict, *, strict: bool = False) -> Iterator[str
         yield _finding(result.path, finding)
     for fixed in result.fixed:
         yield _annotation("notice", fixed.path, "verify --fix", fixed_line(fixed))
-    level = "error" if result.fails(strict=strict) else "notice" if result.proven or result.fit else "warning"
+    level = "error" if result.fails(strict=strict) else "notice" if result.proven else "warning"
     yield _annotation(level, result.path, "verify", outcome(result, strict=strict))
 
 

@@ -74,6 +74,11 @@ def inspection_lines(page: Page, answer: InspectAnswer) -> Iterator[str]:
     yield from finding_lines(page, findings, verbose=detail.verbose)
     if answer.expectation is not None:
         yield from _expectation(page, answer.expectation, verbose=detail.verbose)
+    fit = answer.inspection.fit
+    if fit is not None:
+        first, *rest = page.wrap(sentence(str(fit)), 2)
+        yield page.paint(first, "bold green" if fit.fits else "bold red")
+        yield from rest
     if answer.inspection.unchecked:
         yield from page.wrap(unchecked_line(answer.inspection), 2)
     yield findings_summary(page, findings) + _unread(answer)
@@ -107,6 +112,8 @@ def brief_line(answer: InspectAnswer) -> str:
     codes = ", ".join(dict.fromkeys(finding.code for finding in findings))
     expectation = answer.expectation
     unmet = f"; not on {clean(expectation.device)}" if expectation is not None and expectation.misplaced else ""
+    fit = answer.inspection.fit
+    unmet += "; does not fit" if fit is not None and not fit.fits else ""
     found = f"{counted(finding.severity.value for finding in findings)}{_unread(answer)}"
     unchecked = "; no CRCs" if answer.inspection.unchecked else ""
     return f"{clean(answer.inspection.inventory.path)}: {found}{f' ({codes})' if codes else ''}{unchecked}{unmet}"

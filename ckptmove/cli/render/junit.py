@@ -33,7 +33,7 @@ class JUnitDocument(Document):
         self._root = Element("testsuites")
 
     def inspect(self, answer: InspectAnswer) -> None:
-        """Add a suite: a case for the file, for each finding and for ``--expect``. Notes are left out."""
+        """Add a suite: a case for the file, for each finding, ``--expect`` and ``--fit``. Notes are left out."""
         from ckptmove.cli.render.inspection import brief_line
 
         inspection = answer.inspection
@@ -51,6 +51,9 @@ class JUnitDocument(Document):
             names = expectation.misplaced_names
             message = f"not on {expectation.device}: {', '.join(names)}" if names else ""
             _add_case(suite, name, "expect", "failure" if names else "", message)
+        fit = inspection.fit
+        if fit is not None:
+            _add_case(suite, name, "fit", "" if fit.fits else "failure", str(fit)).text = sentence(str(fit))
         _count(suite)
 
     def convert(self, answer: ConvertAnswer) -> None:
@@ -85,18 +88,17 @@ class JUnitDocument(Document):
         _count(suite)
 
     def verify(self, answer: VerifyAnswer) -> None:
-        """Add a suite: a case for each check, ``proven`` unless ``--fit``, and with ``--strict`` also ``warnings``."""
+        """Add a suite: a case for each check, ``proven``, and with ``--strict`` also ``warnings``."""
         from ckptmove.cli.render.verification import outcome, warned
 
         result = answer.result
         suite, name = self._suite(result.path)
         for check in result.checks:
             _add_check(suite, name, check)
-        if result.mode is not None:
-            proven = _add(suite, "testcase", classname=name, name="proven")
-            if not result.proven:
-                message = outcome(result, strict=answer.strict)
-                _add(proven, "failure" if answer.strict else "skipped", message=message)
+        proven = _add(suite, "testcase", classname=name, name="proven")
+        if not result.proven:
+            message = outcome(result, strict=answer.strict)
+            _add(proven, "failure" if answer.strict else "skipped", message=message)
         if answer.strict:
             codes = ", ".join(warned(result))
             warnings = _add(suite, "testcase", classname=name, name="warnings")

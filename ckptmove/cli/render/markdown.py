@@ -83,6 +83,9 @@ class MarkdownDocument(Document):
         if expectation is not None and expectation.misplaced:
             names = expectation.misplaced_names
             blocks.append([f"{_ICONS['error']} Not on {code(expectation.device)}: {_some(names)}"])
+        fit = answer.inspection.fit
+        if fit is not None:
+            blocks.append([f"{_ICONS['passed' if fit.fits else 'failed']} {prose(str(fit))}"])
         self._entries.append((row, blocks))
 
     def convert(self, answer: ConvertAnswer) -> None:

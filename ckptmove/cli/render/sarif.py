@@ -31,7 +31,7 @@ _SHOWN: Final = 20
 _OTHER_RULES: Final = {
     "verify": "a check of 'ckptmove verify' failed",
     "diff": "'ckptmove diff' found a difference",
-    "inspect": "a tensor is not on the device of 'ckptmove inspect --expect'",
+    "inspect": "a checkpoint is not what 'ckptmove inspect --expect' or '--fit' asks for",
     "convert": "an option of 'ckptmove convert' matches nothing",
     "error": "a checkpoint could not be read or written",
 }
@@ -47,12 +47,14 @@ class SarifDocument(Document):
         self._results: list[_Json] = []
 
     def inspect(self, answer: InspectAnswer) -> None:
-        """Add the findings, and an unmet expectation."""
-        path, expectation = answer.inspection.inventory.path, answer.expectation
+        """Add the findings, an unmet expectation, and too little memory."""
+        path, expectation, fit = answer.inspection.inventory.path, answer.expectation, answer.inspection.fit
         self._findings(path, answer.inspection.findings)
         if expectation is not None and expectation.misplaced:
             names = expectation.misplaced_names
             self._add("inspect/expect", "error", f"not on {expectation.device}", path, names)
+        if fit is not None and not fit.fits:
+            self._add("inspect/fit", "error", str(fit), path)
 
     def convert(self, answer: ConvertAnswer) -> None:
         """Add the options that match nothing, and problems of the source."""
@@ -72,7 +74,7 @@ class SarifDocument(Document):
                 path, line = place_of(check, result)
                 self._add(f"verify/{check.name}", "error", check.detail, path, line=line or 1)
         self._findings(result.path, result.findings)
-        if result.passed and not result.proven and result.fit is None:
+        if result.passed and not result.proven:
             level = "error" if answer.strict else "warning"
             self._add("verify/unproven", level, outcome(result, strict=answer.strict), result.path)
 

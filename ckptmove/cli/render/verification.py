@@ -9,14 +9,14 @@ from ckptmove.cli.render.text import clean, sentence
 from ckptmove.cli.selection import ON_REQUEST
 from ckptmove.model import Severity
 from ckptmove.proof.evidence import NOT_KNOWN
-from ckptmove.text import amount, size
+from ckptmove.text import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.cli.render.answers import VerifyAnswer
     from ckptmove.cli.render.page import Page
-    from ckptmove.proof.evidence import CheckResult, Fit, FixedFile, Verdict
+    from ckptmove.proof.evidence import CheckResult, FixedFile, Verdict
 
 _DIFF_STYLES: Final = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 _STYLES: Final = {"passed": "bold green", "failed": "bold red", "skipped": "dim", "unproven": "bold yellow"}
@@ -24,7 +24,7 @@ _STYLES: Final = {"passed": "bold green", "failed": "bold red", "skipped": "dim"
 
 def verification_lines(page: Page, result: Verdict, *, verbose: bool, strict: bool = False) -> Iterator[str]:
     """The report on one checkpoint: a line for each check, the findings, the verdict (see :func:`outcome`)."""
-    place = clean(result.target) if result.fit is None else _devices(result.fit)
+    place = clean(result.target)
     yield f"{page.paint(clean(result.path), 'bold')} on {place}"
     broad = max((len(check.name) for check in result.checks), default=0)
     marks = {check.status: page.mark(check.status) for check in result.checks}
@@ -103,15 +103,11 @@ def fixed_line(file: FixedFile) -> str:
     return f"{edits}, not written (--dry-run)" if file.backup is None else f"{edits}; backup: {clean(file.backup)}"
 
 
-def _devices(fit: Fit) -> str:
-    return f"{amount(fit.ranks, 'device')} of {size(fit.capacity)}"
-
-
 def status_of(result: Verdict, *, strict: bool) -> str:
-    """``failed``, ``passed`` or ``unproven``; a check of the memory proves no resume, and passes."""
+    """``failed``, ``passed`` or ``unproven``."""
     if result.fails(strict=strict):
         return "failed"
-    return "passed" if result.proven or result.fit is not None else "unproven"
+    return "passed" if result.proven else "unproven"
 
 
 def brief_line(result: Verdict, *, strict: bool = False) -> str:
@@ -142,8 +138,6 @@ def warned(result: Verdict) -> list[str]:
 
 def outcome(result: Verdict, *, strict: bool = False) -> str:
     """The verdict, always with the device of the step: ``passed, simulated cuda:0``."""
-    if result.mode is None:
-        return _fit_outcome(result, result.fit)
     place = "cpu" if result.mode == "cpu" else f"{result.mode} {clean(result.target)}"
     place += "" if result.run is None else f", {result.run}"
     sample = "" if result.sample is None else f", by a sample: {result.sample}"
@@ -172,14 +166,6 @@ def _not_looked_at(result: Verdict) -> str:
     named = ", ".join(result.not_looked_at)
     has_code = any(check.name in {"case", "script"} for check in result.checks)
     return f"; not looked at: the {named}" if has_code else f"; {named}: in the file, not looked at"
-
-
-def _fit_outcome(result: Verdict, fit: Fit | None) -> str:
-    """The verdict on the memory; without figures if the case ended before it was measured."""
-    if fit is None:
-        return "failed, not measured"
-    estimated = ", activations estimated" * (fit.activations is not None)
-    return f"{result.fit_verdict}, {_devices(fit)}{estimated}"
 
 
 def _of_ranks(result: Verdict, reasons: Mapping[str, str]) -> str:

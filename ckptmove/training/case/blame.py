@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 
 from ckptmove.proof.refusal import reason_of
-from ckptmove.simulation.accounting import Usage
 from ckptmove.simulation.device import SimulatedDevice
 from ckptmove.simulation.errors import CrossDeviceError, RefusedOnMps, WrongGradient, unsupported_operation
 from ckptmove.text import some
-from ckptmove.training.case.peak import line_at, peak_evidence, shortage
 from ckptmove.training.code.source import assigned, line_of, locals_of, read
 from ckptmove.training.code.watch import LOADED
 from ckptmove.training.fixes.edits import NO_FIX, Fix
@@ -80,9 +78,6 @@ class Blame:
 def blame(error: BaseException, scene: Scene) -> Blame:
     """Explain an exception."""
     for one in _causes(error):
-        usage = getattr(one, "usage", None)
-        if isinstance(usage, Usage):
-            return _of_memory(one, usage, scene)
         if isinstance(one, WrongGradient):
             return _of_gradient(one, scene)
         if isinstance(one, RefusedOnMps):
@@ -121,19 +116,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _of_memory(error: BaseException, usage: Usage, scene: Scene) -> Blame:
-    """Explain that a simulated device ran out of memory."""
-    line = line_at(usage, scene.entrance) or scene.home
-    fault, in_use, fix = shortage(usage)
-    figures = {
-        "error": _text_of(error),
-        **line.evidence,
-        **peak_evidence(usage, scene.entrance),
-        "requested_bytes": usage.requested,
-    }
-    return Blame(f"{fault}, at {line.quoted}", Fix(fix), figures, in_use)
 
 
 def _of_strays(

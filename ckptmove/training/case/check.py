@@ -27,7 +27,6 @@ from ckptmove.training.case.blame import Blame, blame
 from ckptmove.training.case.name import parse_case
 from ckptmove.training.case.options import differing_options, doubts_and_notes, record_options
 from ckptmove.training.case.parts import by_key, models_of, optimizers_of, require_usable_case
-from ckptmove.training.case.peak import label_case, memory_recorded, peak_evidence, peak_of, peak_text
 from ckptmove.training.case.restore import cast_text, restore_case
 from ckptmove.training.case.restore_parts import NO_PARTS, PartsOfCase, restore_parts
 from ckptmove.training.case.step import UnusableCase, WholeDataset, one_batch, train_step
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from ckptmove.proof.evidence import CheckResult
     from ckptmove.proof.place import Site, StepDevice
     from ckptmove.proof.step.resume import Bench
-    from ckptmove.simulation.accounting import MemoryRecord
     from ckptmove.training.case.parts import OptimizerPart
     from ckptmove.training.case.restore import Restored
     from ckptmove.training.case.step import Taken
@@ -102,7 +100,6 @@ class _Run:
         place: the target.
         entrance: the user's function.
         watch: record of the user's calls of torch.
-        memory: record of the device's memory.
         home: line of the user's function; line 0 of its file until that is imported.
         given: arguments of the call of ``Case``, once it ran; None if unknown.
         figures: the evidence.
@@ -114,7 +111,6 @@ class _Run:
     place: StepDevice
     entrance: Entrance
     watch: Watch
-    memory: MemoryRecord
     home: Line
     given: Given | None = None
     figures: dict[str, object] = field(default_factory=dict)
@@ -142,12 +138,9 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
     if site.reason:
         return skipped(CASE, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
     entrance = Entrance(parse_case(typed))
-    with (
-        on_target(site, bench.request.devices) as place,
-        memory_recorded(site, bench.request.device_memory, entrance) as memory,
-    ):
+    with on_target(site, bench.request.devices) as place:
         home = line_of(typed.rpartition(":")[0], 0)
-        run = _Run(bench, place, entrance, Watch(place.device, entrance), memory, home)
+        run = _Run(bench, place, entrance, Watch(place.device, entrance), home)
         run.figures |= {"case": typed, "device": site.target, "simulated": site.mode == "simulated"}
         attempt, outcomes = Attempt(), []
         try:
@@ -212,9 +205,6 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     except Ambiguous:
         raise
     except Mismatch as error:
-        if hasattr(error.__cause__, "usage"):
-            label_case(run.memory, case)
-            return blame(error, run.scene)
         figures: dict[str, object] = {"candidates": list(error.candidates)} if error.candidates else {}
         return Blame(str(error), _fix_of(error, run), figures)
     run.figures |= restored.figures
@@ -326,7 +316,6 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
     # Reported if the traceback has no line of the user's code, as for `optimizer.step`.
     late = run.watch.moved[moves:] or [home, *(found[0].spot.line for found in built.values())]
     scene = run.scene._replace(late=late[-1], early=early, built=built)
-    label_case(run.memory, case)
     if attempt.error is not None:
         return blame(attempt.error, scene._replace(names=names_of(case)))
     return _result(run, case, taken[0], restored, scene._replace(names=names_of(case)))
@@ -363,8 +352,6 @@ def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scen
         "unproven": "; ".join(doubts),
         "proven": not doubts,
     }
-    peak = peak_of(run.memory, run.bench.site, run.bench.request.device_memory)
-    run.figures |= {} if peak is None else peak_evidence(peak, run.entrance)
     place = run.bench.site.label
     lost = [f"the loss{way} is {one}" for way, one in losses.items() if not math.isfinite(one)]
     if lost:
@@ -381,8 +368,7 @@ def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scen
     loss = ", ".join(f"loss{way} {one:.4g}" for way, one in losses.items()) or "no loss returned"
     count = amount(len(after), "parameter")
     named = " and ".join(f"{key} ({kind})" if key else kind for key, kind in kinds.items())
-    memory = "" if peak is None else f", {peak_text(peak)}"
-    summary = f"{named} on {place}: {loss}, {len(changed):,} of {count} moved, all finite{memory}"
+    summary = f"{named} on {place}: {loss}, {len(changed):,} of {count} moved, all finite"
     unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
     notes = [*_whole_dataset(run, case), *_on_cpu(run)]
     return "; ".join([summary, restored.detail, *computed, *unproven, *notes])

@@ -337,7 +337,6 @@ def _refuse_options(request: VerifyRequest) -> None:
         "--script": request.script is not None,
         "--against": request.against is not None or request.remap != Remap(),
         "--sample": request.sample is not None,
-        "--device-memory": request.device_memory is not None,
         "--fix": bool(request.edits),
         "--optimizer": request.optimizer is not None,
     }

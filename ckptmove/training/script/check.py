@@ -26,7 +26,6 @@ from ckptmove.text import Argument
 from ckptmove.training.case.blame import Blame, blame
 from ckptmove.training.case.check import on_target
 from ckptmove.training.case.name import CaseName
-from ckptmove.training.case.peak import memory_recorded
 from ckptmove.training.code.entrance import Entrance, code_of
 from ckptmove.training.code.source import line_of
 from ckptmove.training.fixes import prefixes
@@ -42,7 +41,7 @@ from ckptmove.training.script.hooks import (
 )
 from ckptmove.training.script.protection import protected
 from ckptmove.training.script.session import Session, Stopped
-from ckptmove.training.script.step import ScriptStep, label_live, scene_of
+from ckptmove.training.script.step import ScriptStep, scene_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -105,12 +104,10 @@ def check_script(
         stack.enter_context(protected((place.path for place in bench.checkpoint.read_from), session.note_program))
         stack.enter_context(_watched(bench.request.deadline, session, end))
         place = stack.enter_context(on_target(site, bench.request.devices))
-        memory = stack.enter_context(memory_recorded(site, bench.request.device_memory, entrance))
         watch = ScriptWatch(place.device, entrance, session)
-        step = ScriptStep(bench, place, session, memory, figures)
+        step = ScriptStep(bench, place, session, figures)
 
         def explain(error: BaseException) -> CheckResult:
-            label_live(memory)
             scene = Scene(watch, entrance, {}, place, home, home)
             return _of_exception(error, scene, session, Path(path).name, _source(bench))
 

@@ -29,7 +29,6 @@ from ckptmove.proof.tensors.wrappers import WithWrappers
 from ckptmove.text import amount
 from ckptmove.training.case.options import differing_options, doubts_and_notes
 from ckptmove.training.case.parts import OptimizerPart
-from ckptmove.training.case.peak import label, peak_evidence, peak_of, peak_text
 from ckptmove.training.case.restore import cast_text, frozen_in, matching_optimizer, own_state
 from ckptmove.training.case.step import OwnSteps
 from ckptmove.training.case.taken import Taking, is_same, not_taken, stored_parts
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from ckptmove.proof.evidence import CheckResult
     from ckptmove.proof.place import StepDevice
     from ckptmove.proof.step.resume import Bench
-    from ckptmove.simulation.accounting import MemoryRecord
     from ckptmove.training.code.source import Running
     from ckptmove.training.code.tensor_names import NamedTensor
     from ckptmove.training.fixes.scene import Scene
@@ -115,13 +113,11 @@ class ScriptStep:
         bench: Bench,
         place: StepDevice,
         session: Session,
-        memory: MemoryRecord,
         figures: dict[str, object],
     ) -> None:
         self._bench = bench
         self._place = place
         self._session = session
-        self._memory = memory
         self._figures = figures
         self._models: dict[int, _Model] = {}
         self._optimizers: dict[int, _Optimizer] = {}
@@ -273,17 +269,13 @@ class ScriptStep:
         where = " and ".join(names)
         place = site._replace(target=where).label
         self._figures["device"] = where
-        label_live(self._memory)
-        peak = peak_of(self._memory, site, self._bench.request.device_memory)
-        self._figures |= {} if peak is None else peak_evidence(peak, self._session.entrance)
         fault = self._fault(models, optimizers, site.label)
         if fault:
             return failed(SCRIPT, fault, **{**self._figures, "proven": False})
         restored = f"{amount(tensors, 'tensor')} and the state of {amount(entries, 'parameter')} restored"
         count = amount(len(every), "parameter")
         steps = amount(sum(one.steps.count for one in optimizers), "step")
-        memory = "" if peak is None else f", {peak_text(peak)}"
-        summary = f"{steps} of {kinds} on {place}: {len(moved):,} of {count} moved, all finite{memory}"
+        summary = f"{steps} of {kinds} on {place}: {len(moved):,} of {count} moved, all finite"
         unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
         return passed(SCRIPT, "; ".join([summary, f"{restored} by {self._session.loads[-1]}", *computed, *unproven]))
 
@@ -393,11 +385,6 @@ def _live(kind: type[Any]) -> list[Any]:
     """The instances of a class in this process."""
     every = gc.get_objects()
     return [*compress(every, map(issubclass, map(type, every), repeat(kind)))]
-
-
-def label_live(record: MemoryRecord) -> None:
-    """Set the roles of the tensors of all models and optimizers in this process."""
-    label(record, _outermost(_live(nn.Module)), _live(torch.optim.Optimizer))
 
 
 def scene_of(scene: Scene, frames: list[Running]) -> Scene:

@@ -592,9 +592,9 @@ def test_one_file_of_a_rank_loads_too(saved, answers) -> None:
 
 
 def test_memory_is_computed_from_the_folder_and_not_from_a_file_of_a_rank(saved) -> None:
-    assert ckptmove.verify(saved / "strided", fit="2x1GB").passed
+    assert ckptmove.inspect(saved / "strided", fit="2x1GB").fit.fits
     with pytest.raises(UsageError):
-        ckptmove.verify(saved / "strided" / "rank01.pt", fit="2x1GB")
+        ckptmove.inspect(saved / "strided" / "rank01.pt", fit="2x1GB")
 
 
 def test_the_shards_of_two_processes_are_added() -> None:

@@ -621,6 +621,18 @@ def test_a_tensor_that_no_line_of_the_user_asked_for_has_no_origin():
     assert list(watch.lineage(made)) == [made]
 
 
+def test_an_operation_without_memory_is_not_kept_for_a_caller_that_tries_a_smaller_one():
+    from ckptmove.training.code.watch import Watch
+
+    def full(one):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    watch = Watch(torch.device("cpu"), SimpleNamespace(caller=lambda frame: None))
+    with pytest.raises(torch.OutOfMemoryError):
+        watch.__torch_function__(full, (), (torch.ones(2),))
+    assert watch.refusals == []
+
+
 @pytest.mark.unmeasured
 @pytest.mark.parametrize(
     "function", ["functools.partial(build, lr=0.1)", "Builder()", "lambda device: build(device, 0.1)", "keyword_only"]

@@ -250,7 +250,6 @@ def test_a_rank_that_fails_after_the_start(ranks, monkeypatch):
         {"script": "train.py", "case": None},
         {"against": "other"},
         {"sample": 1},
-        {"device_memory": 1},
         {"optimizer": "AdamW"},
         {"to": "cuda:1"},
     ],

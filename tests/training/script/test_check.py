@@ -273,17 +273,6 @@ def test_a_script_that_goes_on_too_long_after_its_step_has_passed(ran, exits, mo
 
 
 @pytest.mark.unmeasured
-def test_the_memory_of_a_script_is_recorded_and_limited(ran):
-    passed = ran(HEAD, BUILT, LOADED, LOOP, device_memory=1 << 30)
-    assert passed["evidence"]["peak_bytes"] > 0
-    assert passed["evidence"]["device_memory"] == 1 << 30
-    short = ran(HEAD, BUILT, LOADED, LOOP.replace("x.to(device)", "x.to(device).repeat(64, 1)"), device_memory=2048)
-    assert outcome(short) == ("failed", False)
-    assert short["evidence"]["requested_bytes"] > 0
-    assert short["evidence"]["peak_memory"]["parameters"] > 0
-
-
-@pytest.mark.unmeasured
 def test_a_buffer_that_a_running_module_computes_with_is_named_by_its_module(ran):
     criterion = """
         class Pinball(nn.Module):

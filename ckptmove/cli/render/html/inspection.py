@@ -10,6 +10,7 @@ from ckptmove.cli.render.html.markup import Markup, element, joined
 from ckptmove.cli.render.html.matrix import matrices
 from ckptmove.cli.render.html.sections import closed_table, facts, part, searchable_table
 from ckptmove.cli.render.text import clean
+from ckptmove.findings.fit import Fit
 from ckptmove.text import amount, size
 
 if TYPE_CHECKING:
@@ -116,13 +117,14 @@ def _dtype(tensor: Json) -> str:
 
 
 def _about(checkpoint: Json) -> Markup:
-    remote = checkpoint["remote"]
+    remote, fit = checkpoint["remote"], checkpoint["fit"]
     about = {
         "container": checkpoint["container"],
         "layout": checkpoint["layout"],
         "size": size(checkpoint["size_bytes"]),
         "torch": clean(checkpoint["torch_version"] or ""),
         "producer": clean(checkpoint["producer"] or ""),
+        "memory": clean(str(Fit(**fit))) if fit else "",
         "read": f"{size(remote['bytes_read'])} in {amount(remote['requests'], 'request')}" if remote else "",
     }
     return facts(about)

@@ -22,9 +22,9 @@ def result_section(result: Verdict, verdict: str, status: str, name: str) -> Mar
     """Return the report on one checkpoint."""
     findings = [finding_to_json(finding) for finding in result.findings]
     about = {
-        "devices" if result.mode is None else "target": clean(result.target),
-        "device": "simulated on the CPU" if result.mode == "simulated" else result.mode or "",
-        "proven to resume": "" if result.mode is None else "yes" if result.proven else "no",
+        "target": clean(result.target),
+        "device": "simulated on the CPU" if result.mode == "simulated" else result.mode,
+        "proven to resume": "yes" if result.proven else "no",
         "sample": str(result.sample) if result.sample else "",
     }
     return element(

@@ -1,4 +1,4 @@
-"""``verify --fit``: the figures are those of FSDP2 itself, on a process group that sends nothing."""
+"""``inspect --fit``: the figures are those of FSDP2 itself, on a process group that sends nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 import ckptmove
 from ckptmove.errors import UsageError
-from ckptmove.training.fit.sizes import parse_fit
+from ckptmove.findings.fit import parse_fit
 
 pytest.importorskip("torch.distributed.fsdp", reason="no FSDP2")
 
@@ -84,15 +84,14 @@ def measured(rank, ranks):
         dist.destroy_process_group()
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
 def test_the_figures_are_those_of_fsdp(saved, ranks) -> None:
-    fit = ckptmove.verify(saved, fit=f"{ranks}x1GB").fit
+    fit = ckptmove.inspect(saved, fit=f"{ranks}x1GB").fit
     buffers = nbytes([Net().norm.num_batches_tracked])
     found = (fit.parameters, fit.gradients, fit.optimizer, fit.buffers)
-    first, last = measured(0, ranks), measured(ranks - 1, ranks)
+    first = measured(0, ranks)
     assert found == first
-    assert fit.smallest == sum(last)
+    assert fit.total >= sum(measured(ranks - 1, ranks))
     assert fit.total == sum(first)
     assert fit.free == 10**9 - fit.total
     assert fit.largest_parameter == 33 * 12 * 4
@@ -100,47 +99,37 @@ def test_the_figures_are_those_of_fsdp(saved, ranks) -> None:
 
 
 def test_a_checkpoint_that_does_not_fit(saved) -> None:
-    whole = ckptmove.verify(saved, fit="1x1GB").fit.total
-    result = ckptmove.verify(saved, fit="1x4KB")
-    assert not result.passed
+    whole = ckptmove.inspect(saved, fit="1x1GB").fit.total
+    result = ckptmove.inspect(saved, fit="1x4KB")
     assert not result.ok
-    (check,) = result.checks
-    assert (check.name, check.status) == ("fit", "failed")
+    assert result.to_dict()["exit_code"] == 1
+    assert result.to_dict()["checkpoints"][0]["fit"] == result.fit._asdict()
     assert whole > 4000
-    least = next(ranks for ranks in range(1, 100) if ckptmove.verify(saved, fit=f"{ranks}x4KB").passed)
-    assert f" {least} ranks" in check.detail
-    never = ckptmove.verify(saved, fit="4x0.1KB").checks[0].detail
-    assert "no number of ranks" in never
-    assert "cannot be split" in never
+    least = next(ranks for ranks in range(1, 100) if ckptmove.inspect(saved, fit=f"{ranks}x4KB").ok)
+    assert result.fit.least_ranks == least
+    assert f" {least} devices" in str(result.fit)
 
 
-def test_a_parameter_that_never_fits_whole(saved) -> None:
-    detail = ckptmove.verify(saved, fit="64x1.55KB").checks[0].detail
-    assert "no number of ranks" in detail
-    assert "up.weight must be gathered whole: 1.5 KiB" in detail
-    assert "cannot be split" not in detail
-    assert "model.up.weight, takes 1.5 KiB" in ckptmove.verify(saved, fit="2x1GB").checks[0].detail
+@pytest.mark.parametrize("devices", ["4x0.1KB", "64x1.55KB"])
+def test_what_no_number_of_devices_is_enough_for(saved, devices) -> None:
+    fit = ckptmove.inspect(saved, fit=devices).fit
+    assert (fit.fits, fit.least_ranks) == (False, 0)
+    assert fit.least_bytes > fit.largest_parameter
+    assert (fit.largest_name, fit.largest_parameter) == ("model.up.weight", 33 * 12 * 4)
 
 
 def test_a_gathered_parameter_has_to_fit(saved) -> None:
     for ranks in (1, 64):
-        fit = ckptmove.verify(saved, fit=f"{ranks}x1GB").fit
+        fit = ckptmove.inspect(saved, fit=f"{ranks}x1GB").fit
         gathered = fit.largest_parameter if ranks > 1 else 0
         enough = (fit.total + gathered) / 1000
-        assert ckptmove.verify(saved, fit=f"{ranks}x{enough}KB").passed
-        assert not ckptmove.verify(saved, fit=f"{ranks}x{enough - 0.001:.3f}KB").passed
+        assert ckptmove.inspect(saved, fit=f"{ranks}x{enough}KB").ok
+        assert not ckptmove.inspect(saved, fit=f"{ranks}x{enough - 0.001:.3f}KB").ok
 
 
-def test_the_verdict_as_one_line(saved) -> None:
-    assert str(ckptmove.verify(saved, fit="4x1GB")).endswith("fits on 4 ranks")
-    assert str(ckptmove.verify(saved, fit="1x1GB")).endswith("fits on 1 rank")
-    assert "1 ranks" not in ckptmove.verify(saved, fit="1x1GB").checks[0].detail
-
-
-def test_no_device_has_a_mode(saved) -> None:
-    (found,) = ckptmove.verify(saved, fit="4x1GB").to_dict()["results"]
-    assert found["mode"] is None
-    assert found["target"] == "4x1GB"
+def test_the_figures_as_one_line(saved) -> None:
+    assert str(ckptmove.inspect(saved, fit="4x1GB").fit).startswith("fits on 4 devices of 953.7 MiB: ")
+    assert str(ckptmove.inspect(saved, fit="1x1KB").fit).startswith("does not fit on 1 device of 1000 B: ")
 
 
 def test_weights_alone(tmp_path) -> None:
@@ -149,11 +138,13 @@ def test_weights_alone(tmp_path) -> None:
     odd.weight, odd.scale = nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.tensor(1.0))
     torch.save(odd.state_dict(), tmp_path / "odd.pth")
     torch.save({"epoch": 3}, tmp_path / "other.pth")
-    fit = ckptmove.verify(tmp_path / "weights.pth", fit="4x1GB").fit
+    fit = ckptmove.inspect(tmp_path / "weights.pth", fit="4x1GB").fit
     assert (fit.optimizer, fit.gradients) == (0, fit.parameters)
-    odd = ckptmove.verify(tmp_path / "odd.pth", fit="4x1GB").fit
+    odd = ckptmove.inspect(tmp_path / "odd.pth", fit="4x1GB").fit
     assert odd.parameters == 8  # the bias, on the first rank; a scalar is on every rank, and no row on none
-    assert not ckptmove.verify(tmp_path / "other.pth", fit="4x1GB").passed
+    other = ckptmove.inspect(tmp_path / "other.pth", fit="4x1GB")
+    assert (other.ok, other.fit.least_ranks) == (False, 0)
+    assert "no parameters" in str(other.fit)
 
 
 def test_a_sharded_checkpoint(tmp_path) -> None:
@@ -164,12 +155,12 @@ def test_a_sharded_checkpoint(tmp_path) -> None:
         dcp.save({"model": Net().state_dict()}, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
     sharded, whole = tmp_path / "dcp", tmp_path / "whole.pth"
     torch.save({"model": Net().state_dict()}, whole)
-    assert ckptmove.verify(sharded, fit="3x1GB").fit.parameters >= ckptmove.verify(whole, fit="3x1GB").fit.parameters
+    assert ckptmove.inspect(sharded, fit="3x1GB").fit.parameters >= ckptmove.inspect(whole, fit="3x1GB").fit.parameters
 
 
 def test_partitions_of_parameters(tmp_path) -> None:
     with pytest.raises(UsageError):
-        ckptmove.verify(zero_runs.made(tmp_path / "run", ranks=3), fit="4x1GB")
+        ckptmove.inspect(zero_runs.made(tmp_path / "run", ranks=3), fit="4x1GB")
 
 
 @pytest.mark.parametrize(
@@ -183,25 +174,11 @@ def test_no_such_devices(text) -> None:
     with pytest.raises(UsageError) as caught:
         parse_fit(text)
     assert "\n" not in str(caught.value)
-    assert "64x80GiB" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["64x80GiB", " 64 x 80 GiB", "64X80gib", "64×80GiB", "64*80GiB"])
 def test_devices(text) -> None:
     assert parse_fit(text) == (64, 80 * 2**30)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"to": "cuda"}, {"against": "a.pth"}, {"script": "x.py"}, {"sample": 1}, {"optimizer": "AdamW"},
-        {"device_memory": 1}, {"require_device": True}, {"strip_prefix": ["module."]},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_no_other_check_is_made(saved, options) -> None:
-    with pytest.raises(UsageError):
-        ckptmove.verify(saved, fit="1x1GB", **options)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, torch.optim.SGD, torch.optim.AdamW])
@@ -217,5 +194,5 @@ def test_gradients_of_other_optimizers(tmp_path, optimizer) -> None:
 
     made.step(loss)
     torch.save({"model": model.state_dict(), "optimizer": made.state_dict()}, tmp_path / "run.pth")
-    fit = ckptmove.verify(tmp_path / "run.pth", fit="2x1GB").fit
+    fit = ckptmove.inspect(tmp_path / "run.pth", fit="2x1GB").fit
     assert fit.gradients == fit.parameters

@@ -1,1 +1,0 @@
-"""Whether training fits into the memory of N devices: by arithmetic, or measured with a case without values."""
