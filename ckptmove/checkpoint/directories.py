@@ -30,36 +30,23 @@ _NUMBERS: Final = re.compile(r"0*([0-9]+)")
 
 
 class FileRecord(NamedTuple):
-    """A checkpoint file of a directory.
+    """A checkpoint file of a directory."""
 
-    Attributes:
-        path: its path in the directory, with slashes.
-        roles: roles of its content.
-        container: its container.
-        layout: layout of the file alone.
-        size_bytes: its size.
-        tensors: number of its tensors.
-        devices: device tags of its tensors, in the order of the file.
-        weights_only_since: first version of torch, 2.4 or later, whose ``torch.load(weights_only=True)`` accepts its
-            pickle without further options; None if no version does.
-        refused: the globals in it that no version accepts; empty if no version accepts its opcodes.
-        runs: the dangerous names in it.
-        part: name of the part that begins the names of its tensors, if it is one of several files of ranks; else None.
-        is_piece: whether its tensors belong to its folder, and not to the file alone.
-    """
-
-    path: str
-    roles: tuple[Role, ...]
+    path: str  # its path in the directory, with slashes
+    roles: tuple[Role, ...]  # roles of its content
     container: str
-    layout: str
+    layout: str  # layout of the file alone
     size_bytes: int
-    tensors: int
-    devices: tuple[str, ...]
+    tensors: int  # number of its tensors
+    devices: tuple[str, ...]  # device tags of its tensors, in the order of the file
+    #: first version of torch, 2.4 or later, whose ``torch.load(weights_only=True)`` accepts its pickle without further
+    #: options; None if no version does.
     weights_only_since: str | None = OLDEST_TORCH
-    refused: tuple[str, ...] = ()
-    runs: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()  # the globals in it that no version accepts; empty if no version accepts its opcodes
+    runs: tuple[str, ...] = ()  # the dangerous names in it
+    #: name of the part that begins the names of its tensors, if it is one of several files of ranks; else None.
     part: str | None = None
-    is_piece: bool = False
+    is_piece: bool = False  # whether its tensors belong to its folder, and not to the file alone
 
     @property
     def folder(self) -> str:
@@ -75,47 +62,28 @@ class FileRecord(NamedTuple):
 
 
 class UnreadFile(NamedTuple):
-    """A file that was not read, although a loader may unpickle it.
+    """A file that was not read, although a loader may unpickle it."""
 
-    Attributes:
-        path: its path in the directory.
-        found: why it was not read, as a noun phrase for its content.
-        runs: the dangerous names in the pickle that it holds.
-        readings: what another reader sees in it, as noun phrases.
-    """
-
-    path: str
-    found: str
-    runs: tuple[str, ...] = ()
-    readings: tuple[str, ...] = ()
+    path: str  # its path in the directory
+    found: str  # why it was not read, as a noun phrase for its content
+    runs: tuple[str, ...] = ()  # the dangerous names in the pickle that it holds
+    readings: tuple[str, ...] = ()  # what another reader sees in it, as noun phrases
 
 
 class CodeBeside(NamedTuple):
-    """Code that a loader would import.
+    """Code that a loader would import."""
 
-    Attributes:
-        path: the file that names it.
-        key: what names it there; empty for a class of a model.
-        files: the files with the code; empty if they may be anywhere.
-    """
-
-    path: str
-    key: str
-    files: tuple[str, ...]
+    path: str  # the file that names it
+    key: str  # what names it there; empty for a class of a model
+    files: tuple[str, ...]  # the files with the code; empty if they may be anywhere
 
 
 class DanglingPointer(NamedTuple):
-    """A text file that names a checkpoint which is not there.
+    """A text file that names a checkpoint which is not there."""
 
-    Attributes:
-        path: its path in the directory.
-        names: what it names: a folder, or the number of one.
-        newest: the name with the highest number among the checkpoints of its folder; empty without any.
-    """
-
-    path: str
-    names: str
-    newest: str
+    path: str  # its path in the directory
+    names: str  # what it names: a folder, or the number of one
+    newest: str  # the name with the highest number among the checkpoints of its folder; empty without any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -125,25 +93,16 @@ class DirectoryInventory(Inventory):
     Names begin with the path of their file and a dot; keys of storages begin with the path and a slash. ``root_keys``
     are the names of the state_dicts: the path of a file, or the path and a key of the file's root. Sites are offsets in
     all pickles concatenated.
-
-    Attributes:
-        files: files that are checkpoints, in the order of their tensors.
-        form: format of the archive; None for a directory.
-        is_incomplete: whether a file could not be read and was left out.
-        partitioned: numbers of elements of the parameters in ZeRO's partitions, by dtype; of one checkpoint if all have
-            the same.
-        unread: files that were not read, although a loader may unpickle them.
-        code: code beside the checkpoints.
-        pointers: text files that name a checkpoint which is not there.
     """
 
-    files: tuple[FileRecord, ...]
-    form: ArchiveForm | None = None
-    is_incomplete: bool = False
+    files: tuple[FileRecord, ...]  # files that are checkpoints, in the order of their tensors
+    form: ArchiveForm | None = None  # format of the archive; None for a directory
+    is_incomplete: bool = False  # whether a file could not be read and was left out
+    #: numbers of elements of the parameters in ZeRO's partitions, by dtype; of one checkpoint if all have the same.
     partitioned: Mapping[str, int] = field(default_factory=dict)
-    unread: tuple[UnreadFile, ...] = ()
-    code: tuple[CodeBeside, ...] = ()
-    pointers: tuple[DanglingPointer, ...] = ()
+    unread: tuple[UnreadFile, ...] = ()  # files that were not read, although a loader may unpickle them
+    code: tuple[CodeBeside, ...] = ()  # code beside the checkpoints
+    pointers: tuple[DanglingPointer, ...] = ()  # text files that name a checkpoint which is not there
 
     @property
     def sharding(self) -> str:

@@ -31,17 +31,11 @@ _LARGEST_WORD: Final = 8
 
 
 class StoredBytes(NamedTuple):
-    """The bytes of a storage.
+    """The bytes of a storage."""
 
-    Attributes:
-        source: source of the bytes.
-        span: their position in the source.
-        byteorder: byte order of the elements, ``little`` or ``big``.
-    """
-
-    source: Readable
-    span: Span
-    byteorder: str
+    source: Readable  # source of the bytes
+    span: Span  # their position in the source
+    byteorder: str  # byte order of the elements, `little` or `big`
 
 
 def extent_span(storage: Span, record: TensorRecord) -> Span | None:
@@ -75,13 +69,8 @@ def blocks(
     """Iterate over a tensor's elements in order; each block but the last has ``BLOCK_ELEMENTS``.
 
     Args:
-        stored: storage of the tensor.
-        record: the tensor.
         span: :func:`extent_span` of the tensor.
         byteorder: byte order of the blocks; by default the native one.
-
-    Raises:
-        SourceChanged, AccessFailed: as ``source.read``.
     """
     item = ITEM_BYTES[record.dtype]
     if is_contiguous(record):

@@ -18,30 +18,20 @@ _TENSORS: Final = frozenset({Call, Persistent, PlainTensor})
 
 
 class StoredMember(NamedTuple):
-    """A member of a dict, a list or a tuple; or the root.
+    """A member of a dict, a list or a tuple; or the root."""
 
-    Attributes:
-        prefix: path of its holder with a dot at the end; empty below the root.
-        key: key in the dict, or index in the list; empty for the root.
-        holder: the dict or the list; None for the root.
-        place: index of the value in ``holder.flat`` or ``holder.items``.
-        value: the value.
-        role: role of the tensor, or of the part of the checkpoint; None for a container or an object without one.
-        parent: index of the entry of the holder; -1 for the root.
-        same: index of the entry at which the same container was reached first, whose members are not listed again; -1
-            for every other entry.
-        is_tensor: whether the inventory lists it as a tensor.
-    """
-
-    prefix: str
-    key: Value
-    holder: Dict | Sequence | None
-    place: int
+    prefix: str  # path of its holder with a dot at the end; empty below the root
+    key: Value  # key in the dict, or index in the list; empty for the root
+    holder: Dict | Sequence | None  # the dict or the list; None for the root
+    place: int  # index of the value in `holder.flat` or `holder.items`
     value: Value
+    #: role of the tensor, or of the part of the checkpoint; None for a container or an object without one.
     role: Role | None
-    parent: int
+    parent: int  # index of the entry of the holder; -1 for the root
+    #: index of the entry at which the same container was reached first, whose members are not listed again; -1 for
+    #: every other entry.
     same: int
-    is_tensor: bool
+    is_tensor: bool  # whether the inventory lists it as a tensor
 
     @property
     def path(self) -> str:
@@ -57,7 +47,6 @@ def entries(root: Value, inventory: Inventory, base: str = "") -> list[StoredMem
 
     Args:
         root: the root, or the value at ``base`` that has become the root.
-        inventory: inventory of the checkpoint.
         base: path of ``root`` in the inventory.
 
     Returns:

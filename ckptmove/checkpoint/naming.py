@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Add a path to errors without one, and turn MemoryError into OutOfMemory.
-
-    Raises:
-        OutOfMemory: if the memory does not suffice to read the file.
-    """
+    """Add a path to errors without one, and turn MemoryError into OutOfMemory."""
     try:
         yield
     except CkptMoveError as error:

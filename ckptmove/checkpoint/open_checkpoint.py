@@ -25,35 +25,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OpenCheckpoint:
-    """An open checkpoint. A file is a checkpoint of one part without a name.
+    """An open checkpoint. A file is a checkpoint of one part without a name."""
 
-    Attributes:
-        inventory: its content.
-        parts: its checkpoint files and distributed checkpoints.
-        read_from: files on the disk that contain it.
-        outline: outline of its trees and other files, if requested.
-        unreadable: errors of files that were left out.
-        listing: its files; None if it is one file.
-        links: targets of its links, by path.
-        others: paths of links and of files that are not checkpoints.
-        outside: facts about an archive and about members that are not checkpoints.
-        rewritten: new content of some of ``others``, if this is what a conversion must write.
-        top: folder that contains everything in an archive, with a slash; empty if it has no such folder.
-        traffic: requests for a checkpoint at a URL; None for a local one.
-    """
-
-    inventory: Inventory
-    parts: tuple[OpenPart, ...]
-    read_from: tuple[DiskPlace, ...]
-    outline: tuple[OutlineLine, ...] = ()
-    unreadable: tuple[UnreadableInput | LimitExceeded, ...] = ()
-    listing: Listing | None = None
-    links: Mapping[str, str] = field(default_factory=dict)
-    others: tuple[str, ...] = ()
-    outside: tuple[ArchiveFact, ...] = ()
+    inventory: Inventory  # its content
+    parts: tuple[OpenPart, ...]  # its checkpoint files and distributed checkpoints
+    read_from: tuple[DiskPlace, ...]  # files on the disk that contain it
+    outline: tuple[OutlineLine, ...] = ()  # outline of its trees and other files, if requested
+    unreadable: tuple[UnreadableInput | LimitExceeded, ...] = ()  # errors of files that were left out
+    listing: Listing | None = None  # its files; None if it is one file
+    links: Mapping[str, str] = field(default_factory=dict)  # targets of its links, by path
+    others: tuple[str, ...] = ()  # paths of links and of files that are not checkpoints
+    outside: tuple[ArchiveFact, ...] = ()  # facts about an archive and about members that are not checkpoints
+    #: new content of some of ``others``, if this is what a conversion must write.
     rewritten: Mapping[str, bytes] = field(default_factory=dict)
-    top: str = ""
-    traffic: Traffic | None = None
+    top: str = ""  # folder that contains everything in an archive, with a slash; empty if it has no such folder
+    traffic: Traffic | None = None  # requests for a checkpoint at a URL; None for a local one
 
     @property
     def path(self) -> str:
@@ -102,11 +88,7 @@ class OpenCheckpoint:
         return "" if self.traffic is None else self.traffic.described(self.inventory.size_bytes)
 
     def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
-        """All facts about its bytes, after comparing every record with its CRC.
-
-        Raises:
-            UnreadableInput: if a file is no longer readable, or a piece has the wrong content.
-        """
+        """All facts about its bytes, after comparing every record with its CRC."""
         found: list[ArchiveFact] = []
         done = 0
         for part in self.parts:
@@ -130,11 +112,7 @@ class OpenCheckpoint:
             self.listing.require_opened_unchanged()
 
     def described(self, other: str) -> str:
-        """SHA-256 of a file, or target of a link.
-
-        Raises:
-            UnreadableInput: if it is unreadable, or changed since it was listed.
-        """
+        """SHA-256 of a file, or target of a link."""
         if other in self.links:
             return f"a link to {self.links[other]}"
         import hashlib

@@ -53,7 +53,6 @@ def open_checkpoint(
     or an archive are dropped one by one, because thousands of them do not fit into memory.
 
     Args:
-        location: path or URL of the checkpoint.
         limits: resource limits for reading each of its files.
         files: whether to read an archive of files as a checkpoint.
         objects: whether to read the objects of a distributed checkpoint that are not tensors.
@@ -64,16 +63,9 @@ def open_checkpoint(
             is raised if none can be read.
         check: whether to compare every record with its CRC.
         jobs: number of threads that compare.
-        outline: whether to make the outline.
         progress: called with the bytes checked so far and the total.
         members: the files of a directory that belong to the checkpoint, as a search has found them; None for all.
         exclude: folders in a directory that are checkpoints of their own, by their paths in it: they are not read.
-
-    Raises:
-        UnreadableInput: if it is unreadable, damaged or not a checkpoint.
-        ArchiveOfFiles: if it is an archive of files, and ``files`` is not set.
-        LimitExceeded: if it needs more than the limits allow.
-        BeingConverted, InterruptedConversion: as of :func:`ckptmove.io.recovery.require_settled`.
     """
     limits = limits or Limits()
     with ExitStack() as stack:

@@ -49,27 +49,19 @@ _FILLER: Final = re.compile(r"optimizers?|optim|opt|states?|dict|net|model|[^a-z
 
 
 class Pairing(NamedTuple):
-    """The parameters of one optimizer, matched with tensors of the model.
+    """The parameters of one optimizer, matched with tensors of the model."""
 
-    Attributes:
-        matches: key and tensor (or None) of each parameter: first the keys in the groups, in order, then keys that only
-            the state has.
-        how: how the match was found.
-            ``names``: the optimizer names its parameters.
-            ``order``: the only match in the order of the model that agrees with all known shapes.
-            ``sorted``: the same in the order of the tensors' names, which some scripts use for each group.
-            ``shapes``: the order is lost, but no other tensor of the model has the shape.
-            ``position``: as many parameters as model tensors, but a few shapes differ.
-            ``ambiguous``: one of several matches.
-            ``permuted``: a single group whose moments have the shapes of the model's tensors in an unusual order.
-            ``flat``: each parameter is a flat partition of ZeRO, or a flat bucket of Megatron.
-            ``none``: no match.
-        reason: why the match is incomplete or not certain, else empty.
-    """
-
+    #: key and tensor (or None) of each parameter: first the keys in the groups, in order, then keys that only the
+    #: state has.
     matches: tuple[tuple[str, TensorRecord | None], ...]
+    #: how the match was found. ``names``: the optimizer names its parameters. ``order``: the only match in the order
+    #: of the model that agrees with all known shapes. ``sorted``: the same in the order of the tensors' names, which
+    #: some scripts use for each group. ``shapes``: the order is lost, but no other tensor of the model has the shape.
+    #: ``position``: as many parameters as model tensors, but a few shapes differ. ``ambiguous``: one of several
+    #: matches. ``permuted``: a single group whose moments have the shapes of the model's tensors in an unusual order.
+    #: ``flat``: each parameter is a flat partition of ZeRO, or a flat bucket of Megatron. ``none``: no match.
     how: How
-    reason: str = ""
+    reason: str = ""  # why the match is incomplete or not certain, else empty
 
     @property
     def is_certain(self) -> bool:
@@ -87,7 +79,6 @@ def pair_all(inventory: Inventory, source: Inventory | None = None) -> tuple[Pai
     In a directory, an optimizer belongs to the model in its own folder, if that has one.
 
     Args:
-        inventory: the checkpoint.
         source: the checkpoint that it was converted from, if known. If that has lost the order of the model's tensors,
             the order in a single new file was chosen by the conversion, and proves nothing.
     """
@@ -198,7 +189,6 @@ def moments(entry: StateEntry, algorithm: str | None) -> tuple[tuple[str, Tensor
     Adam) may use torch's keys for tensors of other shapes.
 
     Args:
-        entry: state of one parameter.
         algorithm: as in ``OptimizerRecord``; None for any class but LBFGS and Adafactor.
     """
     known = _STATE_KEYS.get(algorithm, frozenset()) if algorithm else _ALL_STATE_KEYS

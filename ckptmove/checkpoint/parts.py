@@ -108,26 +108,14 @@ class OpenPart(ABC):
 
     @abstractmethod
     def storage(self, key: str) -> StoredBytes | None:
-        """Bytes of a storage; None if some are missing or encoded.
-
-        Raises:
-            MissingFile, AccessFailed, SourceChanged: if the file is no longer readable.
-        """
+        """Bytes of a storage; None if some are missing or encoded."""
 
     @abstractmethod
     def tree(self) -> Value:
-        """Root of the saved object. It may be read again on each call, because the part may not keep it.
-
-        Raises:
-            UnreadableInput, LimitExceeded: if it is no longer readable.
-        """
+        """Root of the saved object. It may be read again on each call, because the part may not keep it."""
 
     def whole_tree(self) -> Value:
-        """As :meth:`tree`, with the strings that its placeholders represent.
-
-        Raises:
-            UnreadableInput, LimitExceeded: if they cannot be read.
-        """
+        """As :meth:`tree`, with the strings that its placeholders represent."""
         return self.tree()
 
     def forget_tensors(self) -> None:
@@ -147,9 +135,6 @@ class OpenPart(ABC):
         Args:
             progress: called with the bytes done so far and the total.
             jobs: number of threads that read a local file.
-
-        Raises:
-            UnreadableInput: if a file is no longer readable, or a piece has the wrong content.
         """
 
     @abstractmethod
@@ -231,22 +216,15 @@ class OpenPart(ABC):
 
 
 class FileContent(NamedTuple):
-    """A checkpoint file that was read.
-
-    Attributes:
-        container: its container.
-        machine: machine that has read its object pickle; for a format without one, it holds the equivalent tree. None
-            if only the inventory was needed.
-        inventory: its inventory, with the names, keys and sites of the file.
-        pickle_bytes: length of the pickle that its sites refer to.
-        nbytes: length of its pickles, which limits the walks over its tree.
-    """
+    """A checkpoint file that was read."""
 
     container: Container
+    #: machine that has read its object pickle; for a format without one, it holds the equivalent tree. None if only
+    #: the inventory was needed.
     machine: Machine | None
-    inventory: Inventory
-    pickle_bytes: int
-    nbytes: int
+    inventory: Inventory  # its inventory, with the names, keys and sites of the file
+    pickle_bytes: int  # length of the pickle that its sites refer to
+    nbytes: int  # length of its pickles, which limits the walks over its tree
 
 
 def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> FileContent:
@@ -257,11 +235,6 @@ def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> 
         limits: resource limits for reading it.
         tree: what the tree is needed for. Only a tree to edit has the sites of the storages, and no plain tensors;
             others take less time and memory.
-
-    Raises:
-        ArchiveOfFiles: if it is a zip or a tar of files, which may be checkpoints.
-        UnreadableInput: if it is damaged or not a checkpoint.
-        LimitExceeded: if it needs more than the limits allow.
     """
     with naming_dangers(source, limits):
         return _read(source, limits, tree)
@@ -345,7 +318,6 @@ class FilePart(OpenPart):
         """Hold a file that was read, as a whole checkpoint.
 
         Args:
-            content: the file.
             limits: resource limits for reading it again.
             disk: place of its bytes; None if they are compressed or in memory.
         """
@@ -381,11 +353,7 @@ class FilePart(OpenPart):
 
     @contextmanager
     def content(self) -> Iterator[tuple[Container, Machine]]:
-        """The container, ready to lay out a new file, and the machine; read again if they were dropped.
-
-        Raises:
-            UnreadableInput, LimitExceeded: if the file is no longer readable.
-        """
+        """The container, ready to lay out a new file, and the machine; read again if they were dropped."""
         if self._held is not None:
             container, machine = self._held
             yield container, machine or container.read()

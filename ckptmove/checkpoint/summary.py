@@ -27,24 +27,16 @@ _MOST_STEPS: Final = 1 << 63
 
 
 class CheckpointSummary(NamedTuple):
-    """What people look for first in a checkpoint.
+    """What people look for first in a checkpoint."""
 
-    Attributes:
-        parameters: number of elements of the model's parameters, as of :func:`counted_parameters`, and in partitions of
-            ZeRO.
-        dtypes: dtypes of the parameters, each with its number of elements, the most frequent first.
-        epoch: epoch of the training, or None if unknown.
-        step: step of the training by its trainer, or else by its optimizer; None if unknown.
-        learning_rates: distinct learning rates of the parameter groups, in order.
-        optimizers: distinct classes of the optimizers, in order; ``Adam or AdamW`` if the file does not distinguish
-            them.
-    """
-
+    #: number of elements of the model's parameters, as of :func:`counted_parameters`, and in partitions of ZeRO.
     parameters: int = 0
+    #: dtypes of the parameters, each with its number of elements, the most frequent first.
     dtypes: tuple[tuple[str, int], ...] = ()
-    epoch: float | None = None
-    step: int | None = None
-    learning_rates: tuple[float, ...] = ()
+    epoch: float | None = None  # epoch of the training, or None if unknown
+    step: int | None = None  # step of the training by its trainer, or else by its optimizer; None if unknown
+    learning_rates: tuple[float, ...] = ()  # distinct learning rates of the parameter groups, in order
+    #: distinct classes of the optimizers, in order; ``Adam or AdamW`` if the file does not distinguish them.
     optimizers: tuple[str, ...] = ()
 
 

@@ -18,35 +18,22 @@ if TYPE_CHECKING:
 
 
 class Trainer(NamedTuple):
-    """How to recognize the checkpoints of one library.
-
-    Attributes:
-        layout: its layout.
-        root_keys: sets of root keys; a file with all keys of one set has the layout.
-        classes: beginnings of the full names of its pickled classes.
-        sign: pattern of names of files that only its directories have; empty if it has none, like all patterns here.
-        roles: roles of files and folders, by patterns of their names.
-        library: its name as a producer, and paths of root keys to its version.
-        counters: name of the JSON file with its step counters.
-        is_spread: whether model and optimizer are in different files.
-        is_sharded: whether no file holds a whole parameter of the model.
-        is_pointed: whether a file ``last_checkpoint`` names the checkpoint to resume from.
-        allows: pattern of names of files in which the library itself allows ``NUMPY_STATE`` when it resumes.
-        skips: pattern of names of files that the library writes, but does not read when it resumes.
-    """
+    """How to recognize the checkpoints of one library."""
 
     layout: str
-    root_keys: tuple[frozenset[str], ...] = ()
-    classes: tuple[str, ...] = ()
+    root_keys: tuple[frozenset[str], ...] = ()  # sets of root keys; a file with all keys of one set has the layout
+    classes: tuple[str, ...] = ()  # beginnings of the full names of its pickled classes
+    #: pattern of names of files that only its directories have; empty if it has none, like all patterns here.
     sign: str = ""
-    roles: tuple[tuple[Role, str], ...] = ()
+    roles: tuple[tuple[Role, str], ...] = ()  # roles of files and folders, by patterns of their names
+    #: its name as a producer, and paths of root keys to its version.
     library: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    counters: str = ""
-    is_spread: bool = False
-    is_sharded: bool = False
-    is_pointed: bool = False
-    allows: str = ""
-    skips: str = ""
+    counters: str = ""  # name of the JSON file with its step counters
+    is_spread: bool = False  # whether model and optimizer are in different files
+    is_sharded: bool = False  # whether no file holds a whole parameter of the model
+    is_pointed: bool = False  # whether a file `last_checkpoint` names the checkpoint to resume from
+    allows: str = ""  # pattern of names of files in which the library itself allows `NUMPY_STATE` when it resumes
+    skips: str = ""  # pattern of names of files that the library writes, but does not read when it resumes
 
 
 #: Globals of NumPy's generator state that transformers (``trainer_pt_utils.safe_globals``) and accelerate
@@ -205,8 +192,6 @@ def resumes_despite(layout: str, path: str, refused: Collection[str]) -> bool:
     """Whether a trainer resumes although weights-only mode refuses one of its files.
 
     Args:
-        layout: of the file alone.
-        path: of the file.
         refused: the globals in it that weights-only mode refuses; empty if it refuses an opcode.
     """
     trainer, name = trainer_of(layout), re.split(r"[\\/]", path)[-1]
@@ -217,15 +202,10 @@ def resumes_despite(layout: str, path: str, refused: Collection[str]) -> bool:
 
 
 class Counters(NamedTuple):
-    """How far a training has come, as its trainer counts.
+    """How far a training has come, as its trainer counts."""
 
-    Attributes:
-        epoch: the epoch; transformers counts parts of it. None if unknown.
-        step: the number of steps, or None if unknown.
-    """
-
-    epoch: float | None = None
-    step: int | None = None
+    epoch: float | None = None  # the epoch; transformers counts parts of it. None if unknown.
+    step: int | None = None  # the number of steps, or None if unknown
 
 
 def read_counters(found: Iterable[tuple[str, float]]) -> Counters:
@@ -268,7 +248,6 @@ def is_spoiled(name: str, found: str) -> bool:
     """Whether a file without a checkpoint should have held one.
 
     Args:
-        name: of the file.
         found: its content, as in ``NotACheckpoint``.
     """
     if _LOADED.fullmatch(name) is not None:

@@ -38,15 +38,10 @@ def for_each(
     An interruption ends the loop and becomes the last error: the answers before it are kept.
 
     Args:
-        command: name of the command.
         requests: one for each checkpoint. Waiting for the next may be interrupted too.
         work: writes the answer of one request. Returns its exit code, and the errors of files that it left out.
         renderer: writes the errors when they occur.
         total: number of the requests.
-
-    Raises:
-        UsageError: as ``work``, if it would be the same for every checkpoint.
-        StdoutFailed: as ``work``.
     """
     is_complete = True
     highest, good = YES, 0

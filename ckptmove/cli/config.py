@@ -54,18 +54,14 @@ class UnknownVariable(UserWarning):
 
 
 class Config(NamedTuple):
-    """The values that are set for a command.
+    """The values that are set for a command."""
 
-    Attributes:
-        path: the ``pyproject.toml``, or None if not found.
-        values: values by parameter. Paths of the ``pyproject.toml`` are relative to the working directory.
-        sources: where each value is from: the path of the ``pyproject.toml``, or the name of the variable.
-        withheld: code of the ``pyproject.toml`` that is not allowed to run: for each key, the option that allows it.
-    """
-
-    path: str | None = None
+    path: str | None = None  # the `pyproject.toml`, or None if not found
+    #: values by parameter. Paths of the ``pyproject.toml`` are relative to the working directory.
     values: Mapping[str, Any] = {}
+    #: where each value is from: the path of the ``pyproject.toml``, or the name of the variable.
     sources: Mapping[str, str] = {}
+    #: code of the ``pyproject.toml`` that is not allowed to run: for each key, the option that allows it.
     withheld: Mapping[str, str] = {}
 
     @property
@@ -105,11 +101,6 @@ def load_config(
         settings: returns the types of all values by parameter: str, bool, int, float, or list for strings. It is
             called only if something is set.
         typed: parameters that were typed. Values that exclude one of them are left out.
-
-    Raises:
-        UsageError: if the file cannot be read or is not TOML; if a key of its table is unknown; if a value has a wrong
-            type; if the device (UnknownDevice) or a code is unknown; or if the file writes outside of its folder or
-            hides a warning, which the user did not allow. Its path is the source.
     """
     path, table = _nearest(folder)
     texts = _variables()

@@ -54,11 +54,7 @@ class TypedCommand(TyperCommand):
     """Typer takes the last value of an option that is typed twice, and ``-o`` as the value of ``--only -o``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words after the command.
-
-        Raises:
-            UsageError: of Typer, if an option is typed twice or has another option as its value.
-        """
+        """Parse the words after the command."""
         if not ctx.resilient_parsing:
             for fault in _faults(
                 [*takewhile("--".__ne__, args)], [one for one in self.params if isinstance(one, TyperOption)]
@@ -78,11 +74,7 @@ class ConfiguredCommand(TypedCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command.
-
-        Raises:
-            UsageError: as :func:`ckptmove.cli.config.load_config`, and if a value is invalid. Its path is the source.
-        """
+        """Run the command."""
         named = {str(one.name): one for one in self.params}
         typed = {name for name in named if ctx.get_parameter_source(name).name == "COMMANDLINE"}
         config = ctx.obj = load_config(Path(), lambda: settings_of(ctx.command.callback), typed)

@@ -40,11 +40,7 @@ def require_paths(words: Sequence[str], options: Mapping[str, object]) -> None:
     """Check that no value of ``--to`` or ``--output`` was typed as a path, before anything is written.
 
     Args:
-        words: the typed paths.
         options: the parameters of the command; those that were not typed are empty.
-
-    Raises:
-        NotAPath: if one was.
     """
     missing = [word for word in words if not (isinstance(as_location(word), Address) or exists(word))]
     devices = [word for word in missing if is_device_string(word)]
@@ -58,11 +54,7 @@ def require_paths(words: Sequence[str], options: Mapping[str, object]) -> None:
 def outputs(
     paths: Sequence[str], output: str | None, folder: str | None, *, is_sharded: bool
 ) -> list[tuple[str, str | None]]:
-    """Each checkpoint with its typed output, or None for the default.
-
-    Raises:
-        UsageError: if ``--output`` is set for several checkpoints, or together with ``--output-dir``.
-    """
+    """Each checkpoint with its typed output, or None for the default."""
     if folder is not None and output is not None:
         raise UsageError("--output names the new file and --output-dir its folder: leave one of them out")
     if output is not None and len(paths) > 1:
@@ -89,17 +81,10 @@ def run_convert(
 
     Args:
         requests: one for each checkpoint.
-        renderer: writes the reports.
         failures: errors of the paths that a search found and that cannot be read, by path.
         strict_from: path of the configuration file that sets ``strict``; empty if ``--strict`` was typed.
         skip_existing: whether a checkpoint whose output exists is left out.
         folder: folder of the new files, which is created; None if each is next to its source.
-
-    Raises:
-        WriteFailed: if the folder cannot be created.
-        OutputIsStdout: if the output is ``-``, which means standard output to a shell user.
-        UsageError: if one output is named for several checkpoints; and as :func:`ckptmove.convert`.
-        StdoutFailed: if a report cannot be written; the new file stays.
     """
     if any(request.output == "-" for request in requests):
         raise OutputIsStdout
@@ -166,20 +151,12 @@ def require_alone(options: Mapping[str, object]) -> None:
 
     Args:
         options: the parameters of the command; those that were not typed are empty.
-
-    Raises:
-        UsageError: if one was.
     """
     if any(value for name, value in options.items() if name not in _WITH_UNDO):
         raise UsageError("--undo restores the file and takes no other option than --dry-run and --force")
 
 
 def run_undo(path: str, renderer: Renderer, *, dry_run: bool, force: bool, limits: Limits) -> int:
-    """Undo a conversion in place, write the report, and return the exit code.
-
-    Raises:
-        CkptMoveError: as :func:`ckptmove.undo`.
-        StdoutFailed: if the report cannot be written; the file is restored.
-    """
+    """Undo a conversion in place, write the report, and return the exit code."""
     renderer.undo(api.undo(path, dry_run=dry_run, force=force, settle=settle, limits=limits))
     return renderer.finish(Summary("convert", YES))

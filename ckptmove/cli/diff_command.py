@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def run_diff(first: str, second: str, renderer: Renderer, limits: Limits) -> int:
-    """Compare two checkpoints, write the differences, and return the exit code.
-
-    Raises:
-        CkptMoveError: as :func:`ckptmove.diff`.
-    """
+    """Compare two checkpoints, write the differences, and return the exit code."""
     with ProgressBar(wanted=renderer.shows_progress) as progress:
         result = api.diff(first, second, progress=progress, limits=limits)
     renderer.diff(result)

@@ -89,11 +89,7 @@ class GuardedGroup(TyperGroup):
         sys.exit(code)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Ctrl-C becomes an exception, because Typer's exit code for it could be an answer.
-
-        Raises:
-            Abort: if the command was interrupted.
-        """
+        """Run the command. Ctrl-C becomes an exception, because Typer's exit code for it could be an answer."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:

@@ -51,13 +51,8 @@ def run_inspect(
     """Inspect each checkpoint, write its report, and return the highest exit code.
 
     Args:
-        found: the checkpoints.
         request: the options, without the path.
-        renderer: writes the reports.
-        selection: the findings to report.
-        strict: whether warnings are failures.
         match: glob of the names of tensors to list, or None.
-        detail: optional parts of the report.
         jobs: number of checkpoints read at once; None for 8 if several are at URLs, and 1 otherwise. CRCs of a single
             one are compared by as many threads; None for as many as there are cores.
         seen: the checkpoints to skip, or None.

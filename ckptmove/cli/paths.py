@@ -21,10 +21,6 @@ def checkpoint_paths(words: Sequence[str], config: Config, command: str) -> tupl
     """The paths of a command without duplicates, with globs expanded. A URL is an :class:`Address`.
 
     A glob without a match is kept, and later reported as a missing file. So is one at a URL that cannot be listed.
-
-    Raises:
-        UsageError: if no path was typed and none is configured.
-        NothingConfigured: if no path was typed and no configured one exists.
     """
     patterns = tuple(words) or config.checkpoints
     if not patterns:
@@ -41,12 +37,7 @@ def checkpoint_paths(words: Sequence[str], config: Config, command: str) -> tupl
 
 
 def single_path(words: Sequence[str], config: Config, command: str) -> str:
-    """The path of a command that takes exactly one.
-
-    Raises:
-        UsageError: if there is not exactly one.
-        NothingConfigured: if no path was typed and no configured one exists.
-    """
+    """The path of a command that takes exactly one."""
     paths = checkpoint_paths(words, config, command)
     if len(paths) > 1:
         raise UsageError(f"{command} takes one checkpoint, not {len(paths)}: {', '.join(paths)}")
@@ -57,9 +48,6 @@ def as_operand(word: str) -> str:
     """Prefix a path that looks like an option: ``./-x.pth`` for ``-x.pth``. A single ``-`` stays: it means a stream.
 
     A URL becomes an :class:`Address`.
-
-    Raises:
-        UsageError: if it is empty, as ``"$CKPT"`` is where the variable is not set.
     """
     if not word:
         raise UsageError("a path is empty: check the variable or the option that it comes from")
@@ -70,7 +58,6 @@ def download_paths(paths: Sequence[str], folder: str | None) -> dict[str, str]:
     """The local copy of each URL among the paths: by name, or by path below their common folder if names are equal.
 
     Args:
-        paths: the paths of the command.
         folder: folder for the copies; None to download nothing.
 
     Returns:

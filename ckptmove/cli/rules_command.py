@@ -18,10 +18,6 @@ def run_rules(word: str | None, renderer: Renderer) -> int:
 
     Args:
         word: a code, the first letters of codes, a name, or words to search for; None for all.
-        renderer: writes the entries.
-
-    Raises:
-        UsageError: if the text matches no entry.
     """
     renderer.rules([CATALOGUE[code] for code in (search(word) if word is not None else CATALOGUE)])
     return renderer.finish(Summary("rules", YES))

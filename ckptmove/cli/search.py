@@ -26,35 +26,21 @@ _SEARCH: Final = re.compile(r"(?P<folder>(?:.*[/\\])?)\*\*(?:[/\\]\*?)?", re.DOT
 
 
 class Target(NamedTuple):
-    """A checkpoint of the command.
+    """A checkpoint of the command."""
 
-    Attributes:
-        path: its path, or its address.
-        members: the files of a directory that belong to it; None for all.
-        exclude: folders in it that are checkpoints of their own, by their paths in it.
-        version: fingerprint of its files; None if unknown.
-        is_found: whether a search found it, and no word names it.
-        error: why it cannot be looked for; None otherwise.
-    """
-
-    path: str
-    members: tuple[WalkedFile, ...] | None = None
-    exclude: tuple[str, ...] = ()
-    version: str | None = None
-    is_found: bool = False
-    error: CkptMoveError | None = None
+    path: str  # its path, or its address
+    members: tuple[WalkedFile, ...] | None = None  # the files of a directory that belong to it; None for all
+    exclude: tuple[str, ...] = ()  # folders in it that are checkpoints of their own, by their paths in it
+    version: str | None = None  # fingerprint of its files; None if unknown
+    is_found: bool = False  # whether a search found it, and no word names it
+    error: CkptMoveError | None = None  # why it cannot be looked for; None otherwise
 
 
 class Targets(NamedTuple):
-    """The checkpoints of the command.
+    """The checkpoints of the command."""
 
-    Attributes:
-        targets: the checkpoints, without duplicates.
-        left_out: number of files below folders that are no part of a checkpoint by their names.
-    """
-
-    targets: list[Target]
-    left_out: int
+    targets: list[Target]  # the checkpoints, without duplicates
+    left_out: int  # number of files below folders that are no part of a checkpoint by their names
 
 
 def find_targets(words: Sequence[str], config: Config) -> Targets:
@@ -62,10 +48,6 @@ def find_targets(words: Sequence[str], config: Config) -> Targets:
 
     Args:
         words: as typed; without any, those of the configuration.
-        config: the configuration.
-
-    Raises:
-        UsageError, NothingConfigured: as of :func:`ckptmove.cli.paths.checkpoint_paths`.
     """
     left_out = 0
     found: list[Target] = []
@@ -86,25 +68,16 @@ def find_targets(words: Sequence[str], config: Config) -> Targets:
 
 
 class Search(NamedTuple):
-    """The checkpoints of a command that reads a folder with all that is in it.
+    """The checkpoints of a command that reads a folder with all that is in it."""
 
-    Attributes:
-        paths: their paths, or addresses.
-        exclude: for each that a search found, the folders below it that are checkpoints of their own.
-        failures: errors of the paths that cannot be read, by path.
-    """
-
-    paths: tuple[str, ...]
+    paths: tuple[str, ...]  # their paths, or addresses
+    #: for each that a search found, the folders below it that are checkpoints of their own.
     exclude: Mapping[str, tuple[str, ...]]
-    failures: Mapping[str, CkptMoveError]
+    failures: Mapping[str, CkptMoveError]  # errors of the paths that cannot be read, by path
 
 
 def search(words: Sequence[str], config: Config, command: str) -> Search:
-    """Expand the words of a command that reads a folder with all that is in it.
-
-    Raises:
-        UsageError, NothingConfigured: as of :func:`ckptmove.cli.paths.checkpoint_paths`.
-    """
+    """Expand the words of a command that reads a folder with all that is in it."""
     patterns = words or config.checkpoints
     if not any(map(_SEARCH.fullmatch, patterns)):
         return Search(checkpoint_paths(words, config, command), {}, {})

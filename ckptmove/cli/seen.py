@@ -15,11 +15,7 @@ class Seen:
     """
 
     def __init__(self, path: str) -> None:
-        """Read the report. A line that is not complete, after a kill, counts nothing.
-
-        Raises:
-            UsageError: if the file cannot be read, or is another file.
-        """
+        """Read the report. A line that is not complete, after a kill, counts nothing."""
         self._seen: set[bytes] = set()
         lines = known = 0
         try:

@@ -15,17 +15,11 @@ ON_REQUEST: Final = frozenset({"R302"})
 
 
 class Selection(NamedTuple):
-    """The findings to report.
+    """The findings to report."""
 
-    Attributes:
-        codes: their codes.
-        ignored: all other codes of the catalogue, sorted.
-        unprinted: codes that only data (JSON, SARIF) has.
-    """
-
-    codes: frozenset[str]
-    ignored: tuple[str, ...] = ()
-    unprinted: frozenset[str] = frozenset()
+    codes: frozenset[str]  # their codes
+    ignored: tuple[str, ...] = ()  # all other codes of the catalogue, sorted
+    unprinted: frozenset[str] = frozenset()  # codes that only data (JSON, SARIF) has
 
     def among(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
         """The selected findings, in their order."""
@@ -39,9 +33,6 @@ def selection(select: Sequence[str], ignore: Sequence[str], *, everything: bool 
         select: codes, first letters of codes (``D``) or names, separated by commas too; empty for all.
         ignore: likewise; removed from ``select``.
         everything: whether to print also what is printed on request only.
-
-    Raises:
-        UsageError: if a code is unknown.
     """
     from ckptmove.findings.catalogue import CATALOGUE
     from ckptmove.findings.codes import codes_of

@@ -53,19 +53,11 @@ class Output:
         return self._page
 
     def lines(self, lines: Iterable[str]) -> None:
-        """Write lines to stdout.
-
-        Raises:
-            StdoutFailed: if stdout cannot be written.
-        """
+        """Write lines to stdout."""
         write_answer("".join(f"{line}\n" for line in lines))
 
     def report(self, lines: Iterable[str]) -> None:
-        """Write a report to stdout, with an empty line between reports.
-
-        Raises:
-            StdoutFailed: if stdout cannot be written.
-        """
+        """Write a report to stdout, with an empty line between reports."""
         self.lines([""] if self._has_reported else [])
         self._has_reported = True
         self.lines(lines)
@@ -126,11 +118,7 @@ def say(line: str) -> None:
 
 
 def write_answer(text: str) -> None:
-    """Write to stdout. If the reader has closed the pipe, the text is lost.
-
-    Raises:
-        StdoutFailed: if stdout cannot be written for another reason.
-    """
+    """Write to stdout. If the reader has closed the pipe, the text is lost."""
     with _stdout_errors():
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -44,17 +44,11 @@ def run_verify(
 
     Args:
         requests: one for each checkpoint; equal but for the path and what is excluded below it.
-        renderer: writes the verdicts.
         failures: errors of the paths that a search found and that cannot be read, by path.
-        selection: the findings to report.
         strict: whether warnings, and a resume that is not proven, are failures.
         fix: whether to edit the files of the case or script until it passes.
         dry_run: whether to write the edits as a patch, and not to the files.
         withheld: code of the project that may not run: for each key, the option that allows it.
-
-    Raises:
-        UsageError: if ``--against`` or ``--fix`` is set for several checkpoints, or ``--fix`` without a case or script;
-            if a checkpoint is at a URL and is not downloaded; and as :func:`ckptmove.verify`.
     """
     if requests[0].against is not None and len(requests) > 1:
         raise UsageError(f"--against names the original of one checkpoint, not of {len(requests)}")

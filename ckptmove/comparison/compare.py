@@ -59,14 +59,9 @@ def compare(first: str, second: str, limits: Limits, measure: Measure, progress:
 
     Args:
         first: a file, a directory or an archive of files.
-        second: another one.
         limits: resource limits for reading each of them.
         measure: measures the distance between values; called for blocks whose bytes differ.
         progress: called with the tensor bytes compared so far and the total, as sizes in the first checkpoint.
-
-    Raises:
-        UnreadableInput: if one of them cannot be read, is damaged, or is not a checkpoint.
-        LimitExceeded: if one of them needs more than the limits allow.
     """
     with open_checkpoint(first, limits) as one, open_checkpoint(second, limits) as other:
         sides = side_by_side(*_gathered(one, other, limits))
@@ -130,7 +125,6 @@ class TensorComparison:
 
         Args:
             one: the first checkpoint of :func:`ckptmove.checkpoint.open_checkpoint.side_by_side`.
-            other: the second.
             criteria: what counts as a difference.
             limits: resource limits for reading each of them.
             measure: measures the distance between values; called for blocks whose bytes differ.
@@ -152,11 +146,7 @@ class TensorComparison:
         self._uncompared: list[Uncompared] = []
 
     def result(self, found: Counterparts) -> Differences:
-        """Compare pairs of tensors and files.
-
-        Raises:
-            UnreadableInput, LimitExceeded: as :func:`compare`.
-        """
+        """Compare pairs of tensors and files."""
         self._total = sum(mine.record.nbytes for mine, _ in found.pairs)
         for mine, other in found.pairs:
             self._pair(mine, other)

@@ -25,17 +25,11 @@ _FIXED: Final = -1
 
 
 class Side(NamedTuple):
-    """One of two trees.
-
-    Attributes:
-        root: its root.
-        tags: starts of the operations that push the location tags of its storages.
-        devices: starts of those that push a tag, another device or a flag that follows the device.
-    """
+    """One of two trees."""
 
     root: Value
-    tags: Collection[int]
-    devices: Collection[int]
+    tags: Collection[int]  # starts of the operations that push the location tags of its storages
+    devices: Collection[int]  # starts of those that push a tag, another device or a flag that follows the device
 
     @classmethod
     def of(cls, root: Value, inventory: Inventory) -> Side:

@@ -32,15 +32,10 @@ _SHOWN: Final = 4
 
 
 class Stored(NamedTuple):
-    """A tensor and the file that contains it.
+    """A tensor and the file that contains it."""
 
-    Attributes:
-        part: the file.
-        record: the tensor.
-    """
-
-    part: OpenPart
-    record: TensorRecord
+    part: OpenPart  # the file
+    record: TensorRecord  # the tensor
 
     @property
     def own_name(self) -> str:
@@ -50,24 +45,17 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True)
 class Counterparts:
-    """Tensors and files of two checkpoints, matched for comparison.
+    """Tensors and files of two checkpoints, matched for comparison."""
 
-    Attributes:
-        pairs: tensors that both have, in the order of the first.
-        removed: tensors that only the first has.
-        added: tensors that only the second has.
-        ambiguous: tensors with several possible counterparts.
-        parts: files with the same path on both sides.
-        moved: files with different paths that contain counterparts, by their names in the first and in the second.
-        rekeyed: optimizers with the same path on both sides, but different keys or another form.
-    """
-
+    #: tensors that both have, in the order of the first.
     pairs: list[tuple[Stored, Stored]] = field(default_factory=list)
-    removed: list[Stored] = field(default_factory=list)
-    added: list[Stored] = field(default_factory=list)
-    ambiguous: list[Uncompared] = field(default_factory=list)
-    parts: list[tuple[OpenPart, OpenPart]] = field(default_factory=list)
+    removed: list[Stored] = field(default_factory=list)  # tensors that only the first has
+    added: list[Stored] = field(default_factory=list)  # tensors that only the second has
+    ambiguous: list[Uncompared] = field(default_factory=list)  # tensors with several possible counterparts
+    parts: list[tuple[OpenPart, OpenPart]] = field(default_factory=list)  # files with the same path on both sides
+    #: files with different paths that contain counterparts, by their names in the first and in the second.
     moved: dict[tuple[str, str], tuple[OpenPart, OpenPart]] = field(default_factory=dict)
+    #: optimizers with the same path on both sides, but different keys or another form.
     rekeyed: tuple[RekeyedOptimizer, ...] = ()
 
 

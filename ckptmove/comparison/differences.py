@@ -11,49 +11,34 @@ What: TypeAlias = Literal["device", "dtype", "shape", "value", "role", "object"]
 
 
 class Criteria(NamedTuple):
-    """Criteria for a difference between two checkpoints.
+    """Criteria for a difference between two checkpoints."""
 
-    Attributes:
-        devices: whether devices count, and everything that ``convert`` changes with them: group flags,
-            ``torch.device`` objects, and dtypes that the target lacks. Roles count only if devices do.
-        values_of: names of the tensors of the first checkpoint whose values are compared; None for all.
-    """
-
+    #: whether devices count, and everything that ``convert`` changes with them: group flags, ``torch.device`` objects,
+    #: and dtypes that the target lacks. Roles count only if devices do.
     devices: bool = True
+    #: names of the tensors of the first checkpoint whose values are compared; None for all.
     values_of: frozenset[str] | None = None
 
 
 class LoneNan(NamedTuple):
-    """Elements that are NaN on one side only. NaN on both sides is not a difference of values.
+    """Elements that are NaN on one side only. NaN on both sides is not a difference of values."""
 
-    Attributes:
-        first: number of elements that are NaN in the first tensor only.
-        second: number of elements that are NaN in the second only.
-        elements: number of elements compared.
-        max_abs: the largest absolute difference of all other elements; 0 without any.
-        max_rel: likewise, divided by the larger magnitude of the two.
-    """
-
-    first: int
-    second: int
-    elements: int
-    max_abs: float | int
-    max_rel: float
+    first: int  # number of elements that are NaN in the first tensor only
+    second: int  # number of elements that are NaN in the second only
+    elements: int  # number of elements compared
+    max_abs: float | int  # the largest absolute difference of all other elements; 0 without any
+    max_rel: float  # likewise, divided by the larger magnitude of the two
 
 
 class Gap(NamedTuple):
-    """Distance between the values of two tensors: infinite for NaN on one side only, and for unequal infinities.
+    """Distance between the values of two tensors: infinite for NaN on one side only, and for unequal infinities."""
 
-    Attributes:
-        max_abs: the largest absolute difference of two elements; exact for integers that float64 cannot represent.
-        max_rel: the largest difference of two elements, divided by the larger magnitude of the two: 0 to 2, or
-            infinite. It is also infinite if the difference overflows, as for 1.7e308 and -1.7e308.
-        lone_nan: elements that are NaN on one side only; None without any.
-    """
-
+    #: the largest absolute difference of two elements; exact for integers that float64 cannot represent.
     max_abs: float | int
+    #: the largest difference of two elements, divided by the larger magnitude of the two: 0 to 2, or infinite. It is
+    #: also infinite if the difference overflows, as for 1.7e308 and -1.7e308.
     max_rel: float
-    lone_nan: LoneNan | None = None
+    lone_nan: LoneNan | None = None  # elements that are NaN on one side only; None without any
 
     def repeated(self, times: int) -> Gap:
         """The gap of tensors in which each element occurs ``times`` times."""
@@ -64,57 +49,34 @@ class Gap(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A difference between two checkpoints, other than a tensor that only one of them has.
+    """A difference between two checkpoints, other than a tensor that only one of them has."""
 
-    Attributes:
-        name: name of the tensor, or path of the object or file.
-        what: the property that differs; ``object`` for anything other than a tensor, and for the kind of a tensor.
-        source: the property in the first checkpoint; for a ``value``, the shape.
-        target: the property in the second, likewise.
-        gap: for a ``value``, the distance between the two; None if it was not measured.
-    """
-
-    name: str
-    what: What
-    source: str
-    target: str
-    gap: Gap | None = None
+    name: str  # name of the tensor, or path of the object or file
+    what: What  # the property that differs; `object` for anything other than a tensor, and for the kind of a tensor
+    source: str  # the property in the first checkpoint; for a `value`, the shape
+    target: str  # the property in the second, likewise
+    gap: Gap | None = None  # for a `value`, the distance between the two; None if it was not measured
 
 
 class Uncompared(NamedTuple):
-    """A tensor or an object that could not be compared; usually the values of a tensor.
+    """A tensor or an object that could not be compared; usually the values of a tensor."""
 
-    Attributes:
-        name: name of the tensor or of the object.
-        reason: why it could not be compared.
-    """
-
-    name: str
-    reason: str
+    name: str  # name of the tensor or of the object
+    reason: str  # why it could not be compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Differences(OneLine):
-    """Result of a comparison.
+    """Result of a comparison."""
 
-    Attributes:
-        first: path of the first checkpoint.
-        second: path of the second.
-        tensors: number of tensors that both of them have.
-        added: names of tensors that only the second has.
-        removed: names of tensors that only the first has.
-        changed: all other differences: those of tensors in the order of the first, then all others.
-        uncompared: tensors and objects that may differ.
-        notes: notes on anything left out, or not compared as stored; they do not count as differences.
-    """
-
-    first: str
-    second: str
-    tensors: int
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    changed: tuple[Change, ...]
-    uncompared: tuple[Uncompared, ...]
+    first: str  # path of the first checkpoint
+    second: str  # path of the second
+    tensors: int  # number of tensors that both of them have
+    added: tuple[str, ...]  # names of tensors that only the second has
+    removed: tuple[str, ...]  # names of tensors that only the first has
+    changed: tuple[Change, ...]  # all other differences: those of tensors in the order of the first, then all others
+    uncompared: tuple[Uncompared, ...]  # tensors and objects that may differ
+    #: notes on anything left out, or not compared as stored; they do not count as differences.
     notes: tuple[str, ...] = ()
 
     @property

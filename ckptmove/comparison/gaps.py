@@ -39,7 +39,6 @@ def gap_between(
     Args:
         pairs: blocks of elements, in this machine's byte order.
         dtype: dtype of the first block of each pair.
-        other: dtype of the second.
         measure: called for blocks whose bytes or dtypes differ.
     """
     differ, gap = False, Gap(0.0, 0.0)

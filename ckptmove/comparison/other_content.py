@@ -54,9 +54,6 @@ class OtherContent:
         """Prepare the comparison of two checkpoints.
 
         Args:
-            one: the first.
-            other: the second.
-            found: their matched tensors and files.
             devices_count: whether to compare devices, and the flags that follow them.
         """
         self._devices_count = devices_count
@@ -68,11 +65,7 @@ class OtherContent:
         self.notes: list[str] = []
 
     def compare(self) -> None:
-        """Compare the parts, then the other files.
-
-        Raises:
-            UnreadableInput, LimitExceeded: if something cannot be read, or needs more than the limits allow.
-        """
+        """Compare the parts, then the other files."""
         self._moved()
         for mine, other in self._found.parts:
             self._part(mine, other)
@@ -273,7 +266,6 @@ class ObjectComparison:
         """Prepare the comparison of two parts.
 
         Args:
-            ours: the first part.
             theirs: the part that it should equal.
             rekeyed: optimizers whose keys or form differ (:func:`ckptmove.comparison.rekeyed.find_rekeyed`).
         """
@@ -315,9 +307,6 @@ class ObjectComparison:
 
         Args:
             sites: starts of operations, in each pickle, whose values may differ because they follow the device.
-
-        Raises:
-            UnreadableInput, LimitExceeded: if a tree cannot be read, or needs more than the limits allow.
         """
         trees = self._ours.tree(), self._theirs.tree()
         for change in kept_changes(*trees, TensorNodes(), sites=sites, is_apart=self.is_apart):

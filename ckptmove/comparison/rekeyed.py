@@ -32,16 +32,11 @@ ABSENT: Final = _Absent()
 
 
 class RekeyedOptimizer(NamedTuple):
-    """An optimizer whose keys, form or order of names differ between two checkpoints.
+    """An optimizer whose keys, form or order of names differ between two checkpoints."""
 
-    Attributes:
-        one: the optimizer in the first.
-        other: the optimizer in the second.
-        keys: keys of its parameters in the first, mapped to those in the second; empty if they cannot be matched.
-    """
-
-    one: OptimizerRecord
-    other: OptimizerRecord
+    one: OptimizerRecord  # the optimizer in the first
+    other: OptimizerRecord  # the optimizer in the second
+    #: keys of its parameters in the first, mapped to those in the second; empty if they cannot be matched.
     keys: Mapping[str, str]
 
     @property

@@ -38,12 +38,7 @@ class UnsafeMember(Refused):
 
 
 def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing: Members) -> tuple[Segment, ...]:
-    """Segments of the new archive. Members that are not checkpoints are copied byte for byte.
-
-    Raises:
-        UnsafeMember: if a member of the copy would be unsafe to unpack.
-        CkptMoveError: as of :meth:`ckptmove.conversion.conversion.Conversion.lay_out`.
-    """
+    """Segments of the new archive. Members that are not checkpoints are copied byte for byte."""
     changes, plan, removed = _Changes(conversion, listing), conversion.plan, frozenset[str]()
     if conversion.remapped is not None:
         new = RemappedFolder(conversion, conversion.remapped, checkpoint)
@@ -62,11 +57,7 @@ def lay_out_archive(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
 
 
 def require_safe(listing: Members, removed: Collection[str] = ()) -> None:
-    """Check that no member of a copy without the removed ones would be unsafe to unpack.
-
-    Raises:
-        UnsafeMember: if one would be.
-    """
+    """Check that no member of a copy without the removed ones would be unsafe to unpack."""
     for fact in listing.facts:
         if fact.kind in {"outside-member", "special-member"} and fact.record not in removed:
             raise UnsafeMember(listing.path, fact.record)

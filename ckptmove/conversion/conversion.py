@@ -60,45 +60,28 @@ _GUESSED_ORDER: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertRequest:
-    """Request for a conversion.
+    """Request for a conversion."""
 
-    Attributes:
-        path: a file or a directory.
-        move: the changes to make.
-        exclude: folders in the directory that are checkpoints of their own, by their paths in it: they are neither read
-            nor copied.
-        output: the new file or directory; None for the default.
-        default_output: the default output.
-        shard_bytes: largest size of a safetensors file in a new directory; None to write no shards.
-        in_place: whether to change the file itself.
-        force: whether to replace an existing output.
-        dry_run: whether to stop after the plan.
-        strict: whether to stop after the plan if an option of moves matches nothing.
-        check: whether to compare copied bytes with their CRCs.
-        jobs: number of files of a directory that are written at once, or of tensors of a new file with the tensors of
-            a directory; None for the default.
-        progress: called with the bytes done so far and the total.
-        settle: called before the last step, which cannot be undone.
-        limits: resource limits for reading the file.
-        began: time of the request, by ``time.perf_counter``.
-    """
-
-    path: str
-    move: MoveRequest
+    path: str  # a file or a directory
+    move: MoveRequest  # the changes to make
+    #: folders in the directory that are checkpoints of their own, by their paths in it: they are neither read nor
+    #: copied.
     exclude: tuple[str, ...] = ()
-    output: str | None = None
+    output: str | None = None  # the new file or directory; None for the default
     default_output: str = ""
-    shard_bytes: int | None = None
-    in_place: bool = False
-    force: bool = False
-    dry_run: bool = False
-    strict: bool = False
-    check: bool = True
+    shard_bytes: int | None = None  # largest size of a safetensors file in a new directory; None to write no shards
+    in_place: bool = False  # whether to change the file itself
+    force: bool = False  # whether to replace an existing output
+    dry_run: bool = False  # whether to stop after the plan
+    strict: bool = False  # whether to stop after the plan if an option of moves matches nothing
+    check: bool = True  # whether to compare copied bytes with their CRCs
+    #: number of files of a directory that are written at once, or of tensors of a new file with the tensors of a
+    #: directory; None for the default.
     jobs: int | None = None
-    progress: Progress | None = None
-    settle: Callable[[], None] = do_nothing
-    limits: Limits = field(default_factory=Limits)
-    began: float = field(default_factory=time.perf_counter)
+    progress: Progress | None = None  # called with the bytes done so far and the total
+    settle: Callable[[], None] = do_nothing  # called before the last step, which cannot be undone
+    limits: Limits = field(default_factory=Limits)  # resource limits for reading the file
+    began: float = field(default_factory=time.perf_counter)  # time of the request, by `time.perf_counter`
 
     @property
     def target(self) -> str:
@@ -130,16 +113,7 @@ class Conversion:
     """
 
     def __init__(self, request: ConvertRequest, checkpoint: OpenCheckpoint) -> None:
-        """Plan the conversion.
-
-        Raises:
-            OutputSuffix: if the suffix of the output belongs to a format that cannot be written.
-            UnsupportedDtype, UncastableDtype: as of :func:`ckptmove.conversion.plan.plan_move`.
-            UsageError, Refused: as of :func:`ckptmove.conversion.remap.remapping.remap`.
-            DamagedArchive: if a file of a directory or of an archive is cut off.
-            TwoReadings: if another reader sees something else in a file.
-            ReadOnlyFormat: if a file would change, but its format is not written.
-        """
+        """Plan the conversion."""
         inventory, move = checkpoint.inventory, request.move
         is_move = move.to is not None or bool(move.mapping)
         self.format = request.format_for(inventory)
@@ -231,12 +205,7 @@ class Conversion:
         )
 
     def lay_out(self, container: Container, machine: Machine, plan: MovePlan) -> tuple[Segment, ...]:
-        """Segments of a file, changed by its plan.
-
-        Raises:
-            CrcMismatch, DamagedArchive: if bytes of the file are damaged or missing.
-            UneditablePickle: if a change is at a place in the pickle that no Python pickler writes.
-        """
+        """Segments of a file, changed by its plan."""
         casts = {edit.storage: edit.cast for edit in plan.edits if edit.cast is not None}
         return self.checked(container.lay_out(apply_plan(machine, plan), casts))
 

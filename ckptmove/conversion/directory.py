@@ -38,9 +38,6 @@ def write_directory(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
 
     Files that are not checkpoints are copied byte for byte. Links are created again, and permission bits are kept.
     Pieces of a distributed checkpoint are copied and compared with their CRCs.
-
-    Raises:
-        CkptMoveError: as of :func:`ckptmove.convert`.
     """
     request = conversion.request
     require_new_folder(request.path, request.target, force=request.force)
@@ -89,12 +86,7 @@ class _DirectoryWriter:
         self.written = 0
 
     def run(self) -> None:
-        """Write everything.
-
-        Raises:
-            SourceChanged: if a file changed since the plan was made.
-            CkptMoveError: as of :func:`ckptmove.convert`; the first error stops all writing.
-        """
+        """Write everything."""
         self._sink.reserve(self._total)
         for folder in self._listing.folders:
             if folder.path not in self._removed:

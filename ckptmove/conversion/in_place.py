@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def change_file(conversion: Conversion, part: FilePart) -> int:
-    """Change a file as planned, without reading tensors; return the number of bytes written.
-
-    Raises:
-        Refused, WriteFailed: as of :func:`ckptmove.convert`.
-    """
+    """Change a file as planned, without reading tensors; return the number of bytes written."""
     request, plan = conversion.request, conversion.plan
     if plan.inflates:
         raise InPlaceImpossible(part.path, "its storages are compressed, and the output stores them uncompressed")
@@ -59,8 +55,6 @@ def _way_back(path: str, patch: Patch, size: int, *, is_remapped: bool) -> str:
     """Note on how to undo the change.
 
     Args:
-        path: the file.
-        patch: the change.
         size: size of the file before it, in bytes.
         is_remapped: whether more than devices changed, which an undo restores only if it is forced.
     """

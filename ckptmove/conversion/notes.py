@@ -136,8 +136,6 @@ def source_warnings(source: Inventory, new: Inventory, *, is_one_file: bool) -> 
     """Warnings of problems of the source that the output has too, or no longer shows.
 
     Args:
-        source: the source.
-        new: the output.
         is_one_file: whether the files of the source become one.
     """
     kept = {storage.key for storage in new.storages}

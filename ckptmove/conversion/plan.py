@@ -30,19 +30,14 @@ _CODE: Final = "the code in the archive depends on its dtype"
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Holder:
-    """Holder of one device tag: a storage, or a tensor whose storage has no tag.
+    """Holder of one device tag: a storage, or a tensor whose storage has no tag."""
 
-    Attributes:
-        storage: the storage before the conversion; for the device of a tensor, a placeholder with the tensor's name and
-            without a class. The placeholder has no sites if that device is a mention.
-        rank: rank of the rule that decides: the highest-ranking one for any tensor that views the storage.
-        tag: the target device.
-        names: tensors that view the storage, each with the dtype of its view, because untyped storages have no dtype.
-    """
-
+    #: the storage before the conversion; for the device of a tensor, a placeholder with the tensor's name and without
+    #: a class. The placeholder has no sites if that device is a mention.
     storage: StorageRef
-    rank: int
-    tag: str
+    rank: int  # rank of the rule that decides: the highest-ranking one for any tensor that views the storage
+    tag: str  # the target device
+    #: tensors that view the storage, each with the dtype of its view, because untyped storages have no dtype.
     names: dict[str, str]
 
     def take(self, rank: int, tag: str, name: str, dtype: str) -> None:
@@ -71,11 +66,7 @@ class _Placement:
 
 
 def plan_for(inventory: Inventory, device: str) -> MovePlan:
-    """Plan the moves to a device, even if it lacks a dtype.
-
-    Raises:
-        UnknownDevice: if torch does not know the device.
-    """
+    """Plan the moves to a device, even if it lacks a dtype."""
     policy = Policy(inventory, MoveRequest(to=parse_target(device), cast=True))
     return _planned(inventory, policy, _place(inventory, policy))
 
@@ -91,12 +82,7 @@ def plan_before_remap(inventory: Inventory, request: MoveRequest) -> MovePlan:
 
 
 def require_dtypes(inventory: Inventory, request: MoveRequest) -> None:
-    """Check that each tensor of a changed checkpoint is on a device that supports its dtype.
-
-    Raises:
-        UnsupportedDtype: if one is not, without ``cast``.
-        UncastableDtype: if one is not, although casts were planned.
-    """
+    """Check that each tensor of a changed checkpoint is on a device that supports its dtype."""
     lost: dict[str, list[tuple[str, str]]] = {}
     for record in inventory.tensors:
         for part in record.dense():
@@ -116,15 +102,10 @@ def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:
     elsewhere.
 
     Args:
-        inventory: the checkpoint.
         request: the request; its tags as :func:`ckptmove.torch_facts.devices.parse_target` returns them.
 
     Returns:
         The plan; empty if the checkpoint already is as requested.
-
-    Raises:
-        UnsupportedDtype: if a tensor would move to a device that lacks its dtype, without ``cast``.
-        UncastableDtype: if no cast is possible either.
     """
     policy = Policy(inventory, request)
     placement = _place(inventory, policy)

@@ -21,29 +21,18 @@ if TYPE_CHECKING:
 
 
 class Rule(NamedTuple):
-    """A rule that decides on the device of tensors.
+    """A rule that decides on the device of tensors."""
 
-    Attributes:
-        name: kebab-case, as a plan prints it.
-        reason: why, in one line.
-        decide: returns the tag for a tensor, or None if the rule does not apply.
-    """
-
-    name: str
-    reason: str
-    decide: Decide
+    name: str  # kebab-case, as a plan prints it
+    reason: str  # why, in one line
+    decide: Decide  # returns the tag for a tensor, or None if the rule does not apply
 
 
 class FollowRule(NamedTuple):
-    """Why something that is not a tensor changes.
+    """Why something that is not a tensor changes."""
 
-    Attributes:
-        name: kebab-case, as a plan prints it.
-        reason: why, in one line.
-    """
-
-    name: str
-    reason: str
+    name: str  # kebab-case, as a plan prints it
+    reason: str  # why, in one line
 
 
 def _keep(policy: Policy, record: TensorRecord) -> str | None:
@@ -118,15 +107,10 @@ _SCALAR_SHAPES: Final = frozenset({(), (1,)})
 
 
 class _GroupFacts(NamedTuple):
-    """Facts about a group that decide on the tensors among its options.
+    """Facts about a group that decide on the tensors among its options."""
 
-    Attributes:
-        is_captured: whether ``capturable`` or ``fused`` stays set.
-        is_on_accelerator: whether the group's parameters are on an accelerator in the file.
-    """
-
-    is_captured: bool
-    is_on_accelerator: bool
+    is_captured: bool  # whether `capturable` or `fused` stays set
+    is_on_accelerator: bool  # whether the group's parameters are on an accelerator in the file
 
     def keeps(self, record: TensorRecord) -> bool:
         """Whether an option that is a CPU tensor stays there.

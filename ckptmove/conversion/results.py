@@ -28,31 +28,19 @@ class TwoReadings(Refused):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Converted(OneLine):
-    """The result of a conversion.
+    """The result of a conversion."""
 
-    Attributes:
-        container: format of the source and of the output.
-        plan: the changes.
-        output: path of the new file; None after a dry run.
-        in_place: whether the source itself was changed.
-        bytes_copied: bytes written to the output.
-        seconds: wall time.
-        notes: further information for the user, for example that the archive has no CRCs.
-        unmatched: options that match nothing.
-        warnings: problems of the source that the output has too, or hides.
-        is_refused: whether ``torch.load(weights_only=True)`` refuses a name or an opcode in the pickle.
-    """
-
-    container: str
-    plan: MovePlan
-    output: str | None
-    bytes_copied: int
-    seconds: float
+    container: str  # format of the source and of the output
+    plan: MovePlan  # the changes
+    output: str | None  # path of the new file; None after a dry run
+    bytes_copied: int  # bytes written to the output
+    seconds: float  # wall time
+    #: further information for the user, for example that the archive has no CRCs.
     notes: tuple[str, ...] = field(default=())
-    in_place: bool = False
-    unmatched: tuple[Unmatched, ...] = ()
-    warnings: tuple[str, ...] = ()
-    is_refused: bool = False
+    in_place: bool = False  # whether the source itself was changed
+    unmatched: tuple[Unmatched, ...] = ()  # options that match nothing
+    warnings: tuple[str, ...] = ()  # problems of the source that the output has too, or hides
+    is_refused: bool = False  # whether `torch.load(weights_only=True)` refuses a name or an opcode in the pickle
 
     def __str__(self) -> str:
         """Return the output and the number of changes in one line."""
@@ -62,23 +50,14 @@ class Converted(OneLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class UndoResult(OneLine):
-    """The result of an undo.
+    """The result of an undo."""
 
-    Attributes:
-        path: the file.
-        size: its original length in bytes, before the first conversion in place.
-        removed: number of bytes cut off.
-        is_done: whether the file was written; False for a dry run.
-        seconds: wall time.
-        notes: further information for the user.
-    """
-
-    path: str
-    size: int
-    removed: int
-    is_done: bool
-    seconds: float
-    notes: tuple[str, ...] = field(default=())
+    path: str  # the file
+    size: int  # its original length in bytes, before the first conversion in place
+    removed: int  # number of bytes cut off
+    is_done: bool  # whether the file was written; False for a dry run
+    seconds: float  # wall time
+    notes: tuple[str, ...] = field(default=())  # further information for the user
 
     def __str__(self) -> str:
         """Return the path, the outcome and the size in one line."""

@@ -36,11 +36,6 @@ def write_shards(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
     """Write the directory; return the number of bytes. In a dry run, only lay it out.
 
     Other files of a source directory or archive, for example ``config.json``, are copied, with their folders and links.
-
-    Raises:
-        NotInFormat: if safetensors cannot hold a value of the tree.
-        NotRemappable: if the name of a member of an archive leads out of the directory.
-        CkptMoveError: as of :func:`ckptmove.convert`.
     """
     request = conversion.request
     files = _shard_files(conversion)
@@ -96,17 +91,11 @@ def _shard_files(conversion: Conversion) -> Mapping[str, tuple[Segment, ...]]:
 
 
 class _OtherFiles(NamedTuple):
-    """Content of the source that is copied.
+    """Content of the source that is copied."""
 
-    Attributes:
-        folders: permission bits of each folder, after its parent; the new directory has an empty path.
-        files: by their paths in the new directory.
-        links: targets of the links, by path.
-    """
-
-    folders: Mapping[str, int]
-    files: Mapping[str, ListedFile]
-    links: Mapping[str, str]
+    folders: Mapping[str, int]  # permission bits of each folder, after its parent; the new directory has an empty path
+    files: Mapping[str, ListedFile]  # by their paths in the new directory
+    links: Mapping[str, str]  # targets of the links, by path
 
     @property
     def nbytes(self) -> int:

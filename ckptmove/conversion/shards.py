@@ -23,11 +23,7 @@ _POWERS: Final = "KMGT"
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size with a unit: ``5GB`` and ``5G`` have 5 * 10^9, ``5GiB`` has 5 * 2^30.
-
-    Raises:
-        UsageError: if the text is not a size, or less than one byte.
-    """
+    """Return the bytes of a size with a unit: ``5GB`` and ``5G`` have 5 * 10^9, ``5GiB`` has 5 * 2^30."""
     match = _SIZE.fullmatch(text)
     number, unit, binary = match.groups() if match is not None else ("0", "K", "")
     factor: int = (1024 if binary else 1000) ** (_POWERS.index(unit.upper()) + 1)
@@ -41,7 +37,6 @@ def split_shards(tensors: Sequence[NewTensor], shard_size: int) -> list[list[New
     """Split tensors in their order.
 
     Args:
-        tensors: the tensors of the model.
         shard_size: maximum size of the tensors of a shard, in bytes. A larger tensor gets a shard of its own.
     """
     shards: list[list[NewTensor]] = []

@@ -37,12 +37,6 @@ def target_format(
     Args:
         output: the output that the user typed, or None.
         default_output: the default output, with the suffix of the source, which is always right.
-        inventory: the source.
-        is_sharded: whether a size of shards is given.
-        in_place: whether the source itself is the output.
-
-    Raises:
-        OutputSuffix: if readers that use the suffix would fail on the output.
     """
     if is_sharded:
         if output is not None and split_suffix(output)[1].lower() in _SUFFIXES:

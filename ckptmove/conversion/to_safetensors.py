@@ -43,14 +43,10 @@ _DENSE = frozenset({"tensor", "parameter"})
 
 
 class FlatState(NamedTuple):
-    """A state_dict as safetensors files hold it.
+    """A state_dict as safetensors files hold it."""
 
-    Attributes:
-        tensors: the tensors to write, in the order of the state_dict.
-        tied: name of each tensor that is not written, and of the tensor with which it shares its memory.
-    """
-
-    tensors: tuple[NewTensor, ...]
+    tensors: tuple[NewTensor, ...]  # the tensors to write, in the order of the state_dict
+    #: name of each tensor that is not written, and of the tensor with which it shares its memory.
     tied: Mapping[str, str]
 
     @property
@@ -60,12 +56,7 @@ class FlatState(NamedTuple):
 
 
 def dense_records(root: Value) -> tuple[TensorRecord, ...]:
-    """Return the tensors of a flat state_dict, in its order; attributes of the dict (``_metadata``) are ignored.
-
-    Raises:
-        NotInFormat: if the root is not a dict, or an entry is not a dense tensor of a dtype that safetensors has.
-        DamagedPickle: if the arguments of a tensor are not what torch writes.
-    """
+    """Return the tensors of a flat state_dict, in its order; attributes of the dict (``_metadata``) are ignored."""
     pairs = as_dict(root)
     if pairs is None:
         raise NotInFormat("safetensors", (("", _described(root)),))
@@ -106,10 +97,6 @@ def flat_state(
             after the tensors were written.
         overflowed: called with the number of values that a cast made infinite, for casts of tensors that are not
             contiguous and for bytes in the spool.
-
-    Raises:
-        NotInFormat: if tensors overlap, and neither are all equal nor is one of them the whole storage.
-        DamagedArchive: if a tensor reaches past its storage.
     """
     stored = {record.storage: bytes_of(record.storage) for record in records if record.storage is not None}
     sizes = {key: length(segment) for key, (segment, _) in stored.items()}
@@ -161,11 +148,7 @@ def _is_state_dict(value: Value, reader: TensorReader) -> bool:
 
 
 def tied_names(records: Sequence[TensorRecord], sizes: Mapping[str, int]) -> dict[str, str]:
-    """Return each name to leave out, and the name that is kept instead.
-
-    Raises:
-        NotInFormat: if tensors overlap, and neither are all equal nor is one of them the whole storage.
-    """
+    """Return each name to leave out, and the name that is kept instead."""
     by_storage: dict[str, list[TensorRecord]] = defaultdict(list)
     for record in records:
         if record.storage is not None and record.nbytes:

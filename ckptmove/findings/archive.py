@@ -183,15 +183,10 @@ def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:
 
 
 class _Waste(NamedTuple):
-    """Bytes of a storage that no tensor uses.
+    """Bytes of a storage that no tensor uses."""
 
-    Attributes:
-        unreached: their number, a lower bound.
-        at_ends: those before the first and after the last element that a tensor reaches, which ``--compact`` cuts off.
-    """
-
-    unreached: int
-    at_ends: int
+    unreached: int  # their number, a lower bound
+    at_ends: int  # those before the first and after the last element that a tensor reaches, which `--compact` cuts off
 
 
 def _wasted(inventory: Inventory) -> dict[str, _Waste]:

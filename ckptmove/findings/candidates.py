@@ -31,33 +31,20 @@ _TRAINS_ITS_LOSS: Final = "sentence_transformers."
 
 
 class Shortage(NamedTuple):
-    """A shape with fewer tensors than parameters.
-
-    Attributes:
-        shape: the shape.
-        entries: state of every parameter with this shape.
-        tensors: number of tensors with this shape.
-    """
+    """A shape with fewer tensors than parameters."""
 
     shape: Shape
-    entries: list[StateEntry]
-    tensors: int
+    entries: list[StateEntry]  # state of every parameter with this shape
+    tensors: int  # number of tensors with this shape
 
 
 class Lacking(NamedTuple):
-    """Parameters of an optimizer without a tensor in the checkpoint; all empty if nothing is known to be wrong.
+    """Parameters of an optimizer without a tensor in the checkpoint; all empty if nothing is known to be wrong."""
 
-    Attributes:
-        listed: number of parameters in the groups if it is too large, else 0.
-        candidates: number of tensors that can be a parameter.
-        shortages: shapes with too few tensors.
-        is_adapter: whether the tensors are an adapter, next to a model that is stored elsewhere.
-    """
-
-    listed: int = 0
-    candidates: int = 0
-    shortages: tuple[Shortage, ...] = ()
-    is_adapter: bool = False
+    listed: int = 0  # number of parameters in the groups if it is too large, else 0
+    candidates: int = 0  # number of tensors that can be a parameter
+    shortages: tuple[Shortage, ...] = ()  # shapes with too few tensors
+    is_adapter: bool = False  # whether the tensors are an adapter, next to a model that is stored elsewhere
 
 
 def find_lacking(inventory: Inventory) -> tuple[Lacking, ...]:

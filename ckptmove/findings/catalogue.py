@@ -11,25 +11,15 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Documentation of one code.
+    """Documentation of one code."""
 
-    Attributes:
-        code: stable code.
-        name: name in kebab case.
-        severity: severity of its findings, unless ``when`` names another one.
-        when: condition for the finding, in one line.
-        why: consequences for the user, with the error message of torch if it has one.
-        mend: how to fix it.
-        found_by: command that finds it.
-    """
-
-    code: str
-    name: str
-    severity: Severity
-    when: str
-    why: str
-    mend: str
-    found_by: Literal["inspect", "verify"] = "inspect"
+    code: str  # stable code
+    name: str  # name in kebab case
+    severity: Severity  # severity of its findings, unless `when` names another one
+    when: str  # condition for the finding, in one line
+    why: str  # consequences for the user, with the error message of torch if it has one
+    mend: str  # how to fix it
+    found_by: Literal["inspect", "verify"] = "inspect"  # command that finds it
 
 
 def found(code: str, message: str, where: Iterable[str], fix: str) -> Finding:

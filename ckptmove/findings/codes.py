@@ -16,11 +16,7 @@ _LONGEST: Final = 64
 
 
 def codes_of(words: Iterable[str]) -> frozenset[str]:
-    """Return the codes for some words; each word may be a comma-separated list.
-
-    Raises:
-        UsageError: if a word matches no code.
-    """
+    """Return the codes for some words; each word may be a comma-separated list."""
     parts = [part for word in words for part in word.replace(",", " ").split()]
     return frozenset(code for part in parts for code in codes_like(part))
 
@@ -29,9 +25,6 @@ def search(text: str) -> tuple[str, ...]:
     """Return the codes for a word as :func:`codes_like` does, or else those that are about a text.
 
     These have every word of the text in their name or their description; those with all words in the name come first.
-
-    Raises:
-        UsageError: if the text matches no code.
     """
     try:
         return codes_like(text)
@@ -51,11 +44,7 @@ def _has(words: Iterable[str], text: str) -> bool:
 
 
 def codes_like(word: str) -> tuple[str, ...]:
-    """Return the codes for a word: a code, the beginning of codes (``D``), or a name.
-
-    Raises:
-        UsageError: if the word matches no code.
-    """
+    """Return the codes for a word: a code, the beginning of codes (``D``), or a name."""
     begin, name = word.upper(), word.lower()
     codes = tuple(code for code, entry in CATALOGUE.items() if code.startswith(begin) or entry.name == name)
     if not codes:

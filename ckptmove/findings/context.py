@@ -27,25 +27,18 @@ if TYPE_CHECKING:
 
 
 class Context(NamedTuple):
-    """The target machine, and facts that several rules need.
+    """The target machine, and facts that several rules need."""
 
-    Attributes:
-        target: device to resume on, or None for the devices in the file.
-        device_count: number of devices of one type on that machine, if the user gave it; None for a machine with the
-            devices that the target and the file name.
-        kept: names of the tensors that may stay on their device.
-        home: device with most bytes of the model, computed once for all rules; empty if no tensor has a device.
-        pairings: parameters of each optimizer, matched with the model; computed once.
-        lacking: parameters of each optimizer without a tensor in the checkpoint; computed once.
-        source: the open checkpoint, to try remedies on it; None for an inventory alone, where no remedy can be tried.
-    """
-
-    target: str | None = None
+    target: str | None = None  # device to resume on, or None for the devices in the file
+    #: number of devices of one type on that machine, if the user gave it; None for a machine with the devices that the
+    #: target and the file name.
     device_count: int | None = None
-    kept: Collection[str] = frozenset()
+    kept: Collection[str] = frozenset()  # names of the tensors that may stay on their device
+    #: device with most bytes of the model, computed once for all rules; empty if no tensor has a device.
     home: str | None = None
-    pairings: tuple[Pairing, ...] = ()
-    lacking: tuple[Lacking, ...] = ()
+    pairings: tuple[Pairing, ...] = ()  # parameters of each optimizer, matched with the model; computed once
+    lacking: tuple[Lacking, ...] = ()  # parameters of each optimizer without a tensor in the checkpoint; computed once
+    #: the open checkpoint, to try remedies on it; None for an inventory alone, where no remedy can be tried.
     source: Source | None = None
 
 
@@ -120,9 +113,6 @@ def convert_command(inventory: Inventory, context: Context, where: Sequence[str]
     Args:
         inventory: the file or directory. If it is a directory of several checkpoints, one of them is converted, because
             the others may be right as they are.
-        context: the target.
-        where: paths of what is wrong.
-        options: further options of the command.
     """
     container = container_class(inventory.container)
     if not container.is_editable:

@@ -53,15 +53,10 @@ class NotWhole(UsageError):
 
 
 class Devices(NamedTuple):
-    """The devices of a training.
+    """The devices of a training."""
 
-    Attributes:
-        ranks: number of devices, one for each rank.
-        capacity: memory of each in bytes.
-    """
-
-    ranks: int
-    capacity: int
+    ranks: int  # number of devices, one for each rank
+    capacity: int  # memory of each in bytes
 
     def __str__(self) -> str:
         """``64 devices of 80.0 GiB``."""
@@ -69,39 +64,24 @@ class Devices(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The memory of a training on the first rank, which needs most, in bytes.
+    """The memory of a training on the first rank, which needs most, in bytes."""
 
-    Attributes:
-        ranks: number of devices.
-        capacity: memory of each.
-        fits: whether ``total``, and on several devices the largest parameter gathered, is at most ``capacity``. False
-            without parameters.
-        parameters: pieces of the parameters.
-        gradients: pieces of the gradients, in the dtype of the parameters.
-        optimizer: pieces of the optimizer state, without step counts, which are on the CPU.
-        buffers: buffers, which every rank has whole.
-        total: sum of these four.
-        free: rest of the memory, for activations and gathered parameters; negative if ``total`` is more.
-        largest_name: name of the largest parameter; empty without parameters.
-        largest_parameter: the largest parameter, whole.
-        least_ranks: if it does not fit, the smallest number of devices that is enough, or 0 if there is none; else
-            ``ranks``.
-        least_bytes: bytes on each of the most devices, with the largest parameter gathered.
-    """
-
-    ranks: int
-    capacity: int
+    ranks: int  # number of devices
+    capacity: int  # memory of each
+    #: whether ``total``, and on several devices the largest parameter gathered, is at most ``capacity``. False without
+    #: parameters.
     fits: bool
-    parameters: int
-    gradients: int
-    optimizer: int
-    buffers: int
-    total: int
-    free: int
-    largest_name: str
-    largest_parameter: int
+    parameters: int  # pieces of the parameters
+    gradients: int  # pieces of the gradients, in the dtype of the parameters
+    optimizer: int  # pieces of the optimizer state, without step counts, which are on the CPU
+    buffers: int  # buffers, which every rank has whole
+    total: int  # sum of these four
+    free: int  # rest of the memory, for activations and gathered parameters; negative if `total` is more
+    largest_name: str  # name of the largest parameter; empty without parameters
+    largest_parameter: int  # the largest parameter, whole
+    #: if it does not fit, the smallest number of devices that is enough, or 0 if there is none; else ``ranks``.
     least_ranks: int
-    least_bytes: int
+    least_bytes: int  # bytes on each of the most devices, with the largest parameter gathered
 
     def __str__(self) -> str:
         """The verdict with its figures, in one line."""
@@ -130,19 +110,12 @@ class Fit(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """The tensors of a training that a checkpoint shows.
+    """The tensors of a training that a checkpoint shows."""
 
-    Attributes:
-        parameters: the parameters of the model.
-        trained: those with a gradient, or tensors of the same shapes and dtypes.
-        state: optimizer state that is split like its parameter; step counts stay on the CPU.
-        buffers: other tensors of the model.
-    """
-
-    parameters: Sequence[TensorRecord]
-    trained: Sequence[TensorRecord]
-    state: Sequence[TensorRecord]
-    buffers: Sequence[TensorRecord]
+    parameters: Sequence[TensorRecord]  # the parameters of the model
+    trained: Sequence[TensorRecord]  # those with a gradient, or tensors of the same shapes and dtypes
+    state: Sequence[TensorRecord]  # optimizer state that is split like its parameter; step counts stay on the CPU
+    buffers: Sequence[TensorRecord]  # other tensors of the model
 
     def on_first(self, ranks: int) -> tuple[int, int, int, int]:
         """Bytes on the first rank: parameters, gradients, optimizer state and buffers."""
@@ -157,11 +130,7 @@ class _Parts(NamedTuple):
 
 
 def parse_fit(text: str) -> Devices:
-    """Parse ``64x80GiB``: 64 devices with 80 GiB each.
-
-    Raises:
-        FitUnreadable: if the text has another form.
-    """
+    """Parse ``64x80GiB``: 64 devices with 80 GiB each."""
     found = _FORM.fullmatch(text)
     with suppress(UsageError):
         if found is not None and 0 < int(found[1]) <= _MOST_RANKS:
@@ -170,12 +139,7 @@ def parse_fit(text: str) -> Devices:
 
 
 def find_fit(inventory: Inventory, pairings: Sequence[Pairing], devices: Devices) -> Fit:
-    """Compute the memory of a training from a checkpoint.
-
-    Raises:
-        NotWhole: if its parameters are in partitions of ZeRO, or in a file of one rank; if there are several
-            checkpoints, whose sizes would be added.
-    """
+    """Compute the memory of a training from a checkpoint."""
     _require_whole(inventory)
     parts = _parts(inventory, pairings)
     largest = max(parts.parameters, key=lambda one: one.nbytes, default=None)

@@ -44,20 +44,13 @@ _TRIED_BYTES: Final = 1 << 22
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint that is open, to try remedies on it.
+    """A checkpoint that is open, to try remedies on it."""
 
-    Attributes:
-        location: its path, URL or file object.
-        checkpoint: what was read from there. No remedy changes its trees.
-        limits: resource limits for reading it.
-        move: changes that the user has asked for anyway.
-        tried: results of dry runs by path and options.
-    """
-
-    location: str
-    checkpoint: OpenCheckpoint
-    limits: Limits = field(default_factory=Limits)
-    move: MoveRequest = field(default_factory=lambda: MoveRequest(None))
+    location: str  # its path, URL or file object
+    checkpoint: OpenCheckpoint  # what was read from there. No remedy changes its trees.
+    limits: Limits = field(default_factory=Limits)  # resource limits for reading it
+    move: MoveRequest = field(default_factory=lambda: MoveRequest(None))  # changes that the user has asked for anyway
+    #: results of dry runs by path and options.
     tried: dict[tuple[str, tuple[Argument, ...]], Converted | None] = field(default_factory=dict)
 
     def becomes_plain(self, folder: str = "") -> bool:
@@ -99,7 +92,6 @@ class Source:
         Args:
             inventory: what was read from the source.
             path: path of the checkpoint, or of one of several in it, as a user sees it.
-            options: options of the command.
         """
         if is_hidden(self.location, inventory):
             return False
@@ -195,16 +187,12 @@ def loads(location: str, limits: Limits, *, plain: bool = False) -> bool:
 
 
 class Remedy(NamedTuple):
-    """What helps with a checkpoint that weights-only mode refuses.
+    """What helps with a checkpoint that weights-only mode refuses."""
 
-    Attributes:
-        kind: objects become ``plain`` values in a copy; the shards in several files are ``gathered`` in one; the
-            ``import`` of some modules makes weights-only mode accept it; or ``load`` reads it, which does not unpickle.
-        command: a command line.
-    """
-
+    #: objects become ``plain`` values in a copy; the shards in several files are ``gathered`` in one; the ``import``
+    #: of some modules makes weights-only mode accept it; or ``load`` reads it, which does not unpickle.
     kind: Literal["plain", "gathered", "import", "load"]
-    command: Command
+    command: Command  # a command line
 
 
 def choose(inventory: Inventory, source: Source, path: str = "", files: Sequence[FileRecord] = ()) -> Remedy | None:

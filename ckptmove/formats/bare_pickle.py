@@ -59,13 +59,7 @@ class BarePickle(Container):
         return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
-        """Read the pickle, and the pickles of the streams in it.
-
-        Raises:
-            DamagedPickle: if one of them is not a valid pickle.
-            DamagedArchive: if a stream is not a ``torch.save`` stream.
-            LimitExceeded: if they need more than the limits allow.
-        """
+        """Read the pickle, and the pickles of the streams in it."""
         self.source, self.limits = source, limits
         outlines = read_outlines(source, limits)
         self._outline = next(outlines)
@@ -106,12 +100,7 @@ class BarePickle(Container):
         return self._pickle
 
     def with_long_strings(self, root: Value) -> Value:
-        """The tree of :meth:`read` with the strings that its placeholders replace, for a file of another format.
-
-        Raises:
-            LimitExceeded: if they are larger than the limits allow.
-            SourceChanged, AccessFailed: as the source.
-        """
+        """The tree of :meth:`read` with the strings that its placeholders replace, for a file of another format."""
         strings = self._outline.strings
         streams = {stream.string for stream in self._streams}
         nbytes = sum(string.span.nbytes for place, string in enumerate(strings) if place not in streams)
@@ -148,9 +137,6 @@ class BarePickle(Container):
 
         Args:
             storages: every storage; its key is ``0:KEY``, with the place of its stream and its key there.
-
-        Raises:
-            DamagedArchive: as the streams.
         """
         own: list[list[StorageRef]] = [[] for _ in self._streams]
         facts: list[ArchiveFact] = []
@@ -197,12 +183,7 @@ class BarePickle(Container):
         return bool(self._streams) and all(stream.container.has_checksums() for stream in self._streams)
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """The file with new pickles; everything else unchanged.
-
-        Raises:
-            DamagedArchive: as the streams.
-            UneditablePickle: if a stream that changes is written as text, or its bytes are used elsewhere too.
-        """
+        """The file with new pickles; everything else unchanged."""
         if pickle == self._pickle and not casts:
             return (CopySegment(Span(0, self.source.size)),)
         outer, *inner = _split_pickles(pickle)

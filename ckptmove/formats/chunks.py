@@ -18,15 +18,10 @@ _MOST_COMPARISONS: Final = 2_000_000
 
 
 class Chunk(NamedTuple):
-    """A part of a tensor.
+    """A part of a tensor."""
 
-    Attributes:
-        offsets: start of the part in the tensor, in elements along each axis.
-        sizes: its shape.
-    """
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]  # start of the part in the tensor, in elements along each axis
+    sizes: tuple[int, ...]  # its shape
 
     @property
     def volume(self) -> int:
@@ -49,9 +44,6 @@ def flaw_of(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> str:
     """Why chunks cannot be parts of one tensor, to be followed by its name; empty if they can.
 
     Every rank may save a tensor without axes, so chunks without axes may overlap, as in torch.
-
-    Raises:
-        LimitExceeded: if the search for overlaps takes too many comparisons.
     """
     for chunk in chunks:
         if len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape):

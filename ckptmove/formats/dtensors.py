@@ -31,9 +31,6 @@ def read_shard(call: Call) -> LocalShard:
 
     Args:
         call: the result of :func:`shard_call`.
-
-    Raises:
-        NotATensor: if torch does not write it so, or a placement is not a shard or a replica (``Partial``).
     """
     _, _, wrapper, state = arguments(call).items
     spec = attributes(slots(state).get("_spec"))

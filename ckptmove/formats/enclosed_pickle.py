@@ -88,7 +88,6 @@ def runs_inside(source: ByteSource, head: bytes, limits: Limits, *, is_cut: bool
 
     Args:
         source: the bytes of the file.
-        head: the first of them.
         limits: resource limits for reading the pickle.
         is_cut: whether the file is longer than ``source``.
     """

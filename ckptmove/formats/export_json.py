@@ -56,11 +56,7 @@ class JsonBudget:
         self._taken = {"bytes": 0, "values": 0}
 
     def take(self, **counts: int) -> None:
-        """Count ``bytes`` or ``values``.
-
-        Raises:
-            LimitExceeded: if the total is over the limit.
-        """
+        """Count ``bytes`` or ``values``."""
         for what, count in counts.items():
             self._taken[what] += count
             limit = self._factor * {"bytes": _MOST_BYTES, "values": _MOST_VALUES}[what]
@@ -81,12 +77,7 @@ class ExportJson:
     """
 
     def __init__(self, name: str, text: bytes, path: str, budget: JsonBudget) -> None:
-        """Parse a record.
-
-        Raises:
-            DamagedArchive: if it is not JSON, is nested too deeply, or has a duplicate key.
-            LimitExceeded: if it holds too many values.
-        """
+        """Parse a record."""
         self.name, self.text, self._path = name, text, path
         budget.take(values=sum(text.count(mark) for mark in (b"{", b"[", b",")))
         self.devices: list[ExportDevice] = []

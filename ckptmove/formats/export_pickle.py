@@ -61,15 +61,11 @@ class ExportPickle:
         """Push a dense tensor.
 
         Args:
-            key: key of its storage.
-            tag: tag of the device of its storage.
             dtype: torch's name without ``torch.``.
             numel: number of elements of the storage.
             offset: of the tensor in the storage, in elements.
-            shape: its sizes.
             stride: its strides, in elements.
             requires_grad: as saved.
-            is_parameter: whether it is a Parameter.
         """
         storage = DTYPE_STORAGE.get(dtype)
         flag = b"\x88" if requires_grad else b"\x89"

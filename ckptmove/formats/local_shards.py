@@ -28,36 +28,22 @@ _PARAMETER: Final = "torch._utils._rebuild_parameter"
 
 
 class Placement(NamedTuple):
-    """How a tensor is placed on one dimension of a mesh.
+    """How a tensor is placed on one dimension of a mesh."""
 
-    Attributes:
-        axis: axis of the tensor that is split; None if each rank has all of it.
-        factor: number of parts that are split one by one, as ``_StridedShard`` does; 1 for ``Shard``.
-    """
-
-    axis: int | None
-    factor: int = 1
+    axis: int | None  # axis of the tensor that is split; None if each rank has all of it
+    factor: int = 1  # number of parts that are split one by one, as `_StridedShard` does; 1 for `Shard`
 
 
 class LocalShard(NamedTuple):
-    """The part of a tensor that one rank has saved.
+    """The part of a tensor that one rank has saved."""
 
-    Attributes:
-        shape: shape of the whole tensor.
-        mesh: size of the mesh along each of its dimensions.
-        coordinate: place of the rank in the mesh.
-        rank: global rank of the process.
-        ranks: global ranks of the mesh, or of the larger mesh that it is sliced from.
-        placements: placement of the tensor on each dimension of the mesh.
-        runs: indices that the rank holds along each axis of the tensor, in the order of the local tensor.
-    """
-
-    shape: tuple[int, ...]
-    mesh: tuple[int, ...]
-    coordinate: tuple[int, ...]
-    rank: int
-    ranks: tuple[int, ...]
-    placements: tuple[Placement, ...]
+    shape: tuple[int, ...]  # shape of the whole tensor
+    mesh: tuple[int, ...]  # size of the mesh along each of its dimensions
+    coordinate: tuple[int, ...]  # place of the rank in the mesh
+    rank: int  # global rank of the process
+    ranks: tuple[int, ...]  # global ranks of the mesh, or of the larger mesh that it is sliced from
+    placements: tuple[Placement, ...]  # placement of the tensor on each dimension of the mesh
+    #: indices that the rank holds along each axis of the tensor, in the order of the local tensor.
     runs: tuple[tuple[Run, ...], ...]
 
     @property
@@ -94,11 +80,7 @@ def slots(state: Value) -> Mapping[str, Value]:
 
 
 def attributes(value: Value) -> Mapping[str, Value]:
-    """Attributes of an object, by name.
-
-    Raises:
-        NotATensor: if torch does not write it so.
-    """
+    """Attributes of an object, by name."""
     return _members(value.state if type(value) is Call else None)
 
 

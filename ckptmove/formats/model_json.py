@@ -63,12 +63,7 @@ class ModelJson(TorchScript):
         return (cls if is_listed else TorchScript)(source, cast("ZipDirectory", directory), limits)
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
-        """Read ``model.json``.
-
-        Raises:
-            DamagedArchive: if torch would not write it.
-            LimitExceeded, CrcMismatch: as :class:`TorchScript`.
-        """
+        """Read ``model.json``."""
         super().__init__(source, directory, limits)
         stored = {f"tensors/{key}": record for key, record in self._within("tensors/").items()}
         self._storages = {key: record.place for key, record in stored.items()}
@@ -105,11 +100,7 @@ class ModelJson(TorchScript):
         return (PicklePart(Span(0, len(self._pickle)), _LIST),)
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """The same archive.
-
-        Raises:
-            UneditablePickle: if anything changes.
-        """
+        """The same archive."""
         if casts or pickle != self._pickle:
             raise UneditablePickle(_ONLY_READ, offset=0)
         return super().lay_out(pickle, casts)

@@ -35,28 +35,18 @@ _DROPPING: Final = frozenset(b"01")
 
 
 class NestedStream(NamedTuple):
-    """A stream inside the pickle.
+    """A stream inside the pickle."""
 
-    Attributes:
-        call: the call that loads it.
-        container: the opened stream.
-        string: index of the long string in the outline that holds it; None if it is written as text, as pickle
-            protocols 0 to 2 write bytes. Such a stream has no span in the file.
-        start: offset of the stream in the file; 0 for text.
-    """
-
-    call: Call
-    container: Container
+    call: Call  # the call that loads it
+    container: Container  # the opened stream
+    #: index of the long string in the outline that holds it; None if it is written as text, as pickle protocols 0 to 2
+    #: write bytes. Such a stream has no span in the file.
     string: int | None
-    start: int
+    start: int  # offset of the stream in the file; 0 for text
 
 
 def find_streams(root: Value, outline: PickleOutline, source: ByteSource, limits: Limits) -> tuple[NestedStream, ...]:
-    """The streams that a pickle loads, in file order.
-
-    Raises:
-        DamagedArchive, DamagedPickle, LimitExceeded: as the containers of ``torch.save``.
-    """
+    """The streams that a pickle loads, in file order."""
     found: list[NestedStream] = []
     for node in nodes(root):
         if type(node) is not Call or node.name != LOADER or type(node.args) is not Tuple or not node.args.items:
@@ -119,7 +109,6 @@ def shared_streams(streams: tuple[NestedStream, ...], machine: Machine) -> froze
 
     Args:
         streams: result of :func:`find_streams`.
-        machine: has read the outline.
     """
     read = frozenset(machine.reads)  # a ``str`` of Python 2
     return frozenset(
@@ -160,11 +149,7 @@ def name_long_keys(root: Value, outline: PickleOutline) -> dict[int, tuple[str, 
 
 
 def open_stream(source: ByteSource, limits: Limits) -> Container:
-    """Open a ``torch.save`` stream.
-
-    Raises:
-        DamagedArchive, DamagedPickle, LimitExceeded: as the containers of ``torch.save``.
-    """
+    """Open a ``torch.save`` stream."""
     if source.read(0, min(len(LOCAL_SIGNATURE), source.size)) == LOCAL_SIGNATURE:
         directory = read_directory(source, limits)
         if directory.shift:

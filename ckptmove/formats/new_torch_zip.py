@@ -25,17 +25,11 @@ _VERSION: Final = b"3\n"
 
 
 class NewStorage(NamedTuple):
-    """A storage of a new file.
+    """A storage of a new file."""
 
-    Attributes:
-        key: its key in the pickle. torch numbers storages from 0, in decimal.
-        segments: its bytes.
-        crc: their CRC-32. None: it is computed while they are written.
-    """
-
-    key: str
-    segments: tuple[Segment, ...]
-    crc: int | None
+    key: str  # its key in the pickle. torch numbers storages from 0, in decimal.
+    segments: tuple[Segment, ...]  # its bytes
+    crc: int | None  # their CRC-32. None: it is computed while they are written.
 
 
 def new_torch_file(
@@ -46,7 +40,6 @@ def new_torch_file(
     Args:
         folder: folder of the records in the archive. torch takes the stem of the file's name.
         pickle: the object pickle, of protocol 2 for ``weights_only=True``.
-        storages: all storages of the pickle.
         byteorder: of their elements, ``little`` or ``big``.
     """
     return new_archive(folder, _records(pickle, storages, byteorder), _ALIGNMENT)

@@ -67,23 +67,14 @@ _CONTROL: Final = r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]"
 
 
 class _Start(NamedTuple):
-    """What the signatures of formats are compared with.
+    """What the signatures of formats are compared with."""
 
-    Attributes:
-        source: bytes of the file.
-        limits: resource limits for reading a zip or a tar archive.
-        head: first bytes of the file; empty for a zip archive, whose directory decides.
-        directory: central directory of a zip archive; None for any other file.
-        names: names of its records.
-        is_cut: whether ``source`` is only the start of the file.
-    """
-
-    source: ByteSource
-    limits: Limits
-    head: bytes
-    directory: ZipDirectory | None
-    names: list[str]
-    is_cut: bool
+    source: ByteSource  # bytes of the file
+    limits: Limits  # resource limits for reading a zip or a tar archive
+    head: bytes  # first bytes of the file; empty for a zip archive, whose directory decides
+    directory: ZipDirectory | None  # central directory of a zip archive; None for any other file
+    names: list[str]  # names of its records
+    is_cut: bool  # whether `source` is only the start of the file
 
 
 @cache
@@ -131,14 +122,7 @@ def container_class(name: str) -> type[Container]:  # noqa: PLR0911  # one impor
 
 
 def container_of(source: ByteSource, limits: Limits) -> Container:
-    """Open a source as the container of its format.
-
-    Raises:
-        DistributedFile: if it is one file of a distributed checkpoint.
-        UnsupportedContainer: if it has a dtype that torch lacks, or is an unsupported form of ``torch.export``.
-        ArchiveOfFiles: if it is a zip or a tar of files, which may be checkpoints.
-        AccessFailed, SourceChanged, NotACheckpoint, DamagedArchive, DamagedPickle, LimitExceeded: as the formats.
-    """
+    """Open a source as the container of its format."""
     name, directory = _examine(source, limits)
     return container_class(name).open(source, directory, limits)
 
@@ -149,13 +133,6 @@ def recognise(source: ByteSource, *, is_cut: bool = False) -> str:
     Args:
         source: its bytes.
         is_cut: whether they are only the start of the file.
-
-    Raises:
-        ArchiveOfFiles: if it is a zip or a tar of files, which may be checkpoints.
-        NotACheckpoint: if it is something else; the error names it.
-        DamagedArchive: if it starts as a zip archive but does not end as one.
-        LimitExceeded: if it is an archive that needs more than the default limits allow.
-        SourceChanged, AccessFailed: as the source.
     """
     return _examine(source, Limits(), is_cut=is_cut)[0]
 

@@ -44,17 +44,11 @@ _HASH_BYTES: Final = 16
 
 
 class LongString(NamedTuple):
-    """A string that was skipped.
+    """A string that was skipped."""
 
-    Attributes:
-        opcode: opcode that pushes it.
-        start: offset of that operation in the file.
-        span: its bytes in the file.
-    """
-
-    opcode: int
-    start: int
-    span: Span
+    opcode: int  # opcode that pushes it
+    start: int  # offset of that operation in the file
+    span: Span  # its bytes in the file
 
     @property
     def is_text(self) -> bool:
@@ -63,19 +57,13 @@ class LongString(NamedTuple):
 
 
 class PickleOutline(NamedTuple):
-    """A pickle with placeholders for its long strings.
+    """A pickle with placeholders for its long strings."""
 
-    Attributes:
-        data: the pickle with placeholders; frame lengths are adapted.
-        strings: the long strings, in file order.
-        end: offset after its STOP in the file.
-        marks: prefix of all placeholders, unique in ``data``. A placeholder is this prefix and the index in
-            ``strings``, in digits.
-    """
-
-    data: bytes
-    strings: tuple[LongString, ...]
-    end: int
+    data: bytes  # the pickle with placeholders; frame lengths are adapted
+    strings: tuple[LongString, ...]  # the long strings, in file order
+    end: int  # offset after its STOP in the file
+    #: prefix of all placeholders, unique in ``data``. A placeholder is this prefix and the index in ``strings``, in
+    #: digits.
     marks: bytes
 
     def find(self, value: object) -> int | None:
@@ -122,13 +110,7 @@ class PickleOutline(NamedTuple):
 
 
 def read_outlines(source: ByteSource, limits: Limits) -> Iterator[PickleOutline]:
-    """Read the pickles of a file one after the other, without their long strings.
-
-    Raises:
-        DamagedPickle: if an opcode is unknown, the file ends before STOP, or a frame ends inside a string.
-        LimitExceeded: if a pickle, or a string in it, is larger than the limits allow.
-        SourceChanged, AccessFailed: as the source.
-    """
+    """Read the pickles of a file one after the other, without their long strings."""
     reader = _Reader(source, limits)
     while True:
         try:
@@ -145,27 +127,16 @@ def read_outlines(source: ByteSource, limits: Limits) -> Iterator[PickleOutline]
 
 
 class FirstPickle(NamedTuple):
-    """What is known about the pickle at the start of bytes that may be anything.
+    """What is known about the pickle at the start of bytes that may be anything."""
 
-    Attributes:
-        machine: the machine that has read it; None if it is damaged or not a pickle.
-        rest: number of bytes after it.
-        runs: dangerous names before the damage.
-        is_too_large: whether it exceeds a limit, so that its names are unknown.
-    """
-
-    machine: Machine | None = None
-    rest: int = 0
-    runs: tuple[str, ...] = ()
-    is_too_large: bool = False
+    machine: Machine | None = None  # the machine that has read it; None if it is damaged or not a pickle
+    rest: int = 0  # number of bytes after it
+    runs: tuple[str, ...] = ()  # dangerous names before the damage
+    is_too_large: bool = False  # whether it exceeds a limit, so that its names are unknown
 
 
 def first_pickle(source: ByteSource, limits: Limits) -> FirstPickle:
-    """Read the pickle at the start of bytes that may be anything, without its long strings.
-
-    Raises:
-        SourceChanged, AccessFailed: as the source.
-    """
+    """Read the pickle at the start of bytes that may be anything, without its long strings."""
     reader = _Reader(source, limits)
     try:
         while not reader.step():

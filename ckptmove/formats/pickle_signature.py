@@ -51,7 +51,6 @@ def is_pickle(source: ByteSource, head: bytes, *, is_cut: bool = False) -> bool:
 
     Args:
         source: its bytes.
-        head: the first of them.
         is_cut: whether the file is longer than ``source``.
     """
     if head.startswith(_PROTO):
@@ -110,7 +109,6 @@ def may_be_pickle(head: bytes, size: int) -> bool:
 
     Args:
         head: the first bytes of the file.
-        size: length of the file.
     """
     from ckptmove.pickles.machine import interpret
 

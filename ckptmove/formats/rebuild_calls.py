@@ -33,7 +33,6 @@ def rebuild_call(name: str, dtype: str, shape: tuple[int, ...], *, requires_grad
     Args:
         name: name of the tensor and of its storage.
         dtype: torch's name without ``torch.``.
-        shape: sizes of the tensor.
         requires_grad: as saved.
     """
     storage = DTYPE_STORAGE.get(dtype)
@@ -53,7 +52,6 @@ def table_machine(rows: Rows, limits: Limits, nbytes: int) -> Machine:
     """A machine with the tree of a state_dict.
 
     Args:
-        rows: its tensors.
         limits: resource limits for reading it.
         nbytes: size of the table, which limits the walks over the tree.
     """

@@ -66,33 +66,20 @@ NUMBERS: Final[dict[str, int]] = {"float4_e2m1fn_x2": 2}
 
 
 class _Row(NamedTuple):
-    """A row of the table; one object for each tensor, because there may be millions.
+    """A row of the table; one object for each tensor, because there may be millions."""
 
-    Attributes:
-        dtype: as written.
-        shape: as written: numbers of any type.
-        start: offset of its first byte from the end of the header.
-        end: offset after its last byte.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
+    dtype: str  # as written
+    shape: tuple[int, ...]  # as written: numbers of any type
+    start: int  # offset of its first byte from the end of the header
+    end: int  # offset after its last byte
 
 
 class _Form(NamedTuple):
-    """What the dtype and the shape of a row mean in torch.
+    """What the dtype and the shape of a row mean in torch."""
 
-    Attributes:
-        dtype: torch's name.
-        shape: sizes of the tensor.
-        nbytes: length of its bytes; None if the row has no whole number of bytes.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int | None
+    dtype: str  # torch's name
+    shape: tuple[int, ...]  # sizes of the tensor
+    nbytes: int | None  # length of its bytes; None if the row has no whole number of bytes
 
 
 class SafetensorsFile(Container):
@@ -116,14 +103,7 @@ class SafetensorsFile(Container):
         return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
-        """Read the header.
-
-        Raises:
-            DamagedArchive: if it is not a table of tensors, or does not fit the file.
-            UnsupportedContainer: if it names a dtype that torch lacks.
-            LimitExceeded: if it has more tensors than the limits allow, more objects and lists than its rows need, or
-                more strings than rows and metadata need.
-        """
+        """Read the header."""
         self.source = source
         self.limits = limits
         length = int.from_bytes(source.read(0, _LENGTH_BYTES), "little")

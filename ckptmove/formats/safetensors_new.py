@@ -33,19 +33,12 @@ _ORDER: Final[dict[str, int]] = {
 
 
 class NewTensor(NamedTuple):
-    """A tensor to write.
+    """A tensor to write."""
 
-    Attributes:
-        name: its key.
-        dtype: torch's name without ``torch.``.
-        shape: sizes as in torch.
-        segments: its elements, contiguous and little-endian.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    segments: tuple[Segment, ...]
+    name: str  # its key
+    dtype: str  # torch's name without `torch.`
+    shape: tuple[int, ...]  # sizes as in torch
+    segments: tuple[Segment, ...]  # its elements, contiguous and little-endian
 
     @property
     def nbytes(self) -> int:
@@ -75,9 +68,6 @@ def new_safetensors(tensors: Sequence[NewTensor], metadata: Mapping[str, str]) -
 
     Returns:
         Segments of the file from its first byte to its last.
-
-    Raises:
-        LimitExceeded: if the header is larger than the library reads.
     """
     rows: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     segments: list[Segment] = []

@@ -39,17 +39,11 @@ _LOST: Final = "a shard is missing"
 
 
 class ShardName(NamedTuple):
-    """The parts of the name of a shard.
+    """The parts of the name of a shard."""
 
-    Attributes:
-        rank: the rank that wrote it, from 1.
-        number: its number among the files of the rank, from 1.
-        files: number of files over which the tensors are distributed.
-    """
-
-    rank: int
-    number: int
-    files: int
+    rank: int  # the rank that wrote it, from 1
+    number: int  # its number among the files of the rank, from 1
+    files: int  # number of files over which the tensors are distributed
 
     @property
     def text(self) -> str:
@@ -64,31 +58,19 @@ def shard_name(name: str) -> ShardName | None:
 
 
 class ShardPiece(NamedTuple):
-    """A chunk of a tensor in a shard.
+    """A chunk of a tensor in a shard."""
 
-    Attributes:
-        file: name of the file.
-        dtype: torch's name of its dtype.
-        chunk: its part of the tensor.
-    """
-
-    file: str
-    dtype: str
-    chunk: Chunk
+    file: str  # name of the file
+    dtype: str  # torch's name of its dtype
+    chunk: Chunk  # its part of the tensor
 
 
 class ShardedTensor(NamedTuple):
-    """A tensor in chunks.
+    """A tensor in chunks."""
 
-    Attributes:
-        dtype: torch's name.
-        shape: shape of the whole tensor.
-        pieces: its chunks, which do not overlap; those without elements are left out.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    pieces: tuple[ShardPiece, ...]
+    dtype: str  # torch's name
+    shape: tuple[int, ...]  # shape of the whole tensor
+    pieces: tuple[ShardPiece, ...]  # its chunks, which do not overlap; those without elements are left out
 
     @property
     def nbytes(self) -> int:
@@ -108,11 +90,7 @@ class ShardedTensor(NamedTuple):
 
 
 def chunk_offsets(notes: Mapping[str, str], path: str) -> Mapping[str, object]:
-    """The metadata of each tensor's chunk in a shard, by name; empty if the file has none.
-
-    Raises:
-        DamagedArchive: if it is not a JSON object.
-    """
+    """The metadata of each tensor's chunk in a shard, by name; empty if the file has none."""
     try:
         found = json.loads(notes.get(_CHUNKS, "{}"))
     except (ValueError, RecursionError):
@@ -126,13 +104,8 @@ def chunk_at(name: str, shape: tuple[int, ...], offsets: Mapping[str, object], p
     """The chunk of a tensor in a shard; without metadata it begins at the first element.
 
     Args:
-        name: name of the tensor.
-        shape: its shape in the shard.
         offsets: as of :func:`chunk_offsets`.
         path: path of the shard, for errors.
-
-    Raises:
-        DamagedArchive: if the offsets are missing, or do not fit the shape.
     """
     if not offsets:
         return Chunk((0,) * len(shape), shape)
@@ -156,15 +129,8 @@ class SafetensorsShards(SafetensorsFile):
         """Assemble the table.
 
         Args:
-            path: path of the folder.
-            files: names of its shards.
             pieces: chunks of each tensor, by name.
             limits: resource limits for reading it.
-
-        Raises:
-            MissingShard: if a chunk in the middle of a tensor is missing, or a file of all ranks.
-            DamagedArchive: if the chunks of a tensor do not fit together.
-            LimitExceeded: if the search for overlaps takes too many comparisons.
         """
         self.source, self.limits = MemorySource(path, b""), limits
         self.tensors = {name: _assembled(name, own, path) for name, own in pieces.items()}

@@ -70,9 +70,6 @@ class Salvage:
         Args:
             source: the bytes.
             name: their name in ``unread``.
-
-        Raises:
-            SourceChanged, AccessFailed: as the source.
         """
         self.found |= self._read(source, name, _DEPTH)
 

@@ -29,9 +29,6 @@ def read_shard(call: Call) -> LocalShard:
 
     Args:
         call: the result of :func:`shard_call`.
-
-    Raises:
-        NotATensor: if torch does not write it so, or the rank has several shards.
     """
     _, metadata, group, *_ = items(call.arguments[3])
     whole, process = attributes(metadata), attributes(group)

@@ -55,23 +55,14 @@ _WITHOUT_BYTES: Final = (
 
 
 class TarMember(NamedTuple):
-    """A member of the archive.
+    """A member of the archive."""
 
-    Attributes:
-        name: decoded, as written: it may be absolute, contain ``..``, or occur twice.
-        kind: ``file``, or the type of another member: ``link`` is a hard link, ``other`` a device, a pipe or unknown.
-        header: its header, with the extensions of pax or GNU tar before it.
-        span: its bytes as stored, without the padding of the last block.
-        target: of a link, the path in the archive that it leads to; else empty.
-        mode: its permission bits.
-    """
-
-    name: str
-    kind: TarKind
-    header: Span
-    span: Span
-    target: str
-    mode: int
+    name: str  # decoded, as written: it may be absolute, contain `..`, or occur twice
+    kind: TarKind  # `file`, or the type of another member: `link` is a hard link, `other` a device, a pipe or unknown
+    header: Span  # its header, with the extensions of pax or GNU tar before it
+    span: Span  # its bytes as stored, without the padding of the last block
+    target: str  # of a link, the path in the archive that it leads to; else empty
+    mode: int  # its permission bits
 
 
 def read_members(source: ByteSource, limits: Limits) -> tuple[TarMember, ...]:
@@ -108,11 +99,6 @@ def iterate_members(source: ByteSource, limits: Limits) -> Generator[TarMember, 
     Args:
         source: the archive, not compressed.
         limits: resource limits for reading it; ``entries`` limits the number of members.
-
-    Raises:
-        DamagedArchive: if a header is invalid, contradicts itself, or needs more bytes than the file has.
-        LimitExceeded: if it has more members, or a longer header, than the limits allow.
-        SourceChanged, AccessFailed: as the source.
     """
     extensions: dict[bytes, bytes] = {}
     start = position = count = 0
@@ -150,7 +136,6 @@ def resized_header(header: bytes, nbytes: int) -> bytes:
 
     Args:
         header: the bytes of :attr:`TarMember.header`, of a member that is not sparse.
-        nbytes: the new length.
     """
     pieces: list[bytes] = []
     position, in_pax = 0, False

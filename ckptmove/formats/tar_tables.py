@@ -32,97 +32,57 @@ _VIEW_FIELDS: Final = 4
 
 
 class TarPickle(NamedTuple):
-    """One of the pickles in the members.
+    """One of the pickles in the members."""
 
-    Attributes:
-        data: its bytes.
-        span: their span in the file.
-    """
-
-    data: bytes
-    span: Span
+    data: bytes  # its bytes
+    span: Span  # their span in the file
 
 
 class TarStorage(NamedTuple):
-    """A storage; its pickle is ``(key, location, class)``.
+    """A storage; its pickle is ``(key, location, class)``."""
 
-    Attributes:
-        key: its key: the address at the time of saving.
-        numel: number of elements.
-        span: its bytes in the file.
-        place: index of its pickle in the member.
-    """
-
-    key: int
-    numel: int
-    span: Span
-    place: int
+    key: int  # its key: the address at the time of saving
+    numel: int  # number of elements
+    span: Span  # its bytes in the file
+    place: int  # index of its pickle in the member
 
 
 class TarView(NamedTuple):
-    """A storage that is a part of another storage.
-
-    Attributes:
-        key: its key.
-        root: key of the other storage.
-        offset: its first element in the other storage.
-        numel: number of elements.
-    """
+    """A storage that is a part of another storage."""
 
     key: int
-    root: int
-    offset: int
-    numel: int
+    root: int  # key of the other storage
+    offset: int  # its first element in the other storage
+    numel: int  # number of elements
 
 
 class TarTensor(NamedTuple):
-    """A tensor; its pickle is ``(key, storage, class)``.
-
-    Attributes:
-        key: its key.
-        storage: key of its storage, or of a view.
-        shape: sizes, not validated.
-        stride: strides in elements, not validated.
-        offset: first element in the storage, not validated.
-        place: index of its pickle in the member.
-    """
+    """A tensor; its pickle is ``(key, storage, class)``."""
 
     key: int
-    storage: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    place: int
+    storage: int  # key of its storage, or of a view
+    shape: tuple[int, ...]  # sizes, not validated
+    stride: tuple[int, ...]  # strides in elements, not validated
+    offset: int  # first element in the storage, not validated
+    place: int  # index of its pickle in the member
 
 
 class StorageTable(NamedTuple):
-    """Contents of the member ``storages``.
+    """Contents of the member ``storages``."""
 
-    Attributes:
-        pickles: all of its pickles, in order: the number of storages, one for each, and the list of views.
-        storages: the storages.
-        views: the views.
-        rest: number of bytes after the last pickle.
-    """
-
+    #: all of its pickles, in order: the number of storages, one for each, and the list of views.
     pickles: tuple[TarPickle, ...]
     storages: tuple[TarStorage, ...]
     views: tuple[TarView, ...]
-    rest: int
+    rest: int  # number of bytes after the last pickle
 
 
 class TensorTable(NamedTuple):
-    """Contents of the member ``tensors``.
+    """Contents of the member ``tensors``."""
 
-    Attributes:
-        pickles: all of its pickles, in order: the number of tensors, and one for each.
-        tensors: the tensors.
-        rest: number of bytes after the last tensor.
-    """
-
-    pickles: tuple[TarPickle, ...]
+    pickles: tuple[TarPickle, ...]  # all of its pickles, in order: the number of tensors, and one for each
     tensors: tuple[TarTensor, ...]
-    rest: int
+    rest: int  # number of bytes after the last tensor
 
 
 class MemberReader:
@@ -147,23 +107,13 @@ class MemberReader:
         return self._source.size - self._position
 
     def read_pickle(self) -> bytes:
-        """Read the next pickle without interpreting it.
-
-        Raises:
-            DamagedPickle: if the bytes are not a valid pickle.
-            LimitExceeded: if it is larger than the limits allow.
-        """
+        """Read the next pickle without interpreting it."""
         data = read_pickle(self._source, self._position, self._limits)
         self.pickles.append(TarPickle(data, self.skip(len(data))))
         return data
 
     def read_value(self) -> Value:
-        """Read and interpret the next pickle.
-
-        Raises:
-            DamagedArchive: if the bytes are not a valid pickle.
-            LimitExceeded: if it needs more than the limits allow.
-        """
+        """Read and interpret the next pickle."""
         begin = self._position
         try:
             machine = interpret(self.read_pickle(), self._limits)
@@ -217,7 +167,6 @@ class MemberReader:
         """An error about the member.
 
         Args:
-            detail: the problem.
             runs: dangerous names in the current pickle; those of the pickles before it are added.
         """
         runs = (*self._runs, *runs)
@@ -225,12 +174,7 @@ class MemberReader:
 
 
 def read_storages(source: ByteSource, member: TarMember, limits: Limits) -> StorageTable:
-    """Read the member ``storages``.
-
-    Raises:
-        DamagedArchive: if torch would not write it, or it ends too early.
-        LimitExceeded: if it needs more than the limits allow.
-    """
+    """Read the member ``storages``."""
     reader = MemberReader(source, member, limits)
     storages: dict[int, TarStorage] = {}
     for _ in range(reader.read_count()):
@@ -267,12 +211,7 @@ def _read_views(reader: MemberReader, storages: dict[int, TarStorage]) -> tuple[
 
 
 def read_tensors(source: ByteSource, member: TarMember, limits: Limits) -> TensorTable:
-    """Read the member ``tensors``: after each pickle, the number of axes, sizes, strides and offset.
-
-    Raises:
-        DamagedArchive: if torch would not write it, or it ends too early.
-        LimitExceeded: if it needs more than the limits allow.
-    """
+    """Read the member ``tensors``: after each pickle, the number of axes, sizes, strides and offset."""
     reader = MemberReader(source, member, limits)
     tensors: dict[int, TarTensor] = {}
     for _ in range(reader.read_count()):

@@ -62,17 +62,11 @@ _DEFECTS: Final = (KeyError, TypeError, AttributeError, IndexError, ValueError)
 
 
 class _Payload(NamedTuple):
-    """A weight or a constant.
+    """A weight or a constant."""
 
-    Attributes:
-        name: its full name in the program.
-        tag: the device of its row; if several rows share a payload, the device of the first.
-        is_pickled: whether its bytes are a pickle, which stores the device too.
-    """
-
-    name: str
-    tag: str
-    is_pickled: bool = False
+    name: str  # its full name in the program
+    tag: str  # the device of its row; if several rows share a payload, the device of the first
+    is_pickled: bool = False  # whether its bytes are a pickle, which stores the device too
 
 
 class TorchExport(TorchZip):
@@ -101,13 +95,7 @@ class TorchExport(TorchZip):
     _own_pickles = ()
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
-        """Read the JSON of the programs, and the pickles.
-
-        Raises:
-            UnsupportedContainer: if it has another version, is compiled, or has a weight of an unknown layout.
-            DamagedArchive: if torch would not write its JSON.
-            LimitExceeded, CrcMismatch, DamagedPickle: as :class:`TorchZip`.
-        """
+        """Read the JSON of the programs, and the pickles."""
         self.source = source
         form = export_form([*directory.records.names()])
         if form:
@@ -172,9 +160,6 @@ class TorchExport(TorchZip):
 
         Args:
             storages: every storage; in a pickle, its key is ``0:KEY``, with the place of the pickle and its key there.
-
-        Raises:
-            DamagedArchive: if records share bytes.
         """
         inner: list[list[StorageRef]] = [[] for _ in self._streams]
         own: list[StorageRef] = []

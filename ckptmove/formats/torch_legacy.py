@@ -56,13 +56,7 @@ class TorchLegacy(Container):
         return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
-        """Read the five pickles.
-
-        Raises:
-            DamagedArchive: if a pickle around the object pickle is cut off, or torch would not write it.
-            DamagedPickle: if the object pickle is cut off.
-            LimitExceeded: if one of them needs more than the limits allow.
-        """
+        """Read the five pickles."""
         self.source = source
         self.limits = limits
         self._position = 0
@@ -110,9 +104,6 @@ class TorchLegacy(Container):
 
         Returns:
             Storages that are cut off or missing, and bytes after the last storage.
-
-        Raises:
-            DamagedArchive: if the pickle, the list of keys and the counts before the storages contradict each other.
         """
         facts, end = self._locate(storages)
         rest = self.source.size - end
@@ -173,11 +164,7 @@ class TorchLegacy(Container):
         return self._spans.get(key)
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """The output with a new object pickle; everything else unchanged.
-
-        Raises:
-            DamagedArchive: if storages are cut off, or one to cast is missing.
-        """
+        """The output with a new object pickle; everything else unchanged."""
         if self._cut_off:
             more = f" and {len(self._cut_off) - 1} more" if len(self._cut_off) > 1 else ""
             raise self._damage(f"it ends before the end of storage '{self._cut_off[0]:.40}'{more}")

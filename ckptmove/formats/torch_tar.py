@@ -59,13 +59,7 @@ class TorchTar(Container):
         return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
-        """Read the headers and the members, without the bytes of the storages.
-
-        Raises:
-            DamagedArchive: if the tar is damaged, or torch would not write its members.
-            DamagedPickle: if the object pickle is cut off.
-            LimitExceeded: if it needs more than the limits allow.
-        """
+        """Read the headers and the members, without the bytes of the storages."""
         self.source, self.limits = source, limits
         members = read_members(source, limits)
         self._end = padded(members[-1].span.end) if members else 0
@@ -135,11 +129,7 @@ class TorchTar(Container):
         return self._spans.get(key)
 
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """The same file.
-
-        Raises:
-            ReadOnlyFormat: if anything changes.
-        """
+        """The same file."""
         if casts or pickle != self.object_pickle():
             raise ReadOnlyFormat(self.source.path, self.name)
         return (CopySegment(Span(0, self.source.size)),)

@@ -77,14 +77,8 @@ class TorchZip(Container):
         """Check the records in the directory, and read byte order and alignment.
 
         Args:
-            source: the file.
-            directory: its directory.
             limits: resource limits for reading it.
             folder: folder of its records, with a slash; by default the one that holds ``data.pkl``.
-
-        Raises:
-            ArchiveOfFiles: if no folder holds ``data.pkl``.
-            DamagedArchive: if two records have one name, a record is encrypted, or the byte order is unknown.
         """
         records = directory.records
         names = [*records.names()]
@@ -155,9 +149,6 @@ class TorchZip(Container):
         """Problems with the records of the storages, according to the directory, and with the local headers.
 
         The local headers of a remote file are compared when the records are read: each would cost a request.
-
-        Raises:
-            DamagedArchive: if records share bytes, or a local header contradicts the directory.
         """
         found: list[ArchiveFact] = []
         records, used = self._directory.records, 0
@@ -228,11 +219,7 @@ class TorchZip(Container):
         return MemorySource(self.source.path, data) if data else None
 
     def storage_span(self, key: str) -> Span | None:
-        """Span of a storage's bytes in the source; None if they are missing or deflated.
-
-        Raises:
-            DamagedArchive: if the record's header is invalid, or the record overlaps the directory.
-        """
+        """Span of a storage's bytes in the source; None if they are missing or deflated."""
         place = self._storages.get(key)
         if place is None or self._directory.records.methods[place] != STORED:
             return None
@@ -271,11 +258,6 @@ class TorchZip(Container):
         Returns:
             Segments of the output from its first byte to its last. Storages keep their alignment, and inflated ones get
             it: ``torch.load(mmap=True)`` reads every record as plain bytes.
-
-        Raises:
-            DamagedArchive: if records overlap, or a storage to cast has no bytes.
-            CrcMismatch: if the bytes of a deflated record differ from their CRC, or cannot be inflated.
-            LimitExceeded: if a deflated storage declares far more bytes than its tensors need.
         """
         from ckptmove.formats.zip_archive.layout import Layout
 
@@ -305,9 +287,6 @@ class TorchZip(Container):
         """Append the new pickle, and a directory that points to it, to the archive before its first conversion.
 
         The tail of an earlier in-place conversion is replaced, so that the file does not grow with each conversion.
-
-        Raises:
-            DamagedArchive: if a local header does not match its record.
         """
         from ckptmove.formats.zip_archive.append import append_records
 
@@ -318,11 +297,7 @@ class TorchZip(Container):
         return Patch(((size, tail),) if new else (), size + len(tail), can_undo=bool(new))
 
     def undo(self) -> Patch:
-        """Cut off the tail of all in-place conversions; the bytes before it were never changed.
-
-        Raises:
-            NothingToUndo: if the file has no tail, or the archive before it has changed since.
-        """
+        """Cut off the tail of all in-place conversions; the bytes before it were never changed."""
         if self._undo is None:
             # A program that adds a record writes it over the directory, right after the undo record.
             if any(read_undo(self.source, offset) for offset in self._directory.records.header_offsets):

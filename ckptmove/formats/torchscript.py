@@ -71,11 +71,7 @@ class TorchScript(TorchZip):
     _own_pickles = ("data.pkl", *(one.record for one in _MORE_PICKLES))
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
-        """Check the records in the directory.
-
-        Raises:
-            DamagedArchive: if its main record is missing, or several folders hold it.
-        """
+        """Check the records in the directory."""
         super().__init__(source, directory, limits, _folder_of(directory, self._main, source.path))
         if directory.shift:
             raise DamagedArchive(source.path, f"{directory.shift} unexpected bytes before its first record")

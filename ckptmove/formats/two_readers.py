@@ -30,29 +30,17 @@ _OTHERS: Final = frozenset({"safetensors", "torch-tar"})
 
 
 class Reading(NamedTuple):
-    """What another reader sees, or may see where nobody looked.
+    """What another reader sees, or may see where nobody looked."""
 
-    Attributes:
-        kind: ``second-reading``, or ``stray-bytes`` if the middle of stray bytes was not searched.
-        what: a noun phrase: ``a pickle at its start``.
-        nbytes: number of bytes that it is in.
-        stray: name of the stray bytes that it is in; empty if it is in bytes that belong to the checkpoint.
-        salvage: what it imports.
-    """
-
-    kind: FactKind
-    what: str
-    nbytes: int
-    stray: str
-    salvage: Salvage
+    kind: FactKind  # `second-reading`, or `stray-bytes` if the middle of stray bytes was not searched
+    what: str  # a noun phrase: `a pickle at its start`
+    nbytes: int  # number of bytes that it is in
+    stray: str  # name of the stray bytes that it is in; empty if it is in bytes that belong to the checkpoint
+    salvage: Salvage  # what it imports
 
 
 def other_readings(container: Container) -> Iterator[Reading]:
-    """What other readers see in the file of a checkpoint. Call ``container.locate`` before.
-
-    Raises:
-        SourceChanged, AccessFailed: as the source.
-    """
+    """What other readers see in the file of a checkpoint. Call ``container.locate`` before."""
     source, name = container.source, container.name
     head = source.read(0, min(HEAD_BYTES, source.size))
     strays = [*container.strays()]

@@ -24,9 +24,6 @@ def at_once(call: Callable[[_Item], _Result], items: Iterable[_Item], jobs: int)
         call: the function; it must be safe to run in several threads.
         items: its arguments; the next one is taken when a call has returned.
         jobs: number of calls at a time.
-
-    Raises:
-        Exception: the exception of the first call that fails.
     """
     if jobs == 1:
         yield from map(call, items)
@@ -61,9 +58,6 @@ class Workers(Generic[_Item]):
         Args:
             call: the function; it is safe to run in several threads, and calls :func:`go_on` now and then.
             jobs: number of threads.
-
-        Raises:
-            Exception: the exception of one of the calls that failed.
         """
         try:
             for _ in range(jobs):

@@ -39,9 +39,6 @@ def cast_blocks(
         path: for errors.
         overflowed: called for each block with values that overflow, with the number of finite values that were too
             large; a complex number counts as two values.
-
-    Raises:
-        DamagedArchive: if the bytes are not a whole number of elements.
     """
     from ckptmove.io.floats import cast
 

@@ -6,17 +6,12 @@ from ckptmove.errors import Refused, UnreadableInput
 
 
 class Patch(NamedTuple):
-    """A change of some bytes of a file, and of its length.
+    """A change of some bytes of a file, and of its length."""
 
-    Attributes:
-        writes: offsets and new bytes, in order and without overlaps; none begins after the end of the file.
-        size: new length of the file; bytes after it are cut off.
-        can_undo: whether the file can be restored afterwards.
-    """
-
+    #: offsets and new bytes, in order and without overlaps; none begins after the end of the file.
     writes: tuple[tuple[int, bytes], ...]
-    size: int
-    can_undo: bool = False
+    size: int  # new length of the file; bytes after it are cut off
+    can_undo: bool = False  # whether the file can be restored afterwards
 
     @property
     def nbytes(self) -> int:

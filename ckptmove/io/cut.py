@@ -25,14 +25,9 @@ def cut(source: ByteSource, segment: Segment, start: int, nbytes: int) -> Segmen
     written; see :func:`ckptmove.io.segments.without_checks`.
 
     Args:
-        source: source of the segment.
         segment: the whole bytes, for example of a storage.
         start: first byte of the part; of a cast, the first byte of an element.
         nbytes: size of the part in bytes.
-
-    Raises:
-        DamagedArchive: if the part reaches past the end.
-        CrcMismatch: when the part is read, if the whole bytes do not match their CRC.
     """
     whole = length(segment)
     if start + nbytes > whole:
@@ -73,12 +68,8 @@ def checked_blocks(
     """Yield the output bytes of a segment, and compare its source bytes with their CRC.
 
     Args:
-        source: source of the segment.
         segment: the segment, which is no ``FromSource``; its only check covers all its bytes.
         overflowed: called with the number of values that a cast made infinite.
-
-    Raises:
-        CrcMismatch: after the last block.
     """
     if isinstance(segment, CopySegment):
         return _summed(blocks_of(source, (segment,)), segment.checks, source.path)

@@ -40,9 +40,7 @@ class DirectorySink:
         """Choose temporary names, without creating anything.
 
         Args:
-            output: path of the directory.
             names: relative paths of all its files and links.
-            force: whether an existing output is replaced.
         """
         self._output = Path(output)
         self._names = names
@@ -53,14 +51,7 @@ class DirectorySink:
         self.leftover: str | None = None
 
     def __enter__(self) -> DirectorySink:
-        """Create the temporary directory.
-
-        Raises:
-            OutputExists: if the output exists, without ``force``.
-            OutputClaimed: if another process is writing the output.
-            OutputHoldsMore: if the existing directory contains a file that the new one does not.
-            WriteFailed: if the output exists and is not a directory, or the system refuses.
-        """
+        """Create the temporary directory."""
         with self._write_errors():
             self._check_output()
             self._claim.take()
@@ -130,12 +121,6 @@ class DirectorySink:
 
         Args:
             settle: called right before the rename; an interruption after that comes too late.
-
-        Raises:
-            WriteFailed: if the system fails; the old output is restored.
-            NotDurable: if the system fails after the rename.
-            OutputExists: if the output appeared meanwhile, without ``force``.
-            OutputHoldsMore: if the directory to be replaced got another file meanwhile.
         """
         with self._write_errors():
             before = self._output.stat().st_mode if self._output.is_dir() else ALL

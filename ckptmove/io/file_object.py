@@ -36,11 +36,7 @@ class OpenFile(str):
 
 
 def location_of(file: BinaryIO) -> str:
-    """The path of an open file that still has its name; else the file object itself, as an :class:`OpenFile`.
-
-    Raises:
-        UsageError: if it is not a binary file that can seek.
-    """
+    """The path of an open file that still has its name; else the file object itself, as an :class:`OpenFile`."""
     try:
         is_readable = isinstance(file.read(0), bytes) and file.seekable()
     except (OSError, ValueError) as error:
@@ -76,13 +72,7 @@ class FileObjectSource:
         self.size = self._file.seek(0, _END)
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes from ``start`` to ``end`` (exclusive).
-
-        Raises:
-            DamagedArchive: if the span is invalid or reaches past ``size``.
-            SourceChanged: if the object has fewer bytes now.
-            AccessFailed: if it fails to read.
-        """
+        """Bytes from ``start`` to ``end`` (exclusive)."""
         check_within(self, start, end)
         try:
             return read_exactly(self._read_piece, self.path, start, end)

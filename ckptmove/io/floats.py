@@ -42,8 +42,6 @@ def cast(data: bytes | memoryview, source: str, target: str, order: str) -> tupl
 
     Args:
         data: elements of ``source``.
-        source: real floating dtype.
-        target: real floating dtype.
         order: ``<`` or ``>``: byte order of both.
 
     Returns:

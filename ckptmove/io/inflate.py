@@ -45,11 +45,7 @@ def inflate(blocks: Iterable[bytes | memoryview], most: int, block_bytes: int) -
 
 
 def inflated_blocks(source: ByteSource, segment: InflateSegment, path: str, block_bytes: int) -> Iterator[bytes]:
-    """Yield the inflated bytes of a segment in blocks of ``block_bytes``; only the last may be shorter.
-
-    Raises:
-        CrcMismatch: if their size or CRC differs from the segment's; raised before the last block.
-    """
+    """Yield the inflated bytes of a segment in blocks of ``block_bytes``; only the last may be shorter."""
     crc, left, held = 0, segment.nbytes, b""
     # One byte more than expected, to detect a longer stream.
     for data in inflate(source.blocks(segment.span, _BLOCK), segment.nbytes + 1, block_bytes):

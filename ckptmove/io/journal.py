@@ -30,37 +30,22 @@ _SUFFIX: Final = ".journal"
 
 
 class ChangedRange(NamedTuple):
-    """A range of bytes before and after a change. Their lengths differ at the end of the file.
+    """A range of bytes before and after a change. Their lengths differ at the end of the file."""
 
-    Attributes:
-        start: offset of the range.
-        old: bytes before the change.
-        new: bytes after the change; empty if they are cut off.
-    """
-
-    start: int
-    old: bytes
-    new: bytes
+    start: int  # offset of the range
+    old: bytes  # bytes before the change
+    new: bytes  # bytes after the change; empty if they are cut off
 
 
 class Journal(NamedTuple):
-    """State of a file before and after a change.
+    """State of a file before and after a change."""
 
-    Attributes:
-        name: name of the file, without its folder.
-        old_size: its length before the change.
-        new_size: its length after the change. During the change, the length is between the two.
-        runs: all ranges that the change overwrites, appends or cuts off, in order.
-        anchors: unchanged bytes: right before the change, and at the end of the file after it.
-        anchor_crc: CRC-32 of both anchors, to detect another file that was saved under the same name.
-    """
-
-    name: str
-    old_size: int
-    new_size: int
-    runs: tuple[ChangedRange, ...]
-    anchors: tuple[Span, Span]
-    anchor_crc: int
+    name: str  # name of the file, without its folder
+    old_size: int  # its length before the change
+    new_size: int  # its length after the change. During the change, the length is between the two.
+    runs: tuple[ChangedRange, ...]  # all ranges that the change overwrites, appends or cuts off, in order
+    anchors: tuple[Span, Span]  # unchanged bytes: right before the change, and at the end of the file after it
+    anchor_crc: int  # CRC-32 of both anchors, to detect another file that was saved under the same name
 
     @property
     def old(self) -> tuple[tuple[int, bytes], ...]:
@@ -86,11 +71,7 @@ class Journal(NamedTuple):
 
 
 def decode(data: bytes) -> Journal | None:
-    """Decode the bytes of :meth:`Journal.encode`; None if they are incomplete.
-
-    Raises:
-        ValueError: if the bytes are complete, but have another format or describe an impossible change.
-    """
+    """Decode the bytes of :meth:`Journal.encode`; None if they are incomplete."""
     body, crc = data[:-_CRC_BYTES], data[-_CRC_BYTES:]
     if len(body) < _HEAD.size or zlib.crc32(body).to_bytes(_CRC_BYTES, "little") != crc:
         return None

@@ -43,17 +43,11 @@ _DAY: Final = 24 * 60 * 60
 
 
 class TemporaryNames(NamedTuple):
-    """Temporary paths of an output.
+    """Temporary paths of an output."""
 
-    Attributes:
-        part: the output while it is written.
-        old: a folder that contains the replaced output.
-        lock: the file whose lock claims both.
-    """
-
-    part: Path
-    old: Path
-    lock: Path
+    part: Path  # the output while it is written
+    old: Path  # a folder that contains the replaced output
+    lock: Path  # the file whose lock claims both
 
     @classmethod
     def of(cls, stem: Path) -> TemporaryNames:
@@ -104,12 +98,7 @@ class Claim:
         self._fd = -1
 
     def take(self) -> None:
-        """Claim the names by creating and locking the lock file.
-
-        Raises:
-            OSError: if the system refuses; the lock file is removed.
-            OutputClaimed: if another process has claimed names for the output; the lock file is removed.
-        """
+        """Claim the names by creating and locking the lock file."""
         with _alone(self._gate):
             self._lock_names()
 

@@ -35,21 +35,13 @@ _BLOCK: Final = 1 << 20
 
 
 class ListedFile(NamedTuple):
-    """A regular file.
+    """A regular file."""
 
-    Attributes:
-        path: its path in the directory, with slashes.
-        size_bytes: its size.
-        mode: its permission bits.
-        stamp: its stamp; for a member of an archive, its place in the archive.
-        is_hidden: whether it is in a folder whose name begins with a dot, and so not a checkpoint.
-    """
-
-    path: str
+    path: str  # its path in the directory, with slashes
     size_bytes: int
-    mode: int
-    stamp: Stamp
-    is_hidden: bool
+    mode: int  # its permission bits
+    stamp: Stamp  # its stamp; for a member of an archive, its place in the archive
+    is_hidden: bool  # whether it is in a folder whose name begins with a dot, and so not a checkpoint
 
     @property
     def name(self) -> str:
@@ -63,27 +55,17 @@ class ListedFile(NamedTuple):
 
 
 class ListedFolder(NamedTuple):
-    """A folder.
+    """A folder."""
 
-    Attributes:
-        path: as of a file; empty for the directory itself.
-        mode: its permission bits.
-    """
-
-    path: str
-    mode: int
+    path: str  # as of a file; empty for the directory itself
+    mode: int  # its permission bits
 
 
 class ListedLink(NamedTuple):
-    """A symbolic link to a path in the directory, or a dangling link.
+    """A symbolic link to a path in the directory, or a dangling link."""
 
-    Attributes:
-        path: as of a file.
-        target: text of the link in a copy of the directory.
-    """
-
-    path: str
-    target: str
+    path: str  # as of a file
+    target: str  # text of the link in a copy of the directory
 
     @property
     def name(self) -> str:
@@ -98,29 +80,18 @@ class ListedLink(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """The content of a directory.
+    """The content of a directory."""
 
-    Attributes:
-        path: the directory as the user gave it.
-        files: by path.
-        folders: each before its content.
-        links: by path.
-        with_journals: paths of files with the journal of a conversion in place next to them.
-        container: name of its kind in the public contract.
-        form: form of an archive; None for a directory.
-        has_checksums: whether it has a CRC of each file.
-        is_remote: whether its files are at URLs.
-    """
-
-    path: str
-    files: tuple[ListedFile, ...]
-    folders: tuple[ListedFolder, ...]
-    links: tuple[ListedLink, ...]
+    path: str  # the directory as the user gave it
+    files: tuple[ListedFile, ...]  # by path
+    folders: tuple[ListedFolder, ...]  # each before its content
+    links: tuple[ListedLink, ...]  # by path
+    #: paths of files with the journal of a conversion in place next to them.
     with_journals: tuple[str, ...] = field(default=(), kw_only=True)
-    container: ClassVar[str] = "directory"
-    form: ClassVar[ArchiveForm | None] = None
-    has_checksums: ClassVar[bool] = False
-    is_remote: ClassVar[bool] = False
+    container: ClassVar[str] = "directory"  # name of its kind in the public contract
+    form: ClassVar[ArchiveForm | None] = None  # form of an archive; None for a directory
+    has_checksums: ClassVar[bool] = False  # whether it has a CRC of each file
+    is_remote: ClassVar[bool] = False  # whether its files are at URLs
 
     @property
     def names(self) -> frozenset[str]:
@@ -195,13 +166,7 @@ class Listing:
         """Raise SourceChanged if a file at a URL was written since it was opened. Local files have stamps."""
 
     def open(self, path: str) -> ByteSource:
-        """The bytes of a file; the caller closes them.
-
-        Raises:
-            MissingFile, AccessFailed: if it is no longer readable.
-            MustBeUnpacked: if it cannot be read inside of its archive.
-            CrcMismatch: if it is compressed and damaged.
-        """
+        """The bytes of a file; the caller closes them."""
         return open_source(self.full(path))
 
     def read_ahead(self, paths: Iterable[str]) -> Iterator[str]:
@@ -217,11 +182,7 @@ class Listing:
         return tuple(DiskPlace(self.full(file.path), 0, file.stamp) for file in files)
 
     def contents(self, path: str) -> Iterator[bytes | memoryview]:
-        """The bytes of a file block by block; each is valid until the next.
-
-        Raises:
-            MissingFile, AccessFailed, SourceChanged: if it is no longer readable.
-        """
+        """The bytes of a file block by block; each is valid until the next."""
         with closing(self.open(path)) as source:
             yield from source.blocks(Span(0, source.size), _BLOCK)
 
@@ -241,13 +202,7 @@ class Listing:
 
 
 def list_directory(path: str, limits: Limits) -> Listing:
-    """List a directory with everything below it.
-
-    Raises:
-        NotACheckpoint: if it contains a pipe, a socket, a device, or a link that leads out of it.
-        LimitExceeded: if it has more entries, or more levels, than the limits allow.
-        AccessFailed: if the system refuses to list a part of it.
-    """
+    """List a directory with everything below it."""
     lister = _Lister(path, limits)
     try:
         lister.run()

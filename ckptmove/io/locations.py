@@ -85,11 +85,7 @@ def _modes(path: str) -> Iterator[int]:
 
 
 def inode_of(path: str) -> int:
-    """Inode of a file.
-
-    Raises:
-        OSError: if the system refuses.
-    """
+    """Inode of a file."""
     return os.stat(path).st_ino
 
 
@@ -104,11 +100,7 @@ def stem(path: str) -> str:
 
 
 def make_folder(path: str) -> None:
-    """Create a folder with its parents, unless it exists.
-
-    Raises:
-        WriteFailed: if the system refuses.
-    """
+    """Create a folder with its parents, unless it exists."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -141,7 +133,6 @@ def default_output(path: str, tag: str) -> str:
     The output of a URL is in the working directory.
 
     Args:
-        path: the source.
         tag: what distinguishes the output, ``cuda0``.
     """
     if isinstance(path, Address):

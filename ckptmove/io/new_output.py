@@ -15,15 +15,7 @@ def require_new_file(source: str, output: str, name: str, *, force: bool) -> Non
     """Check the path of a new file, and remove what interrupted runs left in its folder.
 
     Args:
-        source: the checkpoint.
-        output: the new file.
         name: path whose last part is suggested as a name, if the output is a folder.
-        force: whether an existing file is replaced.
-
-    Raises:
-        OutputIsFolder: if the output is a folder.
-        OutputIsSource: if it is the checkpoint itself.
-        OutputExists: if it exists and ``force`` is not set.
     """
     clear_leftovers(Path(output).parent)
     if is_folder(output) or output.endswith(tuple(SEPARATORS)):
@@ -34,12 +26,7 @@ def require_new_file(source: str, output: str, name: str, *, force: bool) -> Non
 
 
 def require_new_folder(source: str, output: str, *, force: bool) -> None:
-    """Check the path of a new directory, and remove what interrupted runs left next to it.
-
-    Raises:
-        OutputIsSource: if it is the checkpoint, inside of it, or contains it.
-        OutputExists: if it exists and ``force`` is not set.
-    """
+    """Check the path of a new directory, and remove what interrupted runs left next to it."""
     before, after = os.path.realpath(source), os.path.realpath(output)
     if before == after:
         raise OutputIsSource(output)

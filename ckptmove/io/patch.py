@@ -50,18 +50,9 @@ def apply_patch(path: str, patch: Patch, before: Stamp, settle: Callable[[], Non
 
     Args:
         path: the file; for a symbolic link, its target.
-        patch: the change.
         before: stamp of the file that the patch was made for.
         settle: called when the change is durable but can still be rolled back; an interruption after that comes too
             late.
-
-    Raises:
-        BeingConverted: if another process is changing the file.
-        SourceChanged: if the file has changed since the patch was made.
-        ChangeFailed: if the system fails; the file is unchanged. If only the journal could not be removed, the change
-            is to be rolled back.
-        JournalInTheWay: if the path of the journal holds the journal of another file.
-        RollbackFailed: if the system fails, and then fails to restore the file.
     """
     journal_file = journal_path(path)
     try:
@@ -88,17 +79,11 @@ def apply_patch(path: str, patch: Patch, before: Stamp, settle: Callable[[], Non
 
 
 class Interrupted(NamedTuple):
-    """What an interrupted change left next to a file.
+    """What an interrupted change left next to a file."""
 
-    Attributes:
-        journal: its journal; None if it is torn, and nothing has changed yet.
-        is_of_file: whether the file is at some point of the change; False if it was rewritten since.
-        stamp: stamp of the file.
-    """
-
-    journal: Journal | None
-    is_of_file: bool
-    stamp: Stamp
+    journal: Journal | None  # its journal; None if it is torn, and nothing has changed yet
+    is_of_file: bool  # whether the file is at some point of the change; False if it was rewritten since
+    stamp: Stamp  # stamp of the file
 
     @property
     def change(self) -> Journal | None:
@@ -114,12 +99,7 @@ class Interrupted(NamedTuple):
 
 
 def read_journal(path: str) -> Interrupted | None:
-    """Read the journal next to a file; None if there is none, or it is the journal of another file.
-
-    Raises:
-        BeingConverted: if the process that makes the change is still running.
-        RollbackFailed: if the system refuses, or the journal has another format.
-    """
+    """Read the journal next to a file; None if there is none, or it is the journal of another file."""
     journal_file = journal_path(path)
     try:
         with _locked(path, os.O_RDONLY) as fd:
@@ -138,14 +118,8 @@ def roll_back(path: str, found: Interrupted, settle: Callable[[], None] = do_not
     """Roll back an interrupted change, and remove its journal.
 
     Args:
-        path: the file.
         found: what :func:`read_journal` returned.
         settle: called when the file is restored; an interruption after that comes too late.
-
-    Raises:
-        BeingConverted: if another process is changing the file.
-        SourceChanged: if the file has changed since its journal was read.
-        RollbackFailed: if the system refuses.
     """
     journal_file = journal_path(path)
     try:

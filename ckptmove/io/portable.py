@@ -49,9 +49,6 @@ def syncing(folder: str | os.PathLike[str]) -> Iterator[Callable[[], None]]:
     """Yield a function that makes renames in a folder durable; it does nothing on systems that cannot open folders.
 
     The folder is opened at once: if that fails, nothing has been renamed yet.
-
-    Raises:
-        OSError: if the system refuses.
     """
     if not hasattr(os, "O_DIRECTORY"):  # Windows cannot open folders; NTFS has a journal for names
         yield lambda: None

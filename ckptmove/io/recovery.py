@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 def require_settled(path: str) -> None:
-    """Check that no conversion in place of a file is under way, or was interrupted.
-
-    Raises:
-        BeingConverted: if one is under way.
-        InterruptedConversion: if one was interrupted: the file has a journal, which need not be readable.
-    """
+    """Check that no conversion in place of a file is under way, or was interrupted."""
     try:
         if not os.path.lexists(journal_path(path)):
             return

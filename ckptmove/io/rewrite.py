@@ -54,11 +54,7 @@ class _Checker:
         self._path = path
 
     def feed(self, block: memoryview) -> None:
-        """Process the next block of the span.
-
-        Raises:
-            CrcMismatch: if a record that ends in the block does not match its CRC.
-        """
+        """Process the next block of the span."""
         start, end = self._position, self._position + len(block)
         while self._check is not None and self._check.span.start < end:
             span = self._check.span
@@ -94,12 +90,6 @@ def write_segments(
 
     Returns:
         Number of bytes written.
-
-    Raises:
-        CrcMismatch: if a record does not match its CRC; raised up to a few blocks after its end.
-        DamagedArchive: if a segment produces another number of bytes than it requires.
-        SourceChanged: if one of the files was written to in the meantime.
-        WriteFailed: if the sink fails; a lack of space is reported before the first byte is read.
     """
     places = [0, *accumulate(map(length, segments))]
     count = _Counter(places[-1], progress)

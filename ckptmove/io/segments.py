@@ -76,12 +76,7 @@ def blocks_of(
 
     Args:
         source: source of the copied bytes.
-        segments: the segments to read.
         overflowed: called with the number of values that a cast made infinite.
-
-    Raises:
-        CrcMismatch: if inflated bytes do not match their CRC.
-        DamagedArchive: if a segment produces another number of bytes than it requires.
     """
     for segment in segments:
         if isinstance(segment, BytesSegment):

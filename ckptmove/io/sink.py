@@ -40,8 +40,6 @@ class FileSink(NewFile):
         """Choose a temporary name, without opening anything.
 
         Args:
-            output: path of the file.
-            force: whether an existing output is replaced.
             mode: permission bits of the file, of which the umask is taken away, as ``cp`` does. A file that replaces
                 another one gets no other bits than that one has. No byte is ever in a file with more bits.
         """
@@ -52,13 +50,7 @@ class FileSink(NewFile):
         super().__init__(output, self._claim.names.part)
 
     def __enter__(self) -> FileSink:
-        """Open the temporary file.
-
-        Raises:
-            OutputExists: if the output exists, without ``force``.
-            OutputClaimed: if another process is writing the output.
-            WriteFailed: if the existing output cannot be replaced (a directory, a device), or the system refuses.
-        """
+        """Open the temporary file."""
         with self._write_errors():
             self._check_output()
             self._claim.take()
@@ -86,11 +78,6 @@ class FileSink(NewFile):
         Args:
             settle: called right before the rename; an interruption after that comes too late.
             mode: the permission bits of the file, whatever the umask and an earlier file are.
-
-        Raises:
-            WriteFailed: if the system fails.
-            NotDurable: if the system fails after the rename.
-            OutputExists: if the output appeared meanwhile, without ``force``.
         """
         with self._write_errors():
             before = self._check_output()

@@ -35,17 +35,11 @@ KINDS: Final[dict[int, str]] = {
 
 
 class DiskPlace(NamedTuple):
-    """Place of bytes in a file on the disk.
+    """Place of bytes in a file on the disk."""
 
-    Attributes:
-        path: the file.
-        start: offset of the first byte.
-        stamp: stamp of the file when it was read.
-    """
-
-    path: str
-    start: int
-    stamp: Stamp
+    path: str  # the file
+    start: int  # offset of the first byte
+    stamp: Stamp  # stamp of the file when it was read
 
     @property
     def nbytes(self) -> int:
@@ -57,9 +51,6 @@ class DiskPlace(NamedTuple):
 
         Args:
             descriptor: descriptor of the open file; by default the file that has the path now.
-
-        Raises:
-            SourceChanged: if it was written, replaced or removed.
         """
         try:
             same = stamp_of(os.stat(self.path if descriptor is None else descriptor)) == self.stamp
@@ -69,11 +60,7 @@ class DiskPlace(NamedTuple):
             raise SourceChanged(self.path)
 
     def open(self) -> FileIO:
-        """Open the file, to be read or mapped.
-
-        Raises:
-            AccessFailed: if the system refuses.
-        """
+        """Open the file, to be read or mapped."""
         try:
             return open(self.path, "rb", buffering=0)  # closed by the caller
         except OSError as error:
@@ -99,13 +86,7 @@ class FileSource:
         self.size = found.st_size
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes from ``start`` to ``end`` (exclusive).
-
-        Raises:
-            DamagedArchive: if the span is invalid or reaches past ``size``.
-            SourceChanged: if the file has become shorter since it was opened.
-            AccessFailed: if the system fails to read.
-        """
+        """Bytes from ``start`` to ``end`` (exclusive)."""
         self._within(start, end)
         try:
             return read_exactly(self._read_piece, self.path, start, end)
@@ -121,11 +102,6 @@ class FileSource:
         """Yield the bytes of a span in blocks of at most ``block_bytes``.
 
         A block is valid until ``buffers`` more were read.
-
-        Raises:
-            DamagedArchive: if the span is invalid or reaches past ``size``.
-            SourceChanged: if the file has become shorter since it was opened.
-            AccessFailed: if the system fails to read.
         """
         self._within(span.start, span.end)
         rotating = cycle([memoryview(bytearray(min(block_bytes, span.nbytes))) for _ in range(buffers)])
@@ -185,10 +161,6 @@ def read_exactly(read: Callable[[int, int], bytes], path: str, start: int, end: 
         path: the file that an error names.
         start: offset of the first byte.
         end: offset after the last one.
-
-    Raises:
-        SourceChanged: if the file ends before ``end``.
-        OSError, ValueError: as ``read``.
     """
     pieces: list[bytes] = []
     while start < end:
@@ -206,13 +178,7 @@ def stamp_of(found: os.stat_result) -> Stamp:
 
 
 def open_source(path: str) -> FileSource:
-    """Open a local file.
-
-    Raises:
-        MissingFile: if the path does not exist.
-        NotACheckpoint: if it is a directory, a pipe, a socket or a device. It is not opened, because that may block.
-        AccessFailed: if the system refuses.
-    """
+    """Open a local file."""
     try:
         kind = KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
         if kind is not None:

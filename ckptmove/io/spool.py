@@ -49,7 +49,6 @@ class Spool:
         The whole segment is read when the first part is.
 
         Args:
-            source: source of the segment.
             segment: the segment; its only check covers all its bytes.
             overflowed: called with the number of values that a cast made infinite.
         """
@@ -58,11 +57,7 @@ class Spool:
         return FromSource(_HeldSource(self, source, segment, overflowed), CopySegment(Span(0, length(segment))))
 
     def append(self, block: bytes | memoryview) -> int:
-        """Write bytes at the end and return their offset.
-
-        Raises:
-            WriteFailed: if there is no space for them.
-        """
+        """Write bytes at the end and return their offset."""
         with self.lock, _writing():
             self._file.seek(0, os.SEEK_END)
             start = self._file.tell()
@@ -70,11 +65,7 @@ class Spool:
         return start
 
     def read(self, start: int, end: int) -> bytes:
-        """Return the bytes from ``start`` to ``end`` (exclusive), which were written before.
-
-        Raises:
-            WriteFailed: if there was no space for bytes that are still in a buffer.
-        """
+        """Return the bytes from ``start`` to ``end`` (exclusive), which were written before."""
         with self.lock, _writing():
             self._file.seek(start)
             return self._file.read(end - start)
@@ -102,12 +93,7 @@ class _HeldSource:
         self._start: int | None = None
 
     def read(self, start: int, end: int) -> bytes:
-        """Return the bytes from ``start`` to ``end`` (exclusive).
-
-        Raises:
-            CrcMismatch: if the bytes of the segment do not match their CRC.
-            WriteFailed: if there is no space for a temporary file.
-        """
+        """Return the bytes from ``start`` to ``end`` (exclusive)."""
         check_within(self, start, end)
         with self._spool.lock:
             if self._start is None:

@@ -41,7 +41,6 @@ def strided_blocks(read: Read, start: int, shape: Sequence[int], stride: Sequenc
     For each 32 MiB of elements, a byte of the source is read at most once.
 
     Args:
-        read: reads the source.
         start: offset of the first element in the source, in bytes.
         shape: sizes of the tensor, none of them 0.
         stride: strides in elements.

@@ -18,28 +18,18 @@ if TYPE_CHECKING:
 
 
 class WalkedFile(NamedTuple):
-    """A file below a folder.
+    """A file below a folder."""
 
-    Attributes:
-        path: its path in the folder, with slashes.
-        size_bytes: its size; None if the server does not tell it, or if it is a link that leads nowhere.
-        version: its time of modification, or its ETag; empty if unknown.
-    """
-
-    path: str
-    size_bytes: int | None
-    version: str
+    path: str  # its path in the folder, with slashes
+    size_bytes: int | None  # its size; None if the server does not tell it, or if it is a link that leads nowhere
+    version: str  # its time of modification, or its ETag; empty if unknown
 
 
 class FolderWalk(NamedTuple):
-    """The files below a folder.
+    """The files below a folder."""
 
-    Attributes:
-        files: the files, without hidden ones.
-        errors: errors of folders that could not be listed, and of links that lead to no readable file.
-    """
-
-    files: list[WalkedFile]
+    files: list[WalkedFile]  # the files, without hidden ones
+    #: errors of folders that could not be listed, and of links that lead to no readable file.
     errors: list[CkptMoveError]
 
 

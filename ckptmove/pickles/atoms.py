@@ -48,10 +48,6 @@ def line(machine: Machine, position: int) -> tuple[bytes, int]:
 
     Returns:
         The argument without its newline, and the offset after the newline.
-
-    Raises:
-        ValueError: if there is no newline.
-        LimitExceeded: if the argument is larger than ``string_bytes``.
     """
     end = machine.data.index(b"\n", position + 1)
     _check_size(machine, end - position - 1)

@@ -109,10 +109,6 @@ def uses_of_call(
     """The names that a call makes or calls, and names that it looks up.
 
     Args:
-        function: the callable.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        opcode: opcode of the call.
         given: list to which the values are added that a harmless function may call, or whose attributes it may call.
     """
     waiting: list[tuple[Value, Value, Use]] = [(function, args, "made" if opcode in _MAKING else "called")]

@@ -29,11 +29,7 @@ class NeedsOneOperation(Exception):
 
 
 def recalled(machine: Machine, raw: bytes) -> Value:
-    """Return the value of a BINGET or LONG_BINGET.
-
-    Raises:
-        IndexError: if the memo does not have its index.
-    """
+    """Return the value of a BINGET or LONG_BINGET."""
     return machine.memo[raw[1] if len(raw) == GET_BYTES else int.from_bytes(raw[1:], "little")]
 
 

@@ -55,9 +55,6 @@ def apply_plan(machine: Machine, plan: MovePlan) -> bytes:
 
     Returns:
         ``machine.data`` with the changes; bytes before ``begin`` and after STOP are unchanged.
-
-    Raises:
-        UneditablePickle: if a change affects operations that no pickler of Python writes.
     """
     literals = _Literals(machine)
     draft = _Draft(machine, literals)

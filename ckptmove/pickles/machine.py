@@ -150,10 +150,6 @@ def interpret(data: bytes, limits: Limits, begin: int = 0, excess: int = 0) -> M
 
     Returns:
         The machine after STOP; its ``root`` is the tree.
-
-    Raises:
-        DamagedPickle: if the bytes are not a pickle of protocol 0 to 5.
-        LimitExceeded: if the pickle needs more than the limits allow.
     """
     _check_size(data, limits, begin)
     machine = Machine(data, limits, begin, excess)
@@ -167,11 +163,7 @@ def _check_size(data: bytes, limits: Limits, begin: int = 0) -> None:
 
 
 def runs_before(data: bytes, limits: Limits) -> tuple[str, ...]:
-    """Return the dangerous names in a damaged pickle, up to the damage.
-
-    Raises:
-        LimitExceeded: if the pickle exceeds a limit before the damage.
-    """
+    """Return the dangerous names in a damaged pickle, up to the damage."""
     try:
         return (*interpret(data, limits).runs,)
     except DamagedPickle as error:

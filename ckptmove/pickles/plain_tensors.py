@@ -61,9 +61,6 @@ def interpret_tensors(data: bytes, limits: Limits) -> Machine:
     Its tree cannot be edited, and its storages have no sites.
 
     Arguments and errors as of :func:`~ckptmove.pickles.machine.interpret`.
-
-    Raises:
-        NeedsEveryOperation: if only :func:`~ckptmove.pickles.machine.interpret` can read it.
     """
     machine = interpret_with(data, limits, PlainTensors().handlers())
     machine.data = b""

@@ -46,9 +46,6 @@ def operation_end(data: bytes, start: int) -> int:
 
     Returns:
         Offset of the first byte after the operation and its argument.
-
-    Raises:
-        DamagedPickle: if the opcode is unknown, or the data ends before or inside the operation.
     """
     if not 0 <= start < len(data):
         raise DamagedPickle("it ends before STOP", offset=start)
@@ -82,9 +79,6 @@ def operations(data: bytes, start: int = 0) -> Iterator[tuple[int, int, int]]:
 
     Yields:
         Start, end (exclusive) and opcode of each operation.
-
-    Raises:
-        DamagedPickle: if an opcode is unknown, an argument reaches past the end, or STOP is missing.
     """
     opcode = -1
     while opcode != STOP:

@@ -26,19 +26,12 @@ _KEY_FIELD = 2
 
 
 class PicklePart(NamedTuple):
-    """One of several pickles that a container returns as one run of bytes.
+    """One of several pickles that a container returns as one run of bytes."""
 
-    Attributes:
-        span: its bytes in that run.
-        record: its name in the container, for errors.
-        folder: prefix of its storage keys, which makes them unique in the container; empty in the first pickle.
-        attribute: attribute of the module that holds its values; empty if they are not added to the module.
-    """
-
-    span: Span
-    record: str
-    folder: str = ""
-    attribute: str = ""
+    span: Span  # its bytes in that run
+    record: str  # its name in the container, for errors
+    folder: str = ""  # prefix of its storage keys, which makes them unique in the container; empty in the first pickle
+    attribute: str = ""  # attribute of the module that holds its values; empty if they are not added to the module
 
 
 def interpret_parts(data: bytes, parts: AnySequence[PicklePart], limits: Limits) -> Machine:
@@ -47,10 +40,6 @@ def interpret_parts(data: bytes, parts: AnySequence[PicklePart], limits: Limits)
     Returns:
         One machine after STOP. Its ``root`` is the tree of the first pickle, with the other pickles as attributes. Its
         starts are offsets in ``data``. Its storage keys begin with the folder of their part.
-
-    Raises:
-        DamagedPickle: if a part is not a valid pickle, or ends before its span does.
-        LimitExceeded: if a part needs more than the limits allow.
     """
     joined = Machine(data, limits)
     joined.end = len(data)
@@ -71,11 +60,7 @@ def interpret_parts(data: bytes, parts: AnySequence[PicklePart], limits: Limits)
 
 
 def split_parts(data: bytes, count: int) -> tuple[bytes, ...]:
-    """Split consecutive pickles.
-
-    Raises:
-        DamagedPickle: as :func:`ckptmove.pickles.scan.operations`.
-    """
+    """Split consecutive pickles."""
     pieces: list[bytes] = []
     start = 0
     for _ in range(count - 1):

@@ -19,13 +19,7 @@ _LENGTHS: Final = [1 + SHAPE_OF[code] if code != STOP and SHAPE_OF.get(code, -1)
 
 
 def read_pickle(source: ByteSource, start: int, limits: Limits) -> bytes:
-    """Read one pickle of a file, up to and including STOP.
-
-    Raises:
-        DamagedPickle: if an opcode is unknown, or the file ends before STOP.
-        LimitExceeded: if the pickle, or a string in it, is larger than the limits allow.
-        SourceChanged, AccessFailed: as ``source.read``.
-    """
+    """Read one pickle of a file, up to and including STOP."""
     data = bytearray()
     room = source.size - start
     position, done = 0, False

@@ -107,9 +107,6 @@ class TensorReader:
 
         Returns:
             The record, or None if other code in the pickle computes an argument, so that the tensor is not known.
-
-        Raises:
-            DamagedPickle: if the arguments are not what torch writes.
         """
         if self.attached:
             self.attached = []

@@ -79,10 +79,6 @@ def write_pickle(root: Value) -> bytes:
 
     Returns:
         A pickle of protocol 2, or of the lowest later protocol that has an operation for every value.
-
-    Raises:
-        UneditablePickle: if the tree contains a value that only the reader of the source has, a second BUILD of one
-            object, or too many cycles through tuples.
     """
     return _Writer().write(root)
 

@@ -24,17 +24,11 @@ _NAMED: Final = 5
 
 @dataclass(slots=True)
 class Offenders:
-    """A list of faults: the first few as text, the rest as a number.
+    """A list of faults: the first few as text, the rest as a number."""
 
-    Attributes:
-        count: number of faults.
-        first: texts of the first few.
-        place: index of the tensor that is being checked, by which the faults of several processes are sorted.
-    """
-
-    count: int = 0
-    first: list[str] = field(default_factory=list)
-    place: int = 0
+    count: int = 0  # number of faults
+    first: list[str] = field(default_factory=list)  # texts of the first few
+    place: int = 0  # index of the tensor that is being checked, by which the faults of several processes are sorted
     _places: list[int] = field(default_factory=list)
 
     def add(self, text: str) -> None:

@@ -28,12 +28,7 @@ class NotDownloaded(NotLocal):
 
 
 def require_local(request: VerifyRequest) -> None:
-    """Require that all files are local, or will be downloaded.
-
-    Raises:
-        NotDownloaded: if the checkpoint is at a URL, and is not downloaded.
-        NotLocal: if the original is at a URL.
-    """
+    """Require that all files are local, or will be downloaded."""
     if isinstance(request.against, Address):
         raise NotLocal(request.against, Phrase(Argument("against"), " reads local files"))
     if isinstance(request.path, Address) and request.download is None:
@@ -47,11 +42,6 @@ def downloaded(request: VerifyRequest, progress: Progress | None, settle: Callab
         request: the options of ``verify``.
         progress: called with the bytes downloaded so far and the total.
         settle: called before the copy gets its name, which cannot be undone.
-
-    Raises:
-        CopyExists: if the copy exists.
-        NotDownloaded, NotLocal: as of :func:`require_local`.
-        CkptMoveError: as of :func:`ckptmove.io.remote.download.download`.
     """
     require_local(request)
     if request.download is None or not isinstance(request.path, Address):

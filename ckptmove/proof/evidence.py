@@ -19,24 +19,16 @@ NOT_KNOWN: Final = "not known"
 
 
 class CheckResult(NamedTuple):
-    """The outcome of one check of ``verify``.
+    """The outcome of one check of ``verify``."""
 
-    Attributes:
-        name: ``file``, ``restore``, ``placement``, ``structure``, ``numbers``, ``step``, ``parity``, ``fresh``, or
-            ``case`` with ``--case``, or ``script`` with ``--script``.
-        status: the outcome.
-        detail: one line with figures, all failures with the fix, or the reason for a skip.
-        evidence: figures by name.
-        failures: the failures in the detail; empty if the check did not fail.
-        fix: the fix at the end of the detail: a command or an edit; empty without one.
-    """
-
+    #: ``file``, ``restore``, ``placement``, ``structure``, ``numbers``, ``step``, ``parity``, ``fresh``, or ``case``
+    #: with ``--case``, or ``script`` with ``--script``.
     name: str
-    status: CheckStatus
-    detail: str
-    evidence: tuple[tuple[str, object], ...] = ()
-    failures: tuple[str, ...] = ()
-    fix: str = ""
+    status: CheckStatus  # the outcome
+    detail: str  # one line with figures, all failures with the fix, or the reason for a skip
+    evidence: tuple[tuple[str, object], ...] = ()  # figures by name
+    failures: tuple[str, ...] = ()  # the failures in the detail; empty if the check did not fail
+    fix: str = ""  # the fix at the end of the detail: a command or an edit; empty without one
 
 
 def fails_run(findings: Iterable[Finding], *, strict: bool, proven: bool = True) -> bool:
@@ -52,21 +44,13 @@ def fails_run(findings: Iterable[Finding], *, strict: bool, proven: bool = True)
 
 
 class SampleSize(NamedTuple):
-    """How much of a checkpoint a sample covers.
+    """How much of a checkpoint a sample covers."""
 
-    Attributes:
-        asked: requested number of parameters of each optimizer, and of other tensors.
-        parameters: optimizer parameters in the sample.
-        of_parameters: optimizer parameters in the checkpoint.
-        tensors: tensors whose values were checked.
-        of_tensors: tensors in the checkpoint.
-    """
-
-    asked: int
-    parameters: int
-    of_parameters: int
-    tensors: int
-    of_tensors: int
+    asked: int  # requested number of parameters of each optimizer, and of other tensors
+    parameters: int  # optimizer parameters in the sample
+    of_parameters: int  # optimizer parameters in the checkpoint
+    tensors: int  # tensors whose values were checked
+    of_tensors: int  # tensors in the checkpoint
 
     @property
     def is_all(self) -> bool:
@@ -89,53 +73,31 @@ class SampleSize(NamedTuple):
 
 
 class FixedFile(NamedTuple):
-    """A file of the user's code that ``verify --fix`` edited.
+    """A file of the user's code that ``verify --fix`` edited."""
 
-    Attributes:
-        path: path relative to the working directory.
-        fixes: number of edits.
-        diff: the edits as a unified diff. Bytes that are not UTF-8 are surrogate escapes.
-        backup: path of a copy without the edits; None if the file was not written (``--dry-run``).
-    """
-
-    path: str
-    fixes: int
-    diff: str
-    backup: str | None
+    path: str  # path relative to the working directory
+    fixes: int  # number of edits
+    diff: str  # the edits as a unified diff. Bytes that are not UTF-8 are surrogate escapes.
+    backup: str | None  # path of a copy without the edits; None if the file was not written (`--dry-run`)
 
 
 class RankFault(NamedTuple):
-    """A fault that one rank has found, or that ended it.
-
-    Attributes:
-        rank: the rank.
-        check: name of the check.
-        fault: the fault in one line.
-    """
+    """A fault that one rank has found, or that ended it."""
 
     rank: int
-    check: str
-    fault: str
+    check: str  # name of the check
+    fault: str  # the fault in one line
 
 
 class RanksOfRun(NamedTuple):
-    """The ranks of a run under torchrun.
+    """The ranks of a run under torchrun."""
 
-    Attributes:
-        ranks: number of ranks.
-        shape: shape of the mesh; empty if nothing is sharded.
-        dims: names of its dimensions; empty if they have none.
-        saved_by: number of ranks that saved the checkpoint, or None.
-        resharded: whether a rank has another part of a tensor than any rank saved.
-        faults: faults of single ranks.
-    """
-
-    ranks: int
-    shape: tuple[int, ...] = ()
-    dims: tuple[str, ...] = ()
-    saved_by: int | None = None
-    resharded: bool = False
-    faults: tuple[RankFault, ...] = ()
+    ranks: int  # number of ranks
+    shape: tuple[int, ...] = ()  # shape of the mesh; empty if nothing is sharded
+    dims: tuple[str, ...] = ()  # names of its dimensions; empty if they have none
+    saved_by: int | None = None  # number of ranks that saved the checkpoint, or None
+    resharded: bool = False  # whether a rank has another part of a tensor than any rank saved
+    faults: tuple[RankFault, ...] = ()  # faults of single ranks
 
     def __str__(self) -> str:
         """The ranks, their mesh, and by how many ranks the checkpoint was saved."""
@@ -150,40 +112,28 @@ class RanksOfRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verdict(OneLine):
-    """The verdict of ``verify`` on one checkpoint.
+    """The verdict of ``verify`` on one checkpoint."""
 
-    Attributes:
-        path: the path as the caller passed it.
-        target: device of the step.
-        mode: ``real``, ``simulated`` or ``cpu``.
-        passed: whether no check failed.
-        proven: whether every optimizer was stepped on its own stored parameters and options, and its step used the
-            stored state. False if a step was skipped, if anything replaced values that the file does not contain, or if
-            only a sample was checked. A case proves the resume if the step was skipped, and makes this False if it does
-            not prove it. A script proves it in place of the step. True for a checkpoint without optimizer state that
-            equals its original (``against``).
-        checks: results in the order of the report.
-        findings: findings of the file.
-        sample: size of the sample; None if everything was checked.
-        fixed: files that ``--fix`` edited.
-        unfixed: why the case or script does not pass with these edits, or that this is not known; empty if it does, and
-            without ``--fix``.
-        run: the ranks, if torchrun started the command; else None.
-        not_looked_at: what a resume also needs, and no check looks at: ``scheduler``, ``scaler`` and ``rng``, if the
-            checkpoint holds them and no case or script runs; with one, ``position in the data``.
-    """
-
-    path: str
-    target: str
-    mode: Literal["real", "simulated", "cpu"]
-    passed: bool
+    path: str  # the path as the caller passed it
+    target: str  # device of the step
+    mode: Literal["real", "simulated", "cpu"]  # `real`, `simulated` or `cpu`
+    passed: bool  # whether no check failed
+    #: whether every optimizer was stepped on its own stored parameters and options, and its step used the stored
+    #: state. False if a step was skipped, if anything replaced values that the file does not contain, or if only a
+    #: sample was checked. A case proves the resume if the step was skipped, and makes this False if it does not prove
+    #: it. A script proves it in place of the step. True for a checkpoint without optimizer state that equals its
+    #: original (``against``).
     proven: bool
-    checks: tuple[CheckResult, ...]
-    findings: tuple[Finding, ...]
-    sample: SampleSize | None = None
-    fixed: tuple[FixedFile, ...] = ()
+    checks: tuple[CheckResult, ...]  # results in the order of the report
+    findings: tuple[Finding, ...]  # findings of the file
+    sample: SampleSize | None = None  # size of the sample; None if everything was checked
+    fixed: tuple[FixedFile, ...] = ()  # files that `--fix` edited
+    #: why the case or script does not pass with these edits, or that this is not known; empty if it does, and without
+    #: ``--fix``.
     unfixed: str = ""
-    run: RanksOfRun | None = None
+    run: RanksOfRun | None = None  # the ranks, if torchrun started the command; else None
+    #: what a resume also needs, and no check looks at: ``scheduler``, ``scaler`` and ``rng``, if the checkpoint holds
+    #: them and no case or script runs; with one, ``position in the data``.
     not_looked_at: tuple[str, ...] = ()
 
     def fails(self, *, strict: bool) -> bool:

@@ -67,17 +67,11 @@ class TorchDevice:
 
 
 class Site(NamedTuple):
-    """Target and device mode of one verification.
+    """Target and device mode of one verification."""
 
-    Attributes:
-        target: device tag of the target.
-        mode: kind of device that is used for the target.
-        reason: why no step can be made; empty if it can.
-    """
-
-    target: str
-    mode: Literal["real", "simulated", "cpu"]
-    reason: str = ""
+    target: str  # device tag of the target
+    mode: Literal["real", "simulated", "cpu"]  # kind of device that is used for the target
+    reason: str = ""  # why no step can be made; empty if it can
 
     @property
     def label(self) -> str:

@@ -34,20 +34,15 @@ _COPIED: Final = frozenset({"model", "ema", "criterion", "optimizer"})
 
 @dataclass(slots=True)
 class _Tally:
-    """Tensors that a conversion would move, counted by device, or by device and target.
+    """Tensors that a conversion would move, counted by device, or by device and target."""
 
-    Attributes:
-        copied: tensors that ``load_state_dict`` copies to the device of the model.
-        unmoved: tensors that stay there unless the program moves them.
-        counters: step counts that ``load_state_dict`` leaves on an accelerator.
-        mended: counters that ``load_state_dict`` moves.
-        stuck: names of the tensors that no restore of torch repairs.
-    """
-
+    #: tensors that ``load_state_dict`` copies to the device of the model.
     copied: Counter[str] = field(default_factory=Counter)
-    unmoved: Counter[str] = field(default_factory=Counter)
+    unmoved: Counter[str] = field(default_factory=Counter)  # tensors that stay there unless the program moves them
+    #: step counts that ``load_state_dict`` leaves on an accelerator.
     counters: Counter[str] = field(default_factory=Counter)
-    mended: int = 0
+    mended: int = 0  # counters that `load_state_dict` moves
+    #: names of the tensors that no restore of torch repairs.
     stuck: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
     def lines(self, context: Context) -> Iterator[str]:
@@ -84,8 +79,6 @@ def check_placement(
     the detail.
 
     Args:
-        inventory: the checkpoint.
-        request: the conversion, with its target.
         device_count: number of devices of the target machine, to suggest no device that it lacks; None if unknown.
         as_saved: whether the target was detected and not requested: each object is then used on the device that it was
             saved from.

@@ -18,7 +18,6 @@ def with_refused_keys(findings: Iterable[Finding], checks: Sequence[CheckResult]
 
     Args:
         findings: those of the file, where K601 is a note if the prefix may be a part of the model.
-        checks: those of the case or the script.
     """
     fixes = [check.fix for check in checks if check.status == "failed" and "prefix" in dict(check.evidence)]
     return tuple(

@@ -30,9 +30,7 @@ def judge(
     """The checks in an order, failed by the findings that no run has refuted, and those findings.
 
     Args:
-        order: names of the checks.
         checks: the checks by name.
-        findings: findings of the file.
         runs: results of the checks ``case`` and ``script``, if they were made.
     """
     left = without_refuted(findings, runs)
@@ -45,7 +43,6 @@ def without_refuted(findings: Sequence[Finding], runs: Sequence[CheckResult]) ->
     """The findings without those that a run of a case or script has refuted. An index that a case passed is a warning.
 
     Args:
-        findings: findings of the file.
         runs: results of the checks ``case`` and ``script``, if they were made.
     """
     left = list(findings)

@@ -22,17 +22,12 @@ _Item = TypeVar("_Item")
 
 
 class Sample(NamedTuple):
-    """The tensors and parameters to check.
+    """The tensors and parameters to check."""
 
-    Attributes:
-        names: names of the tensors.
-        keys: keys of the parameters to step, one set for each optimizer; two optimizers may use the same keys.
-        size: size of the sample.
-    """
-
-    names: frozenset[str]
+    names: frozenset[str]  # names of the tensors
+    #: keys of the parameters to step, one set for each optimizer; two optimizers may use the same keys.
     keys: tuple[frozenset[str], ...]
-    size: SampleSize
+    size: SampleSize  # size of the sample
 
 
 def choose_sample(
@@ -41,10 +36,8 @@ def choose_sample(
     """Choose a sample that is spread over each optimizer's groups and over all tensors that no optimizer trains.
 
     Args:
-        inventory: inventory of the checkpoint.
         pairings: its optimizers, each with its parameters.
         count: number of parameters of each optimizer, with all of their state, and number of other tensors.
-        seed: seed of the choice.
 
     Returns:
         The sample. It contains all parameters of an optimizer that steps them as one vector.

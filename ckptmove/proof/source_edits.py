@@ -25,23 +25,14 @@ class FixNotWritten(WriteFailed):
 
 
 class Edit(NamedTuple):
-    """One line to insert into a file, or to put in place of some lines.
+    """One line to insert into a file, or to put in place of some lines."""
 
-    Attributes:
-        path: absolute path of the file, as Python names it (``co_filename``).
-        how: ``before``, ``after`` or ``in place of``.
-        first: number of the first of the lines that ``how`` refers to, from 1.
-        last: number of the last one.
-        text: the new line. It is indented as line ``first``.
-        sha256: :func:`digest` of the lines that the numbers refer to.
-    """
-
-    path: str
-    how: str
-    first: int
-    last: int
-    text: str
-    sha256: str = ""
+    path: str  # absolute path of the file, as Python names it (`co_filename`)
+    how: str  # `before`, `after` or `in place of`
+    first: int  # number of the first of the lines that `how` refers to, from 1
+    last: int  # number of the last one
+    text: str  # the new line. It is indented as line `first`.
+    sha256: str = ""  # `digest` of the lines that the numbers refer to
 
     @property
     def span(self) -> tuple[int, int]:
@@ -54,12 +45,7 @@ class Edit(NamedTuple):
         return [*lines[:begin], self._indented(lines[self.first - 1]), *lines[end:]]
 
     def applied(self, data: bytes) -> bytes:
-        """The bytes of the file with the edit. A new line has the line ending of the line that it is put next to.
-
-        Raises:
-            UnicodeError: if the encoding of the file cannot encode the result.
-            SyntaxError: if the encoding is unknown.
-        """
+        """The bytes of the file with the edit. A new line has the line ending of the line that it is put next to."""
         encoding, text = _decoded(data)
         pieces = _ENDING.split(text)  # lines at even indexes, line endings at odd ones
         begin, end = self.span
@@ -92,12 +78,7 @@ def digest(lines: Sequence[str]) -> str:
 
 
 def lines_of(data: bytes) -> list[str]:
-    """The lines of a Python file, without line endings.
-
-    Raises:
-        UnicodeError: if the file is not text in its encoding, or the encoding would change its bytes.
-        SyntaxError: if the encoding is unknown.
-    """
+    """The lines of a Python file, without line endings."""
     encoding, text = _decoded(data)
     if text.encode(encoding) != data:
         raise UnicodeError(f"{encoding} changes bytes of the file")

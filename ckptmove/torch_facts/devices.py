@@ -135,10 +135,6 @@ def parse_target(text: str) -> str:
 
     Returns:
         The tag that ``torch.save`` writes on that device: ``cuda:0``, ``cuda:1``, ``mps``.
-
-    Raises:
-        UnknownDevice: if torch does not know the device.
-        UsageError: if ``torch.save`` has no tag for it.
     """
     text = str(text)
     match = _GRAMMAR.fullmatch(text)
@@ -156,10 +152,6 @@ def parse_mapping(text: str) -> tuple[str, str]:
 
     Returns:
         The glob for source tags, and the destination tag.
-
-    Raises:
-        UnknownDevice: if torch does not know a device.
-        UsageError: if the text is not a mapping, or ``torch.save`` has no tag for the destination.
     """
     source, equals, destination = (part.strip() for part in text.partition("="))
     if not (source and equals and destination):
@@ -172,14 +164,9 @@ def parse_pair(source: str, destination: str) -> tuple[str, str]:
 
     Args:
         source: a tag, or a glob for tags.
-        destination: a device.
 
     Returns:
         The glob for source tags, and the destination tag.
-
-    Raises:
-        UnknownDevice: if torch does not know a device.
-        UsageError: if ``torch.save`` has no tag for the destination.
     """
     if not is_device_string(source) and _WILDCARDS.isdisjoint(source):
         raise UnknownDevice(source, suggest(source))

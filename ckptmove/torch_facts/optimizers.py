@@ -22,40 +22,26 @@ DEVICE_FLAGS: Final = frozenset({"capturable", "fused"})
 
 
 class OptimizerFacts(NamedTuple):
-    """A class of ``torch.optim``.
+    """A class of ``torch.optim``."""
 
-    Attributes:
-        name: name of the class.
-        group: group keys that it always writes and that distinguish it from the others.
-        state: state keys that every entry has after a step.
-        state_by_option: pairs of an option and the state key that is added if the option is set.
-        optional: state keys that only some versions write.
-        scalars: state keys of 0-d bookkeeping tensors.
-        numbers: other state keys whose values are no moments, of any type.
-        scalars_on_device: whether torch creates these on the parameter's device instead of the CPU.
-        absent: group keys that it never writes, unlike others with the same state.
-        magnitudes: state keys whose values are sums or maxima of squares or magnitudes, and so never negative.
-        nonzero_initial: state keys whose initial value is not zero.
-        update: the input for the update of an element: that ``element``, its whole ``parameter``, or the ``model``.
-        shapes: whether moments have the shape of their ``parameter``, or ``other`` shapes.
-        gradients: whether it accepts ``dense`` gradients, or only ``sparse`` ones.
-        state_on: whether ``each`` parameter has its own state, or the ``first`` has the state of all.
-    """
-
-    name: str
-    group: frozenset[str]
-    state: frozenset[str]
+    name: str  # name of the class
+    group: frozenset[str]  # group keys that it always writes and that distinguish it from the others
+    state: frozenset[str]  # state keys that every entry has after a step
+    #: pairs of an option and the state key that is added if the option is set.
     state_by_option: tuple[tuple[str, str], ...]
-    optional: frozenset[str]
-    scalars: frozenset[str]
-    numbers: frozenset[str]
-    scalars_on_device: bool
-    absent: frozenset[str]
+    optional: frozenset[str]  # state keys that only some versions write
+    scalars: frozenset[str]  # state keys of 0-d bookkeeping tensors
+    numbers: frozenset[str]  # other state keys whose values are no moments, of any type
+    scalars_on_device: bool  # whether torch creates these on the parameter's device instead of the CPU
+    absent: frozenset[str]  # group keys that it never writes, unlike others with the same state
+    #: state keys whose values are sums or maxima of squares or magnitudes, and so never negative.
     magnitudes: frozenset[str]
-    nonzero_initial: frozenset[str]
+    nonzero_initial: frozenset[str]  # state keys whose initial value is not zero
+    #: the input for the update of an element: that ``element``, its whole ``parameter``, or the ``model``.
     update: Literal["element", "parameter", "model"]
-    shapes: Literal["parameter", "other"]
-    gradients: Literal["dense", "sparse"]
+    shapes: Literal["parameter", "other"]  # whether moments have the shape of their `parameter`, or `other` shapes
+    gradients: Literal["dense", "sparse"]  # whether it accepts `dense` gradients, or only `sparse` ones
+    #: whether ``each`` parameter has its own state, or the ``first`` has the state of all.
     state_on: Literal["each", "first"]
 
     @property

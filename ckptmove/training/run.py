@@ -72,7 +72,6 @@ def verify_checkpoint(
     """Prove that a checkpoint resumes, or report why it does not.
 
     Args:
-        request: the options.
         command: command line of the child process; by default this package's worker.
         progress: called with the bytes checked so far and the total.
         stage: called with the name of the child's next stage.
@@ -80,14 +79,6 @@ def verify_checkpoint(
     Returns:
         The verdict with all checks in order. The step fails if this machine does not have the target and cannot
         simulate it: nothing was proven.
-
-    Raises:
-        PackageMissing: if torch, or a package that the child imports, is not installed.
-        TorchBroken: if torch cannot be imported.
-        ChildKilled: if the child was killed from outside.
-        UsageError: if the device or optimizer is unknown, the case is unusable, or an option's number is out of range.
-        UnreadableInput: if the checkpoint or its original cannot be read, is damaged, or is not a checkpoint.
-        LimitExceeded: if either needs more than the limits allow.
     """
     refuse_request(request)
     limits, nbytes = request.limits, 0
@@ -176,12 +167,7 @@ def _start(
 
 
 def refuse_request(request: VerifyRequest) -> None:
-    """Raise for options that no checkpoint could fulfil.
-
-    Raises:
-        PackageMissing: if torch, or a package that the child imports, is not installed.
-        UsageError: if an option has no usable value, or two of them exclude each other.
-    """
+    """Raise for options that no checkpoint could fulfil."""
     missing = next((package for package in _PACKAGES if importlib.util.find_spec(package) is None), None)
     if missing is not None:
         raise PackageMissing(missing)
@@ -220,7 +206,6 @@ def checks_without_torch(
     """Make the checks of this process, while the child imports torch.
 
     Args:
-        checkpoint: the checkpoint.
         facts: facts about its bytes; None if they were not compared with their CRCs.
         asked: the options; without a target, the devices in the file are taken as correct.
         source: the checkpoint of ``--against``.

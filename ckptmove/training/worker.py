@@ -56,15 +56,10 @@ if TYPE_CHECKING:
 
 
 class Opened(NamedTuple):
-    """The files of a verification.
-
-    Attributes:
-        checkpoint: the checkpoint.
-        original: that of ``--against``, or None.
-    """
+    """The files of a verification."""
 
     checkpoint: OpenCheckpoint
-    original: OpenCheckpoint | None
+    original: OpenCheckpoint | None  # that of `--against`, or None
 
 
 def main() -> None:
@@ -76,7 +71,6 @@ def work(request: VerifyRequest, opened: Opened | None = None) -> None:
     """Answer a request on standard output.
 
     Args:
-        request: the options, with their target.
         opened: the files, if this process is a fork of one that has read them.
     """
     is_limited = limit_memory(request)
@@ -152,15 +146,10 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
     """Make every check that needs torch.
 
     Args:
-        request: the options, with their target.
         emit: called with the device mode, and with each finding and check in order.
         group: the processes that call this function together. Each checks one share of the checkpoint, and that of rank
             0 emits the results of all.
         opened: the files; None to open them.
-
-    Raises:
-        UsageError: if the requested optimizer is missing.
-        UnreadableInput: if a file has changed since it was opened.
     """
     site = find_site(request.to or "cpu")
     if group.rank == 0:

@@ -20,28 +20,19 @@ if TYPE_CHECKING:
 
 
 class Apart(NamedTuple):
-    """What a file holds beside its checkpoint.
+    """What a file holds beside its checkpoint."""
 
-    Attributes:
-        uses: imported names, each with the record that imports it.
-        facts: second readings, stray bytes that were not searched, and archives that were not read.
-        strays: names of the stray bytes in these facts.
-    """
-
-    uses: tuple[GlobalUse, ...]
+    uses: tuple[GlobalUse, ...]  # imported names, each with the record that imports it
+    #: second readings, stray bytes that were not searched, and archives that were not read.
     facts: tuple[ArchiveFact, ...]
-    strays: frozenset[str]
+    strays: frozenset[str]  # names of the stray bytes in these facts
 
 
 def find_apart(container: Container, machine: Machine) -> Apart:
     """Read what a load of the checkpoint does not read.
 
     Args:
-        container: the file, with its storages located.
         machine: machine that has read its object pickle.
-
-    Raises:
-        DamagedArchive, SourceChanged, AccessFailed: as the container.
     """
     uses: list[GlobalUse] = []
     facts: list[ArchiveFact] = []

@@ -23,7 +23,6 @@ def broken_numbers(pairs: Dict, role: Role | None, prefix: str) -> Iterator[Brok
     """Iterate over the broken numbers in the state of a scheduler or a scaler, one for each key.
 
     Args:
-        pairs: the state.
         role: its role by its keys; the numbers of other roles are not judged.
         prefix: its path with a dot at its end; empty for the root.
     """

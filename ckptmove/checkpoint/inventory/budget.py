@@ -29,21 +29,13 @@ class Budget:
         self._most_visits = min(limits.visits, limits.factor * (_SHARED_PATHS + _PATHS_PER_BYTE * pickle_bytes))
 
     def spend(self, visits: int) -> None:
-        """Count visited values; a shared value counts once for each of its paths.
-
-        Raises:
-            LimitExceeded: if the walk visits too many.
-        """
+        """Count visited values; a shared value counts once for each of its paths."""
         self._visits += visits
         if self._visits > self._most_visits:
             raise LimitExceeded("paths through the pickle", limit=self._most_visits, actual=self._visits)
 
     def write(self, letters: int) -> None:
-        """Count the letters of a path, to limit memory.
-
-        Raises:
-            LimitExceeded: if all paths together have too many.
-        """
+        """Count the letters of a path, to limit memory."""
         self._letters += letters
         if self._letters > self._most_letters:
             raise LimitExceeded("the length of all paths", limit=self._most_letters, actual=self._letters)

@@ -41,14 +41,9 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
     """Build the inventory of a file.
 
     Args:
-        container: the file.
         machine: machine that has read its pickle.
         limits: resource limits for the walk.
         keep_tree: whether the tree is needed afterwards; if not, it is freed before the storages are located.
-
-    Raises:
-        LimitExceeded: if the tree is deeper or has more paths than the limits allow.
-        DamagedPickle: if the arguments of a tensor are not what torch writes.
     """
     walk = Walk(limits, machine.end - machine.begin)
     walk.reader.gather(machine.persistents)
@@ -110,14 +105,8 @@ def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickl
     """Build the inventory of a tree that was changed, and is in no file yet.
 
     Args:
-        root: the tree.
-        path: path of its checkpoint.
-        container: format of its checkpoint.
         limits: resource limits for the walk.
         pickle_bytes: size of the pickles that it was read from.
-
-    Raises:
-        LimitExceeded, DamagedPickle: as :func:`build_inventory`.
     """
     walk = Walk(limits, pickle_bytes)
     found = tuple(nodes(root))
@@ -213,17 +202,11 @@ def _is_in_optimizer(name: str) -> bool:
 
 
 class _DetectedLayout(NamedTuple):
-    """Layout and producer of a checkpoint.
+    """Layout and producer of a checkpoint."""
 
-    Attributes:
-        layout: layout of the trainer or library.
-        producer: library and version, if the root names one.
-        torch_version: version of the torch that wrote the file, if the root names it.
-    """
-
-    layout: str
-    producer: str | None = None
-    torch_version: str | None = None
+    layout: str  # layout of the trainer or library
+    producer: str | None = None  # library and version, if the root names one
+    torch_version: str | None = None  # version of the torch that wrote the file, if the root names it
 
 
 def _detect_layout(root: Value, modules: Sequence[str], globals_: Iterable[str]) -> _DetectedLayout:

@@ -24,21 +24,15 @@ _MISSING: Final = Opaque("nothing")
 
 
 class TreeChange(NamedTuple):
-    """One difference between two trees.
+    """One difference between two trees."""
 
-    Attributes:
-        path: path from the root, parts joined by dots; ``the length of``, ``the order in`` or ``the type of the key``
-            precedes it if only that differs.
-        ours: text of the value in our tree.
-        theirs: text of the value in the other tree.
-        is_lone_tensor: whether one value is a tensor and the other is absent.
-        may_be_kept: whether one value is an object and the other a dict or a list, which may be its saved form.
-    """
-
+    #: path from the root, parts joined by dots; ``the length of``, ``the order in`` or ``the type of the key``
+    #: precedes it if only that differs.
     path: str
-    ours: str
-    theirs: str
-    is_lone_tensor: bool = False
+    ours: str  # text of the value in our tree
+    theirs: str  # text of the value in the other tree
+    is_lone_tensor: bool = False  # whether one value is a tensor and the other is absent
+    #: whether one value is an object and the other a dict or a list, which may be its saved form.
     may_be_kept: bool = False
 
     def __str__(self) -> str:
@@ -58,11 +52,8 @@ def tree_changes(
     """Iterate over the differences between two trees, in no particular order.
 
     Args:
-        ours: root of our tree.
         our_sites: starts, in our pickle, of values that name a device or depend on one; these values may differ.
-        theirs: root of the expected tree.
         their_sites: the same starts in the pickle of the expected tree.
-        root: path of both roots.
         tensors: recognizes tensors, if their records are compared elsewhere. Then only the parts of a tensor that are
             not in its record are compared here, and the content of dicts and lists that only one tree has.
         is_apart: whether the value of a key in the dict at a path is compared elsewhere.
@@ -102,11 +93,7 @@ def kept_changes(
     dicts; of lists with dicts or tensors it keeps only the items.
 
     Args:
-        ours: root of our tree.
-        theirs: root of the expected tree.
-        tensors: recognizes tensors.
         sites: starts of both trees, as for :func:`tree_changes`.
-        root: path of both roots.
         is_apart: whether the value of a key in the dict at a path is compared elsewhere.
     """
     stack: list[Pair] = [(root, ours, -1, theirs, -1)]

@@ -28,19 +28,12 @@ _DEEPEST: Final = 8
 
 
 class FlatOptimizer(NamedTuple):
-    """A dict whose keys begin with ``state.`` and ``param_groups.``, by parameter.
+    """A dict whose keys begin with ``state.`` and ``param_groups.``, by parameter."""
 
-    Attributes:
-        state: dict of the state of each parameter, by parameter name.
-        groups: name and options of each parameter.
-        options: options of all parameters by their whole keys.
-        others: all other pairs.
-    """
-
-    state: Dict
-    groups: tuple[tuple[str, Dict], ...]
-    options: Dict
-    others: Dict
+    state: Dict  # dict of the state of each parameter, by parameter name
+    groups: tuple[tuple[str, Dict], ...]  # name and options of each parameter
+    options: Dict  # options of all parameters by their whole keys
+    others: Dict  # all other pairs
 
     def option_members(self) -> Iterator[Member]:
         """Iterate over the options by their whole keys. A generator, which keeps ``options`` alive."""

@@ -61,41 +61,26 @@ _READ: Final = (
 
 
 class StoredOptions(NamedTuple):
-    """Options in ``common.pt``.
+    """Options in ``common.pt``."""
 
-    Attributes:
-        file: path of the file.
-        groups: the groups of all optimizers; Megatron does not record their parameters.
-        steps: names of the tensors of a step count that all parameters share.
-    """
-
-    file: str
-    groups: tuple[ParamGroup, ...]
-    steps: tuple[str, ...]
+    file: str  # path of the file
+    groups: tuple[ParamGroup, ...]  # the groups of all optimizers; Megatron does not record their parameters
+    steps: tuple[str, ...]  # names of the tensors of a step count that all parameters share
 
 
 class FlatBuckets(NamedTuple):
-    """How to read flat buckets of parameters.
+    """How to read flat buckets of parameters."""
 
-    Attributes:
-        content: returns the values of the distributed checkpoint, by name.
-        spend: as of :func:`ckptmove.checkpoint.inventory.optimizers.draft_optimizer`.
-    """
-
-    content: Callable[[], Dict | None]
-    spend: Callable[[int], None]
+    content: Callable[[], Dict | None]  # returns the values of the distributed checkpoint, by name
+    spend: Callable[[int], None]  # as of `draft_optimizer`
 
 
 def stored_options(root: Value, file: str, spend: Callable[[int], None]) -> StoredOptions:
     """Read the options of the optimizers in the tree of ``common.pt``.
 
     Args:
-        root: the tree.
         file: path of the file, which begins the names of its tensors.
         spend: as of :func:`ckptmove.checkpoint.inventory.optimizers.draft_optimizer`.
-
-    Raises:
-        LimitExceeded: as ``spend``.
     """
     groups: list[ParamGroup] = []
     steps: list[str] = []
@@ -142,13 +127,7 @@ def gathered_optimizers(
     """Optimizers of one file, with those of Megatron if it was made of a distributed checkpoint and ``common.pt``.
 
     Args:
-        optimizers: the other optimizers of the file.
-        tensors: its tensors.
-        root: its tree.
         spend: as of :func:`stored_options`.
-
-    Raises:
-        LimitExceeded: as ``spend``.
     """
     pairs = as_dict(root)
     keyed = () if pairs is None else ((key, value) for key, value, _ in pairs.pairs() if type(key) is str)
@@ -195,13 +174,8 @@ def megatron_optimizers(
     Args:
         prefix: path of the checkpoint with a dot at its end, or nothing.
         tensors: tensors of the checkpoint by their names in it.
-        objects: names in it of other objects.
         stored: contents of ``common.pt``.
         steps: tensors of ``common.pt``, by name.
-        flat: how to read flat buckets.
-
-    Raises:
-        LimitExceeded: as ``flat.spend``.
     """
     state: dict[str, dict[str, list[tuple[str, TensorRecord]]]] = {}
     buckets: dict[str, dict[str, list[tuple[str, TensorRecord]]]] = {}
@@ -260,7 +234,6 @@ def copies(optimizer: OptimizerRecord, tensors: Mapping[str, TensorRecord]) -> d
     """The fp32 copies that an optimizer steps in place of parameters, by their keys.
 
     Args:
-        optimizer: the optimizer.
         tensors: tensors of its checkpoint, by name.
     """
     where, is_flat = optimizer.where, is_in_buckets(optimizer)

@@ -43,7 +43,6 @@ def names_device(key: str, value: str) -> bool:
 
     Args:
         key: key of the string, or of the list around it.
-        value: the string.
     """
     return (
         len(value) < _LONGEST

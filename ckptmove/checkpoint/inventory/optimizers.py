@@ -71,11 +71,7 @@ def draft_optimizer(pairs: Dict, where: str, spend: Callable[[int], None]) -> Op
 
     Args:
         pairs: dict with ``state`` and ``param_groups``.
-        where: its path.
         spend: called with the number of values in each group before they are copied; groups may share lists.
-
-    Raises:
-        LimitExceeded: as ``spend``.
     """
     object_keys: dict[int, str] = {}
     groups = []
@@ -91,11 +87,7 @@ def draft_optimizer(pairs: Dict, where: str, spend: Callable[[int], None]) -> Op
 
 
 def draft_flat_optimizer(flat: FlatOptimizer, where: str, spend: Callable[[int], None]) -> OptimizerDraft:
-    """Create the draft of a flat optimizer, with one group for each parameter.
-
-    Raises:
-        LimitExceeded: as ``spend``.
-    """
+    """Create the draft of a flat optimizer, with one group for each parameter."""
     groups = []
     prefix = f"{where}.param_groups." if where else "param_groups."
     for name, options in flat.groups:

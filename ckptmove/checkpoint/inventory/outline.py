@@ -24,30 +24,19 @@ _LINES_PER_BYTE: Final = 2
 
 
 class OutlineLine(NamedTuple):
-    """A line of the outline.
+    """A line of the outline."""
 
-    Attributes:
-        depth: number of containers around the value.
-        name: last part of its path; empty for the root.
-        description: type and content: ``dict (3)``, ``float32 [4, 3] cuda:0``, ``1e-3``.
-    """
-
-    depth: int
-    name: str
-    description: str
+    depth: int  # number of containers around the value
+    name: str  # last part of its path; empty for the root
+    description: str  # type and content: `dict (3)`, `float32 [4, 3] cuda:0`, `1e-3`
 
 
 def outline(root: Value, limits: Limits, pickle_bytes: int) -> tuple[OutlineLine, ...]:
     """Return the lines of a tree, in the order of the file.
 
     Args:
-        root: root of the tree.
         limits: resource limits for depth and lines.
         pickle_bytes: length of the pickle, which limits the number of lines.
-
-    Raises:
-        LimitExceeded: if the tree has more paths than the limits allow.
-        DamagedPickle: if the arguments of a tensor are not what torch writes.
     """
     reader = TensorReader()
     lines: list[OutlineLine] = []

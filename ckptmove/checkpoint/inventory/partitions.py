@@ -40,7 +40,6 @@ def partitions(optimizer: OptimizerRecord, tensors: Mapping[str, TensorRecord]) 
     """The partitions of an optimizer of ZeRO, in the order of its parameters; empty unless each parameter has one.
 
     Args:
-        optimizer: the optimizer.
         tensors: tensors of its checkpoint, by name.
     """
     holder = optimizer.where.rpartition(".")[0]
@@ -81,11 +80,6 @@ def of_partitions(
     """Optimizers with the state of ZeRO partitions cut to their length, and the number of their ranks.
 
     Stages 1 and 2 save the last partition of a group without its padding, but the state with it.
-
-    Args:
-        optimizers: optimizers of a file.
-        tensors: its tensors.
-        root: its tree.
     """
     optimizers = tuple(one._replace(ranks=_ranks_of(one, root)) for one in optimizers)
     pairs = as_dict(root)

@@ -16,28 +16,17 @@ _GENERATOR_BYTES: Final = frozenset({_CPU_GENERATOR_BYTES, 16, 816})
 
 @dataclass(slots=True, eq=False, repr=False)
 class MemberContext:
-    """Context for the members of one container.
+    """Context for the members of one container."""
 
-    Attributes:
-        prefix: path of the container with a dot at its end; empty for the root.
-        role: role of the container, or None if it is not known.
-        depth: number of containers around the members.
-        optimizer: optimizer whose ``state`` the container is, or None.
-        entry: optimizer state that the tensors belong to, or None.
-        entry_length: length of the prefix that names in ``entry`` omit.
-        repeats: whether this is a plain attribute of a module, which may contain registered tensors again.
-        is_mesh: whether the container is a ``DeviceMesh``.
-        is_bare: whether the container is the root and a state_dict: torchtitan puts the other parts of a run into it.
-    """
-
-    prefix: str = ""
-    role: Role | None = None
-    depth: int = 0
-    optimizer: OptimizerDraft | None = None
-    entry: EntryDraft | None = None
-    entry_length: int = 0
-    repeats: bool = False
-    is_mesh: bool = False
+    prefix: str = ""  # path of the container with a dot at its end; empty for the root
+    role: Role | None = None  # role of the container, or None if it is not known
+    depth: int = 0  # number of containers around the members
+    optimizer: OptimizerDraft | None = None  # optimizer whose `state` the container is, or None
+    entry: EntryDraft | None = None  # optimizer state that the tensors belong to, or None
+    entry_length: int = 0  # length of the prefix that names in `entry` omit
+    repeats: bool = False  # whether this is a plain attribute of a module, which may contain registered tensors again
+    is_mesh: bool = False  # whether the container is a `DeviceMesh`
+    #: whether the container is the root and a state_dict: torchtitan puts the other parts of a run into it.
     is_bare: bool = False
 
     @property

@@ -27,9 +27,6 @@ def spellings(
 
     Returns:
         Spellings of tensors in dicts, lists and modules. Tensors inside other objects may have no spelling.
-
-    Raises:
-        LimitExceeded: if too many paths of the tree match the names, or the paths are too long.
     """
     found: dict[tuple[object, ...], list[Spelling]] = {}
     reader = TensorReader()

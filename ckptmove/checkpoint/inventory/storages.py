@@ -24,11 +24,7 @@ def storage_inventory(container: Container, machine: Machine) -> Inventory:
     """The storages and the imported names of a file.
 
     Args:
-        container: the file.
         machine: machine that has read its pickle.
-
-    Raises:
-        NeedsEveryOperation, DamagedArchive: as :func:`ckptmove.checkpoint.inventory.build.build_inventory`.
     """
     reader = TensorReader()
     reader.gather(machine.persistents)

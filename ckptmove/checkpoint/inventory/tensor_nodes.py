@@ -55,15 +55,10 @@ DENSE_REBUILDS: Final = frozenset(name for name, (kind, _, _) in _ARGUMENTS.item
 
 
 class TensorNode(NamedTuple):
-    """Values of a tensor that are not in its record.
+    """Values of a tensor that are not in its record."""
 
-    Attributes:
-        kind: kind of the tensor; records of different kinds differ.
-        rest: the values.
-    """
-
-    kind: str
-    rest: Mapping[_Key, Value]
+    kind: str  # kind of the tensor; records of different kinds differ
+    rest: Mapping[_Key, Value]  # the values
 
 
 class TensorNodes:

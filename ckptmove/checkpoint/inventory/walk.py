@@ -46,38 +46,25 @@ _RECORD, _MENTION, _SCALAR = 32, 8, 4
 
 @dataclass(slots=True, eq=False, repr=False)
 class Walk:
-    """One walk and its results.
+    """One walk and its results."""
 
-    Attributes:
-        limits: resource limits for visits, depth and the length of names.
-        pickle_bytes: size of the pickle.
-        reader: reader of tensors, with their storages.
-        tensors: every tensor.
-        mentions: devices outside of tensors.
-        optimizers: drafts of the optimizers.
-        contents: parts of a resume that the file has.
-        rng_devices: path and length of each list of per-device RNG states.
-        last_rates: path and values of each list of learning rates of a scheduler.
-        broken_numbers: numbers of schedulers and scalers that training cannot go on from.
-        counters: path and value of each step counter.
-        modules: paths of pickled modules.
-        pickled_optimizers: paths of pickled optimizers.
-        sections: path and role of each container whose role differs from that of the container around it.
-    """
-
-    limits: Limits
-    pickle_bytes: int
-    reader: TensorReader = field(default_factory=TensorReader)
-    tensors: list[TensorRecord] = field(default_factory=list)
-    mentions: list[Mention] = field(default_factory=list)
-    optimizers: list[OptimizerDraft] = field(default_factory=list)
-    contents: set[str] = field(default_factory=set)
+    limits: Limits  # resource limits for visits, depth and the length of names
+    pickle_bytes: int  # size of the pickle
+    reader: TensorReader = field(default_factory=TensorReader)  # reader of tensors, with their storages
+    tensors: list[TensorRecord] = field(default_factory=list)  # every tensor
+    mentions: list[Mention] = field(default_factory=list)  # devices outside of tensors
+    optimizers: list[OptimizerDraft] = field(default_factory=list)  # drafts of the optimizers
+    contents: set[str] = field(default_factory=set)  # parts of a resume that the file has
+    #: path and length of each list of per-device RNG states.
     rng_devices: list[tuple[str, int]] = field(default_factory=list)
+    #: path and values of each list of learning rates of a scheduler.
     last_rates: list[tuple[str, tuple[float, ...]]] = field(default_factory=list)
+    #: numbers of schedulers and scalers that training cannot go on from.
     broken_numbers: list[BrokenNumber] = field(default_factory=list)
-    counters: list[tuple[str, float]] = field(default_factory=list)
-    modules: list[str] = field(default_factory=list)
-    pickled_optimizers: list[str] = field(default_factory=list)
+    counters: list[tuple[str, float]] = field(default_factory=list)  # path and value of each step counter
+    modules: list[str] = field(default_factory=list)  # paths of pickled modules
+    pickled_optimizers: list[str] = field(default_factory=list)  # paths of pickled optimizers
+    #: path and role of each container whose role differs from that of the container around it.
     sections: list[tuple[str, Role]] = field(default_factory=list)
     _frames: list[tuple[Iterator[Member], MemberContext, int]] = field(default_factory=list)
     _open: set[int] = field(default_factory=set)
@@ -91,12 +78,7 @@ class Walk:
         self._budget = Budget(self.limits, self.pickle_bytes)
 
     def run(self, root: Value) -> None:
-        """Visit everything below the root.
-
-        Raises:
-            LimitExceeded: if the tree is deeper, or has more or longer paths, than the limits allow.
-            DamagedPickle: if the arguments of a tensor are not what torch writes.
-        """
+        """Visit everything below the root."""
         frames = self._frames
         self._visit("", root, -1, MemberContext())
         while frames:

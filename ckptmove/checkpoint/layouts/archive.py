@@ -44,10 +44,6 @@ def list_archive(source: ByteSource, limits: Limits) -> Members:
     Args:
         source: its bytes; the caller closes them.
         limits: resource limits for reading it.
-
-    Raises:
-        SourceChanged, AccessFailed, DamagedArchive, LimitExceeded: if it is unreadable.
-        MustBeUnpacked: if a member cannot be read inside of the archive.
     """
     members = _FORMS["zip" if source.read(0, min(len(_ZIP), source.size)) == _ZIP else "tar"](source, limits)
     if any(file.name.endswith(_SHARD) and not file.is_hidden for file in members.files):
@@ -56,17 +52,11 @@ def list_archive(source: ByteSource, limits: Limits) -> Members:
 
 
 class Inside(NamedTuple):
-    """What an archive or a compressed file holds.
+    """What an archive or a compressed file holds."""
 
-    Attributes:
-        is_unread: whether it may hold checkpoints, which are not read.
-        holds_pickle: whether a member holds a pickle that is no checkpoint.
-        runs: dangerous names in such pickles.
-    """
-
-    is_unread: bool
-    holds_pickle: bool = False
-    runs: tuple[str, ...] = ()
+    is_unread: bool  # whether it may hold checkpoints, which are not read
+    holds_pickle: bool = False  # whether a member holds a pickle that is no checkpoint
+    runs: tuple[str, ...] = ()  # dangerous names in such pickles
 
 
 def look_inside(listing: Listing, file: ListedFile, error: NotACheckpoint, limits: Limits) -> Inside:
@@ -77,8 +67,6 @@ def look_inside(listing: Listing, file: ListedFile, error: NotACheckpoint, limit
     the archives in a directory, only arrays are looked at: users can name every other one themselves.
 
     Args:
-        listing: listing of the file.
-        file: the file.
         error: why it is not a checkpoint.
         limits: resource limits for reading an archive.
     """

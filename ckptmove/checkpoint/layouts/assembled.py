@@ -46,19 +46,12 @@ class ChunkElements:
 
 
 class _Box(NamedTuple):
-    """A chunk as rows of the tensor: an axis that it fills completely is merged into the axis before it.
+    """A chunk as rows of the tensor: an axis that it fills completely is merged into the axis before it."""
 
-    Attributes:
-        shape: shape of the tensor.
-        offsets: first index of the chunk on each axis.
-        sizes: shape of the chunk.
-        place: index of the chunk.
-    """
-
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    place: int
+    shape: tuple[int, ...]  # shape of the tensor
+    offsets: tuple[int, ...]  # first index of the chunk on each axis
+    sizes: tuple[int, ...]  # shape of the chunk
+    place: int  # index of the chunk
 
     def before(self, index: int) -> int:
         """Number of elements of the chunk that come before an index of the tensor."""
@@ -100,7 +93,6 @@ class AssembledTensor:
         """Hold the chunks; a chunk is opened when its elements are read.
 
         Args:
-            shape: shape of the tensor.
             dtype: dtype of its elements.
             chunks: disjoint parts that cover the tensor; none is empty.
             load: returns the elements of a chunk, by its index.
@@ -115,12 +107,7 @@ class AssembledTensor:
         self._lasts = list(accumulate((box.position(prod(box.sizes) - 1) for box in self._boxes), max))
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes from ``start`` to ``end`` (exclusive), both between two elements.
-
-        Raises:
-            DamagedArchive: if a piece is not the expected chunk.
-            UnreadableInput, LimitExceeded: if it is unreadable.
-        """
+        """Bytes from ``start`` to ``end`` (exclusive), both between two elements."""
         data = bytearray(end - start)
         self.read_into(start, memoryview(data))
         return bytes(data)

@@ -37,14 +37,7 @@ _MOST_COUNTER_BYTES: Final = 1 << 26
 
 
 def require_shards(listing: Listing) -> None:
-    """Check that no file of a sharded model is missing.
-
-    Raises:
-        MissingShard: if an index names a file that does not exist.
-        DamagedArchive: if an index is invalid.
-        LimitExceeded: if an index is too large.
-        AccessFailed: if an index is unreadable.
-    """
+    """Check that no file of a sharded model is missing."""
     names = listing.names
     for file in listing.files:
         if is_index(file.name) and not file.is_hidden:
@@ -129,12 +122,7 @@ def _by_pointer(listing: Listing, folder: str, layout_of: Mapping[str, str]) -> 
 
 
 def read_small(listing: Listing, path: str, most: int) -> bytes:
-    """The bytes of a file that is not a checkpoint.
-
-    Raises:
-        LimitExceeded: if it has more than ``most`` bytes.
-        UnreadableInput: if it is unreadable.
-    """
+    """The bytes of a file that is not a checkpoint."""
     source = listing.open(path)
     try:
         if source.size > most:

@@ -34,29 +34,19 @@ _FLAT: Final = frozenset({"dcp", "sharded", "ranks"})
 
 
 class FoundCheckpoint(NamedTuple):
-    """A checkpoint below a folder.
+    """A checkpoint below a folder."""
 
-    Attributes:
-        path: its path in the folder; empty for the folder itself.
-        files: the file, with an empty path, or the files of a folder that belong to it, by their paths in that folder.
-        is_folder: whether it is a folder.
-    """
-
-    path: str
+    path: str  # its path in the folder; empty for the folder itself
+    #: the file, with an empty path, or the files of a folder that belong to it, by their paths in that folder.
     files: tuple[WalkedFile, ...]
     is_folder: bool
 
 
 class Found(NamedTuple):
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-        checkpoints: the checkpoints, by path.
-        left_out: number of files that are no part of one by their names.
-    """
-
-    checkpoints: tuple[FoundCheckpoint, ...]
-    left_out: int
+    checkpoints: tuple[FoundCheckpoint, ...]  # the checkpoints, by path
+    left_out: int  # number of files that are no part of one by their names
 
 
 def find_checkpoints(files: Sequence[WalkedFile]) -> Found:

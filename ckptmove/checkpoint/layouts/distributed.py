@@ -42,21 +42,13 @@ _BATCH_BYTES: Final = 1 << 25
 
 
 class DistributedFolder(NamedTuple):
-    """A ``.metadata`` and the files next to it; ranks that saved independently have one each.
+    """A ``.metadata`` and the files next to it; ranks that saved independently have one each."""
 
-    Attributes:
-        metadata: path of ``.metadata`` or ``__R.metadata`` in the directory.
-        files: sizes in bytes of the files next to it, by name.
-        spare: names of ``*.distcp`` that no other ``.metadata`` owns.
-        ranks: paths of the ``__R.metadata`` of all ranks in the folder, if there is no ``.metadata``.
-        is_joined: whether those of all ranks are read as one checkpoint.
-    """
-
-    metadata: str
-    files: Mapping[str, int]
-    spare: tuple[str, ...]
-    ranks: tuple[str, ...] = ()
-    is_joined: bool = False
+    metadata: str  # path of `.metadata` or `__R.metadata` in the directory
+    files: Mapping[str, int]  # sizes in bytes of the files next to it, by name
+    spare: tuple[str, ...]  # names of `*.distcp` that no other `.metadata` owns
+    ranks: tuple[str, ...] = ()  # paths of the `__R.metadata` of all ranks in the folder, if there is no `.metadata`
+    is_joined: bool = False  # whether those of all ranks are read as one checkpoint
 
     @property
     def folder(self) -> str:
@@ -78,12 +70,7 @@ class DistributedFolder(NamedTuple):
 
 
 def find_distributed(listing: Listing) -> tuple[DistributedFolder, ...]:
-    """The distributed checkpoints in a directory.
-
-    Raises:
-        DamagedArchive: if a folder has ``*.distcp`` without their ``.metadata``.
-        AccessFailed: if a file is unreadable.
-    """
+    """The distributed checkpoints in a directory."""
     by_folder: dict[str, dict[str, int]] = {}
     for file in listing.files:
         if not file.is_hidden:
@@ -122,19 +109,12 @@ def is_distributed(name: str) -> bool:
 
 
 class ReadFolder(NamedTuple):
-    """A distributed checkpoint that was read; its files are closed.
+    """A distributed checkpoint that was read; its files are closed."""
 
-    Attributes:
-        folder: its place; joined if ``__R.metadata`` of one rank describes only a share of the tensors.
-        container: its ``.metadata``, and its objects if they were read.
-        inventory: its content.
-        damage: facts about objects that could not be read.
-    """
-
-    folder: DistributedFolder
-    container: DistributedCheckpoint
-    inventory: Inventory
-    damage: tuple[ArchiveFact, ...]
+    folder: DistributedFolder  # its place; joined if `__R.metadata` of one rank describes only a share of the tensors
+    container: DistributedCheckpoint  # its `.metadata`, and its objects if they were read
+    inventory: Inventory  # its content
+    damage: tuple[ArchiveFact, ...]  # facts about objects that could not be read
 
 
 def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits, *, objects: bool) -> ReadFolder:
@@ -142,13 +122,8 @@ def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits
 
     Args:
         listing: the directory that contains it.
-        folder: its place in the directory.
         limits: resource limits for reading it.
         objects: whether to read pieces that are not tensors: options of an optimizer, counters, schedules.
-
-    Raises:
-        UnreadableInput: if a file is unreadable, ``.metadata`` is damaged, or its format is not supported.
-        LimitExceeded: if it needs more than the limits allow.
     """
     with ExitStack() as stack:
         source = stack.enter_context(_opened(listing, folder.metadata))
@@ -177,27 +152,17 @@ def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits
 
 
 class PiecesOfFile(NamedTuple):
-    """Pieces of a distributed checkpoint that one file contains.
+    """Pieces of a distributed checkpoint that one file contains."""
 
-    Attributes:
-        container: its ``.metadata``.
-        pieces: pieces in the file, by offset.
-    """
-
-    container: DistributedCheckpoint
-    pieces: Sequence[Piece]
+    container: DistributedCheckpoint  # its `.metadata`
+    pieces: Sequence[Piece]  # pieces in the file, by offset
 
     def checks(self, source: ByteSource, limits: Limits, turn: Callable[[], None]) -> tuple[CheckedRange, ...]:
         """Check the form of each piece, and return the CRCs in the file.
 
         Args:
-            source: the file.
             limits: resource limits for reading a piece.
             turn: called before each piece; it raises to stop.
-
-        Raises:
-            CrcMismatch, DamagedArchive, DamagedPickle: if a piece is damaged.
-            UnreadableInput, LimitExceeded: if its format is not supported, or it needs more than the limits allow.
         """
         found: list[CheckedRange] = []
         for piece in self.pieces:
@@ -307,15 +272,10 @@ def check_pieces(
     """Read every piece, and compare it with its CRCs and with ``.metadata``.
 
     Args:
-        listing: the directory.
-        part: the folder in it.
         container: content of ``.metadata``.
         limits: resource limits for reading a piece.
         progress: called with the bytes done so far and the total.
         jobs: number of threads that read local files.
-
-    Raises:
-        UnreadableInput, LimitExceeded: if a file is no longer readable.
     """
     done, total = 0, sum(container.sizes.values())
 

@@ -55,19 +55,12 @@ _MOST_OPEN: Final = 1024
 
 
 class _OpenPiece(NamedTuple):
-    """The piece of a chunk.
+    """The piece of a chunk."""
 
-    Attributes:
-        kind: its container.
-        stored: bytes of its storage.
-        record: its tensor.
-        span: bytes of the tensor in the storage.
-    """
-
-    kind: str
-    stored: StoredBytes
-    record: TensorRecord
-    span: Span
+    kind: str  # its container
+    stored: StoredBytes  # bytes of its storage
+    record: TensorRecord  # its tensor
+    span: Span  # bytes of the tensor in the storage
 
 
 class DistributedPart(PiecedPart):
@@ -79,8 +72,6 @@ class DistributedPart(PiecedPart):
         """Hold a folder that was read, as a part of a directory.
 
         Args:
-            read: the folder, and its content.
-            files: files of the directory.
             limits: resource limits for reading a piece.
             base: offset that is added to its sites.
         """
@@ -186,12 +177,7 @@ class DistributedPart(PiecedPart):
             yield StoredPiece(PartSource(self._source(piece), piece.span), _place(piece), kind, chunk)
 
     def require_sound(self, key: str) -> None:
-        """Compare the pieces of a tensor with their CRCs.
-
-        Raises:
-            CrcMismatch: if a piece is damaged.
-            UnreadableInput, LimitExceeded: if one cannot be read.
-        """
+        """Compare the pieces of a tensor with their CRCs."""
         pieces = (
             [self._holder(key)]
             if key in self._in_objects

@@ -64,10 +64,6 @@ def check_piece(
         piece: the piece; it ends within the file.
         container: content of ``.metadata``.
         limits: resource limits for reading the piece.
-
-    Raises:
-        UnreadableInput: if the file is unreadable, or the format of the piece is not supported.
-        LimitExceeded: if it needs more than the limits allow.
     """
     record = f"{piece.file}/{piece.name}"
     try:
@@ -88,10 +84,6 @@ def checks_in(
     """Check the form of a piece, and return the CRCs to check when its bytes are copied.
 
     Arguments as of :func:`check_piece`.
-
-    Raises:
-        CrcMismatch, DamagedArchive, DamagedPickle: if it is damaged.
-        UnreadableInput, LimitExceeded: as of :func:`check_piece`.
     """
     if piece.offsets is None:
         stream = open_object(source, piece, limits)
@@ -127,10 +119,6 @@ def open_object(source: ByteSource, piece: Piece, limits: Limits) -> Container |
         source: the file that contains it.
         piece: its piece, which ends within the file.
         limits: resource limits for reading it.
-
-    Raises:
-        DamagedArchive: if it ends like a ``torch.save`` but does not begin like one.
-        UnreadableInput, LimitExceeded: as for a checkpoint in a file of its own.
     """
     try:
         return container_of(PartSource(source, piece.span), limits)
@@ -180,9 +168,6 @@ def open_chunk(source: ByteSource, piece: Piece, limits: Limits) -> Container:
     """The ``torch.save`` of a chunk.
 
     Arguments and errors as of :func:`open_object`.
-
-    Raises:
-        DamagedArchive: if the piece is not in a format of checkpoints.
     """
     try:
         return container_of(PartSource(source, piece.span), limits)
@@ -193,12 +178,7 @@ def open_chunk(source: ByteSource, piece: Piece, limits: Limits) -> Container:
 def chunk_in(
     stream: Container, source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
 ) -> tuple[TensorRecord, ...]:
-    """The tensors in a piece: exactly one, unless ``.metadata`` lists no tensor with this chunk.
-
-    Raises:
-        DamagedArchive: if its content differs from ``.metadata``, or its tensor has too few bytes.
-        UnreadableInput, LimitExceeded: as for a checkpoint in a file of its own.
-    """
+    """The tensors in a piece: exactly one, unless ``.metadata`` lists no tensor with this chunk."""
     expected, inventory = container.chunk_at(piece), build_inventory(stream, stream.read(), limits)
     tensors = inventory.tensors
     found = [_spelled(one.dtype, one.shape) for one in tensors]

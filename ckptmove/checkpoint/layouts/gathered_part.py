@@ -25,15 +25,10 @@ if TYPE_CHECKING:
 
 
 class Run(NamedTuple):
-    """A run of elements in a file.
+    """A run of elements in a file."""
 
-    Attributes:
-        part: the file.
-        record: the elements as a tensor with one axis.
-    """
-
-    part: FilePart
-    record: TensorRecord
+    part: FilePart  # the file
+    record: TensorRecord  # the elements as a tensor with one axis
 
     @classmethod
     def of(cls, part: FilePart, record: TensorRecord, start: int, end: int) -> Run:
@@ -76,8 +71,6 @@ class GatheredPart(NewTreePart):
         """Hold a new tree.
 
         Args:
-            path: path of the checkpoint.
-            root: the tree.
             storages: functions that return the runs of each of its storages, by key: all together are many.
             limits: resource limits for reading it.
         """
@@ -116,12 +109,7 @@ class GatheredPart(NewTreePart):
         return AssembledTensor((ends[-1],), runs[0].record.dtype, chunks, load)
 
     def require_sound(self, key: str) -> None:
-        """Compare the files of a storage with their CRCs, each once.
-
-        Raises:
-            CrcMismatch: if a file is damaged.
-            UnreadableInput, LimitExceeded: if one cannot be read.
-        """
+        """Compare the files of a storage with their CRCs, each once."""
         with self._checking:
             for part in {run.part.name: run.part for run in self._storages[key]()}.values():
                 if part.name not in self._sound:

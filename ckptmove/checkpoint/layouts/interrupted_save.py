@@ -41,7 +41,6 @@ def newer_files(listing: Listing, folder: DistributedFolder, sizes: Mapping[str,
 
     Args:
         listing: the directory that contains the folder.
-        folder: the folder.
         sizes: sizes in bytes of the files that its ``.metadata`` names.
     """
     times = {file.path: file.stamp[-1] for file in listing.files}
@@ -76,17 +75,11 @@ def find_two_saves(part: DistributedPart, newer: Mapping[str, int]) -> Iterator[
 
 
 class _StepCount(NamedTuple):
-    """The step count of a parameter, a 0-d tensor.
+    """The step count of a parameter, a 0-d tensor."""
 
-    Attributes:
-        record: the count.
-        piece: its place.
-        entry: the state of the parameter.
-    """
-
-    record: TensorRecord
-    piece: Piece
-    entry: StateEntry
+    record: TensorRecord  # the count
+    piece: Piece  # its place
+    entry: StateEntry  # the state of the parameter
 
 
 def _of_another_save(part: DistributedPart, optimizer: OptimizerRecord) -> list[str]:

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def join_optimizers(parts: Sequence[OpenPart]) -> None:
-    """Give each distributed checkpoint next to a ``common.pt`` its optimizers.
-
-    Raises:
-        UnreadableInput, LimitExceeded: if ``common.pt`` is no longer readable, or needs more than the limits allow.
-    """
+    """Give each distributed checkpoint next to a ``common.pt`` its optimizers."""
     by_name = {part.name: part for part in parts}
     for part in parts:
         prefix = f"{part.name}/" if part.name else ""

@@ -92,10 +92,6 @@ class Members(Listing, ABC):
         Args:
             changed: segments of this archive's source that make up a changed member, by its path.
             removed: paths of the members and folders that are left out.
-
-        Raises:
-            CrcMismatch: if an unchanged compressed member differs from its CRC.
-            MustBeUnpacked: if a link leads to a member that is left out.
         """
 
     def listed(self, members: Sequence[tuple[str, int]]) -> tuple[ListedFile, ...]:
@@ -103,9 +99,6 @@ class Members(Listing, ABC):
 
         Args:
             members: name and size of each; the names may begin with ``./``, as those of ``tar -c .`` do.
-
-        Raises:
-            MustBeUnpacked: if two have the same name: tools differ in which of them they unpack.
         """
         files: dict[str, ListedFile] = {}
         for place, (name, nbytes) in enumerate(members):
@@ -134,9 +127,7 @@ def unsafe_member(
 
     Args:
         name: its name as written.
-        nbytes: its size.
         mode: its permission bits; 0 for a folder, in which setgid only chooses the group of new files.
-        target: of a link, where it leads to.
         is_special: whether it is a device or a pipe.
     """
     if leads_out(name) or leads_out(target):

@@ -39,7 +39,6 @@ def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
 
     Args:
         path: path of the file in the directory, or of a folder that is one checkpoint; empty for the directory itself.
-        inventory: inventory of the file alone.
         base: total length of the pickles of all files before it.
     """
     place = "optimizer" if UNIVERSAL_FILE.fullmatch(path) else file_role(path.rpartition("/")[2])
@@ -73,7 +72,6 @@ def file_record(path: str, inventory: Inventory) -> FileRecord:
     """Row of a file in the table of files.
 
     Args:
-        path: its path in the directory.
         inventory: its inventory, as a part of the whole.
     """
     return FileRecord(

@@ -42,11 +42,7 @@ class OpenFiles:
         self._lock = Lock()
 
     def source(self, path: str) -> ByteSource:
-        """Bytes of a file, which need not be closed.
-
-        Raises:
-            MissingFile, AccessFailed, SourceChanged: if it is unreadable, or changed since it was listed.
-        """
+        """Bytes of a file, which need not be closed."""
         return _Reopened(self, path)
 
     @contextmanager

@@ -17,21 +17,13 @@ if TYPE_CHECKING:
 
 
 class StoredPiece(NamedTuple):
-    """The file of a chunk or of an object.
+    """The file of a chunk or of an object."""
 
-    Attributes:
-        source: its bytes.
-        place: its file, and its offset or name there, in words.
-        kind: its container.
-        chunk: its part of the tensor; for an object, a chunk without axes.
-        name: name of the chunk in a file of several tensors; empty if the file is the chunk.
-    """
-
-    source: ByteSource
-    place: str
-    kind: str
-    chunk: Chunk
-    name: str = ""
+    source: ByteSource  # its bytes
+    place: str  # its file, and its offset or name there, in words
+    kind: str  # its container
+    chunk: Chunk  # its part of the tensor; for an object, a chunk without axes
+    name: str = ""  # name of the chunk in a file of several tensors; empty if the file is the chunk
 
 
 class PiecedPart(OpenPart):
@@ -49,12 +41,7 @@ class PiecedPart(OpenPart):
         """The names of the files with pieces of a tensor."""
 
     def require_sound(self, key: str) -> None:
-        """Compare the pieces of a tensor with their CRCs, if they have any.
-
-        Raises:
-            CrcMismatch: if a piece is damaged.
-            UnreadableInput, LimitExceeded: if one cannot be read.
-        """
+        """Compare the pieces of a tensor with their CRCs, if they have any."""
 
     def objects(self) -> Iterable[tuple[str, StoredPiece]]:
         """Pieces of objects that are not tensors, by name, except missing ones and those that wrote their own bytes."""

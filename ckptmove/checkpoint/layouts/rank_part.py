@@ -48,21 +48,13 @@ _MOST_RECENT: Final = 8
 
 
 class ShardBox(NamedTuple):
-    """A part of a tensor in the file of a rank.
-
-    Attributes:
-        file: the file.
-        path: path of the DTensor in the file.
-        chunk: the part of the whole tensor.
-        local: the same part of the local tensor; the key of its storage is that in the file.
-        offsets: first index of the part along each axis of the local tensor.
-    """
+    """A part of a tensor in the file of a rank."""
 
     file: RankFile
-    path: str
-    chunk: Chunk
-    local: TensorRecord
-    offsets: tuple[int, ...]
+    path: str  # path of the DTensor in the file
+    chunk: Chunk  # the part of the whole tensor
+    local: TensorRecord  # the same part of the local tensor; the key of its storage is that in the file
+    offsets: tuple[int, ...]  # first index of the part along each axis of the local tensor
 
 
 class RankFilesPart(OpenPart):
@@ -78,13 +70,8 @@ class RankFilesPart(OpenPart):
         """Hold files that were read.
 
         Args:
-            group: the files.
             name: name of the part: that of the group, or empty if it is the whole checkpoint.
             limits: resource limits for reading a file again.
-
-        Raises:
-            LimitExceeded: if the tree needs more than the limits allow.
-            UnreadableInput: if the first file is no longer readable.
         """
         lead = group.files[0].part
         self.name, self.base = name, lead.base
@@ -158,12 +145,7 @@ class RankFilesPart(OpenPart):
                 yield ShardBox(file, path, chunk, part, offsets)
 
     def require_sound(self, key: str) -> None:
-        """Compare the storages of a tensor with their CRCs.
-
-        Raises:
-            CrcMismatch: if a storage is damaged.
-            UnreadableInput, LimitExceeded: if one cannot be read.
-        """
+        """Compare the storages of a tensor with their CRCs."""
         if key.startswith(_DATA):
             own = {(self.lead.name, key.removeprefix(_DATA)): self.lead}
         else:
@@ -203,11 +185,7 @@ class RankFilesPart(OpenPart):
         return self.lead.extras()
 
     def _read(self, facts: Sequence[ArchiveFact]) -> Inventory:
-        """The inventory of the tree, with the names, keys and sites of the whole checkpoint.
-
-        Args:
-            facts: facts about the group of files.
-        """
+        """The inventory of the tree, with the names, keys and sites of the whole checkpoint."""
         files = [file.part.inventory for file in self._group.files]
         with self.lead.content() as (container, read):
             machine = Machine(b"", self._limits)

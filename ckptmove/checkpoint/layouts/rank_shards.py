@@ -45,15 +45,10 @@ _MOST_MISSING: Final = 1 << 12
 
 
 class SavedShard(NamedTuple):
-    """The shard of a DTensor in a file.
+    """The shard of a DTensor in a file."""
 
-    Attributes:
-        local: the local tensor; the key of its storage is that in the file.
-        shard: its place in the whole tensor.
-    """
-
-    local: TensorRecord
-    shard: LocalShard
+    local: TensorRecord  # the local tensor; the key of its storage is that in the file
+    shard: LocalShard  # its place in the whole tensor
 
     @property
     def like(self) -> object:
@@ -62,18 +57,12 @@ class SavedShard(NamedTuple):
 
 
 class RankFile(NamedTuple):
-    """A file with DTensors.
+    """A file with DTensors."""
 
-    Attributes:
-        part: the file.
-        shards: its shards, by the path of the DTensor in the file.
-        crcs: CRCs of the storages of its other tensors, by their names in the file.
-        shard_crcs: CRCs of the storages that a shard fills, with its padding, by the path of its DTensor.
-    """
-
-    part: FilePart
-    shards: Mapping[str, SavedShard]
-    crcs: Mapping[str, int | None]
+    part: FilePart  # the file
+    shards: Mapping[str, SavedShard]  # its shards, by the path of the DTensor in the file
+    crcs: Mapping[str, int | None]  # CRCs of the storages of its other tensors, by their names in the file
+    #: CRCs of the storages that a shard fills, with its padding, by the path of its DTensor.
     shard_crcs: Mapping[str, int | None]
 
     @property
@@ -90,19 +79,12 @@ class RankFile(NamedTuple):
 
 
 class RankGroup(NamedTuple):
-    """Files that are shards of one checkpoint.
+    """Files that are shards of one checkpoint."""
 
-    Attributes:
-        name: path that the files share, with a ``*`` in place of the rank.
-        files: the files by rank.
-        missing: paths of the files of other ranks.
-        unreadable: those of them that are there, but cannot be read.
-    """
-
-    name: str
-    files: Sequence[RankFile]
-    missing: tuple[str, ...]
-    unreadable: frozenset[str] = frozenset()
+    name: str  # path that the files share, with a `*` in place of the rank
+    files: Sequence[RankFile]  # the files by rank
+    missing: tuple[str, ...]  # paths of the files of other ranks
+    unreadable: frozenset[str] = frozenset()  # those of them that are there, but cannot be read
 
     @property
     def differing(self) -> list[str]:
@@ -122,9 +104,6 @@ class RankGroup(NamedTuple):
         """Facts about missing files, files of another save, and replicas that differ by their CRCs.
 
         Other ranks may have replicas of all shards in a missing file.
-
-        Args:
-            prefix: beginning of the names of its tensors.
         """
         kind: FactKind = "missing-replica" if self.missing and next(self.gaps(), None) is None else "missing-rank"
         found: list[tuple[FactKind, str]] = [(kind, path) for path in self.missing if path not in self.unreadable]
@@ -216,11 +195,7 @@ def _padded_nbytes(saved: SavedShard) -> int:
 
 
 def computed_crc(part: FilePart, storage: str) -> int:
-    """CRC-32 of the bytes of a storage in a file, as far as they are there.
-
-    Raises:
-        UnreadableInput, LimitExceeded: if the file cannot be read.
-    """
+    """CRC-32 of the bytes of a storage in a file, as far as they are there."""
     crc, span = 0, part.span(storage)
     for block in () if span is None else part.source.blocks(span, _BLOCK):
         crc = zlib.crc32(block, crc)

@@ -94,12 +94,7 @@ class Reader:
         self._has_something = False
 
     def read(self) -> OpenCheckpoint:
-        """Read every checkpoint of the listing as a part of one.
-
-        Raises:
-            UnreadableInput: if there is no checkpoint, or one is unreadable or damaged.
-            LimitExceeded: if a file needs more than the limits allow.
-        """
+        """Read every checkpoint of the listing as a part of one."""
         listing = self._listing
         with self._tolerating():
             require_shards(listing)

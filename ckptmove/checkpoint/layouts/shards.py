@@ -42,15 +42,10 @@ if TYPE_CHECKING:
 
 
 class ShardsFolder(NamedTuple):
-    """A folder with shards.
+    """A folder with shards."""
 
-    Attributes:
-        path: its path in the directory; empty for the directory itself.
-        files: its shards.
-    """
-
-    path: str
-    files: tuple[ListedFile, ...]
+    path: str  # its path in the directory; empty for the directory itself
+    files: tuple[ListedFile, ...]  # its shards
 
     @property
     def parent(self) -> str:
@@ -91,15 +86,8 @@ class ShardsPart(PiecedPart):
         """Read the tables of all shards.
 
         Args:
-            folder: the shards.
-            files: files of the directory.
             limits: resource limits for reading each of them.
             base: offset of its sites; it has none.
-
-        Raises:
-            MissingShard: if shards are certainly missing.
-            UnreadableInput: if a shard is unreadable or damaged, or shards do not fit together.
-            LimitExceeded: if a shard needs more than the limits allow.
         """
         listing = files.listing
         self.name, self.path, self.base = folder.path, listing.full(folder.path).rstrip("/"), base

@@ -28,13 +28,7 @@ class TarMembers(Members):
     form = "tar"
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
-        """List its members.
-
-        Raises:
-            DamagedArchive: if a header is invalid, or needs more bytes than the tar has.
-            MustBeUnpacked: if two members have the same name, or one is sparse.
-            LimitExceeded: if it has more members than the limits allow.
-        """
+        """List its members."""
         self.source = source
         everything, lacking = read_to_end(source, limits)
         if lacking:
@@ -65,11 +59,7 @@ class TarMembers(Members):
         return self.source.blocks(self.span(path), _BLOCK)
 
     def lay_out(self, changed: Mapping[str, Sequence[Segment]], removed: Collection[str]) -> tuple[Segment, ...]:
-        """Segments of the tar with some members changed or left out, and everything else unchanged.
-
-        Raises:
-            MustBeUnpacked: if a link leads to a member that is left out.
-        """
+        """Segments of the tar with some members changed or left out, and everything else unchanged."""
         for link in self._links:
             if link.target in removed:
                 raise self.refusal(f"member '{link.name:.80}' is a link to '{link.target:.80}', which is left out")

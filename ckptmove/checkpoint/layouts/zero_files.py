@@ -42,21 +42,13 @@ _NAMED: Final = 3
 
 
 class ZeroFile(NamedTuple):
-    """What one file states about the ranks and the experts of its run.
+    """What one file states about the ranks and the experts of its run."""
 
-    Attributes:
-        folder: its folder in the directory.
-        name: its name.
-        ranks: number of data-parallel ranks; 0 if the file does not state it.
-        model_ranks: number of model-parallel ranks; 0 if the file does not state it.
-        experts: number of experts of each layer that has any; empty if the file does not state it.
-    """
-
-    folder: str
+    folder: str  # its folder in the directory
     name: str
-    ranks: int
-    model_ranks: int
-    experts: tuple[int, ...] = ()
+    ranks: int  # number of data-parallel ranks; 0 if the file does not state it
+    model_ranks: int  # number of model-parallel ranks; 0 if the file does not state it
+    experts: tuple[int, ...] = ()  # number of experts of each layer that has any; empty if the file does not state it
 
 
 def is_zero_file(name: str) -> bool:
@@ -77,12 +69,7 @@ def is_later_rank(name: str) -> bool:
 
 
 def zero_file(path: str, root: Value) -> ZeroFile | None:
-    """What a file states about its ranks; None if it does not have the name of a DeepSpeed file.
-
-    Args:
-        path: its path in the directory.
-        root: its tree.
-    """
+    """What a file states about its ranks; None if it does not have the name of a DeepSpeed file."""
     folder, _, name = path.rpartition("/")
     pairs = as_dict(root)
     if pairs is None or not is_zero_file(name):
@@ -100,10 +87,6 @@ def partitioned_parameters(path: str, part: FilePart) -> Counter[str]:
     """Count the elements of the parameters that stage 3 leaves empty in the model states of the first rank, by dtype.
 
     Their shapes are in ``param_shapes``, a dict for each group of the optimizer, and in ``frozen_param_shapes``.
-
-    Args:
-        path: path of the file in the directory.
-        part: the file.
     """
     found: Counter[str] = Counter()
     match, pairs = MODEL_FILE.fullmatch(path.rpartition("/")[2]), as_dict(part.tree())
@@ -125,11 +108,7 @@ def require_ranks(listing: Listing, files: Iterable[ZeroFile]) -> None:
     """Check that no file of a rank is missing in a folder with ZeRO partitions, and none of an expert.
 
     Args:
-        listing: the directory.
         files: its DeepSpeed files that could be read.
-
-    Raises:
-        MissingShard: if files are missing.
     """
     folders: dict[str, list[ZeroFile]] = {}
     for file in files:

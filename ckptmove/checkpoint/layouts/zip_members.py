@@ -49,13 +49,7 @@ class ZipMembers(Members):
     has_checksums = True
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
-        """List its members.
-
-        Raises:
-            DamagedArchive: if its directory or a header is invalid, or two members share bytes.
-            MustBeUnpacked: if two members have the same name, or one is encrypted or not compressed by deflate.
-            LimitExceeded: if it has more members than the limits allow.
-        """
+        """List its members."""
         self.source = source
         self._directory = read_directory(source, limits)
         records = self._directory.records
@@ -79,12 +73,7 @@ class ZipMembers(Members):
         self._facts = tuple(fact for record in records for fact in self._unsafe(record))
 
     def look(self, path: str) -> None:
-        """Check the first bytes of a compressed member, to inflate only possible checkpoints completely.
-
-        Raises:
-            NotACheckpoint: if it is not a checkpoint.
-            MustBeUnpacked, CrcMismatch: as :meth:`open`, for an array of objects.
-        """
+        """Check the first bytes of a compressed member, to inflate only possible checkpoints completely."""
         record = self._records[path]
         if record.method == DEFLATED:
             head = self.head(path, _HEAD)
@@ -120,12 +109,7 @@ class ZipMembers(Members):
         return found
 
     def open(self, path: str) -> ByteSource:
-        """The bytes of a member; a compressed one is inflated if all inflated members fit in memory together.
-
-        Raises:
-            MustBeUnpacked: if the inflated members do not fit.
-            CrcMismatch: if its bytes are compressed and damaged.
-        """
+        """The bytes of a member; a compressed one is inflated if all inflated members fit in memory together."""
         record, span = self._records[path], self.span(path)
         if span is not None:
             return self.part(path, span)
@@ -170,11 +154,7 @@ class ZipMembers(Members):
         return True
 
     def contents(self, path: str) -> Iterator[bytes | memoryview]:
-        """The bytes of a member block by block, inflated if they are compressed; each is valid until the next.
-
-        Raises:
-            CrcMismatch: if the bytes differ from their CRC; raised after the last block.
-        """
+        """The bytes of a member block by block, inflated if they are compressed; each is valid until the next."""
         record, crc, nbytes = self._records[path], 0, 0
         for block in self._contents(record):
             crc, nbytes = zlib.crc32(block, crc), nbytes + len(block)
@@ -190,9 +170,6 @@ class ZipMembers(Members):
 
         Changed members are stored without compression. They are read once here, because the CRC of a member precedes
         its bytes.
-
-        Raises:
-            CrcMismatch: if an unchanged compressed member differs from its CRC.
         """
         new: dict[int, NewRecord] = {}
         for path, segments in changed.items():

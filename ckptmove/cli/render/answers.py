@@ -19,43 +19,25 @@ if TYPE_CHECKING:
 
 
 class Detail(NamedTuple):
-    """Optional parts of the report of ``inspect``.
+    """Optional parts of the report of ``inspect``."""
 
-    Attributes:
-        tensors: a row for each tensor.
-        tree: the outline.
-        globals: the names that the pickle imports.
-        verbose: every place of every finding.
-    """
-
-    tensors: bool = False
-    tree: bool = False
-    globals: bool = False
-    verbose: bool = False
+    tensors: bool = False  # a row for each tensor
+    tree: bool = False  # the outline
+    globals: bool = False  # the names that the pickle imports
+    verbose: bool = False  # every place of every finding
 
 
 class InspectAnswer(NamedTuple):
-    """The answer of ``inspect`` for one checkpoint.
+    """The answer of ``inspect`` for one checkpoint."""
 
-    Attributes:
-        request: the options of the command.
-        inspection: the inventory, and the findings that ``--select`` and ``--ignore`` leave.
-        tensors: the tensors that ``--match`` leaves.
-        exit_code: 0 or 1.
-        detail: optional parts of the report.
-        strict: whether warnings are failures.
-        version: fingerprint of the sizes and versions of its files; None if unknown.
-        unprinted: codes of findings that only data has.
-    """
-
-    request: InspectRequest
-    inspection: Inspection
-    tensors: tuple[TensorRecord, ...]
-    exit_code: int
-    detail: Detail = Detail()
-    strict: bool = False
-    version: str | None = None
-    unprinted: frozenset[str] = frozenset()
+    request: InspectRequest  # the options of the command
+    inspection: Inspection  # the inventory, and the findings that `--select` and `--ignore` leave
+    tensors: tuple[TensorRecord, ...]  # the tensors that `--match` leaves
+    exit_code: int  # 0 or 1
+    detail: Detail = Detail()  # optional parts of the report
+    strict: bool = False  # whether warnings are failures
+    version: str | None = None  # fingerprint of the sizes and versions of its files; None if unknown
+    unprinted: frozenset[str] = frozenset()  # codes of findings that only data has
 
     @property
     def printed(self) -> tuple[Finding, ...]:
@@ -91,37 +73,22 @@ class InspectAnswer(NamedTuple):
 
 
 class ConvertAnswer(NamedTuple):
-    """The answer of ``convert``.
+    """The answer of ``convert``."""
 
-    Attributes:
-        request: the options of the command.
-        result: the plan, and the output if one was written.
-        exit_code: 1 if ``--strict`` stopped the conversion, otherwise 0.
-        strict_from: path of the configuration file that sets ``strict``; empty if ``--strict`` was typed.
-    """
-
-    request: ConvertRequest
-    result: Converted
-    exit_code: int = 0
-    strict_from: str = ""
+    request: ConvertRequest  # the options of the command
+    result: Converted  # the plan, and the output if one was written
+    exit_code: int = 0  # 1 if `--strict` stopped the conversion, otherwise 0
+    strict_from: str = ""  # path of the configuration file that sets `strict`; empty if `--strict` was typed
 
 
 class VerifyAnswer(NamedTuple):
-    """The answer of ``verify`` for one checkpoint.
+    """The answer of ``verify`` for one checkpoint."""
 
-    Attributes:
-        request: the options of the command.
-        result: the checks, the findings and the verdict.
-        strict: whether warnings, and a resume that is not proven, are failures.
-        dry_run: whether the answer is a patch of the user's files, which are not written.
-        unprinted: codes of findings that only data has.
-    """
-
-    request: VerifyRequest
-    result: Verdict
-    strict: bool = False
-    dry_run: bool = False
-    unprinted: frozenset[str] = frozenset()
+    request: VerifyRequest  # the options of the command
+    result: Verdict  # the checks, the findings and the verdict
+    strict: bool = False  # whether warnings, and a resume that is not proven, are failures
+    dry_run: bool = False  # whether the answer is a patch of the user's files, which are not written
+    unprinted: frozenset[str] = frozenset()  # codes of findings that only data has
 
     @property
     def printed(self) -> tuple[Finding, ...]:
@@ -139,28 +106,15 @@ class VerifyAnswer(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """The outcome of a command.
+    """The outcome of a command."""
 
-    Attributes:
-        command: name of the command, or None if the command line names no known one.
-        exit_code: the highest exit code of its checkpoints.
-        failures: errors, in the order in which they occurred.
-        checkpoints: number of checkpoints of the command.
-        good: number of checkpoints with the exit code 0.
-        unproven: how many of those are not proven to resume.
-        skipped: how many of those were left out by ``--skip-existing`` or ``--skip-seen``.
-        unwritten: how many of those needed no change, so that nothing was written.
-        is_planned: whether nothing was written because of ``--dry-run``.
-        is_complete: False if an interruption left checkpoints out.
-    """
-
-    command: str | None
-    exit_code: int
-    failures: tuple[Failure, ...] = ()
-    checkpoints: int = 1
-    good: int = 0
-    unproven: int = 0
-    skipped: int = 0
-    unwritten: int = 0
-    is_planned: bool = False
-    is_complete: bool = True
+    command: str | None  # name of the command, or None if the command line names no known one
+    exit_code: int  # the highest exit code of its checkpoints
+    failures: tuple[Failure, ...] = ()  # errors, in the order in which they occurred
+    checkpoints: int = 1  # number of checkpoints of the command
+    good: int = 0  # number of checkpoints with the exit code 0
+    unproven: int = 0  # how many of those are not proven to resume
+    skipped: int = 0  # how many of those were left out by `--skip-existing` or `--skip-seen`
+    unwritten: int = 0  # how many of those needed no change, so that nothing was written
+    is_planned: bool = False  # whether nothing was written because of `--dry-run`
+    is_complete: bool = True  # False if an interruption left checkpoints out

@@ -46,11 +46,7 @@ _LINES: Final = "jsonl"
 
 
 def open_report(form: str | None, command: str, *, as_json: bool, quiet: bool, verbose: bool) -> Renderer:
-    """Start the report of a command.
-
-    Raises:
-        UsageError: if ``--json`` and ``--format`` name different formats, or the command has no report in the format.
-    """
+    """Start the report of a command."""
     if as_json and form not in {None, _JSON}:
         raise UsageError(f"--json means --format {_JSON}, and cannot be combined with --format {form}")
     if form == _LINES and command not in JsonLinesRenderer.commands:
@@ -63,7 +59,6 @@ def open_error_report(words: Sequence[str], default: str = "") -> Renderer:
     """Start a report for an error of a command line that may not have been parsed, in the format that it names.
 
     Args:
-        words: the words of the command line.
         default: format if they name none; an unknown one is replaced by human.
     """
     pairs = {*words, *(f"{first}={second}" for first, second in pairwise(words))}

@@ -21,17 +21,11 @@ _NARROWEST: Final = 12
 
 
 class Page(NamedTuple):
-    """Width, color and character set of a stream.
+    """Width, color and character set of a stream."""
 
-    Attributes:
-        columns: width of the terminal, or None for other streams: then nothing is wrapped or shortened.
-        color: whether ANSI colors are shown.
-        unicode: whether the encoding has more than ASCII.
-    """
-
-    columns: int | None = None
-    color: bool = False
-    unicode: bool = True
+    columns: int | None = None  # width of the terminal, or None for other streams: then nothing is wrapped or shortened
+    color: bool = False  # whether ANSI colors are shown
+    unicode: bool = True  # whether the encoding has more than ASCII
 
     def paint(self, text: str, style: str) -> str:
         """Style a text if colors are shown; ``style`` is one of rich, for example ``bold red``."""
@@ -71,19 +65,13 @@ class Page(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        title: heading.
-        right: whether cells are aligned right, as numbers are.
-        gives_way: whether cells are shortened on a narrow terminal, unless different cells would become equal.
-        style: style of the cells.
-    """
-
-    title: str
-    right: bool = False
+    title: str  # heading
+    right: bool = False  # whether cells are aligned right, as numbers are
+    #: whether cells are shortened on a narrow terminal, unless different cells would become equal.
     gives_way: bool = False
-    style: str = ""
+    style: str = ""  # style of the cells
 
 
 def table(page: Page, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Iterator[str]:

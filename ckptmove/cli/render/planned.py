@@ -23,15 +23,10 @@ if TYPE_CHECKING:
 
 
 class ConversionEffect(NamedTuple):
-    """The effect of a conversion.
+    """The effect of a conversion."""
 
-    Attributes:
-        command: its command line.
-        counts: number of tensors by role and device after it.
-    """
-
-    command: str
-    counts: Mapping[tuple[str, str], int]
+    command: str  # its command line
+    counts: Mapping[tuple[str, str], int]  # number of tensors by role and device after it
 
 
 def conversion_of(answer: InspectAnswer) -> ConversionEffect | None:

@@ -40,14 +40,8 @@ def reporting(
     """Open the reports of a command. An error that ends the command is also written to the files.
 
     Args:
-        options: the options of the report on stdout.
-        command: name of the command.
         reports: values of ``--report``.
         paths: paths that the command reads or writes, which no report may replace.
-
-    Raises:
-        UsageError: as :func:`~ckptmove.cli.render.formats.open_report`, and as :func:`open_document`.
-        CkptMoveError: as :class:`ReportFile`.
     """
     main = open_report(options.format, command, as_json=options.json, quiet=options.quiet, verbose=options.verbose)
     if not reports:
@@ -71,7 +65,6 @@ def replace_earlier(
     The reports of an earlier run would look like those of this one.
 
     Args:
-        words: the words of the command line.
         configured: values of ``--report`` and ``--junit`` that are set and not typed, by option.
         summary: the end of the command, with the error.
         error: the error; nothing is written if :func:`reporting` has done it.
@@ -165,9 +158,6 @@ def open_document(word: str) -> tuple[str, Document]:
 
     Returns:
         The file, and the empty document.
-
-    Raises:
-        UsageError: if the word has no known kind or no file.
     """
     kind, equals, path = word.partition("=")
     if not equals or kind not in DOCUMENTS:
@@ -185,11 +175,6 @@ class ReportFile:
         document: collects the answers.
         others: paths that the command reads or writes, and the files of other reports.
         mode: permission bits of the checkpoints: nobody can read in the report what they cannot read there.
-
-    Raises:
-        UsageError: if ``path`` is ``-``.
-        OutputIsNoReport: if the file is one of the others, or is not an earlier report.
-        ReportFailed: if the file cannot be written. It is tried at once, before hours are spent on checks.
     """
 
     def __init__(self, path: str, document: Document, others: Sequence[str], mode: int = NEW_FILE) -> None:
@@ -207,11 +192,7 @@ class ReportFile:
         self.document = document
 
     def write(self, summary: Summary) -> None:
-        """Write the document as UTF-8.
-
-        Raises:
-            ReportFailed: if the file cannot be written.
-        """
+        """Write the document as UTF-8."""
         with self._open_sink() as sink:
             sink.write(self.document.document(summary).encode("utf-8", "backslashreplace"))
             sink.commit()

@@ -50,7 +50,6 @@ def shorten(text: str, columns: int, tail: int | None = None) -> str:
     """Shorten a cleaned text to some columns. It loses its middle, because names differ at their ends.
 
     Args:
-        text: the text.
         columns: columns that it may take.
         tail: columns of its end, after the ellipsis; None for half of them.
     """

@@ -34,12 +34,7 @@ _CODE: Final = "its code relies on the names and dtypes of its tensors"
 
 
 def combine(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits) -> Value:
-    """The tree of a checkpoint after its moves. It belongs to the caller; storages are keyed as in the inventory.
-
-    Raises:
-        NotRemappable: if a part holds code.
-        UneditablePickle: if a value that moves is not in the tree.
-    """
+    """The tree of a checkpoint after its moves. It belongs to the caller; storages are keyed as in the inventory."""
     parts = checkpoint.parts
     plans = (plan,) if checkpoint.is_whole else split_plan(plan, parts)
     flat: list[Value] = []
@@ -140,9 +135,6 @@ def move_tree(root: Value, plan: MovePlan) -> None:
     Args:
         root: the tree of the pickle that the plan was made for.
         plan: its changes of devices and flags; casts change bytes, and are not applied.
-
-    Raises:
-        UneditablePickle: if a value that the plan changes is not in the tree.
     """
     new: dict[int, Value] = {}
     pairs: dict[int, tuple[Value, ...]] = {}

@@ -56,9 +56,6 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
 
     Returns:
         The original itself if nothing but devices can have changed.
-
-    Raises:
-        UsageError, Refused: as of :func:`ckptmove.conversion.remap.remapping.remap`.
     """
     one_file = converted.listing is None
     is_rank = any(map(is_partitioned, converted.inventory.optimizers))

@@ -18,17 +18,11 @@ _NAME: Final = re.compile(r"(.*\.deepspeed_moe\.experts\.deepspeed_experts\.)(\d
 
 
 class _Name(NamedTuple):
-    """The name of a parameter.
+    """The name of a parameter."""
 
-    Attributes:
-        layer: prefix of all experts of its layer; empty if it is not of an expert.
-        number: number of the expert on its rank.
-        rest: the rest of the name.
-    """
-
-    layer: str
-    number: int
-    rest: str
+    layer: str  # prefix of all experts of its layer; empty if it is not of an expert
+    number: int  # number of the expert on its rank
+    rest: str  # the rest of the name
 
 
 class Experts:
@@ -54,9 +48,6 @@ class Experts:
 
         Returns:
             For each parameter its name, its share, and its name there.
-
-        Raises:
-            ValueError: if a name is not of an expert, or the ranks have unequal numbers of experts.
         """
         found = []
         for layer, own in groupby(map(_parsed, names), lambda name: name.layer):

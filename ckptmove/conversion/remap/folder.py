@@ -30,12 +30,7 @@ class RemappedFolder:
     """
 
     def __init__(self, conversion: Conversion, remapped: Remapped, checkpoint: OpenCheckpoint) -> None:
-        """Lay out the files.
-
-        Raises:
-            NotRemappable: if a distributed checkpoint, which cannot be written, would change.
-            DamagedArchive, Refused: as of :class:`ckptmove.conversion.remap.new_files.NewFiles`.
-        """
+        """Lay out the files."""
         self._files = NewFiles(remapped, conversion)
         kept = cast("KeptFiles", remapped.kept)
         parts = {part.name: part for part in checkpoint.parts}

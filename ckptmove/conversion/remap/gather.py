@@ -52,9 +52,6 @@ def gather(root: Dict, path: str) -> Value:
     Args:
         root: trees by the paths of their files.
         path: the checkpoint, for errors.
-
-    Raises:
-        NotGathered: if a key is in several shards, or a shard is not a dict.
     """
     groups: dict[str, list[tuple[str, Value]]] = {}
     names = _group_names([cast("str", key) for key in root.keys()])

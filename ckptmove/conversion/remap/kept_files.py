@@ -25,19 +25,12 @@ _UNREACHED: Final = frozenset({"orphan-record", "stray-bytes", "kept-for-undo", 
 
 
 class KeptFiles(NamedTuple):
-    """The files of a directory or an archive that keeps its format.
+    """The files of a directory or an archive that keeps its format."""
 
-    Attributes:
-        roots: new trees of the checkpoint files that stay, by path.
-        changed: paths of the checkpoint files that change or are left out.
-        indexes: new content of the indexes whose shards change, by path; empty if no key is left.
-        removed: paths of the files, links and folders that are left out.
-    """
-
-    roots: Mapping[str, Value]
-    changed: frozenset[str]
-    indexes: Mapping[str, bytes]
-    removed: frozenset[str]
+    roots: Mapping[str, Value]  # new trees of the checkpoint files that stay, by path
+    changed: frozenset[str]  # paths of the checkpoint files that change or are left out
+    indexes: Mapping[str, bytes]  # new content of the indexes whose shards change, by path; empty if no key is left
+    removed: frozenset[str]  # paths of the files, links and folders that are left out
 
 
 def keep_files(
@@ -146,8 +139,6 @@ def replaced_by_shards(checkpoint: OpenCheckpoint, listing: Listing, new: Collec
     Of an archive, files outside of its top folder are left out too, and those that macOS adds for other files.
 
     Args:
-        checkpoint: the original.
-        listing: its files.
         new: names of the new files; links to them are kept.
     """
     gone = files_of(checkpoint, listing, {part.name for part in checkpoint.parts})

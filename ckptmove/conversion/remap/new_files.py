@@ -50,12 +50,7 @@ _BLOCK: Final = 1 << 20
 def lay_out_file(
     conversion: Conversion, remapped: Remapped, checkpoint: OpenCheckpoint
 ) -> tuple[ByteSource, tuple[Segment, ...]]:
-    """The one new file of a conversion, and the source of the segments that name none.
-
-    Raises:
-        DamagedArchive: if bytes of a storage are missing.
-        Refused: if the format cannot hold a value of the tree.
-    """
+    """The one new file of a conversion, and the source of the segments that name none."""
     files, request, part = NewFiles(remapped, conversion), conversion.request, checkpoint.parts[0]
     is_same = conversion.format == "same"
     own = files.same_format(part, remapped.root) if is_same and isinstance(part, FilePart) else None
@@ -81,9 +76,6 @@ class NewFiles:
         """The file of a part with a new tree, laid out as before; None if it needs another layout.
 
         Only an archive of ``torch.save`` with all of its storages in their lengths keeps its layout.
-
-        Raises:
-            DamagedArchive, CrcMismatch: as of :meth:`ckptmove.formats.contract.Container.lay_out`.
         """
         if not self.keeps_storages(part, root):
             return None
@@ -107,11 +99,6 @@ class NewFiles:
 
         Args:
             root: its tree; the keys of its storages are changed.
-            folder: name of the folder in the archive.
-
-        Raises:
-            DamagedArchive: if bytes of a storage are missing.
-            MixedByteOrders: if storages have different byte orders.
         """
         keys = {key: str(number) for number, key in enumerate(storage_keys(root))}
         orders = {part.byteorder: part.path for part, _ in map(self._remapped.homes.__getitem__, keys)}
@@ -124,12 +111,7 @@ class NewFiles:
         return self._conversion.checked(segments)
 
     def safetensors_file(self, root: Value) -> tuple[Segment, ...]:
-        """A new safetensors file.
-
-        Raises:
-            NotInFormat: if the format cannot hold a value of the tree.
-            DamagedArchive: if bytes of a storage are missing.
-        """
+        """A new safetensors file."""
         metadata = self.metadata(root)
         state = self.flat_state(root)
         return self._conversion.checked(new_safetensors(state.tensors, {**state.tied, **metadata}))
@@ -182,11 +164,7 @@ class NewFiles:
         return NewStorage(number, (segment,), crc)
 
     def storage(self, key: str) -> tuple[Segment, int | None]:
-        """How the bytes of a storage are written, cut and cast as planned, and their CRC-32 if it is known.
-
-        Raises:
-            DamagedArchive: if bytes of the storage are missing.
-        """
+        """How the bytes of a storage are written, cut and cast as planned, and their CRC-32 if it is known."""
         part, old = self._remapped.homes[key]
         segment, crc = self._whole(part, _own_key(part, key))
         if length(segment) < old.nbytes:

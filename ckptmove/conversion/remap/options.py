@@ -32,9 +32,6 @@ def remap_options(**typed: Any) -> Remap:
     Args:
         typed: values as they are typed, by field of :class:`ckptmove.moves.Remap`; None for an option that is not. An
             empty prefix means those of known wrappers.
-
-    Raises:
-        UsageError: if one of them is invalid.
     """
     remap = Remap(**{name: _parsed(name, value) for name, value in typed.items() if value is not None})
     if len({dtype for role, dtype in remap.dtype if not role}) > 1:
@@ -47,11 +44,7 @@ def remap_options(**typed: Any) -> Remap:
 
 
 def with_options(move: MoveRequest, options: Iterable[Argument]) -> MoveRequest:
-    """A request with more options; those that can be given several times are added.
-
-    Raises:
-        UsageError: as :func:`remap_options`.
-    """
+    """A request with more options; those that can be given several times are added."""
     moves: dict[str, Any] = {}
     remaps: dict[str, Any] = {}
     old: dict[str, Any] = move.remap._asdict()

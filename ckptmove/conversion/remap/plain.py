@@ -74,10 +74,6 @@ def make_plain(root: Value, limits: Limits) -> tuple[Value, tuple[Replaced, ...]
 
     Returns:
         The new root, and the replacements in the order of the file.
-
-    Raises:
-        NotPlain: if objects have no plain value, or the tree names functions that no library's object holds.
-        LimitExceeded: if the plain values are more than the limits allow.
     """
     plain = _Plain(limits)
     plain.choose(root)
@@ -85,11 +81,7 @@ def make_plain(root: Value, limits: Limits) -> tuple[Value, tuple[Replaced, ...]
 
 
 def require_plain(root: Value, limits: Limits) -> None:
-    """Check what :func:`make_plain` checks, on a tree that stays as it is. It may be one that cannot be edited.
-
-    Raises:
-        NotPlain, LimitExceeded: as :func:`make_plain`.
-    """
+    """Check what :func:`make_plain` checks, on a tree that stays as it is. It may be one that cannot be edited."""
     _Plain(limits).choose(root)
 
 

@@ -36,29 +36,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Remapped:
-    """A checkpoint with its changes, before it is written.
+    """A checkpoint with its changes, before it is written."""
 
-    Attributes:
-        root: the new tree; of several files, a dict of the path of each file and its tree.
-        inventory: content of the new tree.
-        plan: all changes.
-        is_file: whether the tree is that of one file.
-        is_reordered: whether tensors were put into the order of an optimizer, because theirs was lost.
-        storages: changes of the storages.
-        sources: keys of the root that name files, each with a glob of its files; empty for the root of one file.
-        homes: each storage of the original and its part, by key.
-        kept: files of a directory or an archive that keeps its format; else None.
-    """
-
-    root: Value
-    inventory: Inventory
-    plan: MovePlan
-    is_file: bool
-    is_reordered: bool
-    storages: StoragePlan
+    root: Value  # the new tree; of several files, a dict of the path of each file and its tree
+    inventory: Inventory  # content of the new tree
+    plan: MovePlan  # all changes
+    is_file: bool  # whether the tree is that of one file
+    is_reordered: bool  # whether tensors were put into the order of an optimizer, because theirs was lost
+    storages: StoragePlan  # changes of the storages
+    #: keys of the root that name files, each with a glob of its files; empty for the root of one file.
     sources: Mapping[str, str]
-    homes: Mapping[str, tuple[OpenPart, StorageRef]]
-    kept: KeptFiles | None = None
+    homes: Mapping[str, tuple[OpenPart, StorageRef]]  # each storage of the original and its part, by key
+    kept: KeptFiles | None = None  # files of a directory or an archive that keeps its format; else None
 
 
 class _Homes(dict[str, "tuple[OpenPart, StorageRef]"]):
@@ -81,13 +70,7 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
 
     Args:
         checkpoint: the checkpoint, with its trees, which are changed.
-        plan: its moves.
         limits: resource limits for walking over the tree.
-        as_file: whether several files become one value.
-
-    Raises:
-        UsageError: if an option matches nothing, or is invalid; if one value would become several files.
-        Refused: if a change is not possible.
     """
     options, inventory, listing = plan.request.remap, checkpoint.inventory, checkpoint.listing
     if options.as_root and not (as_file or checkpoint.is_whole):

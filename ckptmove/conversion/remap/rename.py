@@ -53,15 +53,8 @@ class KeyMap:
         """Choose the prefixes that every key has.
 
         Args:
-            remap: the request.
             keys: all keys of the state_dict; of one in several files, the keys in all files.
             where: its path, for errors.
-
-        Raises:
-            PartialPrefix: if only some keys have a prefix that is to be removed.
-            KeysCollide: if two keys would become one.
-            UsageError: if the two parts of a ``rename`` do not have the same number of ``*``, or if a key would begin
-                with a dot.
         """
         self._globs = [_Glob.of(source, target) for source, target in remap.rename]
         self._added = remap.add_prefix
@@ -172,18 +165,11 @@ def rename(root: Value, inventory: Inventory, remap: Remap, shared: KeyMap | Non
     Args:
         root: root of the tree: that of the file, or the value at ``remap.as_root``.
         inventory: inventory of the file, before any change.
-        remap: the request.
         shared: the new keys of a state_dict in several files, if this file is one of them. A prefix or a glob that
             matches nothing in this file is then no error.
 
     Returns:
         The changed keys, each with the path of its dict or list in ``inventory``.
-
-    Raises:
-        PartialPrefix: if only some keys of a state_dict have a prefix that is to be removed.
-        KeysCollide: if two keys of a dict would become one.
-        NoMatch: if a prefix is at the start of no state_dict, or a glob matches no key.
-        UsageError: if the two parts of a ``rename`` do not have the same number of ``*``.
     """
     if remap.strip_prefix is None and not remap.add_prefix and not remap.rename:
         return ()

@@ -54,14 +54,6 @@ def select(root: Value, inventory: Inventory, remap: Remap) -> tuple[Value, tupl
 
     Returns:
         The new root, and the removed parts by their paths in ``inventory``.
-
-    Raises:
-        NoMatch: if ``as_root`` or a word of ``only`` or ``drop`` names nothing.
-        NothingLeft: if everything would be removed.
-        InsideObject: if a word matches only a part of a pickled object.
-        ListItems: if only some items of a list or a tuple would be removed.
-        SharedPart: if two paths lead to the same dict, and only one would lose entries.
-        NeededByOptimizer: if an optimizer that stays would lose a part of its state, or some of its parameters.
     """
     dropped: tuple[Dropped, ...] = ()
     if remap.as_root:

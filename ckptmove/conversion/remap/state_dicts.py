@@ -55,12 +55,7 @@ class ModuleState:
         self._open: set[int] = set()
 
     def read(self, module: Call) -> Call:
-        """Return the ``OrderedDict``.
-
-        Raises:
-            NoPlainValue: if the class of a module decides on its state_dict, or a module contains itself.
-            LimitExceeded: if the modules are nested deeper, or have more names, than the limits allow.
-        """
+        """Return the ``OrderedDict``."""
         self._enter(module, "")
         while self._frames:
             children, prefix, identity = self._frames[-1]
@@ -128,11 +123,7 @@ def _data(value: Value) -> Value:
 
 
 def object_state(name: str, attributes: Dict, is_tensor: Callable[[Value], bool]) -> Dict | None:
-    """Return the state_dict of an optimizer, a scheduler or a ``GradScaler``; None for other objects.
-
-    Raises:
-        NoPlainValue: if an optimizer has the state of a parameter that is in no group.
-    """
+    """Return the state_dict of an optimizer, a scheduler or a ``GradScaler``; None for other objects."""
     groups, state = _groups(attributes.get("param_groups")), optimizer_state(attributes)
     if state is not None and any(is_tensor(one) for _, params in groups for one in params.items):
         return _optimizer_state(groups, state, is_tensor)

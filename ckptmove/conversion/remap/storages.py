@@ -55,29 +55,18 @@ _NAMES_DTYPE: Final = frozenset({"wrapper-subclass", "device-data", "meta"})
 
 
 class StorageChange(NamedTuple):
-    """How the bytes of a storage change.
+    """How the bytes of a storage change."""
 
-    Attributes:
-        span: bytes to keep, from the first byte of the storage in the source.
-        cast: dtype before and after, or None.
-    """
-
-    span: Span
-    cast: tuple[str, str] | None
+    span: Span  # bytes to keep, from the first byte of the storage in the source
+    cast: tuple[str, str] | None  # dtype before and after, or None
 
 
 class StoragePlan(NamedTuple):
-    """The changes of all storages of a tree.
+    """The changes of all storages of a tree."""
 
-    Attributes:
-        changes: each storage that changes, by key.
-        trimmed: storages that are cut, with sizes in their old dtype.
-        casts: storages that are cast.
-    """
-
-    changes: Mapping[str, StorageChange]
-    trimmed: tuple[Trimmed, ...]
-    casts: tuple[StorageEdit, ...]
+    changes: Mapping[str, StorageChange]  # each storage that changes, by key
+    trimmed: tuple[Trimmed, ...]  # storages that are cut, with sizes in their old dtype
+    casts: tuple[StorageEdit, ...]  # storages that are cast
 
 
 class _Extent(NamedTuple):
@@ -90,16 +79,11 @@ class _Extent(NamedTuple):
 
 @dataclass(slots=True)
 class _View:
-    """The arguments of a dense tensor.
+    """The arguments of a dense tensor."""
 
-    Attributes:
-        args: storage, offset, size, stride and more.
-        function: the rebuild function.
-        holders: calls, or arguments of ``_rebuild_from_type_v2``, that name the function for these arguments.
-    """
-
-    args: Tuple
-    function: Global
+    args: Tuple  # storage, offset, size, stride and more
+    function: Global  # the rebuild function
+    #: calls, or arguments of ``_rebuild_from_type_v2``, that name the function for these arguments.
     holders: list[Call | Tuple] = field(default_factory=list)
 
     @property
@@ -119,17 +103,11 @@ class _View:
 
 @dataclass(slots=True)
 class _Uses:
-    """All uses of storages in a tree.
+    """All uses of storages in a tree."""
 
-    Attributes:
-        views: dense tensors by the key of their storage.
-        ids: persistent ids by the key of the storage, each once.
-        fixed: keys of storages that are also used in another way.
-    """
-
-    views: dict[str, list[_View]]
-    ids: dict[str, dict[int, Tuple]]
-    fixed: set[str]
+    views: dict[str, list[_View]]  # dense tensors by the key of their storage
+    ids: dict[str, dict[int, Tuple]]  # persistent ids by the key of the storage, each once
+    fixed: set[str]  # keys of storages that are also used in another way
 
 
 def resize(
@@ -146,17 +124,8 @@ def resize(
     because torch keeps step counts in float32.
 
     Args:
-        root: the root of the tree.
-        tensors: all tensors of the tree.
-        storages: all storages of the tree.
         remap: the request; only ``compact`` and ``dtype`` are used.
         moved: casts of storages that move to a device without their dtype; ``dtype`` has precedence.
-
-    Raises:
-        UsageError: if ``dtype`` names an unknown role, or a dtype to which nothing can be cast.
-        SharedStorage: if a tensor to cast shares its storage with a tensor that is not cast.
-        NotCastable: if the elements of a tensor cannot be cast on their own.
-        ScaledWeightCast: if a quantized weight, or the scale beside it, would be cast.
     """
     if not (remap.compact or remap.dtype or moved):
         return StoragePlan({}, (), ())
@@ -199,15 +168,10 @@ def changed_bytes(
     """Return the segment of a storage after a change.
 
     Args:
-        source: source of the segment.
         segment: all bytes of the storage before the change.
-        change: the change.
         byteorder: byte order of the storage, ``little`` or ``big``; it stays the same.
         overflowed: called with the number of values that a cast made infinite, for bytes that are neither copied nor
             inflated as a whole. ``write_segments`` counts the others.
-
-    Raises:
-        DamagedArchive: if the storage has fewer bytes than the change keeps.
     """
     part = cut(source, segment, change.span.start, change.span.nbytes)
     return part if change.cast is None else _cast_bytes(source, part, change.cast, byteorder, overflowed)

@@ -50,11 +50,7 @@ def new_list(items: list[Value]) -> List:
 
 
 def callable_name(value: Value) -> str:
-    """Return the full name of a function, a class, a method or the function of a ``partial``.
-
-    Raises:
-        NoPlainValue: if a call computes it.
-    """
+    """Return the full name of a function, a class, a method or the function of a ``partial``."""
     attributes: list[str] = []
     while type(value) is Call and modern_name(value.name) in {_PARTIAL, _GETATTR}:
         items = value.arguments

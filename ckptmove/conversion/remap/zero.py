@@ -46,73 +46,44 @@ _DIGITS: Final = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
 
 
 class _RankPartitions(NamedTuple):
-    """The partitions of one rank.
+    """The partitions of one rank."""
 
-    Attributes:
-        part: its file.
-        optimizer: its optimizer.
-        state: its state for each partition, by key; cut to the length of the partition.
-        partitions: its partitions of the weights.
-    """
-
-    part: FilePart
+    part: FilePart  # its file
     optimizer: OptimizerRecord
-    state: Mapping[str, StateEntry]
-    partitions: Sequence[TensorRecord]
+    state: Mapping[str, StateEntry]  # its state for each partition, by key; cut to the length of the partition
+    partitions: Sequence[TensorRecord]  # its partitions of the weights
 
 
 class _Slice(NamedTuple):
-    """A run of elements in the partition of one rank.
-
-    Attributes:
-        rank: the rank.
-        start: first element.
-        end: end (exclusive).
-    """
+    """A run of elements in the partition of one rank."""
 
     rank: int
-    start: int
-    end: int
+    start: int  # first element
+    end: int  # end (exclusive)
 
 
 class _Parameter(NamedTuple):
-    """A whole parameter.
-
-    Attributes:
-        shape: its shape.
-        slices: where its elements are, in order.
-    """
+    """A whole parameter."""
 
     shape: tuple[int, ...]
-    slices: Sequence[_Slice]
+    slices: Sequence[_Slice]  # where its elements are, in order
 
 
 class _State(NamedTuple):
-    """The state for one partition, which all ranks have.
+    """The state for one partition, which all ranks have."""
 
-    Attributes:
-        scalars: plain values, by key.
-        tensors: tensors of all ranks, by key, and whether they have a value for each element of the partition.
-    """
-
-    scalars: Sequence[tuple[str, object]]
+    scalars: Sequence[tuple[str, object]]  # plain values, by key
+    #: tensors of all ranks, by key, and whether they have a value for each element of the partition.
     tensors: dict[str, tuple[Sequence[TensorRecord], bool]]
 
 
 class _Files(NamedTuple):
-    """The files of one model-parallel rank.
+    """The files of one model-parallel rank."""
 
-    Attributes:
-        name: its name in the file.
-        ranks: files with partitions, by rank.
-        models: files of the model states, by rank; of stages 1 and 2 only one.
-        experts: files of the experts of a model, by layer and number.
-    """
-
-    name: str
-    ranks: Sequence[FilePart]
-    models: Sequence[FilePart]
-    experts: Sequence[FilePart]
+    name: str  # its name in the file
+    ranks: Sequence[FilePart]  # files with partitions, by rank
+    models: Sequence[FilePart]  # files of the model states, by rank; of stages 1 and 2 only one
+    experts: Sequence[FilePart]  # files of the experts of a model, by layer and number
 
 
 def gather_partitions(checkpoint: OpenCheckpoint, limits: Limits) -> OpenCheckpoint | None:
@@ -121,10 +92,6 @@ def gather_partitions(checkpoint: OpenCheckpoint, limits: Limits) -> OpenCheckpo
     Args:
         checkpoint: a directory or an archive, with its trees, which are changed.
         limits: resource limits for the new tree.
-
-    Raises:
-        NotGathered: if it has several checkpoints, or state that is not per element.
-        DamagedArchive: if the partitions do not have the sizes of the parameters.
     """
     found = _files(checkpoint)
     if not found:

@@ -37,18 +37,12 @@ UNREAD: Final = "an object, saved whole"
 
 
 class ReadObject(NamedTuple):
-    """Contents of the piece of an object that is not a tensor.
+    """Contents of the piece of an object that is not a tensor."""
 
-    Attributes:
-        kind: format of the piece; None if the object wrote its own bytes.
-        machine: the machine that has read its pickle; None if the pickle and the storages do not hold all of its
-            content.
-        storages: keys of its storages in the piece, by their keys in the checkpoint.
-    """
-
-    kind: str | None
+    kind: str | None  # format of the piece; None if the object wrote its own bytes
+    #: the machine that has read its pickle; None if the pickle and the storages do not hold all of its content.
     machine: Machine | None
-    storages: Mapping[str, str]
+    storages: Mapping[str, str]  # keys of its storages in the piece, by their keys in the checkpoint
 
 
 class DistributedCheckpoint(Container):
@@ -87,13 +81,6 @@ class DistributedCheckpoint(Container):
             sizes: sizes in bytes of the files in its folder, by the names that it may give them.
             limits: resource limits for reading it.
             others: bytes of ``__R.metadata`` of the other ranks, if each saved its share without collectives.
-
-        Raises:
-            DamagedPickle: if it is not a valid pickle.
-            MissingShard: if it names a file that does not exist.
-            DamagedArchive: if torch would not write it.
-            UnsupportedContainer: if it uses features that only its writer can read.
-            LimitExceeded: if it needs more than the limits allow.
         """
         self.source, self.limits = source, limits
         self.objects: dict[str, ReadObject] = {}

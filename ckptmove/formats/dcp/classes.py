@@ -59,12 +59,7 @@ _SHOWN: Final = 80
 
 
 def require_loadable(machine: Machine) -> None:
-    """Raise DamagedPickle for a ``.metadata`` that ``pickle.load`` refuses in every process.
-
-    Raises:
-        DamagedPickle: if it names a class that torch lacks, calls a value that is not callable, or has
-            persistent ids or extension codes.
-    """
+    """Raise DamagedPickle for a ``.metadata`` that ``pickle.load`` refuses in every process."""
     for name, offset in machine.globals.items():
         if _is_misnamed(name):
             raise DamagedPickle(f"torch has no '{name[:_SHOWN]}', named", offset=offset)

@@ -52,23 +52,15 @@ REPEATED: Final = frozenset({_CHUNK, _INDEX, _PLACE})
 
 
 class StoredTensor(NamedTuple):
-    """A tensor that is saved in chunks.
+    """A tensor that is saved in chunks."""
 
-    Attributes:
-        name: its fully qualified name, as written.
-        path: keys of its place in the saved object; joined by dots, they are the name. A number is an index of a list.
-        dtype: torch's name without ``torch.``.
-        shape: shape of the whole tensor.
-        requires_grad: as saved.
-        chunks: its chunks, which do not overlap.
-    """
-
-    name: str
+    name: str  # its fully qualified name, as written
+    #: keys of its place in the saved object; joined by dots, they are the name. A number is an index of a list.
     path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    requires_grad: bool
-    chunks: tuple[Chunk, ...]
+    dtype: str  # torch's name without `torch.`
+    shape: tuple[int, ...]  # shape of the whole tensor
+    requires_grad: bool  # as saved
+    chunks: tuple[Chunk, ...]  # its chunks, which do not overlap
 
     def nbytes(self, chunk: Chunk) -> int:
         """Length in bytes of the elements of one of its chunks."""
@@ -81,27 +73,17 @@ class StoredTensor(NamedTuple):
 
 
 class StoredObject(NamedTuple):
-    """An object that is not a tensor; it is saved whole.
+    """An object that is not a tensor; it is saved whole."""
 
-    Attributes:
-        name: as of a tensor.
-        path: as of a tensor.
-    """
-
-    name: str
-    path: Path
+    name: str  # as of a tensor
+    path: Path  # as of a tensor
 
 
 class DistributedMetadata(NamedTuple):
-    """Contents of ``.metadata``.
+    """Contents of ``.metadata``."""
 
-    Attributes:
-        entries: tensors and objects, in order.
-        pieces: places of their bytes, in order.
-    """
-
-    entries: tuple[StoredTensor | StoredObject, ...]
-    pieces: Pieces
+    entries: tuple[StoredTensor | StoredObject, ...]  # tensors and objects, in order
+    pieces: Pieces  # places of their bytes, in order
 
     @property
     def tensors(self) -> tuple[StoredTensor, ...]:
@@ -122,10 +104,6 @@ def union(tables: Sequence[DistributedMetadata], path: str) -> DistributedMetada
     Args:
         tables: their contents, by rank.
         path: path of the first, for errors.
-
-    Raises:
-        DamagedArchive: if their chunks are not parts of the same tensors.
-        LimitExceeded: if the search for overlaps takes too many comparisons.
     """
     merged: dict[str, StoredTensor | StoredObject] = {}
     chunks: dict[str, dict[Chunk, None]] = {}
@@ -151,14 +129,7 @@ def _kind_of(entry: StoredTensor | StoredObject) -> tuple[str, tuple[int, ...]] 
 
 
 def parse_metadata(machine: Machine, path: str) -> DistributedMetadata:
-    """Parse the tree of a ``.metadata``.
-
-    Raises:
-        DamagedPickle: if ``pickle.load`` refuses it.
-        DamagedArchive: if torch would not write it, or its chunks do not fit their tensor.
-        UnsupportedContainer: if it names a dtype that torch lacks, or pieces that were transformed.
-        LimitExceeded: if it has more chunks or longer names than its length in bytes allows.
-    """
+    """Parse the tree of a ``.metadata``."""
     require_loadable(machine)
     return _Parser(machine, path).run()
 

@@ -21,19 +21,12 @@ PieceRow: TypeAlias = "tuple[str, tuple[int, ...] | None, str, int, int]"
 
 
 class Piece(NamedTuple):
-    """A run of bytes in one of the files.
+    """A run of bytes in one of the files."""
 
-    Attributes:
-        name: name of the tensor or object.
-        offsets: start of its chunk in the tensor; None for an object.
-        file: name of the file, relative to the folder.
-        span: its bytes in the file.
-    """
-
-    name: str
-    offsets: tuple[int, ...] | None
-    file: str
-    span: Span
+    name: str  # name of the tensor or object
+    offsets: tuple[int, ...] | None  # start of its chunk in the tensor; None for an object
+    file: str  # name of the file, relative to the folder
+    span: Span  # its bytes in the file
 
 
 class _Column(Generic[_T]):

@@ -27,12 +27,8 @@ def append_records(source: ByteSource, directory: ZipDirectory, alignment: int, 
 
     Args:
         source: the archive without a tail.
-        directory: its directory.
         alignment: of the data of its records, in bytes.
         new: the new records, by place in the directory.
-
-    Raises:
-        DamagedArchive: if a local header does not match its record.
     """
     undo = UndoRecord(source.size, directory.start, zlib.crc32(directory.records.raw + directory.trailer))
     return Layout(LocalHeaders(source, directory), alignment).append(new, undo.encode())

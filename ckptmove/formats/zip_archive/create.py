@@ -32,17 +32,11 @@ if TYPE_CHECKING:
 
 
 class Record(NamedTuple):
-    """A record of a new archive.
+    """A record of a new archive."""
 
-    Attributes:
-        name: its name in the folder.
-        segments: its bytes.
-        crc: their CRC-32. None: it is computed while they are written.
-    """
-
-    name: str
-    segments: tuple[Segment, ...]
-    crc: int | None
+    name: str  # its name in the folder
+    segments: tuple[Segment, ...]  # its bytes
+    crc: int | None  # their CRC-32. None: it is computed while they are written.
 
 
 class _Entry(NamedTuple):

@@ -29,13 +29,8 @@ def hidden_bytes(
     """Name and span of each run of bytes that belongs to no record.
 
     Args:
-        directory: the directory of the archive.
-        headers: its local headers.
         alignment: its alignment in bytes.
         size: its length in bytes.
-
-    Raises:
-        DamagedArchive: if two records share bytes, or the header before a gap is invalid.
     """
     room, records = alignment + _BETWEEN, directory.records
     names, offsets, sizes = records.name_bytes, records.header_offsets, records.stored_bytes

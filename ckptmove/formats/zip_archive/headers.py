@@ -33,17 +33,11 @@ _DEFERRED: Final = bytes(12)
 
 
 class LocalHeader(NamedTuple):
-    """The header before a record's data.
+    """The header before a record's data."""
 
-    Attributes:
-        fixed: its first 30 bytes.
-        name: name of the record, as bytes.
-        data_start: offset of the data in the file.
-    """
-
-    fixed: bytes
-    name: bytes
-    data_start: int
+    fixed: bytes  # its first 30 bytes
+    name: bytes  # name of the record, as bytes
+    data_start: int  # offset of the data in the file
 
 
 class LocalHeaders:
@@ -58,21 +52,12 @@ class LocalHeaders:
         self._window_start = 0
 
     def data_start(self, place: int) -> int:
-        """Offset of a record's data in the file, by its place in the directory.
-
-        Raises:
-            DamagedArchive: as :meth:`read`.
-        """
+        """Offset of a record's data in the file, by its place in the directory."""
         known = self._data_starts[place] if self._data_starts else 0
         return known or self.read(self.directory.records[place]).data_start
 
     def read(self, record: ZipRecord) -> LocalHeader:
-        """The local header of a record.
-
-        Raises:
-            DamagedArchive: if it is missing, names another record or contradicts the directory, or if the data overlaps
-                the directory.
-        """
+        """The local header of a record."""
         name = self.directory.records.raw_name(record.place)
         start = record.header_offset
         head = self._bytes(start, start + LOCAL.size + len(name))
@@ -82,11 +67,7 @@ class LocalHeaders:
         return LocalHeader(head[: LOCAL.size], name, data_start)
 
     def check_all(self) -> None:
-        """Compare the local headers of all records with the directory, and keep the offsets of their data.
-
-        Raises:
-            DamagedArchive: if a local header names another record or contradicts the directory.
-        """
+        """Compare the local headers of all records with the directory, and keep the offsets of their data."""
         records, last = self.directory.records, self.directory.start
         self._data_starts = array("Q", bytes(8 * len(records)))
         group: list[tuple[int, int]] = []
@@ -125,11 +106,7 @@ class LocalHeaders:
                 data_starts[place] = data_start
 
     def extra_fields(self, record: ZipRecord, header: LocalHeader) -> tuple[tuple[int, bytes], ...]:
-        """The extra fields of a local header.
-
-        Raises:
-            DamagedArchive: if the last field reaches past the end.
-        """
+        """The extra fields of a local header."""
         start = record.header_offset + LOCAL.size + len(header.name)
         return split_extra(self._bytes(start, header.data_start), self.source.path, record.name)
 

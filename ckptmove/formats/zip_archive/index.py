@@ -59,27 +59,16 @@ _MADE_BY, _NEEDED = 0x031E, 45
 
 
 class ZipRecord(NamedTuple):
-    """An entry of the central directory.
+    """An entry of the central directory."""
 
-    Attributes:
-        place: index of the entry in the directory.
-        name: decoded name.
-        flags: general purpose bits.
-        method: ``STORED``, ``DEFLATED``, or an unsupported method.
-        crc: CRC-32 of the inflated bytes; 0 if the writer left it out.
-        stored_bytes: length in the archive.
-        nbytes: length after inflating.
-        header_offset: start of its local header.
-    """
-
-    place: int
-    name: str
-    flags: int
-    method: int
-    crc: int
-    stored_bytes: int
-    nbytes: int
-    header_offset: int
+    place: int  # index of the entry in the directory
+    name: str  # decoded name
+    flags: int  # general purpose bits
+    method: int  # `STORED`, `DEFLATED`, or an unsupported method
+    crc: int  # CRC-32 of the inflated bytes; 0 if the writer left it out
+    stored_bytes: int  # length in the archive
+    nbytes: int  # length after inflating
+    header_offset: int  # start of its local header
 
     @property
     def obstacle(self) -> str:
@@ -191,21 +180,13 @@ class Replacement(NamedTuple):
 
 
 class ZipDirectory(NamedTuple):
-    """The central directory and all bytes after it.
+    """The central directory and all bytes after it."""
 
-    Attributes:
-        records: its entries.
-        start: offset of the directory in the file.
-        trailer: bytes from the end of the directory to the end of the file.
-        end_at: offset of the end-of-central-directory record in the trailer; zip64 records come before it.
-        shift: bytes of the file before the archive, by which every offset in it is too small; 0 in a sound archive.
-    """
-
-    records: ZipRecords
-    start: int
-    trailer: bytes
-    end_at: int
-    shift: int
+    records: ZipRecords  # its entries
+    start: int  # offset of the directory in the file
+    trailer: bytes  # bytes from the end of the directory to the end of the file
+    end_at: int  # offset of the end-of-central-directory record in the trailer; zip64 records come before it
+    shift: int  # bytes of the file before the archive, by which every offset in it is too small; 0 in a sound archive
 
     @property
     def bytes_after_end(self) -> int:
@@ -214,13 +195,7 @@ class ZipDirectory(NamedTuple):
 
 
 def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
-    """Find and parse the central directory.
-
-    Raises:
-        DamagedArchive: if it is missing, does not fit the file, or contradicts itself.
-        LimitExceeded: if it has more records than the limits allow.
-        SourceChanged, AccessFailed: as the source.
-    """
+    """Find and parse the central directory."""
     path = source.path
     end_offset, tail = last_end(source)
     if not tail:
@@ -256,11 +231,7 @@ def read_directory(source: ByteSource, limits: Limits) -> ZipDirectory:
 
 
 def last_end(source: ByteSource) -> tuple[int, bytes]:
-    """Offset of the last end record of a file, and the bytes from it on; none if no reader would find one.
-
-    Raises:
-        SourceChanged, AccessFailed: as the source.
-    """
+    """Offset of the last end record of a file, and the bytes from it on; none if no reader would find one."""
     start = max(0, source.size - END.size - U16_MAX)
     tail = source.read(start, source.size)
     at = tail.rfind(END_SIGNATURE, 0, max(0, len(tail) - END.size + len(END_SIGNATURE)))
@@ -333,11 +304,7 @@ def _widen(extra: bytes, narrow: tuple[int, int, int], path: str, name: str) -> 
 
 
 def split_extra(extra: bytes, path: str, name: str) -> tuple[tuple[int, bytes], ...]:
-    """Tags and bodies of the fields in an extra field.
-
-    Raises:
-        DamagedArchive: if the last field reaches past the end.
-    """
+    """Tags and bodies of the fields in an extra field."""
     fields: list[tuple[int, bytes]] = []
     position = 0
     while position < len(extra):
@@ -366,7 +333,6 @@ def emit_directory(
     """Directory and trailer of the new archive; every byte of an entry that need not change stays.
 
     Args:
-        directory: directory of the source.
         start: offset of the new directory in the output.
         offsets: new header offset of each record, in the order of the directory.
         replaced: rewritten records, by place.

@@ -41,17 +41,11 @@ _DEFLATE_FLAGS: Final = 0x0006
 
 
 class NewRecord(NamedTuple):
-    """New bytes of a record, stored plainly.
+    """New bytes of a record, stored plainly."""
 
-    Attributes:
-        segments: the bytes.
-        nbytes: their number.
-        crc: their CRC-32, or 0 in an archive without CRCs.
-    """
-
-    segments: tuple[Segment, ...]
-    nbytes: int
-    crc: int
+    segments: tuple[Segment, ...]  # the bytes
+    nbytes: int  # their number
+    crc: int  # their CRC-32, or 0 in an archive without CRCs
 
 
 def emit_descriptor(crc: int, nbytes: int, *, is_wide: bool) -> bytes:
@@ -66,7 +60,6 @@ class Layout:
         """Start at the first byte.
 
         Args:
-            headers: local headers of the archive.
             alignment: the data of a record moves by a multiple of it, in bytes; with 1, nothing is padded.
         """
         self._headers = headers
@@ -85,10 +78,6 @@ class Layout:
 
         Args:
             new: the new records, by place in the directory.
-            removed: places of the records to leave out.
-
-        Raises:
-            DamagedArchive: if records overlap, or a local header does not match its record.
         """
         records = self._directory.records
         offsets = [0] * len(records)
@@ -124,9 +113,6 @@ class Layout:
         Args:
             new: the new records, by place in the directory.
             between: bytes to put before the new directory.
-
-        Raises:
-            DamagedArchive: if a local header does not match its record.
         """
         self._written = self._source.size
         offsets = [*self._directory.records.header_offsets]

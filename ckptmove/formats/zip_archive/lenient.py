@@ -37,47 +37,29 @@ _SEARCHED_REMOTELY: Final = 1 << 16
 
 
 class ZipEnd(NamedTuple):
-    """The end of an archive, whose directory has at least one entry.
+    """The end of an archive, whose directory has at least one entry."""
 
-    Attributes:
-        at: offset of the end record.
-        start: offset of the directory.
-        shift: bytes of the file before the archive, by which its offsets are too small.
-    """
-
-    at: int
-    start: int
-    shift: int
+    at: int  # offset of the end record
+    start: int  # offset of the directory
+    shift: int  # bytes of the file before the archive, by which its offsets are too small
 
 
 class FoundRecord(NamedTuple):
-    """A record of a zip archive.
+    """A record of a zip archive."""
 
-    Attributes:
-        name: its name in its local header.
-        span: its bytes as stored, up to the end of the file if their number is unknown.
-        is_deflated: whether a reader could inflate them.
-        is_inside: whether it was found by its local header, in the bytes of another record: an archive in the archive.
-    """
-
-    name: str
-    span: Span
-    is_deflated: bool
+    name: str  # its name in its local header
+    span: Span  # its bytes as stored, up to the end of the file if their number is unknown
+    is_deflated: bool  # whether a reader could inflate them
+    #: whether it was found by its local header, in the bytes of another record: an archive in the archive.
     is_inside: bool
 
 
 class _Listed(NamedTuple):
-    """What a directory says about a record.
+    """What a directory says about a record."""
 
-    Attributes:
-        offset: of its local header in the file.
-        method: compression method.
-        stored_bytes: length in the archive.
-    """
-
-    offset: int
-    method: int
-    stored_bytes: int
+    offset: int  # of its local header in the file
+    method: int  # compression method
+    stored_bytes: int  # length in the archive
 
 
 def searched_bytes(source: ByteSource) -> int:
@@ -86,11 +68,7 @@ def searched_bytes(source: ByteSource) -> int:
 
 
 def find_end(source: ByteSource) -> ZipEnd | None:
-    """Find the end of the archive at the end of a file; None if no reader would find one.
-
-    Raises:
-        SourceChanged, AccessFailed: as the source.
-    """
+    """Find the end of the archive at the end of a file; None if no reader would find one."""
     at, tail = last_end(source)
     if not tail:
         return None
@@ -105,11 +83,7 @@ def find_end(source: ByteSource) -> ZipEnd | None:
 
 
 def find_records(source: ByteSource, end: ZipEnd | None) -> Iterator[FoundRecord]:
-    """The records in the directory, then those that only have a local header, near both ends of the file.
-
-    Raises:
-        SourceChanged, AccessFailed: as the source.
-    """
+    """The records in the directory, then those that only have a local header, near both ends of the file."""
     listed = {one.offset: one for one in _listed(source, end)} if end is not None else {}
     spans: list[Span] = []
     for offset, entry in listed.items():
@@ -132,11 +106,7 @@ def find_records(source: ByteSource, end: ZipEnd | None) -> Iterator[FoundRecord
 
 
 def local_headers(source: ByteSource) -> Iterator[int]:
-    """Offsets of what begins like a local header, near both ends of a file.
-
-    Raises:
-        SourceChanged, AccessFailed: as the source.
-    """
+    """Offsets of what begins like a local header, near both ends of a file."""
     nbytes = searched_bytes(source)
     for first, last in ((0, nbytes), (max(nbytes, source.size - nbytes), source.size)):
         data = source.read(first, last) if first < last else b""

@@ -33,12 +33,7 @@ def object_folder(names: Sequence[str], path: str) -> str:
     It is the stem of the file's name at the time of saving.
 
     Args:
-        names: names of all records.
         path: path of the file, for errors.
-
-    Raises:
-        ArchiveOfFiles: if no folder holds ``data.pkl``.
-        DamagedArchive: if several folders hold it.
     """
     folders = [name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(folders) > 1:
@@ -52,11 +47,7 @@ def object_folder(names: Sequence[str], path: str) -> str:
 
 
 def export_form(names: Sequence[str]) -> str | None:
-    """Form of a torch.export archive: empty for the form that ckptmove reads, None for any other zip.
-
-    Args:
-        names: names of all records.
-    """
+    """Form of a torch.export archive: empty for the form that ckptmove reads, None for any other zip."""
     whole = "\n".join(names)
     if not any(text in whole for text in (EXPORT_RECORD, *EXPORT_FORMS)):
         return None  # a fast answer for archives of many storages

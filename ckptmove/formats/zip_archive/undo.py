@@ -27,17 +27,11 @@ _UNDO_BYTES: Final = _UNDO.size + _CRC.size
 
 
 class UndoRecord(NamedTuple):
-    """State of an archive before its first in-place conversion.
+    """State of an archive before its first in-place conversion."""
 
-    Attributes:
-        size: length in bytes.
-        directory_start: offset of its central directory.
-        directory_crc: CRC-32 of the bytes from there to its end. The directory holds the CRCs of all records.
-    """
-
-    size: int
-    directory_start: int
-    directory_crc: int
+    size: int  # length in bytes
+    directory_start: int  # offset of its central directory
+    directory_crc: int  # CRC-32 of the bytes from there to its end. The directory holds the CRCs of all records.
 
     def encode(self) -> bytes:
         """Return the record as bytes, with a CRC-32 at the end."""
@@ -46,11 +40,7 @@ class UndoRecord(NamedTuple):
 
 
 def read_undo(source: ByteSource, end: int) -> UndoRecord | None:
-    """The undo record that ends at an offset (the start of a directory); None if no record ends there.
-
-    Raises:
-        SourceChanged, AccessFailed: as the source.
-    """
+    """The undo record that ends at an offset (the start of a directory); None if no record ends there."""
     start = max(0, end - _UNDO_BYTES)
     raw = source.read(start, end)
     if not raw.startswith(_MAGIC) or _CRC.pack(zlib.crc32(raw[: _UNDO.size])) != raw[_UNDO.size :]:
@@ -65,13 +55,7 @@ def original_directory(
     """The central directory before the first in-place conversion; None if it was overwritten or lists other records.
 
     Args:
-        source: the archive with its tail.
-        directory: directory of the archive with its tail.
-        undo: undo record in the tail.
         limits: resource limits for reading it.
-
-    Raises:
-        LimitExceeded, SourceChanged, AccessFailed: as :func:`read_directory`.
     """
     try:
         found = read_directory(PartSource(source, Span(0, undo.size)), limits)

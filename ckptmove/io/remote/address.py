@@ -33,15 +33,10 @@ _HUB: Final = "hf"
 
 
 class RemotePath(NamedTuple):
-    """A path in a file system of fsspec.
+    """A path in a file system of fsspec."""
 
-    Attributes:
-        fs: the file system.
-        path: the path as the file system knows it.
-    """
-
-    fs: Any
-    path: str
+    fs: Any  # the file system
+    path: str  # the path as the file system knows it
 
 
 class Address(str):

@@ -37,18 +37,10 @@ def download(
     """Download a file or a directory. Folders above the target are created.
 
     Args:
-        address: the URL.
-        target: path of the local copy.
         limits: resource limits for listing a directory.
         exclude: folders in the directory that are left out, by their paths in it.
         progress: called with the bytes done so far and the total.
         settle: called before the last step, which cannot be undone: signals must not raise exceptions after it.
-
-    Raises:
-        UsageError, UnreadableInput, LimitExceeded: as of :func:`ckptmove.io.remote.filesystem.open_remote`.
-        OutputExists, OutputIsFolder: if the target exists.
-        SourceChanged: if the checkpoint is written while it is read.
-        WriteFailed: if the system refuses to write.
     """
     found = open_remote(address, limits)
     make_folder(os.path.dirname(target) or ".")

@@ -58,14 +58,7 @@ _LONGEST: Final = 200
 
 
 class failures_named(AbstractContextManager[None]):  # noqa: N801  # reads like a function
-    """Turn the errors of a file system into those of ckptmove. Their own texts may hold credentials.
-
-    Raises:
-        MissingFile: if there is no such file.
-        SourceChanged: if it was written since it was opened.
-        RemoteMissing: if a package is not installed.
-        RemoteFailed: for every other failure.
-    """
+    """Turn the errors of a file system into those of ckptmove. Their own texts may hold credentials."""
 
     def __init__(self, address: Address) -> None:
         self._address = address

@@ -53,13 +53,7 @@ _TEXTS: Final = (".json", ".jsonl", ".md", ".txt", ".log", ".py", ".yaml", ".yml
 
 
 def find_place(address: Address) -> RemotePath:
-    """The file system of a URL, with the credentials that fsspec finds.
-
-    Raises:
-        ArtifactAddress: if it names an artifact of an experiment tracker.
-        RemoteMissing: if fsspec, or its package for the protocol, is not installed.
-        UnknownScheme: if fsspec does not know the protocol.
-    """
+    """The file system of a URL, with the credentials that fsspec finds."""
     if address.place is not None:
         return address.place
     if address.is_artifact:
@@ -114,14 +108,7 @@ def _artifact(address: Address) -> ArtifactAddress:
 
 
 def open_remote(address: Address, limits: Limits) -> RemoteSource | RemoteListing:
-    """Open a remote file, or list a remote directory.
-
-    Raises:
-        UsageError: as of :func:`find_place`.
-        MissingFile: if it does not exist.
-        RemoteFailed, NoRanges: if the server or the network fails, or sends only whole files.
-        LimitExceeded: if a directory has more entries than the limits allow.
-    """
+    """Open a remote file, or list a remote directory."""
     place = find_place(address)
     traffic = Traffic()
     if address.place is None and not address.is_http:
@@ -143,12 +130,7 @@ def open_remote(address: Address, limits: Limits) -> RemoteSource | RemoteListin
 
 
 def expand(address: Address) -> list[str]:
-    """The URLs that match a glob, sorted; the glob itself without a match.
-
-    Raises:
-        UsageError: as of :func:`find_place`.
-        RemoteFailed: if the server or the network fails.
-    """
+    """The URLs that match a glob, sorted; the glob itself without a match."""
     place = find_place(address)
     with failures_named(address):
         fs, path = place
@@ -244,26 +226,22 @@ def _looked_up(place: RemotePath) -> tuple[Any, Mapping[str, Any]] | None:
 
 @dataclass(frozen=True)
 class RemoteListing(Listing):
-    """The content of a remote directory.
-
-    Attributes:
-        addresses: the address of each file, by its path in the directory.
-        traffic: requests for the directory and its files.
-        heads: files of a web server whose first bytes were read for their sizes.
-        opened: the files that were opened last. Inventory, objects and step counts are read in turn, and most files are
-            answered from one window.
-        versions: the version of each file when it was first opened.
-        answers_at_once: whether several threads can read its files. Those of FTP and of ``tar://`` share a position.
-        begun: files that are read ahead, and not yet opened.
-    """
+    """The content of a remote directory."""
 
     is_remote: ClassVar[bool] = True
+    #: the address of each file, by its path in the directory.
     addresses: Mapping[str, Address] = field(default_factory=dict)
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: Traffic = field(default_factory=Traffic)  # requests for the directory and its files
+    #: files of a web server whose first bytes were read for their sizes.
     heads: dict[str, HttpFile] = field(default_factory=dict)
+    #: the files that were opened last. Inventory, objects and step counts are read in turn, and most files are
+    #: answered from one window.
     opened: dict[str, RemoteSource] = field(default_factory=dict)
+    #: the version of each file when it was first opened.
     versions: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    #: whether several threads can read its files. Those of FTP and of ``tar://`` share a position.
     answers_at_once: bool = False
+    #: files that are read ahead, and not yet opened.
     begun: dict[str, Future[RemoteSource]] = field(default_factory=dict)
 
     @property
@@ -276,12 +254,7 @@ class RemoteListing(Listing):
         return f"{self.path.rstrip('/')}/{path}" if path else self.path
 
     def open(self, path: str) -> RemoteSource:
-        """The bytes of a file; the caller closes them.
-
-        Raises:
-            SourceChanged: if it was written since it was first opened.
-            UnreadableInput: as of :func:`open_remote`.
-        """
+        """The bytes of a file; the caller closes them."""
         source = self.opened.pop(path, None)
         if source is None:
             begun = self.begun.pop(path, None)
@@ -422,10 +395,6 @@ def walk_remote(address: Address) -> tuple[Address, list[WalkedFile]]:
 
     Returns:
         The address with its file system, and the files.
-
-    Raises:
-        UsageError: as of :func:`find_place`.
-        RemoteFailed: if the server or the network fails.
     """
     place = find_place(address)
     if address.place is None and not address.is_http:
@@ -463,11 +432,6 @@ def identify(address: Address) -> tuple[Address, tuple[WalkedFile, ...] | None, 
 
     Returns:
         The address with its file system, the files of a folder, and the fingerprint. A web server is not asked.
-
-    Raises:
-        UsageError: as of :func:`find_place`.
-        MissingFile: if it does not exist.
-        RemoteFailed: if the server or the network fails.
     """
     if address.is_http:
         return address, None, None

@@ -32,27 +32,16 @@ _CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
 
 
 class _Answer(NamedTuple):
-    """The answer to one request.
+    """The answer to one request."""
 
-    Attributes:
-        status: status code.
-        reason: its meaning in words.
-        begin: offset of the first byte of the body.
-        end: offset of the byte after the body, as the server tells it.
-        total: size of the file; None if the server does not tell it.
-        version: ETag or time of the last change; empty if the server tells neither.
-        body: the bytes; None if they are more than asked for.
-        flaw: why these are not the bytes of the range; empty if they are, or if the server ignores ranges.
-    """
-
-    status: int
-    reason: str
-    begin: int
-    end: int
-    total: int | None
-    version: str
-    body: bytes | None
-    flaw: str
+    status: int  # status code
+    reason: str  # its meaning in words
+    begin: int  # offset of the first byte of the body
+    end: int  # offset of the byte after the body, as the server tells it
+    total: int | None  # size of the file; None if the server does not tell it
+    version: str  # ETag or time of the last change; empty if the server tells neither
+    body: bytes | None  # the bytes; None if they are more than asked for
+    flaw: str  # why these are not the bytes of the range; empty if they are, or if the server ignores ranges
 
 
 class HttpFile:
@@ -66,13 +55,7 @@ class HttpFile:
     """
 
     def __init__(self, address: Address, fs: Any, traffic: Traffic) -> None:
-        """Request the first window.
-
-        Raises:
-            MissingFile: if the server has no such file.
-            RemoteFailed: if the server or the network fails.
-            NoRanges: if the server sends another range, or only whole files, and this one is large.
-        """
+        """Request the first window."""
         self.path = str(address)
         self._address, self._fs, self._traffic = address, fs, traffic
         answer = self._answer(0, WINDOW)
@@ -95,11 +78,6 @@ class HttpFile:
             start: offset of the first byte.
             end: offset of the byte after the last.
             is_bulk: as of :class:`RemoteFile`.
-
-        Raises:
-            MissingFile, RemoteFailed: if the server or the network fails.
-            SourceChanged: if the file was written since it was opened.
-            NoRanges: if the server sends another range, or ignores the range of this request.
         """
         answer = self._answer(start, end, is_bulk=is_bulk)
         is_asked_for = answer.body is not None and answer.begin == start and len(answer.body) == end - start

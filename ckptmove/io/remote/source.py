@@ -49,10 +49,6 @@ class RemoteFile(Protocol):
             end: offset of the byte after the last.
             is_bulk: whether the range is one of many that are read one after the other, which may take minutes if the
                 bytes keep coming.
-
-        Raises:
-            RemoteFailed: if the server or the network fails, or takes too long.
-            SourceChanged: if the file was written since it was opened.
         """
         ...
 
@@ -95,13 +91,7 @@ class RemoteSource:
         self._lock = Lock()  # the files of a new directory are written in several threads
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes from ``start`` to ``end`` (exclusive).
-
-        Raises:
-            DamagedArchive: if the span is invalid or reaches past ``size``.
-            RemoteFailed: if the server or the network fails.
-            SourceChanged: if the file was written since it was opened.
-        """
+        """Bytes from ``start`` to ``end`` (exclusive)."""
         return self._read(start, end)
 
     def _read(self, start: int, end: int, *, is_bulk: bool = False) -> bytes:

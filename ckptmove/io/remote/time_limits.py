@@ -49,8 +49,6 @@ class TimeLimit:
         """Begin the time.
 
         Args:
-            address: the file.
-            nbytes: length of the range.
             is_bulk: whether the range is one of many that are read one after the other.
         """
         self.is_bulk = is_bulk or nbytes > MOST_TIMED
@@ -58,11 +56,7 @@ class TimeLimit:
         self._end = monotonic() + SECONDS
 
     async def wait(self, work: Awaitable[_Result]) -> _Result:
-        """The result of a part of the request.
-
-        Raises:
-            RemoteFailed: if the time is over.
-        """
+        """The result of a part of the request."""
         try:
             return await asyncio.wait_for(work, self._end - monotonic())
         except asyncio.TimeoutError:
@@ -86,13 +80,7 @@ def timed(address: Address, call: Callable[[], _Result], seconds: float | None =
     """Call a function of a file system in a thread, which is left alone if it takes too long.
 
     Args:
-        address: the file or the folder.
-        call: the function.
         seconds: its time; None for ``SECONDS``.
-
-    Raises:
-        RemoteFailed: if it takes too long.
-        Exception: any exception of the function.
     """
     end = monotonic() + (SECONDS if seconds is None else seconds)
     result = started(lambda _: call(), None)

@@ -48,23 +48,15 @@ def on_current_device(device: str) -> str:
 
 
 class LoadRequest(NamedTuple):
-    """The options of :func:`ckptmove.load`.
+    """The options of :func:`ckptmove.load`."""
 
-    Attributes:
-        path: a file, a directory or an archive.
-        move: its moves and changes; None without any.
-        is_to_cpu: whether it moves to the CPU, without other changes; ``move`` is None then.
-        is_meta: whether every tensor is on the meta device, without bytes.
-        is_mapped: whether tensors that stay on the CPU are mapped from the files, instead of read into memory.
-        limits: resource limits for reading it.
-    """
-
-    path: str
-    move: MoveRequest | None = None
-    is_to_cpu: bool = False
-    is_meta: bool = False
+    path: str  # a file, a directory or an archive
+    move: MoveRequest | None = None  # its moves and changes; None without any
+    is_to_cpu: bool = False  # whether it moves to the CPU, without other changes; `move` is None then
+    is_meta: bool = False  # whether every tensor is on the meta device, without bytes
+    #: whether tensors that stay on the CPU are mapped from the files, instead of read into memory.
     is_mapped: bool = False
-    limits: Limits = Limits()
+    limits: Limits = Limits()  # resource limits for reading it
 
 
 #: A tree to build objects from; part and description of each storage by key; and new devices of storages by key, if

@@ -65,14 +65,8 @@ def build(root: Value, storage: Callable[[Persistent], Any], deepest: int) -> An
     """Build the object of a tree. A node that occurs several times becomes one object.
 
     Args:
-        root: the tree.
         storage: returns the typed storage of a persistent id, one object for each storage.
         deepest: nesting depth that is allowed.
-
-    Raises:
-        LimitExceeded: if it is nested more deeply.
-        NotAllowed: if a name or a call is not one that weights-only mode makes.
-        Exception: as of torch's rebuild functions, if their arguments are not what torch writes.
     """
     # The rebuild functions put sparse tensors on this list, and torch.load does not check them by default.
     unchecked = torch._utils._sparse_tensors_to_validate

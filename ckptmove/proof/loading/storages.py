@@ -68,12 +68,7 @@ class Storages:
             self._stored.__exit__(kind, error, trace)
 
     def storage(self, node: Persistent) -> Any:
-        """The typed storage of a persistent id, or the view of it that torch before 0.4 saved.
-
-        Raises:
-            DamagedArchive: if bytes are missing.
-            MissingDevice: if this machine lacks its device.
-        """
+        """The typed storage of a persistent id, or the view of it that torch before 0.4 saved."""
         if type(node) is PlainStorage:
             return self._whole(node.ref.key, node.ref.device)
         fields = tuple_items(node.pid)

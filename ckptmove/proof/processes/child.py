@@ -71,41 +71,23 @@ _EXIT_SECONDS: Final = 2
 
 @dataclass(slots=True)
 class Answers:
-    """Answers of a child process.
+    """Answers of a child process."""
 
-    Attributes:
-        torch: progress of the import: ``importing``, ``imported``, or empty before it begins.
-        torch_failure: error that ended the child while it imported torch, or empty.
-        imports: the user's optimizer class while it is being imported, else empty.
-        refusal: why the request cannot be fulfilled, or empty.
-        mode: device mode of the step; None if the child ended before it reported one.
-        unusable: why the user's function returns no usable case, or empty.
-        killed: the error of a child that was killed from outside, or None.
-        checks: results by name. Checks that the child did not reach are failed or skipped.
-        findings: findings about the stored values.
-        facts: facts about the run of several ranks, by name; of a name that repeats, the last one.
-    """
-
-    torch: str = ""
-    torch_failure: str = ""
-    imports: str = ""
-    refusal: str = ""
-    mode: str | None = None
-    unusable: str = ""
-    killed: ChildKilled | None = None
+    torch: str = ""  # progress of the import: `importing`, `imported`, or empty before it begins
+    torch_failure: str = ""  # error that ended the child while it imported torch, or empty
+    imports: str = ""  # the user's optimizer class while it is being imported, else empty
+    refusal: str = ""  # why the request cannot be fulfilled, or empty
+    mode: str | None = None  # device mode of the step; None if the child ended before it reported one
+    unusable: str = ""  # why the user's function returns no usable case, or empty
+    killed: ChildKilled | None = None  # the error of a child that was killed from outside, or None
+    #: results by name. Checks that the child did not reach are failed or skipped.
     checks: dict[str, CheckResult] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)  # findings about the stored values
+    #: facts about the run of several ranks, by name; of a name that repeats, the last one.
     facts: dict[str, Any] = field(default_factory=dict)
 
     def require_usable(self) -> None:
-        """Check that the child could begin, and that nothing outside has ended it.
-
-        Raises:
-            ChildKilled: if it was killed from outside.
-            TorchBroken: if torch cannot be imported.
-            CaseUnusable: if the user's function returns no usable case.
-            UsageError: if the request cannot be fulfilled.
-        """
+        """Check that the child could begin, and that nothing outside has ended it."""
         if self.killed is not None:
             raise self.killed
         if self.torch_failure:
@@ -123,17 +105,11 @@ def worker_command(worker: str = "ckptmove.training.worker") -> list[str]:
 
 @dataclass(slots=True)
 class Child:
-    """A child process, while the context of :func:`child` or :func:`forked` lasts.
+    """A child process, while the context of :func:`child` or :func:`forked` lasts."""
 
-    Attributes:
-        process: the process itself.
-        _mark: mark of the processes that it starts; empty for a fork, which starts none.
-        _is_over: whether the context has exited: another process may have its id then.
-    """
-
-    process: subprocess.Popen[str] | Forked
-    _mark: str = ""
-    _is_over: bool = False
+    process: subprocess.Popen[str] | Forked  # the process itself
+    _mark: str = ""  # mark of the processes that it starts; empty for a fork, which starts none
+    _is_over: bool = False  # whether the context has exited: another process may have its id then
 
     def give(self, line: str) -> None:
         """Write a line to its standard input, which stays open."""
@@ -219,8 +195,6 @@ def child(command: Sequence[str], request: str, variables: Mapping[str, str] | N
     this process lives; the child ends when it is closed.
 
     Args:
-        command: its command line.
-        request: the last argument.
         variables: variables of its environment, unless this process has them.
     """
     mark = uuid.uuid4().hex
@@ -247,9 +221,6 @@ def forked(load: Callable[[], Callable[[], object]]) -> Iterator[Child]:
 
     Args:
         load: imports modules that need torch, and returns the function that works.
-
-    Raises:
-        OSError: if the system has no room for it.
     """
     process = fork(leads=True)
     if process is None:
@@ -307,19 +278,12 @@ def _set_as_started() -> None:
 
 
 class _Ending(NamedTuple):
-    """How a child ended.
+    """How a child ended."""
 
-    Attributes:
-        code: exit code; negative for a signal.
-        output: beginning of its standard output that was not a message.
-        errors: end of its standard error.
-        timeout: the timeout in seconds, if it was exceeded; else None.
-    """
-
-    code: int
-    output: str
-    errors: str
-    timeout: float | None
+    code: int  # exit code; negative for a signal
+    output: str  # beginning of its standard output that was not a message
+    errors: str  # end of its standard error
+    timeout: float | None  # the timeout in seconds, if it was exceeded; else None
 
 
 def end_of(stream: IO[str]) -> str:

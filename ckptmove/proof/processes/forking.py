@@ -75,9 +75,6 @@ class Forked:
 
         Returns:
             Its exit code; negative for a signal.
-
-        Raises:
-            TimeoutError: if it has not ended by then.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         # Without WNOWAIT, the system would forget the exit code, and could give the process id to another process.
@@ -108,9 +105,6 @@ def fork(*, leads: bool) -> Forked | None:
 
     Returns:
         The fork; in the fork itself, None.
-
-    Raises:
-        OSError: if the system has no room for it.
     """
     pipes = {number: os.pipe() for number in ((0, 1, 2) if leads else (1, 2))}
     ours = {number: pipe[number == 0] for number, pipe in pipes.items()}

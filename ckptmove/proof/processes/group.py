@@ -33,7 +33,6 @@ def start_others(request: VerifyRequest, stack: ExitStack) -> tuple[VerifyReques
 
     Args:
         request: the request to the first process, with the number of processes.
-        stack: ends the others.
 
     Returns:
         The request to this process, and, in the first one, the others. These are none if the system has no room for
@@ -93,11 +92,7 @@ class Leader:
             other.leave(_EXIT_SECONDS if error is None else 0)
 
     def gather(self, value: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Wait for the results of the others.
-
-        Raises:
-            ChildProcessError: if one of them has ended without results.
-        """
+        """Wait for the results of the others."""
         del value
         results = [other.results.get() for other in self._others]
         if None in results:

@@ -17,17 +17,11 @@ if TYPE_CHECKING:
 
 
 class Share(NamedTuple):
-    """The part of a checkpoint that one process checks.
+    """The part of a checkpoint that one process checks."""
 
-    Attributes:
-        is_first: whether it is the first share, which also has everything that is not a tensor.
-        names: names of its tensors.
-        keys: keys of the parameters to step, one set for each optimizer.
-    """
-
-    is_first: bool
-    names: frozenset[str]
-    keys: tuple[frozenset[str], ...]
+    is_first: bool  # whether it is the first share, which also has everything that is not a tensor
+    names: frozenset[str]  # names of its tensors
+    keys: tuple[frozenset[str], ...]  # keys of the parameters to step, one set for each optimizer
 
 
 class ProcessGroup(Protocol):
@@ -70,7 +64,6 @@ def share(
     torch loads into memory as a whole, as it does a member of an archive.
 
     Args:
-        checkpoint: the checkpoint.
         pairings: its optimizers, each with its parameters.
         index: index of the share.
         count: number of shares.

@@ -38,12 +38,7 @@ class Uncompiled(ModuleType):
         """Do nothing: there is no graph."""
 
     def __getattr__(self, name: str) -> object:
-        """Import the real module for anything else.
-
-        Raises:
-            AttributeError: for ``__file__``, which ``inspect.getmodule`` looks for in each module. The import of
-                ``torch.distributed.tensor`` calls it, and would find itself half imported in the real module.
-        """
+        """Import the real module for anything else."""
         if name == "__file__":
             raise AttributeError(name)
         if sys.modules.get(_NAME) is self:

@@ -42,12 +42,7 @@ class OriginalTensors:
         self._source = source
 
     def tensor(self, record: TensorRecord, window: Window | None = None) -> torch.Tensor:
-        """The original of a record, or a run of its elements, with the record's dtype.
-
-        Raises:
-            LookupError: if the original has no matching tensor.
-            NoWrapper: if the original of a wrapper subclass is not loaded.
-        """
+        """The original of a record, or a run of its elements, with the record's dtype."""
         theirs = self._records.get(_key(record))
         if theirs is None:
             raise LookupError(f"the original has no {record.name}")
@@ -63,14 +58,10 @@ class OriginalTensors:
 
 
 class Comparison(NamedTuple):
-    """Result of the comparison with the original.
+    """Result of the comparison with the original."""
 
-    Attributes:
-        lost: differences from the original.
-        notes: remarks for the report: tensors matched by something other than their name, or not compared.
-    """
-
-    lost: Offenders
+    lost: Offenders  # differences from the original
+    #: remarks for the report: tensors matched by something other than their name, or not compared.
     notes: tuple[str, ...] = ()
 
 
@@ -86,15 +77,10 @@ def differences(
     """Differences between a checkpoint and its original, ignoring devices and what ``convert`` changes with them.
 
     Args:
-        checkpoint: the checkpoint to verify.
         original: its original; both sides as :func:`ckptmove.checkpoint.layouts.stored.side_by_side` returns them.
-        found: matched tensors and files of the two.
         limits: resource limits for reading each of them.
         names: names of the tensors whose values are compared; None for all.
         compact: whether storages of the checkpoint that are larger than expected are differences.
-
-    Raises:
-        UnreadableInput, LimitExceeded: as :func:`ckptmove.comparison.compare.compare`.
     """
     criteria = Criteria(devices=False, values_of=names)
     result = TensorComparison(checkpoint, original, criteria, limits, _without_figures).result(found)

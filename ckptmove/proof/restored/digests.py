@@ -75,7 +75,6 @@ class StorageDigests:
         """Whether a view of a released storage matches a record: same storage, same offset.
 
         Args:
-            record: a dense tensor of the file.
             raw: torch's bytes from the tensor's first element to its last; as many as the record has.
         """
         is_there = raw.storage_offset() == record.storage_offset * ITEM_BYTES[record.dtype]

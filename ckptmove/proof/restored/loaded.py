@@ -64,21 +64,15 @@ class NoWrapper(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Result of ``torch.load`` for one file.
+    """Result of ``torch.load`` for one file."""
 
-    Attributes:
-        tensors: dense tensors by name. Parts of a sparse or quantized tensor are listed as ``NAME.values`` and so on.
-            A name has several tensors if several paths are written the same.
-        refusal: why weights-only mode refused the file, or empty.
-        error: any other error of the load, or empty.
-        is_mapped: whether the tensors are a memory mapping of the file.
-        digests: storages whose bytes were released; tensors that view them have no values. None if all have values.
-    """
-
+    #: dense tensors by name. Parts of a sparse or quantized tensor are listed as ``NAME.values`` and so on. A name has
+    #: several tensors if several paths are written the same.
     tensors: dict[str, list[torch.Tensor]] = field(default_factory=dict)
-    refusal: str = ""
-    error: str = ""
-    is_mapped: bool = False
+    refusal: str = ""  # why weights-only mode refused the file, or empty
+    error: str = ""  # any other error of the load, or empty
+    is_mapped: bool = False  # whether the tensors are a memory mapping of the file
+    #: storages whose bytes were released; tensors that view them have no values. None if all have values.
     digests: StorageDigests | None = None
 
 
@@ -100,7 +94,6 @@ class LoadedFiles:
         """Begin with nothing loaded.
 
         Args:
-            parts: parts of the checkpoint.
             stored: their tensors as stored.
             known: files that are loaded already, by name.
             sample: tensors to check; files without any of them are not loaded. None for all.
@@ -163,11 +156,7 @@ class LoadedFiles:
         return self.at(file).tensors.get(self._parts[file].own_name(name), [])
 
     def wrapper(self, record: TensorRecord) -> torch.Tensor:
-        """A wrapper subclass as ``torch.load`` returned it; it must not be written to.
-
-        Raises:
-            NoWrapper: if its file is not loaded, is released, or has several tensors of this name.
-        """
+        """A wrapper subclass as ``torch.load`` returned it; it must not be written to."""
         home = self._wrappers.get(record.name)
         if home is not None and not self._parts[home].is_file:
             raise NoWrapper("tensor subclasses in archives are not restored")
@@ -313,9 +302,6 @@ def load(
     files are loaded with that library, as newer versions of ``torch.load`` do.
 
     Args:
-        kind: container format.
-        place: path or file object.
-        is_packed: whether any storage is deflated.
         digests: receives the bytes of each storage of a ``torch.save`` archive; None to keep them.
     """
     if kind.not_weights_only:
@@ -340,8 +326,6 @@ def load_tensor(path: str, name: str, opened: dict[str, Any]) -> Loaded:
     """Load one tensor of a safetensors file.
 
     Args:
-        path: the file.
-        name: name of the tensor.
         opened: files that are open, by path; this one is added. To open one again takes as long as it has tensors.
     """
     try:

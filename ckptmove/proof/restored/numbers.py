@@ -34,30 +34,21 @@ _NOT_COMPARED: Final = frozenset({"float4_e2m1fn_x2"})
 
 @dataclass(slots=True)
 class NumbersTally(Joined):
-    """Figures and faults of the values checked so far.
+    """Figures and faults of the values checked so far."""
 
-    Attributes:
-        _state_keys: for each state tensor by name, its key (``exp_avg_sq``) and its optimizer's class.
-        _trained: names of the tensors that an optimizer trains; empty if unknown.
-        _counters: step counts.
-        tensors: tensors checked.
-        elements: number of their values.
-        infinite_buffers: buffers with legitimate infinities.
-        not_finite: tensors that are not finite.
-        negative: tensors and step counts that are below zero and must not be.
-        where_not_finite: names of the tensors in ``not_finite``, with the index of each.
-        where_negative: names of the tensors and step counts in ``negative``, with the index of each.
-    """
-
+    #: for each state tensor by name, its key (``exp_avg_sq``) and its optimizer's class.
     _state_keys: dict[str, tuple[str, str | None]]
-    _trained: frozenset[str]
-    _counters: CounterFaults
-    tensors: int = 0
-    elements: int = 0
-    infinite_buffers: int = 0
-    not_finite: Offenders = field(default_factory=Offenders)
+    _trained: frozenset[str]  # names of the tensors that an optimizer trains; empty if unknown
+    _counters: CounterFaults  # step counts
+    tensors: int = 0  # tensors checked
+    elements: int = 0  # number of their values
+    infinite_buffers: int = 0  # buffers with legitimate infinities
+    not_finite: Offenders = field(default_factory=Offenders)  # tensors that are not finite
+    #: tensors and step counts that are below zero and must not be.
     negative: Offenders = field(default_factory=Offenders)
+    #: names of the tensors in ``not_finite``, with the index of each.
     where_not_finite: list[tuple[int, str]] = field(default_factory=list)
+    #: names of the tensors and step counts in ``negative``, with the index of each.
     where_negative: list[tuple[int, str]] = field(default_factory=list)
 
     @classmethod

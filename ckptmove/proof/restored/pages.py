@@ -67,12 +67,9 @@ class PageRelease:
 
     The pages are read from the file again on access. A tensor counts as mapped only if its address minus its offset in
     the file is the same page-aligned base as for all tensors before it.
-
-    Attributes:
-        enabled: whether torch mapped the file, in this machine's byte order.
     """
 
-    enabled: bool
+    enabled: bool  # whether torch mapped the file, in this machine's byte order
     _base: int | None = None
     _lowest: int = sys.maxsize
     _highest: int = 0

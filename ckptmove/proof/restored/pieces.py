@@ -28,23 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PiecesTally(Joined):
-    """Figures and faults of the pieces compared so far.
+    """Figures and faults of the pieces compared so far."""
 
-    Attributes:
-        chunks: loaded pieces of tensors.
-        shards: loaded pieces of tensors that are in files of safetensors.
-        objects: loaded pieces of other objects.
-        differing: pieces that differ from their part of the tensor, and how.
-        errors: pieces that could not be loaded, and why.
-        refused: objects that weights-only mode refuses, and why.
-    """
-
-    chunks: int = 0
-    shards: int = 0
-    objects: int = 0
-    differing: Offenders = field(default_factory=Offenders)
-    errors: Offenders = field(default_factory=Offenders)
-    refused: Offenders = field(default_factory=Offenders)
+    chunks: int = 0  # loaded pieces of tensors
+    shards: int = 0  # loaded pieces of tensors that are in files of safetensors
+    objects: int = 0  # loaded pieces of other objects
+    differing: Offenders = field(default_factory=Offenders)  # pieces that differ from their part of the tensor, and how
+    errors: Offenders = field(default_factory=Offenders)  # pieces that could not be loaded, and why
+    refused: Offenders = field(default_factory=Offenders)  # objects that weights-only mode refuses, and why
     #: Open files of safetensors, by path.
     _tables: dict[str, Any] = field(default_factory=dict)
 

@@ -40,11 +40,7 @@ def program_tensors(part: OpenPart, place: str | BinaryIO) -> Iterator[tuple[str
 
 
 def program_pickles(place: str | BinaryIO) -> Iterator[tuple[str, object]]:
-    """Contents of each pickle of the archive, by path in the tree.
-
-    Raises:
-        UnpicklingError: if weights-only mode refuses a pickle.
-    """
+    """Contents of each pickle of the archive, by path in the tree."""
     reader = torch._C.PyTorchFileReader(place)
     names = frozenset(reader.get_all_records())
     models = [name[len("models/") : -len(".json")] for name in names if name.startswith("models/")]

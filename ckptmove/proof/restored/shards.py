@@ -27,20 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ShardsTally(Joined):
-    """Figures and faults of the shards compared so far.
+    """Figures and faults of the shards compared so far."""
 
-    Attributes:
-        shards: number of shards compared.
-        differing: shards that differ from their part of the tensor, with their files.
-        errors: files that could not be loaded, and why.
-        refused: files that weights-only mode refuses, and why.
-        _pages: pages of the mapped files, which are released after the comparison.
-    """
-
-    shards: int = 0
+    shards: int = 0  # number of shards compared
+    #: shards that differ from their part of the tensor, with their files.
     differing: Offenders = field(default_factory=Offenders)
-    errors: dict[str, str] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)  # files that could not be loaded, and why
+    refused: dict[str, str] = field(default_factory=dict)  # files that weights-only mode refuses, and why
+    #: pages of the mapped files, which are released after the comparison.
     _pages: dict[str, PageRelease] = field(default_factory=dict)
 
     @property

@@ -44,27 +44,16 @@ _DAMAGED: Final = "PytorchStreamReader failed"
 
 @dataclass(slots=True)
 class RestoreTally(Joined):
-    """Figures and faults of the comparison so far.
+    """Figures and faults of the comparison so far."""
 
-    Attributes:
-        compared: tensors compared with torch's.
-        nbytes: bytes compared.
-        apart: number of tensors without bytes to compare, by kind.
-        differing: tensors that differ, and how.
-        unreadable: tensors whose bytes are encoded or incomplete.
-        lost: tensors with shards in missing files.
-        pieces: results for distributed checkpoints.
-        shards: results for files of ranks.
-    """
-
-    compared: int = 0
-    nbytes: int = 0
-    apart: Counter[str] = field(default_factory=Counter)
-    differing: Offenders = field(default_factory=Offenders)
-    unreadable: Offenders = field(default_factory=Offenders)
-    lost: Offenders = field(default_factory=Offenders)
-    pieces: PiecesTally = field(default_factory=PiecesTally)
-    shards: ShardsTally = field(default_factory=ShardsTally)
+    compared: int = 0  # tensors compared with torch's
+    nbytes: int = 0  # bytes compared
+    apart: Counter[str] = field(default_factory=Counter)  # number of tensors without bytes to compare, by kind
+    differing: Offenders = field(default_factory=Offenders)  # tensors that differ, and how
+    unreadable: Offenders = field(default_factory=Offenders)  # tensors whose bytes are encoded or incomplete
+    lost: Offenders = field(default_factory=Offenders)  # tensors with shards in missing files
+    pieces: PiecesTally = field(default_factory=PiecesTally)  # results for distributed checkpoints
+    shards: ShardsTally = field(default_factory=ShardsTally)  # results for files of ranks
 
 
 def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
@@ -101,7 +90,6 @@ def survey(
     Tensors of files that torch did not load are only checked for their numbers.
 
     Args:
-        inventory: inventory of the checkpoint.
         stored: its tensors as stored.
         loaded: its tensors as loaded.
         numbers: receives each tensor.
@@ -162,7 +150,6 @@ class LoadedTensors:
         """Index the loaded tensors.
 
         Args:
-            loaded: the loaded files.
             stored: their tensors as stored.
             inventory: inventory of the checkpoint whose records are used for look-ups.
             instead: source for files that ``torch.load`` did not load.
@@ -175,11 +162,7 @@ class LoadedTensors:
         self._pages = PagesOfFiles(loaded.mapped & stored.native)
 
     def tensor(self, record: TensorRecord, window: Window | None = None) -> torch.Tensor:
-        """The tensor of a record, or a run of its elements; it must not be written to.
-
-        Raises:
-            LookupError: if ``torch.load`` did not return the tensor.
-        """
+        """The tensor of a record, or a run of its elements; it must not be written to."""
         place = self._stored.place(record)
         if place is None or place.file in self._missing:
             return self._instead.tensor(record, window)

@@ -21,19 +21,12 @@ _BOUNDS: Final = {"mu_product": (0.0, 1.0), "mu": (0.0, 1.0), "eta": (0.0, math.
 
 
 class Uneven(NamedTuple):
-    """A group whose parameters have different step counts. Healthy if a layer was frozen for a time.
+    """A group whose parameters have different step counts. Healthy if a layer was frozen for a time."""
 
-    Attributes:
-        where: path of the group.
-        low: lowest count.
-        high: highest count.
-        behind: paths of the counts below the highest.
-    """
-
-    where: str
-    low: float
-    high: float
-    behind: tuple[str, ...]
+    where: str  # path of the group
+    low: float  # lowest count
+    high: float  # highest count
+    behind: tuple[str, ...]  # paths of the counts below the highest
 
     def __str__(self) -> str:
         """Range of the counts, and path of the group."""
@@ -49,17 +42,12 @@ class Uneven(NamedTuple):
 
 @dataclass(slots=True)
 class CounterFaults:
-    """Faults in the step counts of a checkpoint.
+    """Faults in the step counts of a checkpoint."""
 
-    Attributes:
-        negative: paths and values of counts below zero.
-        wrong: paths of other counts and scalars that no training writes, each with its value and what is wrong with it.
-        uneven: groups whose parameters have different counts.
-    """
-
-    negative: list[tuple[str, float]] = field(default_factory=list)
+    negative: list[tuple[str, float]] = field(default_factory=list)  # paths and values of counts below zero
+    #: paths of other counts and scalars that no training writes, each with its value and what is wrong with it.
     wrong: list[tuple[str, str]] = field(default_factory=list)
-    uneven: list[Uneven] = field(default_factory=list)
+    uneven: list[Uneven] = field(default_factory=list)  # groups whose parameters have different counts
 
 
 def check_counters(inventory: Inventory, stored: StoredTensors) -> CounterFaults:

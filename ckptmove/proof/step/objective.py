@@ -24,7 +24,6 @@ def quadratic(parameters: Sequence[torch.Tensor], curvature: float) -> Callable[
     histories step to different points.
 
     Args:
-        parameters: parameters with gradients.
         curvature: factor from the magnitude of a gradient to the curvature of its element.
     """
     starts = [parameter.detach().clone() for parameter in parameters]

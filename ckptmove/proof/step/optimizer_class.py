@@ -25,10 +25,6 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer] | None:
 
     Returns:
         The class; None if this torch has no class of that name.
-
-    Raises:
-        UsageError: if the module or class is missing, or is not an optimizer.
-        Exception: any exception of the module's own import.
     """
     module_name, colon, class_name = name.rpartition(":")
     if not colon:

@@ -21,17 +21,11 @@ _ELSEWHERE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\
 
 
 class Choice(NamedTuple):
-    """The class to step an optimizer with, or why it is not stepped.
+    """The class to step an optimizer with, or why it is not stepped."""
 
-    Attributes:
-        name: class in ``torch.optim``, or another as ``pkg.mod:CLASS``; empty if it is not stepped.
-        reason: why it is not stepped, or empty.
-        note: the assumption made, and whether it matters; empty if none was made.
-    """
-
-    name: str = ""
-    reason: str = ""
-    note: str = ""
+    name: str = ""  # class in `torch.optim`, or another as `pkg.mod:CLASS`; empty if it is not stepped
+    reason: str = ""  # why it is not stepped, or empty
+    note: str = ""  # the assumption made, and whether it matters; empty if none was made
 
 
 def choose_optimizer(optimizer: OptimizerRecord, override: str | None) -> Choice:
@@ -49,11 +43,7 @@ def choose_optimizer(optimizer: OptimizerRecord, override: str | None) -> Choice
 
 
 def check_override(name: str | None) -> None:
-    """Validate ``--optimizer``.
-
-    Raises:
-        UsageError: if it names neither a class of ``torch.optim`` nor one of another module.
-    """
+    """Validate ``--optimizer``."""
     if name is None or name.removeprefix("torch.optim:") in BY_NAME or _ELSEWHERE.fullmatch(name):
         return
     meant = next((known for known in BY_NAME if known.lower() == name.lower()), None)

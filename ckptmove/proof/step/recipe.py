@@ -42,25 +42,17 @@ class CannotBuild(RuntimeError):
 
 
 class Recipe(NamedTuple):
-    """Class, options and gradient values of a step.
+    """Class, options and gradient values of a step."""
 
-    Attributes:
-        name: class in ``torch.optim``, or another as ``pkg.mod:CLASS``.
-        optimizer: builds an optimizer from groups: the class with its required arguments bound.
-        groups: plain options of every group, including flags.
-        tensors: for every group, options that are tensors or tuples of tensors, for example a tensor ``lr``.
-        noise: values of the gradients.
-        assumed: options that the file stores as objects; the defaults of the class are used instead.
-        cut: options that were reduced to a limit, as text; empty if no option was.
-    """
-
-    name: str
+    name: str  # class in `torch.optim`, or another as `pkg.mod:CLASS`
+    #: builds an optimizer from groups: the class with its required arguments bound.
     optimizer: Callable[..., torch.optim.Optimizer]
-    groups: tuple[dict[str, object], ...]
+    groups: tuple[dict[str, object], ...]  # plain options of every group, including flags
+    #: for every group, options that are tensors or tuples of tensors, for example a tensor ``lr``.
     tensors: tuple[dict[str, TensorOption], ...]
-    noise: torch.Tensor
-    assumed: tuple[str, ...]
-    cut: str
+    noise: torch.Tensor  # values of the gradients
+    assumed: tuple[str, ...]  # options that the file stores as objects; the defaults of the class are used instead
+    cut: str  # options that were reduced to a limit, as text; empty if no option was
 
     @property
     def is_foreign(self) -> bool:
@@ -103,13 +95,7 @@ def _foreign_errors(name: str) -> Iterator[None]:
 
 
 def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, seed: int) -> Recipe | None:
-    """The recipe for an optimizer; None if this torch has no class of that name.
-
-    Raises:
-        UsageError: if the class that the user named is missing.
-        CannotBuild: if the class needs arguments that the file does not have.
-        Exception: if the constructor refuses the stored options.
-    """
+    """The recipe for an optimizer; None if this torch has no class of that name."""
     named = optimizer_class(name)
     if named is None:
         return None

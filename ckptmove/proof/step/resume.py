@@ -64,29 +64,17 @@ _MOST_PADDING: Final = 2**16
 
 
 class Bench(NamedTuple):
-    """Inputs of the steps.
+    """Inputs of the steps."""
 
-    Attributes:
-        request: the options.
-        site: target and device mode of the step.
-        checkpoint: the open checkpoint.
-        stored: its tensors as stored.
-        loaded: its tensors as ``torch.load`` returned them.
-        original: tensors of the original, or None.
-        pairings: its optimizers, each with its parameters.
-        sample: parameters to step; None for all.
-        share: the part of the checkpoint that this process steps; None for all of it.
-    """
-
-    request: VerifyRequest
-    site: Site
-    checkpoint: OpenCheckpoint
-    stored: StoredTensors
-    loaded: LoadedFiles
-    original: OriginalTensors | None
-    pairings: list[tuple[OptimizerRecord, Pairing]]
-    sample: Sample | None = None
-    share: Share | None = None
+    request: VerifyRequest  # the options
+    site: Site  # target and device mode of the step
+    checkpoint: OpenCheckpoint  # the open checkpoint
+    stored: StoredTensors  # its tensors as stored
+    loaded: LoadedFiles  # its tensors as `torch.load` returned them
+    original: OriginalTensors | None  # tensors of the original, or None
+    pairings: list[tuple[OptimizerRecord, Pairing]]  # its optimizers, each with its parameters
+    sample: Sample | None = None  # parameters to step; None for all
+    share: Share | None = None  # the part of the checkpoint that this process steps; None for all of it
 
 
 class _ExtraTensors:
@@ -117,7 +105,6 @@ def resume(bench: Bench, group: ProcessGroup = ONE_PROCESS) -> tuple[CheckResult
     Steps with a fault are made again by one process, whose report does not depend on the number of processes.
 
     Args:
-        bench: inputs of the steps.
         group: the processes that step the other parts of the checkpoint; only that of rank 0 returns all results.
     """
     inventory = bench.checkpoint.inventory

@@ -33,39 +33,26 @@ _MOST_CURVED: Final = 2.0**10
 
 
 class Draft(NamedTuple):
-    """A piece with the scale of its gradient.
-
-    Attributes:
-        piece: the piece.
-        largest: largest gradient, estimated from its moments.
-        shows: whether a gradient of this size has an effect on the step.
-        scale: factor of the gradient's values, a power of two.
-        curvature: curvature of the objective, for an optimizer that evaluates its own gradients.
-    """
+    """A piece with the scale of its gradient."""
 
     piece: ParameterPiece
-    largest: float
-    shows: bool
-    scale: float
-    curvature: float = 1.0
+    largest: float  # largest gradient, estimated from its moments
+    shows: bool  # whether a gradient of this size has an effect on the step
+    scale: float  # factor of the gradient's values, a power of two
+    curvature: float = 1.0  # curvature of the objective, for an optimizer that evaluates its own gradients
 
 
 @dataclass(slots=True)
 class Stepped:
-    """A piece after its step, on the CPU.
+    """A piece after its step, on the CPU."""
 
-    Attributes:
-        parameter: values after the step.
-        state: state after the step.
-        strays: state keys whose tensor changed its device or is not on its parameter's device, as text.
-        casts: state keys that ``load_state_dict`` cast, with the dtypes before and after.
-        vanished: state keys that the update divides by and a cast rounded to zero, as text.
-    """
-
-    parameter: torch.Tensor
-    state: dict[str, Any] = field(default_factory=dict)
+    parameter: torch.Tensor  # values after the step
+    state: dict[str, Any] = field(default_factory=dict)  # state after the step
+    #: state keys whose tensor changed its device or is not on its parameter's device, as text.
     strays: list[str] = field(default_factory=list)
+    #: state keys that ``load_state_dict`` cast, with the dtypes before and after.
     casts: list[tuple[str, str, str]] = field(default_factory=list)
+    #: state keys that the update divides by and a cast rounded to zero, as text.
     vanished: list[str] = field(default_factory=list)
 
 
@@ -144,9 +131,7 @@ def take_step(
     """Step some pieces as one optimizer.
 
     Args:
-        recipe: class and options.
         drafts: the pieces, in the order of their groups.
-        source: source of parameters and state.
         place: device of the step. Parameters are moved there, and state that the file does not have on the CPU.
         with_state: whether to restore the stored state; otherwise the optimizer starts fresh.
         moment_factor: factor for the stored moments, which are then set without ``load_state_dict``; None for none.
@@ -154,11 +139,6 @@ def take_step(
 
     Returns:
         The outcome for each piece.
-
-    Raises:
-        UnreadableInput: if a tensor's bytes cannot be read.
-        Refused: if a class of another library raises an exception.
-        Exception: any exception of torch.
     """
     # Prepare on the CPU: the modes of a simulated device run Python code for each operation of torch.
     with recipe.running():
@@ -201,9 +181,6 @@ def step_without_file(recipe: Recipe, drafts: Sequence[Draft], source: TensorSou
     """Step pieces twice with default options: without state, and from the state that the first step made.
 
     Only the state of the parameters is restored, as in :func:`take_step`.
-
-    Raises:
-        Refused: if the class cannot be stepped in this way, independent of any file.
     """
     with recipe.running():
         parameters = [_parameter(draft, source, place, recipe) for draft in drafts]
@@ -371,10 +348,8 @@ def _stepped(
     """The result for one parameter.
 
     Args:
-        name: class of the optimizer.
         parameter: values after the step.
         state: state after the step, by path.
-        place: device of the step.
         before: device of each state tensor before the step.
         rates: devices of tensor options. A scalar computed from one is on its device: LBFGS has ``t = lr``.
     """

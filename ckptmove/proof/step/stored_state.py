@@ -53,19 +53,12 @@ class NeedsUnpickling(Exception):
 
 
 class _Candidate(NamedTuple):
-    """A state_dict in the checkpoint that a model might be restored from.
+    """A state_dict in the checkpoint that a model might be restored from."""
 
-    Attributes:
-        where: its path.
-        stored: its tensors by key, without prefixes of wrappers.
-        found: number of the model's keys that it has.
-        faults: differences from the model.
-    """
-
-    where: str
-    stored: dict[str, TensorRecord]
-    found: int
-    faults: Offenders
+    where: str  # its path
+    stored: dict[str, TensorRecord]  # its tensors by key, without prefixes of wrappers
+    found: int  # number of the model's keys that it has
+    faults: Offenders  # differences from the model
 
     @property
     def is_copy(self) -> bool:
@@ -91,19 +84,10 @@ def model_state(
     It may contain tensors of any role, because a module may own its loss. A model is preferred to a copy of it.
 
     Args:
-        own: the model's own state_dict.
-        inventory: inventory of the checkpoint.
-        source: source of its tensors.
         part: path of the state_dict or of a container of it; None for any.
-        name: name of the model in the report.
 
     Returns:
         The path of the state_dict in the checkpoint, and its tensors on the CPU.
-
-    Raises:
-        Mismatch: if none fits, ignoring wrapper prefixes.
-        Ambiguous: if several fit.
-        UnreadableInput: if a tensor's bytes cannot be read.
     """
     wanted = {without_wrappers(key): key for key in own}
     tensors = [record for record in inventory.tensors if record.role != "optimizer"]
@@ -132,13 +116,7 @@ def optimizer_state_dict(optimizer: OptimizerRecord, inventory: Inventory, sourc
     Options that the file stores as objects are left out, so the optimizer keeps its own.
 
     Args:
-        optimizer: the optimizer.
-        inventory: inventory of the checkpoint.
         source: source of its tensors, with wrapper subclasses as ``torch.load`` returned them.
-
-    Raises:
-        NeedsUnpickling: if the state of a parameter has values that only unpickling could rebuild.
-        UnreadableInput: if a tensor's bytes cannot be read.
     """
     records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
     groups = []
@@ -163,11 +141,7 @@ def optimizer_state_dict(optimizer: OptimizerRecord, inventory: Inventory, sourc
 
 
 def _value(record: TensorRecord, source: TensorSource) -> torch.Tensor:
-    """A tensor of an optimizer's state; a copy of a wrapper subclass, because a step writes to it.
-
-    Raises:
-        NeedsUnpickling: if ``torch.load`` did not return the wrapper, or it cannot be copied.
-    """
+    """A tensor of an optimizer's state; a copy of a wrapper subclass, because a step writes to it."""
     if record.kind != "wrapper-subclass":
         return source.tensor(record)
     try:
@@ -260,11 +234,7 @@ def _faults(
 
 
 def _select(candidates: Iterable[_Candidate], name: str) -> _Candidate | None:
-    """The state_dict that fits, preferring a model to its copies; None if none fits.
-
-    Raises:
-        Ambiguous: if several fit.
-    """
+    """The state_dict that fits, preferring a model to its copies; None if none fits."""
     fitting: dict[object, _Candidate] = {}
     for one in candidates:
         if not one.faults:

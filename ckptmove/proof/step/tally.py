@@ -18,27 +18,16 @@ if TYPE_CHECKING:
 
 
 class Trial(NamedTuple):
-    """Inputs of the trial steps of one optimizer.
-
-    Attributes:
-        optimizer: the optimizer.
-        recipe: class and options of the step.
-        reference: class and options of the reference step.
-        source: source of parameters and state.
-        second: source of parameters and state of the reference step.
-        place: device of the step.
-        other: device of the reference step.
-        exact: whether the two steps must agree bit for bit.
-    """
+    """Inputs of the trial steps of one optimizer."""
 
     optimizer: OptimizerRecord
-    recipe: Recipe
-    reference: Recipe
-    source: TensorSource
-    second: TensorSource
-    place: StepDevice
-    other: StepDevice
-    exact: bool
+    recipe: Recipe  # class and options of the step
+    reference: Recipe  # class and options of the reference step
+    source: TensorSource  # source of parameters and state
+    second: TensorSource  # source of parameters and state of the reference step
+    place: StepDevice  # device of the step
+    other: StepDevice  # device of the reference step
+    exact: bool  # whether the two steps must agree bit for bit
 
     def has_zero_rate(self, group: int) -> bool:
         """Whether a group has a learning rate of 0, as a number or a tensor."""
@@ -49,69 +38,45 @@ class Trial(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A parameter of one optimizer; two optimizers may train the same tensor.
+    """A parameter of one optimizer; two optimizers may train the same tensor."""
 
-    Attributes:
-        optimizer: index among the optimizers that are stepped.
-        name: name of the parameter.
-    """
-
-    optimizer: int
-    name: str
+    optimizer: int  # index among the optimizers that are stepped
+    name: str  # name of the parameter
 
 
 @dataclass(slots=True)
 class TrialTally:
-    """Results of the steps so far, over all optimizers.
+    """Results of the steps so far, over all optimizers."""
 
-    Attributes:
-        trials: inputs for each optimizer; the last one is being stepped.
-        parameters: parameters that were stepped.
-        elements: number of values that were stepped.
-        standins: parameters that the file does not have; zeros were used.
-        moved: parameters with a changed value.
-        state_moved: parameters without a changed value but with a changed moment.
-        untouched: parameters of another library's class with a piece whose values and moments did not change.
-        idle: parameters whose group has a learning rate of 0, except those in ``moved`` or ``untouched``.
-        counted: number of step counts that rose by one.
-        counts: lowest and highest of them after the step.
-        not_finite_before: parameters that were not finite before the step either.
-        casts: moments that ``load_state_dict`` cast, with both dtypes.
-        faults: faults of the step.
-        error: exception of the step, with the parameter, or empty.
-        unread: whether the error is that bytes could not be read.
-        limit: why a class of another library cannot be stepped here, which is not a fault of the file.
-        incomparable: why its step and reference step need not agree.
-        fresh_failure: why it makes no step without the stored state.
-        apart: differences between step and reference step.
-        furthest: largest difference between them.
-        bare: parameters without state that could show in a step, by reason.
-        with_state: parameters with non-zero state that the step reads.
-        changed: parameters in ``with_state`` for which a step without the state gave another result.
-    """
-
-    trials: list[Trial] = field(default_factory=list)
-    parameters: set[Member] = field(default_factory=set)
-    elements: int = 0
-    standins: set[Member] = field(default_factory=set)
-    moved: set[Member] = field(default_factory=set)
+    trials: list[Trial] = field(default_factory=list)  # inputs for each optimizer; the last one is being stepped
+    parameters: set[Member] = field(default_factory=set)  # parameters that were stepped
+    elements: int = 0  # number of values that were stepped
+    standins: set[Member] = field(default_factory=set)  # parameters that the file does not have; zeros were used
+    moved: set[Member] = field(default_factory=set)  # parameters with a changed value
+    #: parameters without a changed value but with a changed moment.
     state_moved: set[Member] = field(default_factory=set)
+    #: parameters of another library's class with a piece whose values and moments did not change.
     untouched: set[Member] = field(default_factory=set)
+    #: parameters whose group has a learning rate of 0, except those in ``moved`` or ``untouched``.
     idle: set[Member] = field(default_factory=set)
-    counted: int = 0
-    counts: tuple[float, float] | None = None
+    counted: int = 0  # number of step counts that rose by one
+    counts: tuple[float, float] | None = None  # lowest and highest of them after the step
+    #: parameters that were not finite before the step either.
     not_finite_before: set[Member] = field(default_factory=set)
+    #: moments that ``load_state_dict`` cast, with both dtypes.
     casts: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    faults: Offenders = field(default_factory=Offenders)
-    error: str = ""
-    unread: bool = False
-    limit: str = ""
-    incomparable: str = ""
-    fresh_failure: str = ""
-    apart: Offenders = field(default_factory=Offenders)
-    furthest: float = 0.0
+    faults: Offenders = field(default_factory=Offenders)  # faults of the step
+    error: str = ""  # exception of the step, with the parameter, or empty
+    unread: bool = False  # whether the error is that bytes could not be read
+    limit: str = ""  # why a class of another library cannot be stepped here, which is not a fault of the file
+    incomparable: str = ""  # why its step and reference step need not agree
+    fresh_failure: str = ""  # why it makes no step without the stored state
+    apart: Offenders = field(default_factory=Offenders)  # differences between step and reference step
+    furthest: float = 0.0  # largest difference between them
+    #: parameters without state that could show in a step, by reason.
     bare: dict[str, set[Member]] = field(default_factory=dict)
-    with_state: set[Member] = field(default_factory=set)
+    with_state: set[Member] = field(default_factory=set)  # parameters with non-zero state that the step reads
+    #: parameters in ``with_state`` for which a step without the state gave another result.
     changed: set[Member] = field(default_factory=set)
 
     @property
@@ -168,18 +133,10 @@ class TrialTally:
 
 
 class OptimizerTally(NamedTuple):
-    """Results of one optimizer about the use of its stored state.
+    """Results of one optimizer about the use of its stored state."""
 
-    Attributes:
-        where: its path.
-        is_foreign: whether its class is from another library.
-        bare: parameters without state that could show in a step, by reason.
-        with_state: parameters with non-zero state that the step reads.
-        changed: parameters in ``with_state`` for which a step without the state gave another result.
-    """
-
-    where: str
-    is_foreign: bool
-    bare: dict[str, set[Member]]
-    with_state: set[Member]
-    changed: set[Member]
+    where: str  # its path
+    is_foreign: bool  # whether its class is from another library
+    bare: dict[str, set[Member]]  # parameters without state that could show in a step, by reason
+    with_state: set[Member]  # parameters with non-zero state that the step reads
+    changed: set[Member]  # parameters in `with_state` for which a step without the state gave another result

@@ -22,11 +22,7 @@ _IN_ANY_CASE: Final = 2**30
 
 
 def limit_tensor_sizes(checkpoint: OpenCheckpoint, limits: Limits) -> None:
-    """Raise if the values of a checkpoint take far more memory than its files have bytes.
-
-    Raises:
-        LimitExceeded: if its tensors need more than the limits allow.
-    """
+    """Raise if the values of a checkpoint take far more memory than its files have bytes."""
     limit = limits.factor * (_IN_ANY_CASE + _MOST_PER_BYTE * checkpoint.nbytes)
     inventory = checkpoint.inventory
     stored = sum(storage.nbytes for storage in inventory.storages)

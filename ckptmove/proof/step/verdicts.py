@@ -28,35 +28,21 @@ _NAMED = 3
 
 @dataclass(slots=True)
 class StepReport:
-    """Conditions of the steps, for the report.
+    """Conditions of the steps, for the report."""
 
-    Attributes:
-        site: target and device mode.
-        require_device: whether a simulated device fails the step.
-        seed: seed of the gradients.
-        fix: command that fixes what torch refuses on the target, or empty.
-        has_model: whether the file has tensors of a model.
-        classes: classes of the optimizers that were stepped.
-        notes: assumptions that do not affect the result.
-        assumed: values that replaced something that the file does not have.
-        left_out: optimizers that were not stepped, and why.
-        unstepped: parameters of stepped optimizers that were not stepped, by reason.
-        compared_with: description of the reference step.
-        exact: whether the two steps must agree bit for bit.
-    """
-
-    site: Site
-    require_device: bool
-    seed: int
-    fix: str
-    has_model: bool
-    classes: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    assumed: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    site: Site  # target and device mode
+    require_device: bool  # whether a simulated device fails the step
+    seed: int  # seed of the gradients
+    fix: str  # command that fixes what torch refuses on the target, or empty
+    has_model: bool  # whether the file has tensors of a model
+    classes: list[str] = field(default_factory=list)  # classes of the optimizers that were stepped
+    notes: list[str] = field(default_factory=list)  # assumptions that do not affect the result
+    assumed: list[str] = field(default_factory=list)  # values that replaced something that the file does not have
+    left_out: list[str] = field(default_factory=list)  # optimizers that were not stepped, and why
+    #: parameters of stepped optimizers that were not stepped, by reason.
     unstepped: dict[str, list[str]] = field(default_factory=dict)
-    compared_with: str = ""
-    exact: bool = True
+    compared_with: str = ""  # description of the reference step
+    exact: bool = True  # whether the two steps must agree bit for bit
 
     def leave_out(self, names: Mapping[str, Sequence[str]]) -> None:
         """Add parameters of an optimizer that were not stepped, by reason."""

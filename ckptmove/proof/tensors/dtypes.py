@@ -6,10 +6,6 @@ import torch
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The torch dtype of a name without ``torch.``.
-
-    Raises:
-        AttributeError: if this torch has no dtype of this name.
-    """
+    """The torch dtype of a name without ``torch.``."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype

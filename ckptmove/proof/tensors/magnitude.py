@@ -23,9 +23,7 @@ def measure(first: bytes, dtype: str, second: bytes, other: str) -> Gap | None:
 
     Args:
         first: elements of one array, in this machine's byte order.
-        dtype: their dtype.
         second: elements of the other array.
-        other: their dtype.
 
     Returns:
         The differences; None for dtypes without arithmetic in torch.

@@ -45,17 +45,11 @@ class TensorSource(Protocol):
 
 
 class Window(NamedTuple):
-    """A run of a parameter's elements.
+    """A run of a parameter's elements."""
 
-    Attributes:
-        start: first element or row.
-        end: element or row after the last one.
-        flat: whether it counts elements of the flat tensor; otherwise rows.
-    """
-
-    start: int
-    end: int
-    flat: bool
+    start: int  # first element or row
+    end: int  # element or row after the last one
+    flat: bool  # whether it counts elements of the flat tensor; otherwise rows
 
     def cut(self, tensor: torch.Tensor) -> torch.Tensor:
         """This run of a tensor with the parameter's shape, as a view if the tensor is contiguous or it counts rows."""
@@ -80,27 +74,17 @@ class Window(NamedTuple):
 
 
 class ParameterPiece(NamedTuple):
-    """A parameter, or a run of its elements, with its optimizer state.
+    """A parameter, or a run of its elements, with its optimizer state."""
 
-    Attributes:
-        name: the parameter's name in the checkpoint, or the path of its state if the file has no parameter.
-        group: index of its group.
-        parameter: its record; if the file has none, the record of its first moment, which has the same shape.
-        is_stored: whether ``parameter`` is the record of the parameter itself.
-        entry: its state, or None.
-        window: its run of elements; None for all.
-        elements: number of elements.
-        offset: index of its first element in the parameter.
-    """
-
-    name: str
-    group: int
+    name: str  # the parameter's name in the checkpoint, or the path of its state if the file has no parameter
+    group: int  # index of its group
+    #: its record; if the file has none, the record of its first moment, which has the same shape.
     parameter: TensorRecord
-    is_stored: bool
-    entry: StateEntry | None
-    window: Window | None
-    elements: int
-    offset: int
+    is_stored: bool  # whether `parameter` is the record of the parameter itself
+    entry: StateEntry | None  # its state, or None
+    window: Window | None  # its run of elements; None for all
+    elements: int  # number of elements
+    offset: int  # index of its first element in the parameter
 
     def of(self, record: TensorRecord, source: TensorSource) -> torch.Tensor:
         """This piece of a tensor: its window if the tensor has the parameter's shape, else the whole tensor."""
@@ -110,15 +94,10 @@ class ParameterPiece(NamedTuple):
 
 
 class SelectedParameters(NamedTuple):
-    """The parameters of an optimizer that are stepped, and those that are not.
+    """The parameters of an optimizer that are stepped, and those that are not."""
 
-    Attributes:
-        pieces: pieces of the parameters to step, in the order of the groups.
-        left_out: names of listed parameters that cannot be stepped, by reason.
-    """
-
-    pieces: list[ParameterPiece]
-    left_out: dict[str, list[str]]
+    pieces: list[ParameterPiece]  # pieces of the parameters to step, in the order of the groups
+    left_out: dict[str, list[str]]  # names of listed parameters that cannot be stepped, by reason
 
     def leave_out(self, name: str, reason: str) -> None:
         """Note a parameter that is not stepped, unless its library never steps it."""
@@ -140,7 +119,6 @@ def select(
     with the shape of its moment is used instead.
 
     Args:
-        optimizer: the optimizer.
         parameters: the parameter's record by state key, or None.
         algorithm: class name in ``torch.optim``, or the name of another class.
         chosen: keys of the parameters to step; None for all. An optimizer that steps all as one vector ignores it.

@@ -55,16 +55,11 @@ _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int
 
 
 class StoredExtent(NamedTuple):
-    """Location of a tensor's bytes, from its first element to its last.
+    """Location of a tensor's bytes, from its first element to its last."""
 
-    Attributes:
-        file: name of the file in the checkpoint.
-        span: byte range.
-        tensor: name of the tensor that the range is relative to, if each tensor has its own byte count; else empty.
-    """
-
-    file: str
-    span: Span
+    file: str  # name of the file in the checkpoint
+    span: Span  # byte range
+    #: name of the tensor that the range is relative to, if each tensor has its own byte count; else empty.
     tensor: str = ""
 
 
@@ -129,15 +124,7 @@ class StoredTensors:
         return None if span is None else StoredExtent(part.name, span, key if part.disk is None else "")
 
     def tensor(self, record: TensorRecord, window: Window | None = None) -> torch.Tensor:
-        """Build a dense tensor with its dtype, sizes and strides on the CPU. Writing to it never changes the file.
-
-        Raises:
-            DamagedArchive: if its bytes are encoded or incomplete.
-            MissingShard: if files that may have its bytes are missing.
-            SourceChanged: if the file has changed.
-            AccessFailed: if the file can no longer be opened.
-            UnreadableInput: if a piece of it is damaged.
-        """
+        """Build a dense tensor with its dtype, sizes and strides on the CPU. Writing to it never changes the file."""
         if window is not None:
             run = window.of(record)
             return window.cut(self._whole(record)) if run is None else self.tensor(run)
@@ -151,11 +138,7 @@ class StoredTensors:
         return values.set_(self._extent(place, record).untyped_storage(), 0, record.shape, record.stride)
 
     def digests(self, part: OpenPart) -> dict[str, bytes]:
-        """SHA-256 of each complete storage of a part, by storage key.
-
-        Raises:
-            As :meth:`tensor`.
-        """
+        """SHA-256 of each complete storage of a part, by storage key."""
         found: dict[str, bytes] = {}
         for storage in part.inventory.storages:
             own = part.own_name(storage.key)

@@ -31,11 +31,7 @@ class WithWrappers:
         self._loaded = loaded
 
     def tensor(self, record: TensorRecord, window: Window | None = None) -> torch.Tensor:
-        """The tensor of a record, or a run of its elements; it must not be written to.
-
-        Raises:
-            NoWrapper: if ``torch.load`` did not return the wrapper subclass.
-        """
+        """The tensor of a record, or a run of its elements; it must not be written to."""
         if record.kind != "wrapper-subclass":
             return self._source.tensor(record, window)
         wrapper = self._loaded.wrapper(record)

@@ -48,21 +48,13 @@ _KEYS: Final = re.compile(r'"[^"\n]*"(?:, "[^"\n]*")+')
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A fault of the user's step.
+    """A fault of the user's step."""
 
-    Attributes:
-        fault: one line.
-        fix: the correction; `NO_FIX` if none is known.
-        figures: evidence for the JSON report.
-        earlier: the earlier line that led to the fault, with what happened there; empty if unknown.
-        is_limit: whether the fault is a limit of the simulation, and not the user's.
-    """
-
-    fault: str
-    fix: Fix = NO_FIX
-    figures: dict[str, object] = field(default_factory=dict)
-    earlier: str = ""
-    is_limit: bool = False
+    fault: str  # one line
+    fix: Fix = NO_FIX  # the correction; `NO_FIX` if none is known
+    figures: dict[str, object] = field(default_factory=dict)  # evidence for the JSON report
+    earlier: str = ""  # the earlier line that led to the fault, with what happened there; empty if unknown
+    is_limit: bool = False  # whether the fault is a limit of the simulation, and not the user's
 
     @property
     def failures(self) -> list[str]:
@@ -192,21 +184,13 @@ def _is_known(stray: torch.Tensor, scene: Scene) -> bool:
 
 
 class _Culprit(NamedTuple):
-    """A tensor at fault.
+    """A tensor at fault."""
 
-    Attributes:
-        name: expression of the user's code for it.
-        fix: the correction.
-        made: line that made it, if known.
-        through: operation that made the refused tensor of it, if any.
-        at: line of the correction, if known.
-    """
-
-    name: str
-    fix: Fix
-    made: Line | None = None
-    through: str = ""
-    at: Line | None = None
+    name: str  # expression of the user's code for it
+    fix: Fix  # the correction
+    made: Line | None = None  # line that made it, if known
+    through: str = ""  # operation that made the refused tensor of it, if any
+    at: Line | None = None  # line of the correction, if known
 
 
 def _culprit(stray: torch.Tensor, frames: list[Running], scene: Scene) -> _Culprit:

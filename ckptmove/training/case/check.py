@@ -93,29 +93,17 @@ class Attempt:
 
 @dataclass(slots=True)
 class _Run:
-    """State of one check.
+    """State of one check."""
 
-    Attributes:
-        bench: the checkpoint and the request.
-        place: the target.
-        entrance: the user's function.
-        watch: record of the user's calls of torch.
-        home: line of the user's function; line 0 of its file until that is imported.
-        given: arguments of the call of ``Case``, once it ran; None if unknown.
-        figures: the evidence.
-        note_fix: fix of a note in the detail of the passed check; `NO_FIX` for none.
-        parts: stored schedulers, scalers and their kind.
-    """
-
-    bench: Bench
-    place: StepDevice
-    entrance: Entrance
-    watch: Watch
-    home: Line
-    given: Given | None = None
-    figures: dict[str, object] = field(default_factory=dict)
-    note_fix: Fix = NO_FIX
-    parts: PartsOfCase = NO_PARTS
+    bench: Bench  # the checkpoint and the request
+    place: StepDevice  # the target
+    entrance: Entrance  # the user's function
+    watch: Watch  # record of the user's calls of torch
+    home: Line  # line of the user's function; line 0 of its file until that is imported
+    given: Given | None = None  # arguments of the call of `Case`, once it ran; None if unknown
+    figures: dict[str, object] = field(default_factory=dict)  # the evidence
+    note_fix: Fix = NO_FIX  # fix of a note in the detail of the passed check; `NO_FIX` for none
+    parts: PartsOfCase = NO_PARTS  # stored schedulers, scalers and their kind
 
     def line_in(self, frame: FrameType) -> Line:
         """The user's line that runs in a frame or its callers; the line of the function for none."""
@@ -129,11 +117,7 @@ class _Run:
 
 
 def check_case(bench: Bench, typed: str) -> CheckResult:
-    """Make the check.
-
-    Raises:
-        CaseUnusable: if it is not the name of a function that returns a case.
-    """
+    """Make the check."""
     site = bench.site
     if site.reason:
         return skipped(CASE, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
@@ -221,12 +205,7 @@ def _restored(run: _Run, case: Case) -> Restored:
 
 
 def called(function: Callable[..., Any], device: torch.device, typed: str) -> Case:
-    """The case of the user's function. If the function takes no parameter, the models are moved to the device.
-
-    Raises:
-        CaseUnusable: if it returns no usable case.
-        BaseException: any exception of the function.
-    """
+    """The case of the user's function. If the function takes no parameter, the models are moved to the device."""
     parameters = inspect.signature(function).parameters.values()
     variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     required = [one.name for one in parameters if one.default is one.empty and one.kind not in variadic]

@@ -21,25 +21,15 @@ if TYPE_CHECKING:
 
 
 class CaseName(NamedTuple):
-    """Name of a case function.
+    """Name of a case function."""
 
-    Attributes:
-        home: path of a Python file, or dotted name of a module.
-        function: name of the function in it.
-        is_file: whether ``home`` is a path.
-    """
-
-    home: str
-    function: str
-    is_file: bool
+    home: str  # path of a Python file, or dotted name of a module
+    function: str  # name of the function in it
+    is_file: bool  # whether `home` is a path
 
 
 def parse_case(text: str) -> CaseName:
-    """Parse and check a name.
-
-    Raises:
-        CaseUnusable: if it is not a name, or the file is missing, is not valid Python, or has no such function.
-    """
+    """Parse and check a name."""
     home, colon, function = text.rpartition(":")
     is_file = home.endswith(".py") or "/" in home or os.sep in home
     if not colon or not function.isidentifier() or not (is_file or _is_dotted(home)):
@@ -54,10 +44,6 @@ def name_of(function: Callable[..., object]) -> str:
 
     Returns:
         ``pkg.mod:FUNC`` for a module of a package, which may use relative imports; else ``FILE.py:FUNC``.
-
-    Raises:
-        CaseUnusable: if another process cannot import it: a lambda, a method, a nested function, one of a notebook; or
-            if this is that process, which would start another one without end.
     """
     if MARK in os.environ:
         raise CaseUnusable("importing the file of the case verifies again: put that under if __name__ == '__main__':")
@@ -110,11 +96,7 @@ class ScriptUnusable(UsageError):
 
 
 def require_script(path: str) -> None:
-    """Check that a file is Python.
-
-    Raises:
-        ScriptUnusable: if it is missing or is not valid Python.
-    """
+    """Check that a file is Python."""
     _parsed(Path(path), ScriptUnusable)
 
 

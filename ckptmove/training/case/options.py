@@ -23,35 +23,21 @@ _ABSENT: Final = "not set"
 
 
 class Setter(NamedTuple):
-    """The code that set an option after the load.
+    """The code that set an option after the load."""
 
-    Attributes:
-        line: the user's line.
-        constructor: class of the object whose constructor set it; empty if no constructor did.
-    """
-
-    line: Line
-    constructor: str
+    line: Line  # the user's line
+    constructor: str  # class of the object whose constructor set it; empty if no constructor did
 
 
 class Differing(NamedTuple):
-    """An option whose value at the step is not that of the file.
+    """An option whose value at the step is not that of the file."""
 
-    Attributes:
-        option: its key.
-        groups: indices of the groups in which it differs in this way.
-        of_groups: number of groups.
-        stored: its value in the file.
-        now: its value at the step.
-        setter: what set it after the load; None if nothing did, so that the value is one from before.
-    """
-
-    option: str
-    groups: tuple[int, ...]
-    of_groups: int
-    stored: Any
-    now: Any
-    setter: Setter | None
+    option: str  # its key
+    groups: tuple[int, ...]  # indices of the groups in which it differs in this way
+    of_groups: int  # number of groups
+    stored: Any  # its value in the file
+    now: Any  # its value at the step
+    setter: Setter | None  # what set it after the load; None if nothing did, so that the value is one from before
 
     @property
     def is_lost(self) -> bool:
@@ -90,15 +76,10 @@ class Differing(NamedTuple):
 
 
 class AtStep(NamedTuple):
-    """The options of a group at a step.
+    """The options of a group at a step."""
 
-    Attributes:
-        values: the values by key.
-        setters: what set them after the load.
-    """
-
-    values: dict[str, Any]
-    setters: Mapping[str, Setter]
+    values: dict[str, Any]  # the values by key
+    setters: Mapping[str, Setter]  # what set them after the load
 
 
 class _Group(dict[str, Any]):
@@ -112,7 +93,6 @@ class _Group(dict[str, Any]):
         """Copy a group.
 
         Args:
-            group: the group.
             place: returns the user's line that runs in a frame or its callers.
             loading: code of the constructors that run during the load, and so began before it.
         """
@@ -144,7 +124,6 @@ def record_options(optimizer: torch.optim.Optimizer, place: Callable[[FrameType]
     """Record from now on what sets the options of an optimizer that has just been restored: its groups are new dicts.
 
     Args:
-        optimizer: the optimizer.
         place: returns the user's line that runs in a frame or its callers.
     """
     loading = frozenset(one.f_code for one in _constructors(sys._getframe(1)))  # the caller

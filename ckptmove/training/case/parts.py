@@ -21,17 +21,11 @@ OTHER_FIELDS: Final = ("scheduler", "scaler", "ema", "extra")
 
 @dataclass(frozen=True, slots=True)
 class _CasePart:
-    """A model or an optimizer of a case.
+    """A model or an optimizer of a case."""
 
-    Attributes:
-        name: name in the report: ``model``, or ``model['netG']`` if the case has several.
-        key: key in the case; empty for a single one.
-        part: path of its state_dict in the checkpoint, or of a parent; None for the one that fits.
-    """
-
-    name: str
-    key: str
-    part: str | None
+    name: str  # name in the report: `model`, or `model['netG']` if the case has several
+    key: str  # key in the case; empty for a single one
+    part: str | None  # path of its state_dict in the checkpoint, or of a parent; None for the one that fits
 
     @property
     def label(self) -> str:
@@ -73,11 +67,7 @@ def optimizers_of(case: Case) -> tuple[OptimizerPart, ...]:
 
 
 def require_usable_case(case: Case, typed: str) -> None:
-    """Check the types of a case's fields, and that they go together.
-
-    Raises:
-        CaseUnusable: if they are wrong.
-    """
+    """Check the types of a case's fields, and that they go together."""
     model, optimizer = case.model, case.optimizer
     if not _is_made_of(model, nn.Module) or not _is_made_of(optimizer, torch.optim.Optimizer):
         kinds = f"{type(model).__name__} and {type(optimizer).__name__}"

@@ -44,32 +44,18 @@ _SAME = frozenset({"Adam", "AdamW"})
 
 
 class Restored(NamedTuple):
-    """Result of a restore.
+    """Result of a restore."""
 
-    Attributes:
-        detail: summary in a sentence.
-        entries: number of parameters with state, for each optimizer by its key in the case.
-        left: paths of stored optimizers without an optimizer of the case; copies excluded.
-        figures: the evidence.
-        groups: the stored groups of each optimizer, by its key in the case.
-    """
-
-    detail: str
-    entries: dict[str, int]
-    left: tuple[str, ...]
-    figures: dict[str, Any]
+    detail: str  # summary in a sentence
+    entries: dict[str, int]  # number of parameters with state, for each optimizer by its key in the case
+    left: tuple[str, ...]  # paths of stored optimizers without an optimizer of the case; copies excluded
+    figures: dict[str, Any]  # the evidence
+    #: the stored groups of each optimizer, by its key in the case.
     groups: Mapping[str, Sequence[Mapping[str, Any]]] = {}
 
 
 def restore_case(bench: Bench, case: Case) -> Restored:
-    """Load the stored state into a case, the models first.
-
-    Raises:
-        Mismatch: if the stored state does not fit.
-        Ambiguous: if several stored parts fit.
-        NotRebuilt: if an optimizer's state cannot be rebuilt.
-        UnreadableInput: if the bytes of a tensor cannot be read.
-    """
+    """Load the stored state into a case, the models first."""
     places: dict[str, str] = {}
     tensors: dict[str, int] = {}
     cast: list[str] = []
@@ -157,9 +143,7 @@ def frozen_in(bench: Bench, where: str, own: OptimizerPart) -> list[str]:
     """Paths of the stored parameters without state that are frozen in an optimizer; paths as in finding O205.
 
     Args:
-        bench: the checkpoint.
         where: path of the stored optimizer that was restored.
-        own: the optimizer.
     """
     record = next(record for record, _ in bench.pairings if record.where == where)
     if record.is_flat:
@@ -171,11 +155,7 @@ def frozen_in(bench: Bench, where: str, own: OptimizerPart) -> list[str]:
 
 
 def _in_groups(record: OptimizerRecord, case: Case, own: OptimizerPart) -> OptimizerRecord:
-    """A flat optimizer (saved by ``get_state_dict`` with ``flatten_optimizer_state_dict``) in the groups of the case's.
-
-    Raises:
-        Mismatch: if parameters of one group have different options in the file.
-    """
+    """A flat optimizer of ``flatten_optimizer_state_dict`` in the groups of that of the case."""
     if not record.is_flat:
         return record
     modules = [model.module for model in models_of(case)]
@@ -203,10 +183,6 @@ def matching_optimizer(
     """The stored optimizer that fits one of the case's, by the sizes of its groups, its class, and its shapes.
 
     Of several, the one for the models that were restored.
-
-    Raises:
-        Mismatch: if none fits.
-        Ambiguous: if several fit.
     """
     inside = [(record, pairing) for record, pairing in pairings if is_inside(record.where, own.part)]
     if own.part is not None and not inside:
@@ -267,19 +243,12 @@ def _require_class(record: OptimizerRecord, own: OptimizerPart) -> None:
 
 
 class _OtherShape(NamedTuple):
-    """State for a parameter of another shape.
+    """State for a parameter of another shape."""
 
-    Attributes:
-        key: key of the parameter in the checkpoint.
-        shape: shape of the parameter in the checkpoint.
-        parameter: parameter at the same index in the case's optimizer.
-        is_order: whether the optimizer has parameters of all stored shapes, in another order.
-    """
-
-    key: str
-    shape: tuple[int, ...]
-    parameter: torch.Tensor
-    is_order: bool
+    key: str  # key of the parameter in the checkpoint
+    shape: tuple[int, ...]  # shape of the parameter in the checkpoint
+    parameter: torch.Tensor  # parameter at the same index in the case's optimizer
+    is_order: bool  # whether the optimizer has parameters of all stored shapes, in another order
 
 
 def _other_shape(record: OptimizerRecord, own: OptimizerPart) -> _OtherShape | None:

@@ -28,17 +28,11 @@ if TYPE_CHECKING:
 
 
 class _Target(NamedTuple):
-    """An object of a case.
+    """An object of a case."""
 
-    Attributes:
-        field: the field of the case.
-        key: its key in the checkpoint; None for the only object of its field.
-        value: the object.
-    """
-
-    field: str
-    key: str | None
-    value: Any
+    field: str  # the field of the case
+    key: str | None  # its key in the checkpoint; None for the only object of its field
+    value: Any  # the object
 
     @property
     def name(self) -> str:
@@ -47,15 +41,10 @@ class _Target(NamedTuple):
 
 
 class PartsOfCase(NamedTuple):
-    """The parts of a checkpoint beside its models and optimizers.
+    """The parts of a checkpoint beside its models and optimizers."""
 
-    Attributes:
-        all: every part.
-        left: parts that no object of the case has taken.
-    """
-
-    all: tuple[StoredPart, ...]
-    left: tuple[StoredPart, ...]
+    all: tuple[StoredPart, ...]  # every part
+    left: tuple[StoredPart, ...]  # parts that no object of the case has taken
 
 
 NO_PARTS: Final = PartsOfCase((), ())
@@ -74,14 +63,7 @@ def _targets(case: Case) -> list[_Target]:
 
 
 def restore_parts(bench: Bench, case: Case, place: StepDevice) -> PartsOfCase:
-    """Load the stored parts into the objects of a case that have ``load_state_dict``.
-
-    Raises:
-        Mismatch: if the checkpoint lacks a part, or an object refuses it.
-        Ambiguous: if several parts fit.
-        NeedsUnpickling: if only unpickling could rebuild a part.
-        UnreadableInput: if the bytes of a tensor cannot be read.
-    """
+    """Load the stored parts into the objects of a case that have ``load_state_dict``."""
     parts = tuple(stored_parts(bench.checkpoint, bench.site.target))
     taken: set[str] = set()
     for target in _targets(case):

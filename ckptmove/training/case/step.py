@@ -36,11 +36,7 @@ class WholeDataset(UnusableCase):
 
 
 def one_batch(batch: Any) -> Any:
-    """The batch itself, or the first batch of a loader.
-
-    Raises:
-        WholeDataset: if it is a dataset.
-    """
+    """The batch itself, or the first batch of a loader."""
     if isinstance(batch, Dataset) and not isinstance(batch, (list, tuple)):
         raise WholeDataset(f"batch is a whole dataset ({type(batch).__name__}), and all of it would be moved at once")
     return next(iter(batch)) if isinstance(batch, (DataLoader, Iterator)) else batch
@@ -109,23 +105,15 @@ class OwnSteps:
 
 
 class Taken(NamedTuple):
-    """Result of a training step.
+    """Result of a training step."""
 
-    Attributes:
-        losses: losses by their path in the value that ``step`` returns; the path of a single loss is empty.
-        own: steps of each optimizer, by its key.
-    """
-
+    #: losses by their path in the value that ``step`` returns; the path of a single loss is empty.
     losses: dict[str, torch.Tensor | float]
-    own: dict[str, OwnSteps]
+    own: dict[str, OwnSteps]  # steps of each optimizer, by its key
 
 
 def train_step(case: Case, batch: Any, place: StepDevice) -> Taken:
-    """Make one training step.
-
-    Raises:
-        UnusableCase: if a field of the case is not usable.
-    """
+    """Make one training step."""
     own = {part.key: OwnSteps(part, place) for part in optimizers_of(case)}
     if not isinstance(case.optimizer, torch.optim.Optimizer):
         return Taken(_whole_step(case, batch, own), own)
@@ -177,11 +165,7 @@ def _is_loss(value: object) -> TypeGuard[torch.Tensor | float]:
 
 
 def loss_of(case: Case, batch: Any, device: torch.device) -> torch.Tensor:
-    """The loss of a batch, from the user's ``step`` if the case has one.
-
-    Raises:
-        UnusableCase: if the result is not a loss.
-    """
+    """The loss of a batch, from the user's ``step`` if the case has one."""
     result = case.step(batch) if case.step is not None else _plain_loss(case, moved(batch, device))
     if isinstance(result, Mapping):
         result = result.get("loss")

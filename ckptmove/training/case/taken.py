@@ -48,37 +48,22 @@ SOURCES: Final = ("torch", "random", "numpy")
 
 
 class StoredPart(NamedTuple):
-    """A part of a checkpoint that a resume needs, besides models and optimizers.
+    """A part of a checkpoint that a resume needs, besides models and optimizers."""
 
-    Attributes:
-        path: its path in the checkpoint.
-        role: its role.
-        value: its value in the tree.
-        atoms: its numbers and texts by their path in it.
-        containers: paths in it of the part itself and of its dicts, each with a dot at the end.
-        tensors: its tensors.
-    """
-
-    path: str
+    path: str  # its path in the checkpoint
     role: Role
-    value: Value
-    atoms: Mapping[str, object]
-    containers: tuple[str, ...]
+    value: Value  # its value in the tree
+    atoms: Mapping[str, object]  # its numbers and texts by their path in it
+    containers: tuple[str, ...]  # paths in it of the part itself and of its dicts, each with a dot at the end
     tensors: tuple[TensorRecord, ...]
 
 
 class _Take(NamedTuple):
-    """A part that was taken.
-
-    Attributes:
-        part: the part.
-        receiver: the object that took it; None for the state of a library.
-        source: the library whose function took it (:data:`SOURCES`); empty for none.
-    """
+    """A part that was taken."""
 
     part: StoredPart
-    receiver: weakref.ref[Any] | None
-    source: str
+    receiver: weakref.ref[Any] | None  # the object that took it; None for the state of a library
+    source: str  # the library whose function took it (`SOURCES`); empty for none
 
     @property
     def is_valid(self) -> bool:
@@ -96,13 +81,7 @@ class Taking:
     def __init__(
         self, parts: Iterable[StoredPart], tensor: Callable[[TensorRecord], torch.Tensor], place: StepDevice
     ) -> None:
-        """Begin with nothing taken.
-
-        Args:
-            parts: the parts.
-            tensor: returns a stored tensor on the CPU.
-            place: the device of the training.
-        """
+        """Begin with nothing taken."""
         self.parts = tuple(parts)
         self._tensor = tensor
         self._place = place
@@ -120,9 +99,7 @@ class Taking:
         """Note the argument of a call that restores something.
 
         Args:
-            value: the argument.
             receiver: the object that takes it; None for a function.
-            source: the library of the function.
         """
         left = self.left
         if not left:
@@ -150,7 +127,6 @@ class Taking:
         """Note parts whose values objects of the training have at its step.
 
         Args:
-            live: returns the instances of a class.
             tensors: returns the tensors of the training. References that are not weak would look like those of its own.
             is_idle: whether a tensor was loaded, and nothing uses it.
         """

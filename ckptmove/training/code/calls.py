@@ -41,15 +41,10 @@ _FIELDS: Final = ("model", "optimizer", "criterion", "batch")
 
 
 class Variable(NamedTuple):
-    """A variable of a frame.
+    """A variable of a frame."""
 
-    Attributes:
-        name: its expression.
-        is_assignable: whether ``name = …`` before the frame's statement rebinds it.
-    """
-
-    name: str
-    is_assignable: bool
+    name: str  # its expression
+    is_assignable: bool  # whether `name = …` before the frame's statement rebinds it
 
 
 def variables(sought: object, frames: Iterable[Running]) -> Iterator[Variable]:
@@ -133,19 +128,12 @@ def _required(given: ast.arguments) -> set[str]:
 
 
 class UserFrame(NamedTuple):
-    """A frame of the user's code at an earlier time, without references to its objects.
+    """A frame of the user's code at an earlier time, without references to its objects."""
 
-    Attributes:
-        spot: the point that it had reached.
-        modules: its names of modules.
-        tensors: its variables that contain tensors, or may yield some.
-        devices: its names of devices, and of strings.
-    """
-
-    spot: Spot
-    modules: dict[str, weakref.ref[torch.nn.Module]]
-    tensors: frozenset[str]
-    devices: dict[str, str | torch.device]
+    spot: Spot  # the point that it had reached
+    modules: dict[str, weakref.ref[torch.nn.Module]]  # its names of modules
+    tensors: frozenset[str]  # its variables that contain tensors, or may yield some
+    devices: dict[str, str | torch.device]  # its names of devices, and of strings
 
 
 def devices_of(name: str, value: object) -> Iterator[tuple[str, object]]:

@@ -27,15 +27,10 @@ _NAMES: Final = (("one",), ("each",), ("part",), ("k", "v"), ("key", "value"), (
 
 
 class Move(NamedTuple):
-    """A method call that moves a tensor.
+    """A method call that moves a tensor."""
 
-    Attributes:
-        call: the call: ``to(device)``, ``cpu()``.
-        torch: the file's name for ``torch``; empty if it has none.
-    """
-
-    call: str
-    torch: str
+    call: str  # the call: `to(device)`, `cpu()`
+    torch: str  # the file's name for `torch`; empty if it has none
 
 
 @functools.cache

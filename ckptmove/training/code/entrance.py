@@ -52,7 +52,6 @@ def is_generated(path: str, home: str) -> bool:
     if the file is next to or below one of these; in the temporary folder itself, only next to.
 
     Args:
-        path: the file.
         home: real path of the folder with the case or script.
     """
     homes = (home, os.path.realpath(os.curdir))
@@ -127,12 +126,7 @@ class Entrance:
         self.is_loaded = False
 
     def load(self) -> Callable[..., Any]:
-        """Import the function, with the import path of ``python FILE.py`` or ``python -m pkg.mod``.
-
-        Raises:
-            CaseUnusable: if there is no such module or no such function.
-            BaseException: any exception of the module's own code.
-        """
+        """Import the function, with the import path of ``python FILE.py`` or ``python -m pkg.mod``."""
         module = self._load_file() if self._name.is_file else self._load_module()
         self.is_loaded = True
         self._file = os.path.realpath(getattr(module, "__file__", None) or "")

@@ -32,19 +32,12 @@ _EXPRESSIONS: Final[dict[str, type[ast.expr]]] = {
 
 
 class Line(NamedTuple):
-    """A line of the user's code.
+    """A line of the user's code."""
 
-    Attributes:
-        file: path relative to the working directory.
-        number: line number, from 1; 0 for no line, but the file.
-        source: text of the line, stripped.
-        path: the file's name in Python (``co_filename``); does not depend on the working directory.
-    """
-
-    file: str
-    number: int
-    source: str
-    path: str
+    file: str  # path relative to the working directory
+    number: int  # line number, from 1; 0 for no line, but the file
+    source: str  # text of the line, stripped
+    path: str  # the file's name in Python (`co_filename`); does not depend on the working directory
 
     def __str__(self) -> str:
         return f"{self.file}:{self.number}" if self.number else self.file
@@ -61,19 +54,12 @@ class Line(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """A point in the user's code that a frame has reached. It keeps no reference to the frame.
-
-    Attributes:
-        line: the line.
-        code: the frame's code object.
-        node: node of the current instruction; None if ``executing`` finds none, as for code made by ``exec``.
-        statement: the statement that contains it; None if the line has several and the node is unknown.
-    """
+    """A point in the user's code that a frame has reached. It keeps no reference to the frame."""
 
     line: Line
-    code: CodeType
-    node: ast.AST | None
-    statement: ast.stmt | None
+    code: CodeType  # the frame's code object
+    node: ast.AST | None  # node of the current instruction; None if `executing` finds none, as for code made by `exec`
+    statement: ast.stmt | None  # the statement that contains it; None if the line has several and the node is unknown
 
 
 class Running(NamedTuple):

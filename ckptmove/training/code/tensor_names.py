@@ -27,27 +27,18 @@ OF_MODULES: Final = frozenset(nn.Module().__dict__)
 
 
 class NamedTensor(NamedTuple):
-    """A tensor of a case.
+    """A tensor of a case."""
 
-    Attributes:
-        name: Python expression, from the fields of the case.
-        kind: ``model``: a parameter or buffer; ``attribute``: a plain attribute of a module; ``criterion``: of the
-            loss; ``batch``: of the batch; ``state``: of the optimizer.
-        tensor: the tensor.
-        key: name of the attribute, or path in the batch.
-        holder: the module with the attribute, or the loss.
-        held: value of the attribute: the tensor, or a container of it.
-        model: key of the model that it belongs to; empty if the case has a single model.
-        optimizer: key of the optimizer that it belongs to, or that steps its model; empty for a single optimizer.
-    """
-
-    name: str
+    name: str  # Python expression, from the fields of the case
+    #: ``model``: a parameter or buffer; ``attribute``: a plain attribute of a module; ``criterion``: of the loss;
+    #: ``batch``: of the batch; ``state``: of the optimizer.
     kind: Kind
     tensor: torch.Tensor
-    key: str = ""
-    holder: object = None
-    held: object = None
-    model: str = ""
+    key: str = ""  # name of the attribute, or path in the batch
+    holder: object = None  # the module with the attribute, or the loss
+    held: object = None  # value of the attribute: the tensor, or a container of it
+    model: str = ""  # key of the model that it belongs to; empty if the case has a single model
+    #: key of the optimizer that it belongs to, or that steps its model; empty for a single optimizer.
     optimizer: str = ""
 
 

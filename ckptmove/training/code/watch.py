@@ -40,56 +40,33 @@ _MOVES: Final = frozenset({torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.xpu}
 
 
 class Origin(NamedTuple):
-    """The operation that made a tensor that is not on the target.
+    """The operation that made a tensor that is not on the target."""
 
-    Attributes:
-        operation: the function's full name: ``torch.arange``.
-        spot: the point in the user's code that called it.
-        parent: the operand that is not on the target either; None for none.
-        device: expression for the target there, from a tensor or a device; empty for none.
-        module: expression for the target there, from a module; empty for none.
-        at_import: whether it was made while the user's script was imported.
-    """
-
-    operation: str
-    spot: Spot
-    parent: torch.Tensor | None
-    device: str
-    module: str
-    at_import: bool
+    operation: str  # the function's full name: `torch.arange`
+    spot: Spot  # the point in the user's code that called it
+    parent: torch.Tensor | None  # the operand that is not on the target either; None for none
+    device: str  # expression for the target there, from a tensor or a device; empty for none
+    module: str  # expression for the target there, from a module; empty for none
+    at_import: bool  # whether it was made while the user's script was imported
 
 
 class Refusal(NamedTuple):
-    """A call that torch refused.
+    """A call that torch refused."""
 
-    Attributes:
-        error: the exception.
-        operation: full name of the function.
-        strays: operands that are not on the target; zero-dimensional ones excluded.
-        operands: all operands that are tensors.
-    """
-
-    error: BaseException
-    operation: str
-    strays: tuple[torch.Tensor, ...]
-    operands: tuple[torch.Tensor, ...]
+    error: BaseException  # the exception
+    operation: str  # full name of the function
+    strays: tuple[torch.Tensor, ...]  # operands that are not on the target; zero-dimensional ones excluded
+    operands: tuple[torch.Tensor, ...]  # all operands that are tensors
 
 
 @dataclass(slots=True)
 class Transfer:
-    """A tensor that the user's code moved to the target.
+    """A tensor that the user's code moved to the target."""
 
-    Attributes:
-        tensor: the tensor before the move.
-        spot: the point in the user's code.
-        arrived: the tensor on the target.
-        rows: the most rows that were taken of it at once; 0 if it was used whole.
-    """
-
-    tensor: torch.Tensor
-    spot: Spot
-    arrived: weakref.ref[torch.Tensor]
-    rows: int = 0
+    tensor: torch.Tensor  # the tensor before the move
+    spot: Spot  # the point in the user's code
+    arrived: weakref.ref[torch.Tensor]  # the tensor on the target
+    rows: int = 0  # the most rows that were taken of it at once; 0 if it was used whole
 
 
 class Watch(TorchFunctionMode):

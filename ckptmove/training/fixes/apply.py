@@ -27,45 +27,27 @@ _MOST: Final = 20
 
 
 class EditedFile(NamedTuple):
-    """A file with its edits, not written.
+    """A file with its edits, not written."""
 
-    Attributes:
-        path: real path.
-        before: content of the file.
-        after: content with the edits.
-        edits: the edits, in the order in which they were found.
-    """
-
-    path: str
-    before: bytes
-    after: bytes
-    edits: tuple[Edit, ...] = ()
+    path: str  # real path
+    before: bytes  # content of the file
+    after: bytes  # content with the edits
+    edits: tuple[Edit, ...] = ()  # the edits, in the order in which they were found
 
 
 class Fixes(NamedTuple):
-    """The fixes of a case or a script.
+    """The fixes of a case or a script."""
 
-    Attributes:
-        first: verdict on the files without edits.
-        last: verdict on the files with all edits.
-        files: the edited files.
-        unfixed: why it does not pass with all edits, or that this is not known; empty if it does.
-    """
-
-    first: Verdict
-    last: Verdict
-    files: tuple[EditedFile, ...]
-    unfixed: str
+    first: Verdict  # verdict on the files without edits
+    last: Verdict  # verdict on the files with all edits
+    files: tuple[EditedFile, ...]  # the edited files
+    unfixed: str  # why it does not pass with all edits, or that this is not known; empty if it does
 
 
 def find_fixes(request: VerifyRequest, verify: Callable[[VerifyRequest], Verdict]) -> Fixes:
     """Verify with the edit that the last check suggests, and again, until that passes or no other edit is known.
 
     No file is written: the case or script runs with the edits in memory. An edit that makes it unusable is left out.
-
-    Raises:
-        SourceChanged: if a file changed meanwhile.
-        CkptMoveError: as ``verify``.
     """
     results = [verify(request)]
     files: dict[str, EditedFile] = {}
@@ -108,10 +90,6 @@ def write(files: Sequence[EditedFile]) -> tuple[FixedFile, ...]:
     """Write edited files, each after a backup of its content.
 
     Each file is replaced in one step: an interruption leaves its old or its new content.
-
-    Raises:
-        SourceChanged: if a file changed meanwhile; then none is written.
-        FixNotWritten: if the system fails.
     """
     for file in files:
         _require_unchanged(file)
@@ -128,7 +106,6 @@ def fixed_files(files: Sequence[EditedFile], backups: Sequence[str | None] = ())
     directory that they run in: then the patch is for the common directory of the files, which its first line names.
 
     Args:
-        files: the files.
         backups: the backup of each; by default None, for files that were not written.
     """
     home, note = os.path.realpath(os.curdir), ""
@@ -209,12 +186,7 @@ def _why_not_writable(path: str) -> str:
 
 
 def _edited(file: EditedFile | None, path: str, edit: Edit) -> EditedFile:
-    """A file with one more edit.
-
-    Raises:
-        SourceChanged: if the edit belongs to another content.
-        UnicodeError, SyntaxError: as :meth:`Edit.applied`.
-    """
+    """A file with one more edit."""
     if file is None:
         data = Path(path).read_bytes()
         file = EditedFile(path, data, data)

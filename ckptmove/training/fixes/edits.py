@@ -34,17 +34,11 @@ MOVES: Final = frozenset({"to", "cuda"})
 
 
 class Fix(NamedTuple):
-    """A correction of the user's code.
+    """A correction of the user's code."""
 
-    Attributes:
-        text: one line of code; a sentence if no edit of a line is known.
-        edit: the edit with that line; None for a sentence.
-        prefix: what the command of the text removes from keys of the file; empty for others.
-    """
-
-    text: str = ""
-    edit: Edit | None = None
-    prefix: str = ""
+    text: str = ""  # one line of code; a sentence if no edit of a line is known
+    edit: Edit | None = None  # the edit with that line; None for a sentence
+    prefix: str = ""  # what the command of the text removes from keys of the file; empty for others
 
     @property
     def where(self) -> str:
@@ -140,7 +134,6 @@ def with_move(
     """The user's line with ``.to(device)`` after each read of a tensor; None if it writes to the tensor there.
 
     Args:
-        spot: where.
         expressions: expressions for the tensor; the first that the line reads is taken.
         device: expression for the target.
         taken: whether the failing operand was computed from the tensor; then its indexed rows are moved.

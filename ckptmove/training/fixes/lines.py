@@ -84,7 +84,6 @@ def returned(line: Line, error: WrongGradient) -> tuple[Line, Fix]:
 
     Args:
         line: first line of the ``backward``. Its frame is gone: torch checks the gradient after it returned.
-        error: torch's error.
     """
     if not error.argument:
         return line, Fix("return it on the device of the gradient passed to backward")

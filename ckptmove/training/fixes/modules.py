@@ -38,21 +38,13 @@ if TYPE_CHECKING:
 
 
 class ReachableModule(NamedTuple):
-    """A module that a frame can reach, and one of its tensors.
+    """A module that a frame can reach, and one of its tensors."""
 
-    Attributes:
-        name: expression for the tensor: ``teacher.0.weight``.
-        module: expression for the module: ``teacher``, ``self.ema``; or for a list or dict of modules.
-        holder: the object that has the module as an attribute; None for a variable.
-        running: the frame.
-        every: expression for the modules of the list or dict; empty for a module.
-    """
-
-    name: str
-    module: str
-    holder: object
-    running: Running
-    every: str = ""
+    name: str  # expression for the tensor: `teacher.0.weight`
+    module: str  # expression for the module: `teacher`, `self.ema`; or for a list or dict of modules
+    holder: object  # the object that has the module as an attribute; None for a variable
+    running: Running  # the frame
+    every: str = ""  # expression for the modules of the list or dict; empty for a module
 
     def move(self, name: str, device: str) -> str:
         """Statement that moves it, by a name for it."""
@@ -64,7 +56,6 @@ def reachable_module(tensor: torch.Tensor, frames: Sequence[Running]) -> Reachab
     """The module that has a tensor, or the base of a view; None if no frame can reach it.
 
     Args:
-        tensor: the tensor.
         frames: frames of the user's code, the innermost last. The outermost that reaches the module names it best.
     """
     sought = {id(tensor), id(tensor._base)} - {id(None)}

@@ -53,19 +53,12 @@ _PACKERS: Final = frozenset({"ctc_loss", "pack_padded_sequence"})
 
 
 class _Carrier(NamedTuple):
-    """An expression of a frame for a tensor, or for a container or an object that contains it.
+    """An expression of a frame for a tensor, or for a container or an object that contains it."""
 
-    Attributes:
-        name: the expression.
-        value: its value.
-        way: expression for the tensor.
-        is_assignable: whether ``name = …`` rebinds it.
-    """
-
-    name: str
+    name: str  # the expression
     value: object
-    way: str
-    is_assignable: bool
+    way: str  # expression for the tensor
+    is_assignable: bool  # whether `name = …` rebinds it
 
 
 def where_used(
@@ -76,7 +69,6 @@ def where_used(
     Args:
         lineage: the tensor, then the tensors that it was made from. The last one that a frame has is moved.
         frames: frames of the user's code, the innermost last. The move is in the outermost that has the tensor.
-        scene: all the rest.
         more: other expressions for the tensor in the innermost frame.
     """
     every = [

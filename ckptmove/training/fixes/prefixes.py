@@ -34,7 +34,6 @@ def of_error(error: BaseException, source: Source) -> Fix:
 
     Args:
         error: the exception that it has raised.
-        source: the checkpoint.
 
     Returns:
         The command; `NO_FIX` if none helps.
@@ -53,9 +52,7 @@ def of_model(module: nn.Module, part: str | None, source: Source) -> Fix:
     """Command for a model that has the keys and shapes of a stored state_dict, but for a prefix.
 
     Args:
-        module: the model.
         part: path of the state_dict that it takes, or of a container of it; None for any.
-        source: the checkpoint.
 
     Returns:
         The command; `NO_FIX` if none helps.
@@ -93,9 +90,7 @@ def _command(
     """Command that gives the keys of one stored state_dict another prefix; `NO_FIX` if they differ in more than that.
 
     Args:
-        source: the checkpoint.
         stored: shapes by key of each state_dict.
-        place: path of the one.
         wanted: shapes by key of the model.
     """
     given = stored[place]

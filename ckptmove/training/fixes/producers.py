@@ -42,10 +42,8 @@ def where_returned(name: str, value: object, running: Running, scene: Scene) -> 
     """The ``return`` or ``yield`` with a move of what a variable is set to, and the device.
 
     Args:
-        name: the variable.
         value: its value: a tensor, or a container of tensors.
         running: the frame that has it.
-        scene: all the rest.
 
     Returns:
         None if a call of one function of the user's does not set the variable, or only one line calls it, or no

@@ -49,28 +49,18 @@ _UNSEEN: Final = frozenset({"from_numpy", "frombuffer", "from_dlpack", "Tensor",
 
 
 class Scene(NamedTuple):
-    """Facts used to explain a fault.
+    """Facts used to explain a fault."""
 
-    Attributes:
-        watch: record of the user's calls of torch.
-        entrance: knows which files are the user's.
-        names: tensors of the case, by identity.
-        place: where the step ran.
-        home: line to report if no line of the user's code is in the traceback; number 0 for no case function.
-        late: the same for optimizer state: the line that moved the model last, or built the optimizer.
-        given: arguments of the call of ``Case``; None if unknown.
-        early: tensors of the case before the step, by identity.
-        built: frames that built each optimizer, by the optimizer's key in the case.
-    """
-
-    watch: Watch
-    entrance: Entrance
-    names: Mapping[int, NamedTensor]
-    place: StepDevice
-    home: Line
-    late: Line
-    given: Given | None = None
+    watch: Watch  # record of the user's calls of torch
+    entrance: Entrance  # knows which files are the user's
+    names: Mapping[int, NamedTensor]  # tensors of the case, by identity
+    place: StepDevice  # where the step ran
+    home: Line  # line to report if no line of the user's code is in the traceback; number 0 for no case function
+    late: Line  # the same for optimizer state: the line that moved the model last, or built the optimizer
+    given: Given | None = None  # arguments of the call of `Case`; None if unknown
+    #: tensors of the case before the step, by identity.
     early: Mapping[int, NamedTensor] = {}  # never written to
+    #: frames that built each optimizer, by the optimizer's key in the case.
     built: Mapping[str, list[UserFrame]] = {}  # never written to
 
     @property
@@ -172,7 +162,6 @@ def where_called(origin: Origin | None, frames: Sequence[Running], scene: Scene)
     Args:
         origin: of the tensor that it was made from; None if ``__torch_function__`` did not see it.
         frames: frames of the user's code, the innermost last.
-        scene: all the rest.
     """
     for running in reversed(frames):
         spot, device = running.spot, device_in(running, scene)

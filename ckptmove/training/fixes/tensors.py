@@ -55,11 +55,9 @@ def of_tensor(
     """Fix for a tensor of the case.
 
     Args:
-        known: the tensor.
         lineage: the tensor at fault, then those that it was made from; one of them is the tensor of the case.
         frames: frames of the user's code, the innermost last.
         root: origin of the last tensor of the lineage; None if unknown.
-        scene: all the rest.
     """
     if known.kind == "attribute":
         if root is not None and id(known.tensor) not in scene.early and scene.early:  # made in the step, and kept

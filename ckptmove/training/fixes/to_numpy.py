@@ -36,7 +36,6 @@ def for_numpy(running: Running, operands: Sequence[torch.Tensor]) -> Fix:
     """A line that gives tensors of a device to numpy, or that puts them into the list, with copies on the CPU.
 
     Args:
-        running: innermost frame of the user's code.
         operands: the tensor that numpy was given.
     """
     spot = running.spot

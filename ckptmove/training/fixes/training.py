@@ -37,15 +37,10 @@ _HALF: Final = re.compile(r"\bhalf\b|\bfloat16\b")
 
 
 class OtherClass(NamedTuple):
-    """An optimizer that is of another class than the stored one.
+    """An optimizer that is of another class than the stored one."""
 
-    Attributes:
-        stored: name of the class that wrote the state of the checkpoint.
-        built: name of the class that the user's code builds.
-    """
-
-    stored: str
-    built: str
+    stored: str  # name of the class that wrote the state of the checkpoint
+    built: str  # name of the class that the user's code builds
 
     @property
     def fault(self) -> str:
@@ -65,9 +60,7 @@ def of_training(message: str, running: Running | None, watch: Watch) -> Fix:
     """Fix for an error of a gradient scaler; `NO_FIX` for another one.
 
     Args:
-        message: torch's message.
         running: innermost frame of the user's code; None for none.
-        watch: record of the user's calls of torch.
     """
     if _NOT_SCALED.search(message):
         return _scaled(running)

@@ -16,19 +16,12 @@ if TYPE_CHECKING:
 
 
 class FlatView(NamedTuple):
-    """A parameter in a flat parameter of the optimizer, as with ``use_orig_params=False``.
+    """A parameter in a flat parameter of the optimizer, as with ``use_orig_params=False``."""
 
-    Attributes:
-        name: its name in the module that has flattened it.
-        values: its elements on this rank, as a view of the flat parameter.
-        flat: the flat parameter.
-        first: index of its first element in the flat parameter of this rank.
-    """
-
-    name: str
-    values: torch.Tensor
-    flat: torch.Tensor
-    first: int
+    name: str  # its name in the module that has flattened it
+    values: torch.Tensor  # its elements on this rank, as a view of the flat parameter
+    flat: torch.Tensor  # the flat parameter
+    first: int  # index of its first element in the flat parameter of this rank
 
     def cut(self, flat: torch.Tensor) -> torch.Tensor:
         """The elements of this parameter in a tensor with the shape of the flat parameter."""
@@ -36,15 +29,11 @@ class FlatView(NamedTuple):
 
 
 class FlatParameters(NamedTuple):
-    """Flattened parameters of a model.
+    """Flattened parameters of a model."""
 
-    Attributes:
-        slices: elements that this rank has of each parameter, by the id of the parameter, or of the view of it.
-        views: views of the parameters, by the id of their flat parameter.
-    """
-
+    #: elements that this rank has of each parameter, by the id of the parameter, or of the view of it.
     slices: dict[int, Slice]
-    views: dict[int, list[FlatView]]
+    views: dict[int, list[FlatView]]  # views of the parameters, by the id of their flat parameter
 
 
 def flat_parameters(model: nn.Module) -> FlatParameters:

@@ -13,27 +13,16 @@ _FILE: Final = re.compile(r"(?:.*/)?__(\d+)_\d+\.distcp")
 
 
 class Launch(NamedTuple):
-    """A process that torchrun started.
-
-    Attributes:
-        rank: its rank.
-        size: number of ranks.
-        local_rank: its index on this machine.
-        local_size: number of ranks on this machine.
-        host: address of the machine of rank 0.
-        port: port of the store there.
-        attempt: name of the run and number of restarts, the same for all ranks.
-        has_store: whether torchrun holds the store; otherwise rank 0 makes it.
-    """
+    """A process that torchrun started."""
 
     rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    host: str
-    port: int
-    attempt: str
-    has_store: bool
+    size: int  # number of ranks
+    local_rank: int  # its index on this machine
+    local_size: int  # number of ranks on this machine
+    host: str  # address of the machine of rank 0
+    port: int  # port of the store there
+    attempt: str  # name of the run and number of restarts, the same for all ranks
+    has_store: bool  # whether torchrun holds the store; otherwise rank 0 makes it
 
     @property
     def is_first(self) -> bool:

@@ -32,15 +32,10 @@ _LOCAL: Final = "127.0.0.1"
 
 
 class News(NamedTuple):
-    """A message of another rank.
-
-    Attributes:
-        rank: the rank.
-        content: the message; None if its process ended without a last message.
-    """
+    """A message of another rank."""
 
     rank: int
-    content: dict[str, Any] | None
+    content: dict[str, Any] | None  # the message; None if its process ended without a last message
 
 
 class Host:
@@ -167,11 +162,7 @@ class Guest:
     """The connection of another rank to rank 0."""
 
     def __init__(self, address: str, rank: int, hello: dict[str, object]) -> None:
-        """Connect, and send the first message.
-
-        Raises:
-            OSError: if rank 0 cannot be reached.
-        """
+        """Connect, and send the first message."""
         host, port, token = address.split(" ")
         connection = socket.create_connection((host, int(port)), timeout=START_SECONDS)
         connection.settimeout(None)

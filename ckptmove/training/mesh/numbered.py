@@ -14,24 +14,17 @@ if TYPE_CHECKING:
 
 
 class Named(NamedTuple):
-    """The names of a part's optimizer state in the state of a case.
+    """The names of a part's optimizer state in the state of a case."""
 
-    Attributes:
-        optimizers: the optimizers, with parameters by name.
-        names: names of values in the state, by their names in the part.
-        params: parameters of each group, by the name of their list in the part.
-    """
-
-    optimizers: list[OptimizerRecord]
-    names: dict[str, str]
-    params: dict[str, list[str]]
+    optimizers: list[OptimizerRecord]  # the optimizers, with parameters by name
+    names: dict[str, str]  # names of values in the state, by their names in the part
+    params: dict[str, list[str]]  # parameters of each group, by the name of their list in the part
 
 
 def named(part: OpenPart, asked: Collection[str]) -> Named:
     """Name the state of the optimizers whose parameters are known; others keep their numbers.
 
     Args:
-        part: the part.
         asked: names in the state of any rank, joined by dots.
     """
     stems = {end for name in asked for end in ends_of(name.rpartition(".")[0])}

@@ -34,36 +34,22 @@ _MOST_FAULTS: Final = 100
 
 
 class Setting(NamedTuple):
-    """What a proof is about.
-
-    Attributes:
-        ranks: the ranks.
-        checkpoint: the checkpoint.
-        place: the target.
-        label: name of the target.
-        lacking: why the step fails even without a fault, if a real target is required; empty otherwise.
-        seed: seed of the gradients.
-        exact: whether results must equal those of a single process bit for bit.
-        emit: called on the first rank with each check, as of :func:`check_to_json`, and the faults of its ranks.
-    """
+    """What a proof is about."""
 
     ranks: Ranks
     checkpoint: OpenCheckpoint
-    place: StepDevice
-    label: str
-    lacking: str
-    seed: int
-    exact: bool
-    emit: Emit
+    place: StepDevice  # the target
+    label: str  # name of the target
+    lacking: str  # why the step fails even without a fault, if a real target is required; empty otherwise
+    seed: int  # seed of the gradients
+    exact: bool  # whether results must equal those of a single process bit for bit
+    emit: Emit  # called on the first rank with each check, as of `check_to_json`, and the faults of its ranks
 
 
 def _backward(subject: Subject, batch: Any, device: torch.device) -> float | None:
     """The loss of a batch, after backward; None on a rank without one, as of a pipeline that is not its last stage.
 
     The ``step`` method of a pipeline's schedule makes the backward itself, and returns the output of the model.
-
-    Raises:
-        CaseUnusable: if ``step`` made the backward and returned a tensor that is no loss.
     """
     case = subject.case
     if case.step is not None:
@@ -106,12 +92,7 @@ class Proof:
         self._anew = 0
 
     def run(self, case: Case) -> None:
-        """Make the checks.
-
-        Raises:
-            CaseUnusable: if the case cannot be proven.
-            BaseException: any exception of the user's code.
-        """
+        """Make the checks."""
         setting, ranks = self._setting, self._ranks
         subject = Subject(case)
         found = ranks.gather((subject.keys, subject.tied))
@@ -235,12 +216,10 @@ class Proof:
         """Answer a check, and return whether it passed.
 
         Args:
-            check: its name.
             faults: faults of each rank.
             detail: detail if there are none.
             fix: the correction of the faults; empty if none is known.
             named: whether a fault is of its rank, so that the text names that.
-            figures: the evidence.
         """
         if not any(faults):
             self._answer(passed(check, detail, **figures))

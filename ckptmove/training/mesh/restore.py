@@ -33,28 +33,17 @@ _NAMED: Final = 5
 
 
 class RestoredRank(NamedTuple):
-    """What one rank found after the load.
+    """What one rank found after the load."""
 
-    Attributes:
-        faults: tensors that differ from the checkpoint.
-        shards: number of tensors and shards that were compared.
-        elements: number of their elements.
-        moved: whether a tensor or shard is not one of the saved chunks, so that it was assembled from several or cut.
-    """
-
-    faults: list[str]
-    shards: int
-    elements: int
+    faults: list[str]  # tensors that differ from the checkpoint
+    shards: int  # number of tensors and shards that were compared
+    elements: int  # number of their elements
+    #: whether a tensor or shard is not one of the saved chunks, so that it was assembled from several or cut.
     moved: bool
 
 
 def key_faults(asked: frozenset[str], stored: StoredState) -> list[str]:
-    """Names that only the checkpoint or only the state has; ``dcp.load`` leaves the former out without a message.
-
-    Args:
-        asked: names in the state of any rank.
-        stored: the checkpoint.
-    """
+    """Names that only the checkpoint or only the state has; ``dcp.load`` leaves the former out without a message."""
     left = _left_out(asked, stored)
     then = "dcp.load leaves it out" if stored.distributed else "it is not restored"
     found = [("not in the checkpoint", asked - stored.names), (f"not in state, so {then}", left)]

@@ -66,7 +66,6 @@ class Rank:
         """Begin without a connection to the others.
 
         Args:
-            launch: what torchrun tells about this process.
             command: command line of the child; by default the worker of this package.
         """
         self._launch = launch
@@ -89,13 +88,7 @@ class Rank:
         progress: Progress | None = None,
         stage: Callable[[str], None] | None = None,
     ) -> Verdict:
-        """Verify the checkpoint with all ranks. Call it on rank 0; the others :meth:`attend`.
-
-        Raises:
-            RankFailed: if another rank cannot begin.
-            UsageError: if the ranks have different options, or the case is unusable.
-            CkptMoveError: as of :func:`ckptmove.training.run.verify_checkpoint`.
-        """
+        """Verify the checkpoint with all ranks. Call it on rank 0; the others :meth:`attend`."""
         host = cast("Host", self._host)
         with ExitStack() as stack:
             _refuse_options(request)
@@ -115,11 +108,7 @@ class Rank:
         return self._result(asked, answers, here, findings)
 
     def attend(self, request: VerifyRequest) -> None:
-        """Take part in the verification of rank 0.
-
-        Raises:
-            CkptMoveError: as :meth:`verify`, if the checkpoint cannot be read on this rank.
-        """
+        """Take part in the verification of rank 0."""
         _refuse_options(request)
         with open_checkpoint(request.path, request.limits, keep_trees=True) as checkpoint:
             limit_tensor_sizes(checkpoint, request.limits)
@@ -178,12 +167,7 @@ class Rank:
         return code
 
     def _join(self, hello: dict[str, object]) -> Child:
-        """Start the child, and connect to rank 0. Does nothing if that is done.
-
-        Raises:
-            RankFailed: if the process of rank 0 cannot be reached.
-            TorchBroken: if the child ends before it has the address.
-        """
+        """Start the child, and connect to rank 0. Does nothing if that is done."""
         if self._child is not None:
             return self._child
         started = self._child = self._stack.enter_context(child(self._command, ""))
@@ -327,11 +311,7 @@ def _is_anew(fresh: CheckResult) -> bool:
 
 
 def _refuse_options(request: VerifyRequest) -> None:
-    """Raise for options that cannot be used under torchrun.
-
-    Raises:
-        UsageError: for the first of them.
-    """
+    """Raise for options that cannot be used under torchrun."""
     refuse_request(request)
     used = {
         "--script": request.script is not None,

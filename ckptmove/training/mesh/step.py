@@ -35,42 +35,25 @@ _SMALL, _PLAIN = 1e-2, 1.0
 
 
 class SteppedRank(NamedTuple):
-    """The step of one rank.
+    """The step of one rank."""
 
-    Attributes:
-        faults: values that are not finite, moments that no gradients give, counters that did not rise by one.
-        parameters: number of parameters that this rank has elements of.
-        moved: how many of them changed.
-        idle: how many have a learning rate of 0.
-        below: how many did not change, but their state did: the update is below the precision of the values.
-    """
-
-    faults: list[str]
-    parameters: int = 0
-    moved: int = 0
-    idle: int = 0
-    below: int = 0
+    faults: list[str]  # values that are not finite, moments that no gradients give, counters that did not rise by one
+    parameters: int = 0  # number of parameters that this rank has elements of
+    moved: int = 0  # how many of them changed
+    idle: int = 0  # how many have a learning rate of 0
+    below: int = 0  # how many did not change, but their state did: the update is below the precision of the values
 
 
 @dataclass(slots=True)
 class Parity:
-    """Comparison of the outcome with a single process.
+    """Comparison of the outcome with a single process."""
 
-    Attributes:
-        faults: differences.
-        elements: number of elements compared by this rank.
-        parameters: number of parameters compared by this rank.
-        with_state: how many of them have stored state that is not zero, and change in the step.
-        changed: how many of those have another outcome without the stored state.
-        anew: how many parameters have moments after the step, and none in the checkpoint.
-    """
-
-    faults: list[str] = field(default_factory=list)
-    elements: int = 0
-    parameters: int = 0
-    changed: int = 0
-    with_state: int = 0
-    anew: int = 0
+    faults: list[str] = field(default_factory=list)  # differences
+    elements: int = 0  # number of elements compared by this rank
+    parameters: int = 0  # number of parameters compared by this rank
+    changed: int = 0  # how many of those have another outcome without the stored state
+    with_state: int = 0  # how many of them have stored state that is not zero, and change in the step
+    anew: int = 0  # how many parameters have moments after the step, and none in the checkpoint
 
 
 def why_not_elementwise(optimizers: Iterable[torch.optim.Optimizer]) -> str:
@@ -82,15 +65,10 @@ def why_not_elementwise(optimizers: Iterable[torch.optim.Optimizer]) -> str:
 
 
 class Gradients(NamedTuple):
-    """Gradients of whole parameters, the same on all ranks.
+    """Gradients of whole parameters, the same on all ranks."""
 
-    Attributes:
-        seed: seed of all of them.
-        scale: their size.
-    """
-
-    seed: int
-    scale: float
+    seed: int  # seed of all of them
+    scale: float  # their size
 
     @classmethod
     def for_state(cls, stored: StoredState, seed: int) -> Gradients:
@@ -183,10 +161,7 @@ def compare_with_single(
 
     Args:
         subject: the case, after its step.
-        stored: tensors of the checkpoint.
         owners: for each parameter the rank that makes the reference.
-        ranks: the ranks.
-        gradients: the gradients.
         exact: whether outcomes have to be equal bit for bit; otherwise within torch's tolerance for the dtype.
     """
     found = Parity()
@@ -280,7 +255,6 @@ def owners_of(subject: Subject, holders: list[list[str]]) -> dict[str, int]:
     """For each parameter one of the ranks that hold it, chosen by its name.
 
     Args:
-        subject: the case.
         holders: names of the parameters of each rank.
     """
     ranks: dict[str, list[int]] = {}

@@ -37,15 +37,10 @@ _TRAINED: Final = frozenset({"model", "optimizer", "ema"})
 
 
 class Region(NamedTuple):
-    """A box of a tensor's elements.
+    """A box of a tensor's elements."""
 
-    Attributes:
-        offsets: first index on each axis.
-        sizes: length on each axis.
-    """
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]  # first index on each axis
+    sizes: tuple[int, ...]  # length on each axis
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """This region of a tensor, as a view."""
@@ -55,17 +50,11 @@ class Region(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """Elements of a flattened tensor, one after the other.
+    """Elements of a flattened tensor, one after the other."""
 
-    Attributes:
-        first: index of the first one.
-        numel: number of elements.
-        shape: shape of the whole tensor.
-    """
-
-    first: int
-    numel: int
-    shape: tuple[int, ...]
+    first: int  # index of the first one
+    numel: int  # number of elements
+    shape: tuple[int, ...]  # shape of the whole tensor
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """These elements of a tensor."""
@@ -100,12 +89,8 @@ class StoredState:
         """Match the parts of a checkpoint with a state.
 
         Args:
-            checkpoint: the checkpoint, with trees.
             asked: names in the state of any rank, joined by dots.
             tied: names of the same parameter; a file may have one of them, as those of Hugging Face do.
-
-        Raises:
-            UsageError: if a part fits several parts of the state, or two parts have a value of the same name.
         """
         self._read = StoredTensors(checkpoint.parts)
         self.distributed: list[DistributedPart] = []
@@ -196,12 +181,7 @@ class StoredState:
         return None
 
     def region(self, name: str, where: Region | Slice | None = None) -> torch.Tensor:
-        """Some elements of a tensor on the CPU; by default all of it.
-
-        Raises:
-            DamagedArchive: if its bytes are incomplete.
-            UnreadableInput: if a piece is damaged.
-        """
+        """Some elements of a tensor on the CPU; by default all of it."""
         record = self.tensors[name].record
         if isinstance(where, Slice):
             window = Window(where.first, where.first + where.numel, flat=True)
@@ -213,11 +193,7 @@ class StoredState:
 
 
 def _values(part: OpenPart) -> dict[str, Any]:
-    """The values of a file by their names joined by dots; tensors are on the meta device.
-
-    Raises:
-        UsageError: if weights-only mode does not allow an object.
-    """
+    """The values of a file by their names joined by dots; tensors are on the meta device."""
     homes = {part.own_name(one.key): (part, one) for one in part.inventory.storages}
     with Storages(homes, {}, is_meta=True) as storages:
         try:

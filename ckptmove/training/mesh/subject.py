@@ -37,11 +37,7 @@ class Subject:
     """
 
     def __init__(self, case: Case) -> None:
-        """Find the names.
-
-        Raises:
-            CaseUnusable: if the case has no state, a model without an optimizer of its own, or a state without a model.
-        """
+        """Find the names."""
         if case.state is None:
             raise CaseUnusable("a case under torchrun needs state, the dict given to torch.distributed.checkpoint.save")
         self.case = case
@@ -136,11 +132,7 @@ class Subject:
 
 
 def _pairs(case: Case) -> Iterator[tuple[Any, torch.optim.Optimizer]]:
-    """The models of a case, each with the optimizer of its parameters.
-
-    Raises:
-        CaseUnusable: if a model has not one optimizer, or shares it with another model.
-    """
+    """The models of a case, each with the optimizer of its parameters."""
     models, optimizers = models_of(case), optimizers_of(case)
     if len(models) == len(optimizers) == 1:
         yield models[0].module, optimizers[0].optimizer

@@ -32,17 +32,11 @@ _STATE = "state."
 
 
 class LiveTensor(NamedTuple):
-    """A tensor of the model or of the optimizer's state, or a shard of it.
+    """A tensor of the model or of the optimizer's state, or a shard of it."""
 
-    Attributes:
-        key: its name in the checkpoint.
-        value: the elements of this rank.
-        where: their place in the whole tensor.
-    """
-
-    key: str
-    value: torch.Tensor
-    where: Region | Slice
+    key: str  # its name in the checkpoint
+    value: torch.Tensor  # the elements of this rank
+    where: Region | Slice  # their place in the whole tensor
 
 
 class TrainedModel:
@@ -61,12 +55,7 @@ class TrainedModel:
         """Find the names.
 
         Args:
-            model: the model.
-            optimizer: its optimizer.
             state: the state_dict of the case, without objects that make their own.
-
-        Raises:
-            CaseUnusable: if the state does not contain the model.
         """
         self._model, self.optimizer = model, optimizer
         self.slices, self._views = flat_parameters(model)
@@ -246,11 +235,7 @@ def _like(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
 
 
 def _prefix(flat: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """What precedes the names of the model in a flat state_dict.
-
-    Raises:
-        CaseUnusable: if the state does not contain all of them.
-    """
+    """What precedes the names of the model in a flat state_dict."""
     first = next(iter(own), "")
     found = sorted({key[: len(key) - len(first)] for key in flat if key.endswith(first)}, key=len)
     fitting = [one for one in found if all(one + name in flat for name in own)]

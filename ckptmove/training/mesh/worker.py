@@ -111,7 +111,6 @@ def answer(request: VerifyRequest, emit: Emit) -> None:
     """Make the checks of this rank, in the process group that it has joined.
 
     Args:
-        request: the options, with a case.
         emit: called with each answer; the last one tells how the checks of this rank ended.
     """
     _Rank(request, emit).run()

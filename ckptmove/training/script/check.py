@@ -79,9 +79,6 @@ def check_script(
     """Make the check.
 
     Args:
-        bench: the checkpoint and the target.
-        path: the script.
-        arguments: its command-line arguments.
         answer: sends the result of a script that does not end; the process ends then.
     """
 

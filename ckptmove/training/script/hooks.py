@@ -355,17 +355,11 @@ def how_to_resume() -> str:
 
 
 class Started(NamedTuple):
-    """A step that has begun.
-
-    Attributes:
-        optimizer: its optimizer.
-        frame: the frame that calls the hooks, which runs as long as the step.
-        line: the user's line that called it.
-    """
+    """A step that has begun."""
 
     optimizer: torch.optim.Optimizer
-    frame: FrameType
-    line: Line
+    frame: FrameType  # the frame that calls the hooks, which runs as long as the step
+    line: Line  # the user's line that called it
 
 
 class Steps:
@@ -377,7 +371,6 @@ class Steps:
         """Begin without a step.
 
         Args:
-            session: the record.
             begin: called before an optimizer's step, after the checkpoint was loaded.
             finish: called after it.
             explain: called with an exception of torch that ended a step, and that the script caught.
@@ -422,9 +415,6 @@ class Steps:
         """Judge the steps that raised an exception, which the script caught: no hook is called after them.
 
         A script may try again, for example with a smaller batch.
-
-        Raises:
-            Stopped: if the exception is a fault of the step by itself, or too many steps raised one.
         """
         running = set[FrameType]()
         for frame in sys._current_frames().values():  # of all threads

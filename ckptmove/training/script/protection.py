@@ -29,11 +29,7 @@ def protected(paths: Iterable[str], on_program: Callable[[list[str]], None]) -> 
     """Refuse to open files for writing, to remove and to rename them, while the context is open.
 
     Args:
-        paths: the files.
         on_program: called with the words of a command, before the program starts. It may raise.
-
-    Raises:
-        PermissionError: in the call that would change one of them.
     """
     _install()
     _protected.update(map(os.path.realpath, paths))

@@ -83,11 +83,9 @@ class Session:
         """Begin with nothing loaded.
 
         Args:
-            path: the checkpoint.
             entrance: knows which files are the user's.
             home: line to report if no line of the user's code is known.
             end: sends the result and ends the process, for a script that does not end.
-            arguments: command-line arguments of the script.
             foreign: names in a ``.metadata`` of the checkpoint whose code unpickling might run.
             remedy: command that helps if weights-only mode refuses the checkpoint; empty if none does.
         """
@@ -123,11 +121,7 @@ class Session:
         self._timer: threading.Timer | None = None
 
     def stop(self, check: CheckResult) -> NoReturn:
-        """Decide the check, and end the script.
-
-        Raises:
-            Stopped: always.
-        """
+        """Decide the check, and end the script."""
         self.check = check
         self._end_later(check)
         raise Stopped
@@ -138,11 +132,7 @@ class Session:
         self._end_later(check)
 
     def stop_if_passed(self) -> None:
-        """End the script if its step has passed.
-
-        Raises:
-            Stopped: if it has.
-        """
+        """End the script if its step has passed."""
         if self.passed is not None:
             self.stop(self.passed)
 
@@ -216,11 +206,7 @@ class Session:
             self.stop_unpickling(f".metadata names {listed(self._foreign)}")
 
     def stop_unpickling(self, reason: str) -> NoReturn:
-        """Stop a script that would unpickle the checkpoint.
-
-        Raises:
-            Stopped: always.
-        """
+        """Stop a script that would unpickle the checkpoint."""
         self.stop_unproven(f"it would unpickle the checkpoint ({reason})", self.remedy)
 
     def note_program(self, words: Sequence[str]) -> None:
@@ -231,11 +217,7 @@ class Session:
             self.stop_unproven("it starts a program with the checkpoint, which is not followed")
 
     def stop_unproven(self, reason: str, fix: str = "") -> NoReturn:
-        """Stop a script at a line after which nothing can be proven.
-
-        Raises:
-            Stopped: always.
-        """
+        """Stop a script at a line after which nothing can be proven."""
         line = self.here()
         reason = f"not proven: {reason}, at {line.quoted}"
         self.stop(skipped(SCRIPT, reason, fix, proven=False, **line.evidence))

@@ -53,51 +53,29 @@ _ROUNDS: Final = 10
 
 
 class _Model(NamedTuple):
-    """A model before the step, compared with the checkpoint.
+    """A model before the step, compared with the checkpoint."""
 
-    Attributes:
-        module: the model.
-        where: path of its state_dict in the checkpoint; None if none fits.
-        tensors: number of its tensors with the stored values.
-        differing: parameters, and buffers after the load, with other values.
-        cast: tensors with the stored values in another dtype.
-        total: number of its tensors that are stored.
-        fault: why no state_dict fits; empty if one does.
-    """
-
-    module: nn.Module
-    where: str | None
-    tensors: int = 0
-    differing: tuple[str, ...] = ()
-    total: int = 0
-    fault: str = ""
-    cast: tuple[str, ...] = ()
+    module: nn.Module  # the model
+    where: str | None  # path of its state_dict in the checkpoint; None if none fits
+    tensors: int = 0  # number of its tensors with the stored values
+    differing: tuple[str, ...] = ()  # parameters, and buffers after the load, with other values
+    total: int = 0  # number of its tensors that are stored
+    fault: str = ""  # why no state_dict fits; empty if one does
+    cast: tuple[str, ...] = ()  # tensors with the stored values in another dtype
 
 
 class _Optimizer(NamedTuple):
-    """An optimizer before its step, compared with the checkpoint.
+    """An optimizer before its step, compared with the checkpoint."""
 
-    Attributes:
-        part: the optimizer.
-        steps: record of its steps.
-        where: path of its state_dict in the checkpoint; None if none fits.
-        entries: number of parameters whose state has the stored values.
-        stored: number of parameters with stored state.
-        fault: why no stored state fits; empty if one does.
-        modules: identities of the models that it steps.
-        groups: its stored groups.
-        frozen: paths of the stored parameters without state that are frozen in it.
-    """
-
-    part: OptimizerPart
-    steps: OwnSteps
-    where: str | None
-    entries: int = 0
-    stored: int = 0
-    fault: str = ""
-    modules: frozenset[int] = frozenset()
-    groups: tuple[Mapping[str, Any], ...] = ()
-    frozen: tuple[str, ...] = ()
+    part: OptimizerPart  # the optimizer
+    steps: OwnSteps  # record of its steps
+    where: str | None  # path of its state_dict in the checkpoint; None if none fits
+    entries: int = 0  # number of parameters whose state has the stored values
+    stored: int = 0  # number of parameters with stored state
+    fault: str = ""  # why no stored state fits; empty if one does
+    modules: frozenset[int] = frozenset()  # identities of the models that it steps
+    groups: tuple[Mapping[str, Any], ...] = ()  # its stored groups
+    frozen: tuple[str, ...] = ()  # paths of the stored parameters without state that are frozen in it
 
     @property
     def kind(self) -> str:

@@ -30,7 +30,6 @@ def checkpoint_section(
         checkpoint: an entry of ``checkpoints``.
         figures: its summary as text.
         conversion: what ``convert`` would change, or None if it is unknown.
-        palette: colors of the page.
         name: ``id`` of the section.
     """
     findings, tensors = checkpoint["findings"], checkpoint["tensors"]
@@ -56,7 +55,6 @@ def tensor_table(checkpoint: Json, codes: Mapping[str, Sequence[str]], palette: 
     Args:
         checkpoint: an entry of ``checkpoints``.
         codes: codes of findings by the name of the tensor.
-        palette: colors of the page.
     """
     tensors = checkpoint["tensors"]
     devices = columns.words("device", (clean(tensor["device"]) for tensor in tensors))

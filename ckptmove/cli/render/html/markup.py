@@ -24,7 +24,6 @@ def element(tag: str, *children: str, **attributes: str | float | bool) -> Marku
     """Return an element.
 
     Args:
-        tag: its name.
         children: its content: :class:`Markup` as it is, other text escaped.
         attributes: by their names, with ``_`` for ``-`` and ``class_`` for ``class``. False leaves one out, True has no
             value.

@@ -83,7 +83,6 @@ def overview(entries: Sequence[tuple[str, str, str]], errors: Sequence[Json]) ->
 
     Args:
         entries: path, outcome, and ``passed``, ``failed``, ``warning`` or ``unproven``, in the order of the sections.
-        errors: errors of the command.
     """
     links = [
         (f"error-{number}", error["path"], error["message"], "failed")
