@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Mapping
+from collections import UserDict
 from contextlib import suppress
 from itertools import islice
 from types import SimpleNamespace
@@ -18,6 +18,8 @@ from ckptmove.training.code.source import nodes_of_class, read
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+#: The mappings whose items are searched. Those of another class may be computed, or raise, as OmegaConf's do.
+MAPPINGS: Final = (dict, UserDict)
 #: Most entries of a container that is searched: a larger one is a dataset, and no batch.
 _MOST: Final = 1_000
 #: Most entries that are written out one by one.
@@ -69,7 +71,7 @@ def _entries(way: str, value: Any) -> list[tuple[str, object]]:
     fields = getattr(value, "_fields", None)
     if isinstance(value, tuple) and fields is not None:
         return [(f"{way}.{key}", one) for key, one in zip(fields, value, strict=False)]
-    if isinstance(value, (Mapping, tuple, list)):
+    if isinstance(value, (*MAPPINGS, tuple, list)):
         is_small = len(value) <= _MOST
         return [(f"{way}[{key!r}]", one) for key, one in islice(_items(value), _MOST * is_small)]
     if has_to(value) or _is_record(value):
@@ -78,7 +80,7 @@ def _entries(way: str, value: Any) -> list[tuple[str, object]]:
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:
-    yield from value.items() if isinstance(value, Mapping) else enumerate(value)
+    yield from value.items() if isinstance(value, MAPPINGS) else enumerate(value)
 
 
 class _Unwritten(Exception):
@@ -109,12 +111,12 @@ def _moved(name: str, value: Any, move: Move, taken: set[str]) -> str:
         fields = {way: _moved(way, one, move, taken) for way, one in _entries(name, value)}
         changes = [f"{way.rpartition('.')[2]}={one}" for way, one in fields.items() if one]
         return f"{name}._replace({', '.join(changes)})" * bool(changes)
-    return _copied(name, value, move, taken) if isinstance(value, (Mapping, tuple, list)) else ""
+    return _copied(name, value, move, taken) if isinstance(value, (*MAPPINGS, tuple, list)) else ""
 
 
 def _copied(name: str, value: Any, move: Move, taken: set[str]) -> str:
     """Expression for a copy of a container: a comprehension, if its entries are moved alike."""
-    names = next((one for one in _NAMES if len(one) == 1 + isinstance(value, Mapping) and not taken & {*one}), None)
+    names = next((one for one in _NAMES if len(one) == 1 + isinstance(value, MAPPINGS) and not taken & {*one}), None)
     if names is None:
         raise _Unwritten
     each = names[-1]
@@ -127,7 +129,7 @@ def _copied(name: str, value: Any, move: Move, taken: set[str]) -> str:
         return _written(name, value, move, taken)
     condition = f"{move.torch}.is_tensor({each})" if move.torch else f'hasattr({each}, "to")'
     text = kinds.pop() + f" if {condition} else {each}" * (not is_each)
-    if isinstance(value, Mapping):
+    if isinstance(value, MAPPINGS):
         return f"{{{names[0]}: {text} for {names[0]}, {each} in {name}.items()}}"
     return f"[{text} for {each} in {name}]" if isinstance(value, list) else f"tuple({text} for {each} in {name})"
 
@@ -138,7 +140,7 @@ def _written(name: str, value: Any, move: Move, taken: set[str]) -> str:
     if len(items) > _WRITTEN or not all(_is_literal(key) for key, _ in items):
         raise _Unwritten
     texts = {key: _moved(f"{name}[{key!r}]", one, move, taken) for key, one in items}
-    if isinstance(value, Mapping):
+    if isinstance(value, MAPPINGS):
         return f"{{**{name}, {', '.join(f'{key!r}: {text}' for key, text in texts.items() if text)}}}"
     every = ", ".join(text or f"{name}[{key}]" for key, text in texts.items())
     return f"[{every}]" if isinstance(value, list) else f"({every})"

@@ -6,14 +6,13 @@ Tensors are compared by identity.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
 from ckptmove.training.case.parts import models_of, optimizers_of
-from ckptmove.training.code.containers import ways
+from ckptmove.training.code.containers import MAPPINGS, ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,10 +56,10 @@ def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, torch.Tenso
 
 def parts(value: object, path: str = "", around: tuple[int, ...] = ()) -> Iterator[tuple[str, object]]:
     """The leaves of nested tuples, lists and dicts, each with its Python expression; a cycle ends there."""
-    if not isinstance(value, (Mapping, tuple, list)):
+    if not isinstance(value, (*MAPPINGS, tuple, list)):
         yield path, value
     elif id(value) not in around:
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        items = value.items() if isinstance(value, MAPPINGS) else enumerate(value)
         for key, one in items:
             yield from parts(one, f"{path}[{key!r}]", (*around, id(value)))
 

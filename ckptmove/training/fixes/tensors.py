@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
+from ckptmove.training.code.containers import MAPPINGS
 from ckptmove.training.code.source import (
     assigned,
     assignment_before,
@@ -325,7 +325,7 @@ def _prefix(holder: object, path: str) -> str:
 
 def _kind(held: Any) -> str:
     """Name of torch's container for all values of a list or dict; empty for none."""
-    is_dict = isinstance(held, Mapping)
+    is_dict = isinstance(held, MAPPINGS)
     values = list(held.values() if is_dict else held)
     of_modules: Any = nn.ModuleDict if is_dict else nn.ModuleList
     of_parameters: Any = nn.ParameterDict if is_dict else nn.ParameterList
@@ -339,8 +339,8 @@ def _kind(held: Any) -> str:
 
 def _registered(held: Any, name: str, prefix: str) -> str:
     """Expression that registers the modules or parameters among the values of a list or dict; empty for none."""
-    source = f"{name}.values()" if isinstance(held, Mapping) else name
-    values = list(held.values() if isinstance(held, Mapping) else held)
+    source = f"{name}.values()" if isinstance(held, MAPPINGS) else name
+    values = list(held.values() if isinstance(held, MAPPINGS) else held)
     rows = [one for one in values if isinstance(one, (list, tuple))]
     if rows and len(rows) == len(values):
         source, values = f"(one for row in {source} for one in row)", [one for row in rows for one in row]

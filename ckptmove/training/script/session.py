@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from types import CellType, FrameType, GeneratorType
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import torch
 
 from ckptmove.proof.checks import SCRIPT, listed, skipped
+from ckptmove.training.code.containers import MAPPINGS
 from ckptmove.training.code.source import line_of
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class Session:
     def note_tensors(self, value: object, *, is_own: bool) -> None:
         """Record which file the tensors of a loaded value are of."""
         for holder, tensors in _holders_of(value):
-            if is_own or isinstance(holder, Mapping):  # those in a list may be a dataset of many
+            if is_own or isinstance(holder, MAPPINGS):  # those in a list may be a dataset of many
                 self._loaded.update((id(one), (weakref.ref(one), is_own)) for one in tensors)
             if is_own:
                 self._containers.add(id(holder))
@@ -252,7 +252,7 @@ class Session:
 
     def is_of_other_file(self, state: object) -> bool:
         """Whether a state_dict has tensors of another file, and none of the checkpoint."""
-        named = (tensors for holder, tensors in _holders_of(state) if isinstance(holder, Mapping))
+        named = (tensors for holder, tensors in _holders_of(state) if isinstance(holder, MAPPINGS))
         known = [(one, self._loaded[id(one)]) for one in chain.from_iterable(named) if id(one) in self._loaded]
         found = {is_own for one, (loaded, is_own) in known if loaded() is one}
         return found == {False}
@@ -264,11 +264,11 @@ def _holders_of(value: object) -> Iterator[tuple[object, list[torch.Tensor]]]:
     pending = [value]
     while pending:
         one = pending.pop()
-        inner = [*one.values()] if isinstance(one, Mapping) else one if isinstance(one, (list, tuple)) else ()
+        inner = [*one.values()] if isinstance(one, MAPPINGS) else one if isinstance(one, (list, tuple)) else ()
         if not inner or id(one) in seen:
             continue
         seen.add(id(one))
-        pending += (each for each in inner if isinstance(each, (Mapping, list, tuple)))
+        pending += (each for each in inner if isinstance(each, (*MAPPINGS, list, tuple)))
         yield one, [each for each in inner if isinstance(each, torch.Tensor)]
 
 

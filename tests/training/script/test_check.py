@@ -111,6 +111,25 @@ def test_a_script_runs_as_main_in_its_own_folder(ran):
 
 
 @pytest.mark.slow
+def test_a_mapping_of_the_users_is_not_read(ran):
+    """Its values may be computed, and may raise, as those of a configuration of OmegaConf do."""
+    lazy = """
+    from collections.abc import Mapping
+
+    class Settings(Mapping):
+        def __getitem__(self, key):
+            raise RuntimeError("not set")
+        def __iter__(self):
+            raise RuntimeError("not set")
+        def __len__(self):
+            raise RuntimeError("not set")
+
+    settings = Settings()
+    """
+    check = ran(HEAD, lazy, BUILT, LOADED, LOOP)
+    assert outcome(check) == ("passed", True), check["detail"]
+
+
 @pytest.mark.unmeasured
 def test_a_forgotten_move_is_named_with_its_line(ran):
     check = ran(HEAD, BUILT, LOADED, LOOP.replace("x.to(device)", "x"))
