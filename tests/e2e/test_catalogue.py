@@ -19,6 +19,7 @@ UNSEEN = [pytest.param(fault, marks=pytest.mark.xfail(reason=fault.unseen)) for 
 #: Each optimizer in each layout, in turn with each dtype and on each device.
 KINDS = len(catalogue.DTYPES) * len(catalogue.TARGETS)
 SAMPLE = [healthy for index, healthy in enumerate(catalogue.HEALTHY) if (index + index // KINDS) % KINDS == 0]
+HEALTHY = [*SAMPLE, *catalogue.ON_ONE_OF_SEVERAL, *catalogue.HEALTHY_CASES, *catalogue.HEALTHY_SITUATIONS]
 
 
 def test_the_catalogue_has_every_finding_and_every_check():
@@ -38,7 +39,7 @@ def test_a_fault_is_found(fault, tmp_path):
     assert catalogue.is_found(fault, tmp_path)
 
 
-@pytest.mark.parametrize("healthy", [*SAMPLE, *catalogue.ON_ONE_OF_SEVERAL, *catalogue.HEALTHY_CASES], ids=str)
+@pytest.mark.parametrize("healthy", HEALTHY, ids=str)
 def test_a_healthy_checkpoint_raises_no_alarm(healthy, tmp_path):
     assert catalogue.alarms(healthy, tmp_path) == []
 
@@ -49,6 +50,7 @@ def test_the_table_counts_what_was_missed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(catalogue, "HEALTHY", [bad])
     monkeypatch.setattr(catalogue, "ON_ONE_OF_SEVERAL", [])
     monkeypatch.setattr(catalogue, "HEALTHY_CASES", [])
+    monkeypatch.setattr(catalogue, "HEALTHY_SITUATIONS", [])
     assert catalogue.main() == 0
     assert "| injected faults | 1 | 1 of 1 | |" in capsys.readouterr().out
     monkeypatch.setattr(catalogue, "is_found", lambda fault, folder: False)
