@@ -308,24 +308,25 @@ class Record:
             raise SystemExit("the code or its tests have changed since the record: make it again with --record")
         self._sizes: Counter[str] = Counter()
         rows = self._data.execute("SELECT context, numbits FROM line_bits JOIN context ON context_id = context.id")
+        prefixes = tuple(_tests_of(rooms))
         for context, lines in rows:
-            if context.startswith(tuple(_tests_of(rooms))):
+            if context.startswith(prefixes):
                 self._sizes[context.rpartition("|")[0]] += int.from_bytes(lines, "big").bit_count()
 
     def tests(self, mutant: Mutant) -> list[str]:
         """The tests that execute a mutant, those with the fewest lines first.
 
         A fixture that executes it counts for all tests of its file, which may share it. A line that only processes of
-        no test execute has all tests of its room.
+        no test execute has all tests of its room; one that nothing executes has none.
         """
         rows = self._data.execute(
             "SELECT context FROM line_bits JOIN context ON context_id = context.id JOIN file ON file_id = file.id"
-            " WHERE context != '' AND path = ? AND numbits_any_intersection(numbits, ?)",
+            " WHERE path = ? AND numbits_any_intersection(numbits, ?)",
             [mutant.path, nums_to_numbits([mutant.statement, mutant.line])],
         )
         contexts = [context.rpartition("|") for (context,) in rows]
         shared = [test.partition("::")[0] + "::" for test, _, phase in contexts if phase == "setup"]
-        prefixes = tuple(shared if contexts else _tests_of([_room(mutant.path)]))
+        prefixes = tuple(_tests_of([_room(mutant.path)]) if contexts == [("", "", "")] else shared)
         found = {test for test in self._sizes if test.startswith(prefixes)} | {test for test, *_ in contexts}
         return sorted(found & self._sizes.keys(), key=lambda test: (self._sizes[test], test))
 
@@ -361,7 +362,8 @@ def run(chosen: Sequence[Mutant], options: argparse.Namespace) -> None:
             print(mutant.row, "{} | {} | {} | {:.0f} |".format(len(reached), *answer), flush=True)
             caught.update(quick=answer[0] != "survives", all=answer[1] != "survives")
     share = caught["quick"] / max(caught["all"], 1)
-    print(f"\n{len(chosen)} mutants: all tests catch {caught['all']}, the quick ones {caught['quick']}: {share:.0%}")
+    print(f"\n{len(chosen)} mutants, {tests.count([])} of which no test executes.")
+    print(f"All tests catch {caught['all']}, the quick ones {caught['quick']}: {share:.0%}")
 
 
 def _restart_alarm() -> None:
