@@ -52,7 +52,7 @@ FIRST: Final = 30
 _OTHER: Final = {"and": "or", "<": "<=", ">": ">=", "==": "!=", "in": "not in", "is": "is not"}
 _OTHER_OPERATOR: Final = _OTHER | {new: old for old, new in _OTHER.items()}
 _OPERATOR: Final = re.compile(r"#.*|is\s+not\b|not\s+in\b|and\b|or\b|in\b|is\b|[<>=!]=|[<>]")
-_SELECTION: Final = "CKPTMOVE_MUTANTS"
+_SELECTION: Final = "MUTANTS_SELECTION"  # a name that ckptmove does not read as an option
 _COVERAGE: Final = """\
 [run]
 source = ckptmove
