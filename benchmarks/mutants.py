@@ -1,7 +1,8 @@
 """Break the code of ckptmove/ in 60 places, and see which of these mutants the quick tests catch, and which all tests.
 
 A mutant has one change, in the body of a function. Only the tests that execute its statement run, in a copy of the
-tree. A record of coverage says which these are. Make it for all rooms or for some, and again after each change:
+tree, on Linux. A record of coverage says which tests these are. Make it for all rooms or for some, and again after each
+change of the code or its tests:
 
     python benchmarks/mutants.py --contexts FILE --room io --record
     python benchmarks/mutants.py --contexts FILE --room io --count 10
