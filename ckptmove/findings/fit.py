@@ -160,12 +160,12 @@ def find_fit(inventory: Inventory, pairings: Sequence[Pairing], devices: Devices
 
 def _require_whole(inventory: Inventory) -> None:
     path, several = inventory.path, checkpoints_in(inventory)
-    if several:
-        raise NotWhole(path, f"counts one checkpoint, not {len(several):,}", f"name one, such as {several[-1]}")
     if any(map(is_partitioned, inventory.optimizers)):
         raise NotWhole(path, "needs whole parameters, and ZeRO saves partitions", "gather them first, by convert -o")
     if any(one.subclass in CLASSES for one in inventory.tensors):
         raise NotWhole(path, "needs whole parameters, and this file has the shards of one rank", "name the folder")
+    if several:
+        raise NotWhole(path, f"counts one checkpoint, not {len(several):,}", f"name one, such as {several[-1]}")
 
 
 def _parts(inventory: Inventory, pairings: Sequence[Pairing]) -> _Parts:

@@ -67,6 +67,5 @@ def count(host: torch.Tensor, device: torch.device) -> None:
 
 
 def _free(one: _Storage) -> None:
-    if _LIVE.get(one.key) is one:
-        del _LIVE[one.key]
-        one.memory.used -= one.nbytes
+    _LIVE.pop(one.key, None)
+    one.memory.used -= one.nbytes

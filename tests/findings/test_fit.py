@@ -11,7 +11,7 @@ from torch import nn
 
 import ckptmove
 from ckptmove.errors import UsageError
-from ckptmove.findings.fit import parse_fit
+from ckptmove.findings.fit import NotWhole, parse_fit
 
 pytest.importorskip("torch.distributed.fsdp", reason="no FSDP2")
 
@@ -84,6 +84,7 @@ def measured(rank, ranks):
         dist.destroy_process_group()
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
 def test_the_figures_are_those_of_fsdp(saved, ranks) -> None:
     fit = ckptmove.inspect(saved, fit=f"{ranks}x1GB").fit
@@ -159,8 +160,10 @@ def test_a_sharded_checkpoint(tmp_path) -> None:
 
 
 def test_partitions_of_parameters(tmp_path) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(NotWhole) as caught:
         ckptmove.inspect(zero_runs.made(tmp_path / "run", ranks=3), fit="4x1GB")
+    assert "ZeRO" in str(caught.value)
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize(
