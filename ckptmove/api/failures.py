@@ -55,17 +55,14 @@ def failure_of(error: errors.CkptMoveError) -> Failure:
 
     if isinstance(error, RankFailed):
         return Failure(error.kind, error.message, error.hint, error.path, error.exit_code)
+    # A dangling link has its own message, because something exists at its path.
+    dangling = read_link(error.path or "") if isinstance(error, errors.MissingFile) else ""
+    message = f"a link to {dangling}, which does not exist" if dangling else error.message
     code = next((code for family, code in _EXIT_CODES.items() if isinstance(error, family)), BUG)
     return Failure(
         kind=error.kind,
-        message=redacted(_fact(error)),
+        message=redacted(message),
         hint=redacted(hint_for(error)),
         path=None if error.path is None else redacted(error.path),
         exit_code=code,
     )
-
-
-def _fact(error: errors.CkptMoveError) -> str:
-    """The message of an error. A dangling link gets its own message, because something exists at the path."""
-    target = read_link(error.path or "") if isinstance(error, errors.MissingFile) else ""
-    return f"a link to {target}, which does not exist" if target else error.message

@@ -72,7 +72,7 @@ def inspect(
             "NxSIZE", "Exit 1 unless training with FSDP2 fits into N devices of this memory: 64x80GiB."
         ),
     ] = None,
-    strict: options.StrictInspect = False,
+    strict: Annotated[bool, Group.QUESTION.flag("--strict", "Exit 1 on warnings too.")] = False,
     limit_factor: options.LimitFactor = 1,
     jobs: options.Jobs = None,
     skip_seen: Annotated[
@@ -191,7 +191,9 @@ def convert(
         bool, Group.SCALE.flag("--no-check", "Do not compare CRCs; the kernel copies the bytes.")
     ] = False,
     jobs: options.Jobs = None,
-    strict: options.StrictConvert = False,
+    strict: Annotated[
+        bool, Group.TARGET.flag("--strict", "Exit 1 and write nothing if --keep or --map matches nothing.")
+    ] = False,
     limit_factor: options.LimitFactor = 1,
     report: options.Report = None,
     out: options.OutputOptions,
@@ -337,8 +339,12 @@ def verify(
         ),
     ] = None,
     jobs: options.Jobs = None,
-    download: options.Download = None,
-    strict: options.Strict = False,
+    download: Annotated[
+        str | None, Group.SCALE.option("DIR", "Download checkpoints at URLs to this folder first.", "--download")
+    ] = None,
+    strict: Annotated[
+        bool, Group.QUESTION.flag("--strict", "Exit 1 on warnings too, and if the resume is not proven.")
+    ] = False,
     limit_factor: options.LimitFactor = 1,
     select: options.Select = None,
     ignore: options.Ignore = None,
@@ -454,11 +460,7 @@ def rules(
 
 
 def main(*, ends: bool = False) -> None:
-    """Run the program.
-
-    Args:
-        ends: whether the process exits afterwards.
-    """
+    """Run the program; ``ends`` says whether the process exits afterwards."""
     with signals_raised(ends=ends), _only_typed_command(sys.argv[1:2]):
         app()
 

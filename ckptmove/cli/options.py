@@ -74,11 +74,6 @@ Devices = Annotated[
         show_default="as many as the target needs, or else the file",
     ),
 ]  # fmt: skip
-Strict = Annotated[bool, Group.QUESTION.flag("--strict", "Exit 1 on warnings too, and if the resume is not proven.")]
-StrictInspect = Annotated[bool, Group.QUESTION.flag("--strict", "Exit 1 on warnings too.")]
-StrictConvert = Annotated[
-    bool, Group.TARGET.flag("--strict", "Exit 1 and write nothing if --keep or --map matches nothing.")
-]
 Jobs = Annotated[
     int | None,
     Group.SCALE.option(
@@ -86,9 +81,6 @@ Jobs = Annotated[
         show_default="the cores; 8 for URLs",
     ),
 ]  # fmt: skip
-Download = Annotated[
-    str | None, Group.SCALE.option("DIR", "Download checkpoints at URLs to this folder first.", "--download")
-]
 LimitFactor = Annotated[
     int,
     Group.SCALE.option(
