@@ -25,23 +25,14 @@ _EXIT_CODES: Final = {
 
 
 class Failure(NamedTuple):
-    """An error with its hint.
+    """An error with its hint."""
 
-    Attributes:
-        kind: kebab-case name of the error.
-        message: the error, in one line.
-        hint: what to do next; may be empty.
-        path: the checkpoint or the file in it that failed, or None.
-        exit_code: exit code of the command.
-        checkpoint: path of the checkpoint, if the command reads several; ``path`` can be a file in it.
-    """
-
-    kind: str
-    message: str
-    hint: str
-    path: str | None
+    kind: str  # kebab-case name of the error
+    message: str  # the error, in one line
+    hint: str  # what to do next; may be empty
+    path: str | None  # the checkpoint or the file in it that failed, or None
     exit_code: int
-    checkpoint: str | None = None
+    checkpoint: str | None = None  # path of the checkpoint, if the command reads several; `path` can be a file in it
 
     @property
     def text(self) -> str:
