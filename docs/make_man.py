@@ -71,11 +71,9 @@ def paragraphs(help_text: str) -> Iterator[str]:
 
 
 def options(command: Any, context: Any) -> Iterator[str]:
-    """The arguments and options of a command, with their help."""
-    for parameter in command.params:
-        record = parameter.get_help_record(context)
-        if record is not None:
-            yield from items([record])
+    """The arguments and options of a command by group, with their help."""
+    for heading, records in command.groups(context).items():
+        yield from (f".SS {text(heading)}", *items(records))
 
 
 def items(pairs: Any) -> Iterator[str]:

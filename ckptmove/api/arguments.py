@@ -58,13 +58,8 @@ def optimizer_name(optimizer: str | type[Any] | None) -> str | None:
 def of_type(value: Any, name: str, example: str | int) -> Any:
     """The value of an argument, or None.
 
-    Args:
-        value: the value.
-        name: name of the argument.
-        example: a value of its type.
-
     Raises:
-        NotAccepted: if it is of another type.
+        NotAccepted: if it is not of the type of the example.
     """
     if value is not None and not isinstance(value, type(example)):
         wrong = f"{name} takes a value of type {type(example).__name__}, not {type(value).__name__}"
@@ -122,10 +117,6 @@ def words(value: str | Iterable[str]) -> tuple[str, ...]:
 
 def written_path(path: FilePath, name: str) -> str:
     """A path to write to, or of a script, as text.
-
-    Args:
-        path: the path.
-        name: name of the argument.
 
     Raises:
         UsageError: if it is not a path.

@@ -52,10 +52,7 @@ def dumps(document: Json, *, indent: int | None = None) -> str:
 def envelope(command: str | None, exit_code: int, failures: Sequence[Failure]) -> Json:
     """The keys that every document has, and those of its command, without an answer.
 
-    Args:
-        command: name of the command, or None if the command line names no known one.
-        exit_code: exit code of the command.
-        failures: errors, in the order in which they occurred.
+    The command is None if the command line names no known one.
     """
     errors = [failure_to_json(failure) for failure in failures]
     return {
@@ -178,15 +175,9 @@ def checkpoint(
     """One entry of ``checkpoints``, the answer of ``inspect``.
 
     Args:
-        inventory: the content.
         findings: the problems to list.
         tensors: the tensors to list.
-        summary: parameters, epoch, step and so on.
-        pairings: parameters of each optimizer.
-        expectation: the result of ``expect``, or None.
-        fit: the memory of a training, or None.
         unchecked: paths of files without CRCs to compare.
-        traffic: requests for a checkpoint at a URL, or None.
         version: fingerprint of the sizes and versions of its files, or None.
     """
     parameters = parameter_names(inventory.optimizers, pairings)
@@ -222,12 +213,8 @@ def checkpoint(
         "expected": _expected(expectation) if expectation else None,
         "fit": None if fit is None else fit._asdict(),
         "unchecked": list(unchecked),
-        "remote": _remote(traffic),
+        "remote": None if traffic is None else {"requests": traffic.requests, "bytes_read": traffic.nbytes},
     }
-
-
-def _remote(traffic: Traffic | None) -> Json | None:
-    return None if traffic is None else {"requests": traffic.requests, "bytes_read": traffic.nbytes}
 
 
 def _summary(summary: CheckpointSummary) -> Json:

@@ -25,23 +25,14 @@ _EXIT_CODES: Final = {
 
 
 class Failure(NamedTuple):
-    """An error with its hint.
+    """An error with its hint."""
 
-    Attributes:
-        kind: kebab-case name of the error.
-        message: the error, in one line.
-        hint: what to do next; may be empty.
-        path: the checkpoint or the file in it that failed, or None.
-        exit_code: exit code of the command.
-        checkpoint: path of the checkpoint, if the command reads several; ``path`` can be a file in it.
-    """
-
-    kind: str
-    message: str
-    hint: str
-    path: str | None
+    kind: str  # kebab-case name of the error
+    message: str  # the error, in one line
+    hint: str  # what to do next; may be empty
+    path: str | None  # the checkpoint or the file in it that failed, or None
     exit_code: int
-    checkpoint: str | None = None
+    checkpoint: str | None = None  # path of the checkpoint, if the command reads several; `path` can be a file in it
 
     @property
     def text(self) -> str:
@@ -55,17 +46,14 @@ def failure_of(error: errors.CkptMoveError) -> Failure:
 
     if isinstance(error, RankFailed):
         return Failure(error.kind, error.message, error.hint, error.path, error.exit_code)
+    # A dangling link has its own message, because something exists at its path.
+    dangling = read_link(error.path or "") if isinstance(error, errors.MissingFile) else ""
+    message = f"a link to {dangling}, which does not exist" if dangling else error.message
     code = next((code for family, code in _EXIT_CODES.items() if isinstance(error, family)), BUG)
     return Failure(
         kind=error.kind,
-        message=redacted(_fact(error)),
+        message=redacted(message),
         hint=redacted(hint_for(error)),
         path=None if error.path is None else redacted(error.path),
         exit_code=code,
     )
-
-
-def _fact(error: errors.CkptMoveError) -> str:
-    """The message of an error. A dangling link gets its own message, because something exists at the path."""
-    target = read_link(error.path or "") if isinstance(error, errors.MissingFile) else ""
-    return f"a link to {target}, which does not exist" if target else error.message

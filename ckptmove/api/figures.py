@@ -29,19 +29,12 @@ class Expectation(NamedTuple):
 
 
 class RoleOnDevice(NamedTuple):
-    """Number and size of the tensors of one role on one device.
-
-    Attributes:
-        device: device tag.
-        role: role in the checkpoint, as of :class:`ckptmove.model.TensorRecord`.
-        tensors: number of tensors.
-        nbytes: size in bytes; a tensor with two names counts once.
-    """
+    """Number and size of the tensors of one role on one device."""
 
     device: str
     role: str
     tensors: int
-    nbytes: int
+    nbytes: int  # a tensor with two names counts once
 
 
 def shares(tensors: tuple[TensorRecord, ...]) -> tuple[RoleOnDevice, ...]:

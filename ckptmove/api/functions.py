@@ -58,11 +58,7 @@ _IN_PLACE: Final = Argument("in_place")
 
 
 class InspectRequest(NamedTuple):
-    """The options of :func:`inspect`, with devices and paths as text; its arguments are described there.
-
-    Attributes:
-        members: the files of a directory that belong to the checkpoint, as a search has found them; None for all.
-    """
+    """The options of :func:`inspect`, with devices and paths as text; its arguments are described there."""
 
     path: str
     target: str | None = None
@@ -74,6 +70,7 @@ class InspectRequest(NamedTuple):
     keep_going: bool = False
     jobs: int | None = None
     limits: Limits = Limits()
+    #: the files of a directory that belong to the checkpoint, as a search has found them; None for all.
     members: Sequence[WalkedFile] | None = None
 
 

@@ -17,13 +17,7 @@ _LONGEST: Final = 120
 
 
 def html_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A title and a table of the first rows, which says how many others there are.
-
-    Args:
-        title: text above the table.
-        header: names of the columns.
-        rows: cells, as text.
-    """
+    """A title and a table of the first rows, which says how many others there are."""
     more = len(rows) - _MOST_ROWS
     lines = [_row("th", header), *(_row("td", row) for row in rows[:_MOST_ROWS])]
     lines += [_row("td", [f"and {more:,} more"])] if more > 0 else []

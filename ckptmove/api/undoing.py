@@ -146,21 +146,15 @@ def _changed(source: ByteSource, journal: Journal) -> Iterator[Span]:
 
 
 class _Read(NamedTuple):
-    """A file that was read, present or restored.
-
-    Attributes:
-        container: the opened file.
-        inventory: its inventory.
-        pickle: its object pickles.
-        side: its tree, to compare.
-        is_whole: whether the tree has all that the pickle makes: nothing is dropped, left on the stack, or after STOP.
-    """
+    """A file that was read, present or restored."""
 
     container: Container
     inventory: Inventory
-    pickle: bytes
-    side: Side
-    is_whole: bool
+    pickle: bytes  # its object pickles
+    side: Side  # its tree, to compare
+    is_whole: (
+        bool  # whether the tree has all that the pickle makes: nothing is dropped, left on the stack or after STOP
+    )
 
 
 def _judge(
@@ -173,9 +167,6 @@ def _judge(
     """What keeps a restored file from being the source of a conversion, as a clause; empty if nothing does.
 
     Args:
-        present: the file as it is.
-        restored: the file after the undo.
-        limits: resource limits for reading them.
         changed: ranges whose bytes the undo changes.
         intended: the file after the conversion, if that was interrupted.
     """
@@ -236,11 +227,8 @@ def _difference(  # noqa: PLR0911  # a reason for each check
 ) -> str:
     """What differs in more than a conversion changes, as a clause; empty if nothing does.
 
-    Args:
-        now: the present file, or its archive from before the first conversion.
-        then: the restored file.
-        changed: ranges whose bytes the undo changes.
-        known: codes of the unsafe findings about the present file.
+    ``now`` is the present file, or its archive from before the first conversion; ``known`` has the codes of its unsafe
+    findings.
     """
     if then.container.name != now.container.name or then.container.byteorder != now.container.byteorder:
         return "the format of the file differs"

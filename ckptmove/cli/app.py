@@ -13,6 +13,7 @@ from ckptmove.cli import completion, options
 from ckptmove.cli.config import load_config
 from ckptmove.cli.configured import ConfiguredCommand, TypedCommand, settings_of
 from ckptmove.cli.examples import epilog
+from ckptmove.cli.groups import Group
 from ckptmove.cli.guard import PROGRAM, GuardedGroup
 from ckptmove.cli.paths import as_operand, download_paths, single_path
 from ckptmove.cli.ranks import own_rank
@@ -53,28 +54,30 @@ def start(context: typer.Context, _version: options.Version = False, _help: opti
 @options.TakesRecords
 def inspect(
     paths: options.Paths = None,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
-    tree: Annotated[bool, typer.Option("--tree", help="Print the structure of the whole file.")] = False,
-    match: Annotated[str | None, options.value("GLOB", "List the tensors whose name matches.")] = None,
-    names: Annotated[bool, typer.Option("--globals", help="List the names that the pickle imports.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Read every record and compare its CRC.")] = False,
+    tensors: Annotated[bool, Group.QUESTION.flag("--tensors", "List every tensor.")] = False,
+    tree: Annotated[bool, Group.QUESTION.flag("--tree", "Print the structure of the whole file.")] = False,
+    match: Annotated[str | None, Group.QUESTION.option("GLOB", "List the tensors whose name matches.")] = None,
+    names: Annotated[bool, Group.QUESTION.flag("--globals", "List the names that the pickle imports.")] = False,
+    check: Annotated[bool, Group.QUESTION.flag("--check", "Read every record and compare its CRC.")] = False,
     expect: Annotated[
         str | None,
-        options.value(
+        Group.QUESTION.option(
             "DEV", "Exit 1 unless every tensor that should move is on DEV.", autocompletion=completion.devices
         ),
     ] = None,
     devices: options.Devices = None,
     fit: Annotated[
         str | None,
-        options.value("NxSIZE", "Exit 1 unless training with FSDP2 fits into N devices of this memory: 64x80GiB."),
+        Group.QUESTION.option(
+            "NxSIZE", "Exit 1 unless training with FSDP2 fits into N devices of this memory: 64x80GiB."
+        ),
     ] = None,
-    strict: options.StrictInspect = False,
+    strict: Annotated[bool, Group.QUESTION.flag("--strict", "Exit 1 on warnings too.")] = False,
     limit_factor: options.LimitFactor = 1,
     jobs: options.Jobs = None,
     skip_seen: Annotated[
         str | None,
-        options.value(
+        Group.SCALE.option(
             "FILE", "Skip the checkpoints of an earlier --format jsonl, unless they have changed.", "--skip-seen"
         ),
     ] = None,
@@ -143,12 +146,14 @@ def convert(
     to: options.To = None,
     maps: Annotated[
         list[str] | None,
-        options.value("SRC=DST", "Move tensors from one device to another: 'cuda:*=cuda:0'. Repeatable.", "--map"),
+        Group.TARGET.option(
+            "SRC=DST", "Move tensors from one device to another: 'cuda:*=cuda:0'. Repeatable.", "--map"
+        ),
     ] = None,
     keep: options.Keep = None,
     output: Annotated[
         str | None,
-        options.value(
+        Group.OUTPUT.option(
             "OUT",
             "New file (default: model.cuda0.pth for model.pth; model.moved.pth with --map alone, model.new.pth "
             "without a device).",
@@ -157,34 +162,38 @@ def convert(
         ),
     ] = None,
     output_dir: Annotated[
-        str | None, options.value("DIR", "Folder for the new files, which keep their names.", "--output-dir")
+        str | None, Group.OUTPUT.option("DIR", "Folder for the new files, which keep their names.", "--output-dir")
     ] = None,
     skip_existing: Annotated[
-        bool, typer.Option("--skip-existing", help="Leave out checkpoints whose output exists.")
+        bool, Group.OUTPUT.flag("--skip-existing", "Leave out checkpoints whose output exists.")
     ] = False,
     in_place: Annotated[
-        bool, typer.Option("--in-place", help="Change the file itself; writes only kilobytes.")
+        bool, Group.OUTPUT.flag("--in-place", "Change the file itself; writes only kilobytes.")
     ] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Restore the file from before --in-place.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    undo: Annotated[bool, Group.OUTPUT.flag("--undo", "Restore the file from before --in-place.")] = False,
+    dry_run: Annotated[bool, Group.OUTPUT.flag("--dry-run", "Print the plan and write nothing.")] = False,
+    force: Annotated[bool, Group.OUTPUT.flag("--force", "Replace an existing output.")] = False,
     cast: Annotated[
-        bool, typer.Option("--cast", help="Cast dtypes that the device lacks, for example float64 on mps.")
+        bool, Group.TARGET.flag("--cast", "Cast dtypes that the device lacks, for example float64 on mps.")
     ] = False,
     rewrite_strings: Annotated[
-        bool, typer.Option("--rewrite-strings", help="Also change device names in configs.")
+        bool, Group.TARGET.flag("--rewrite-strings", "Also change device names in configs.")
     ] = False,
     *,
     remap: dict[str, object],
     shard_size: Annotated[
         str | None,
-        options.value("SIZE", "Write a directory of safetensors files of at most this size: 5GB.", "--shard-size"),
+        Group.OUTPUT.option(
+            "SIZE", "Write a directory of safetensors files of at most this size: 5GB.", "--shard-size"
+        ),
     ] = None,
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Do not compare CRCs; the kernel copies the bytes.")
+        bool, Group.SCALE.flag("--no-check", "Do not compare CRCs; the kernel copies the bytes.")
     ] = False,
     jobs: options.Jobs = None,
-    strict: options.StrictConvert = False,
+    strict: Annotated[
+        bool, Group.TARGET.flag("--strict", "Exit 1 and write nothing if --keep or --map matches nothing.")
+    ] = False,
     limit_factor: options.LimitFactor = 1,
     report: options.Report = None,
     out: options.OutputOptions,
@@ -269,7 +278,7 @@ def verify(
     to: options.To = None,
     against: Annotated[
         str | None,
-        options.value(
+        Group.QUESTION.option(
             "ORIGINAL", "Checkpoint whose values must be equal. Repeat the options that convert was called with."
         ),
     ] = None,
@@ -277,64 +286,69 @@ def verify(
     expected: dict[str, object],
     optimizer: Annotated[
         str | None,
-        options.value(
+        Group.QUESTION.option(
             "NAME|pkg.mod:CLASS",
             "Optimizer class to step with (default: detected).",
             autocompletion=completion.optimizers,
         ),
     ] = None,
-    require_device: Annotated[bool, typer.Option("--require-device", help="Fail if the device is simulated.")] = False,
+    require_device: Annotated[bool, Group.TARGET.flag("--require-device", "Fail if the device is simulated.")] = False,
     # As torch.Generator.manual_seed, without negative seeds: torch maps those to other seeds.
     seed: Annotated[
-        int, typer.Option(metavar="N", min=0, max=2**64 - 1, help="Seed of the gradients and of --sample.")
+        int,
+        Group.QUESTION.option("N", "Seed of the gradients and of --sample.", min=0, max=2**64 - 1, show_default=True),
     ] = 0,
     keep: options.Keep = None,
     devices: options.Devices = None,
     case: Annotated[
         str | None,
-        options.value(
+        Group.CODE.option(
             "FILE.py:FUNC",
             "Step your own model too: a function, FILE.py:FUNC or pkg.mod:FUNC, that returns a ckptmove.Case.",
         ),
     ] = None,
     fix: Annotated[
         bool,
-        typer.Option("--fix", help="Edit the files of --case or --script until it passes, after a backup (FILE.bak)."),
+        Group.CODE.flag("--fix", "Edit the files of --case or --script until it passes, after a backup (FILE.bak)."),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: print the patch, and write nothing.")] = False,
+    dry_run: Annotated[bool, Group.CODE.flag("--dry-run", "With --fix: print the patch, and write nothing.")] = False,
     script: Annotated[
         str | None,
-        options.value(
+        Group.CODE.option(
             "FILE.py",
             "Run your training script too, up to its first step after it loaded the checkpoint. Its arguments "
             "follow after --.",
         ),
     ] = None,
-    script_args: Annotated[list[str] | None, typer.Option("--script-arg", hidden=True)] = None,
+    script_args: Annotated[list[str] | None, Group.CODE.flag("--script-arg", "", hidden=True)] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="Fail if the checks with torch take longer, and end them.",
+        Group.SCALE.option(
+            "SECONDS",
+            "Fail if the checks with torch take longer, and end them.",
             show_default="none; 300 with --script",
         ),
     ] = None,
     sample: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
+        Group.SCALE.option(
+            "N",
+            "Check only N parameters per optimizer and N other tensors; skip CRCs.",
             min=1,
-            help="Check only N parameters per optimizer and N other tensors; skip CRCs.",
             show_default="all",
         ),
     ] = None,
     jobs: options.Jobs = None,
-    download: options.Download = None,
-    strict: options.Strict = False,
+    download: Annotated[
+        str | None, Group.SCALE.option("DIR", "Download checkpoints at URLs to this folder first.", "--download")
+    ] = None,
+    strict: Annotated[
+        bool, Group.QUESTION.flag("--strict", "Exit 1 on warnings too, and if the resume is not proven.")
+    ] = False,
     limit_factor: options.LimitFactor = 1,
     select: options.Select = None,
     ignore: options.Ignore = None,
-    junit: Annotated[str | None, options.value("FILE", "Short for --report junit=FILE.", "--junit")] = None,
+    junit: Annotated[str | None, Group.REPORTS.option("FILE", "Short for --report junit=FILE.", "--junit")] = None,
     report: options.Report = None,
     out: options.OutputOptions,
 ) -> None:
@@ -446,11 +460,7 @@ def rules(
 
 
 def main(*, ends: bool = False) -> None:
-    """Run the program.
-
-    Args:
-        ends: whether the process exits afterwards.
-    """
+    """Run the program; ``ends`` says whether the process exits afterwards."""
     with signals_raised(ends=ends), _only_typed_command(sys.argv[1:2]):
         app()
 

@@ -129,7 +129,6 @@ def _variables() -> dict[str, str]:
 
 
 def _allows_code() -> bool:
-    """Whether the user allows the code of the project."""
     text = os.environ.get(ALLOWS_CODE, "")
     return bool(text and _from_text(text, bool, ALLOWS_CODE))
 

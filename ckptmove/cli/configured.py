@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from ckptmove.cli.config import from_source, load_config
+from ckptmove.cli.groups import Group
 from ckptmove.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +52,26 @@ def runs_script(words: Sequence[str], command: Any) -> bool:
 
 
 class TypedCommand(TyperCommand):
-    """Typer takes the last value of an option that is typed twice, and ``-o`` as the value of ``--only -o``."""
+    """A command whose help shows its options in groups, and that takes each option once.
+
+    Typer takes the last value of an option that is typed twice, and ``-o`` as the value of ``--only -o``.
+    """
+
+    def groups(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+        """The help of the arguments and options by heading, as far as there are any."""
+        groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Arguments", *Group)}
+        parameters: Sequence[Any] = self.get_params(ctx)
+        for parameter in parameters:
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                groups[parameter.rich_help_panel or "Arguments"].append(record)
+        return {heading: records for heading, records in groups.items() if records}
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the groups, each under its heading."""
+        for heading, records in self.groups(ctx).items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after the command."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from ckptmove.cli.render.renderer import Renderer
     from ckptmove.conversion.conversion import ConvertRequest
-    from ckptmove.conversion.results import Converted
     from ckptmove.limits import Limits
 
 
@@ -37,11 +36,7 @@ _WITH_UNDO: Final = frozenset(
 
 
 def require_paths(words: Sequence[str], options: Mapping[str, object]) -> None:
-    """Check that no value of ``--to`` or ``--output`` was typed as a path, before anything is written.
-
-    Args:
-        options: the parameters of the command; those that were not typed are empty.
-    """
+    """Check that no value of ``--to`` or ``--output`` was typed as a path. Options that were not typed are empty."""
     missing = [word for word in words if not (isinstance(as_location(word), Address) or exists(word))]
     devices = [word for word in missing if is_device_string(word)]
     if len(words) > 1 and len(devices) == 1 and not options["to"]:
@@ -80,10 +75,8 @@ def run_convert(
     """Convert each checkpoint, write the reports, and return the highest exit code.
 
     Args:
-        requests: one for each checkpoint.
         failures: errors of the paths that a search found and that cannot be read, by path.
         strict_from: path of the configuration file that sets ``strict``; empty if ``--strict`` was typed.
-        skip_existing: whether a checkpoint whose output exists is left out.
         folder: folder of the new files, which is created; None if each is next to its source.
     """
     if any(request.output == "-" for request in requests):
@@ -106,7 +99,8 @@ def run_convert(
             renderer.skipped(request.path, request.target)
             skipped.append(request.path)
             return YES, ()
-        result = _convert(request, renderer)
+        with ProgressBar(wanted=renderer.shows_progress) as progress:
+            result = api.convert_checkpoint(replace(request, progress=progress, settle=settle, began=perf_counter()))
         code = NO if request.strict and result.unmatched else YES
         written.append(result.output)
         if result.output is None and code == YES and not request.dry_run:
@@ -141,17 +135,8 @@ def _new_folder(path: str | None) -> Iterator[None]:
             remove_empty_folder(path)
 
 
-def _convert(request: ConvertRequest, renderer: Renderer) -> Converted:
-    with ProgressBar(wanted=renderer.shows_progress) as progress:
-        return api.convert_checkpoint(replace(request, progress=progress, settle=settle, began=perf_counter()))
-
-
 def require_alone(options: Mapping[str, object]) -> None:
-    """Check that no other option was typed with ``--undo``.
-
-    Args:
-        options: the parameters of the command; those that were not typed are empty.
-    """
+    """Check that no other option was typed with ``--undo``. Options that were not typed are empty."""
     if any(value for name, value in options.items() if name not in _WITH_UNDO):
         raise UsageError("--undo restores the file and takes no other option than --dry-run and --force")
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from ckptmove.api.functions import InspectRequest
     from ckptmove.api.results import Inspection
-    from ckptmove.cli.ahead import Ahead
     from ckptmove.cli.render.answers import Detail
     from ckptmove.cli.render.renderer import Renderer
     from ckptmove.cli.search import Target, Targets
@@ -62,7 +61,11 @@ def run_inspect(
     at_once = min(len(targets), jobs or (_REMOTE_JOBS if remote > 1 else 1))
     request = request._replace(jobs=1 if at_once > 1 else jobs)
     look = _Look(request, seen, is_versioned=renderer.is_stream or seen is not None)
-    ahead = _ahead(look, targets, at_once) if at_once > 1 else None
+    ahead = None
+    if at_once > 1:
+        from ckptmove.cli.ahead import Ahead  # imports concurrent.futures, which one checkpoint does not need
+
+        ahead = Ahead(look, targets, at_once)
     skipped = left_out = 0
 
     def work(target: Target) -> tuple[int, Sequence[CkptMoveError]]:
@@ -86,7 +89,7 @@ def run_inspect(
         left = replace(inspection, findings=findings)
         answer = InspectAnswer(
             request=own,
-            inspection=left,
+            result=left,
             tensors=tensors,
             exit_code=NO if left.fails(strict=strict) else YES,
             detail=detail,
@@ -138,11 +141,3 @@ class _Look:
             if not target.is_found or target.members is not None or error.runs or is_spoiled(name, error.found):
                 raise
             return request, None, None
-
-
-def _ahead(
-    look: _Look, targets: Sequence[Target], jobs: int
-) -> Ahead[Target, tuple[InspectRequest, str | None, Inspection | None] | None]:
-    from ckptmove.cli.ahead import Ahead  # imports concurrent.futures, which one checkpoint does not need
-
-    return Ahead(look, targets, jobs)

@@ -23,11 +23,7 @@ _SYNONYMS: Final[dict[str, str]] = {
 
 
 def with_command(program: str, words: Sequence[str], commands: Mapping[str, Collection[str]]) -> str:
-    """Correct a command line that does not start with a command.
-
-    Returns:
-        A hint with a whole command line, or with the names of all commands.
-    """
+    """Correct a command line that does not start with a command: a hint with a whole one, or with all commands."""
     first, rest = words[0], list(words[1:])
     if first.startswith("-"):
         return _options_last(program, words, commands)
@@ -36,7 +32,8 @@ def with_command(program: str, words: Sequence[str], commands: Mapping[str, Coll
         return f"load is a Python function: import ckptmove; checkpoint = ckptmove.load({path!r})"
     close = difflib.get_close_matches(first.lower(), commands, n=1)
     name = "--help" if first == "help" else _SYNONYMS.get(first.lower()) or (close[0] if close else "")
-    if _is_path(first):
+    is_path = os.path.lexists(first) or has_magic(first) or os.path.splitext(first)[1] or os.path.dirname(first)
+    if is_path:
         rest, name = list(words), next(_takers(words, commands), "")
     if not name:
         return f"the commands are {', '.join(commands)}: {program} --help"
@@ -61,7 +58,3 @@ def _takers(words: Sequence[str], commands: Mapping[str, Collection[str]]) -> It
     """The commands that have all options among the words."""
     typed = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
     return (name for name, options in commands.items() if typed.issubset(options))
-
-
-def _is_path(word: str) -> bool:
-    return os.path.lexists(word) or has_magic(word) or bool(os.path.splitext(word)[1]) or bool(os.path.dirname(word))

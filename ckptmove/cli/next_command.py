@@ -32,18 +32,20 @@ _HOPELESS: Final = frozenset({"F801", "F802", "F807", "F808", "F810", "F815", "S
 
 def after_inspection(answer: InspectAnswer) -> str:
     """The command after ``inspect``; empty if none helps."""
-    request, inventory = answer.request, answer.inspection.inventory
+    request, inventory = answer.request, answer.result.inventory
     path = inventory.path
     if isinstance(request.path, Address) and request.path.url != path:
         return ""  # the path as shown has no credentials
-    findings = [finding for finding in answer.inspection.findings if finding.severity is not Severity.INFO]
+    findings = [finding for finding in answer.result.findings if finding.severity is not Severity.INFO]
     is_ambiguous = any(fact.kind == "second-reading" for fact in inventory.facts)
-    if answer.inspection.unreadable or is_ambiguous or any(finding.code in _HOPELESS for finding in findings):
+    if answer.result.unreadable or is_ambiguous or any(finding.code in _HOPELESS for finding in findings):
         return ""
-    if answer.expectation is not None and answer.expectation.misplaced:
+    if answer.result.expectation is not None and answer.result.expectation.misplaced:
         from ckptmove.findings.context import Context, available_device
 
-        target = available_device(parse_target(answer.expectation.device), Context(device_count=request.device_count))
+        target = available_device(
+            parse_target(answer.result.expectation.device), Context(device_count=request.device_count)
+        )
         return _conversion(request, inventory, Argument("to", target))
     if isinstance(inventory, DirectoryInventory) and inventory.form is None and inventory.checkpoints:
         last = inventory.checkpoints[-1]

@@ -11,6 +11,7 @@ import typer
 
 from ckptmove import __version__
 from ckptmove.cli import completion
+from ckptmove.cli.groups import Group
 from ckptmove.cli.render.formats import DEFAULT, DOCUMENTS, RENDERERS
 from ckptmove.cli.streams import write_answer
 
@@ -43,11 +44,6 @@ def _format_of(word: str) -> str:
     return word
 
 
-def value(metavar: str, help: str, *names: str, **more: Any) -> Any:  # noqa: A002  # Typer's name
-    """An option with a value. Its help says what happens without one, so that Typer adds no default."""
-    return typer.Option(*names, metavar=metavar, help=help, show_default=False, **more)
-
-
 Paths = Annotated[
     list[str] | None,
     typer.Argument(
@@ -57,50 +53,46 @@ Paths = Annotated[
         show_default=False,
     ),
 ]
-To = Annotated[str | None, value("DEV", "Target device: cpu, cuda:0, mps.", autocompletion=completion.devices)]
-Keep = Annotated[list[str] | None, value("GLOB", "Tensors that stay on their device, by name. Repeatable.")]
+To = Annotated[
+    str | None, Group.TARGET.option("DEV", "Target device: cpu, cuda:0, mps.", autocompletion=completion.devices)
+]
+Keep = Annotated[
+    list[str] | None, Group.TARGET.option("GLOB", "Tensors that stay on their device, by name. Repeatable.")
+]
 Select = Annotated[
-    list[str] | None, value("CODE", "Report only these findings. Repeatable.", autocompletion=completion.codes)
+    list[str] | None,
+    Group.REPORTS.option("CODE", "Report only these findings. Repeatable.", autocompletion=completion.codes),
 ]
 Ignore = Annotated[
-    list[str] | None, value("CODE", "Do not report these findings. Repeatable.", autocompletion=completion.codes)
+    list[str] | None,
+    Group.REPORTS.option("CODE", "Do not report these findings. Repeatable.", autocompletion=completion.codes),
 ]
 Devices = Annotated[
     int | None,
-    typer.Option(
-        "--devices", metavar="N", min=1, help="Number of devices of the target machine.",
+    Group.TARGET.option(
+        "N", "Number of devices of the target machine.", "--devices", min=1,
         show_default="as many as the target needs, or else the file",
     ),
 ]  # fmt: skip
-Strict = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings too, and if the resume is not proven.")]
-StrictInspect = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings too.")]
-StrictConvert = Annotated[
-    bool, typer.Option("--strict", help="Exit 1 and write nothing if --keep or --map matches nothing.")
-]
 Jobs = Annotated[
     int | None,
-    typer.Option(
-        "--jobs", metavar="N", min=1, max=256, help="Number of checkpoints, files or processes at once.",
+    Group.SCALE.option(
+        "N", "Number of checkpoints, files or processes at once.", "--jobs", min=1, max=256,
         show_default="the cores; 8 for URLs",
     ),
 ]  # fmt: skip
-Download = Annotated[str | None, value("DIR", "Download checkpoints at URLs to this folder first.", "--download")]
 LimitFactor = Annotated[
     int,
-    typer.Option(metavar="N", min=1, max=1000, help="Raise every resource limit N-fold, for a file you trust."),
+    Group.SCALE.option(
+        "N", "Raise every resource limit N-fold, for a file you trust.", min=1, max=1000, show_default=True
+    ),
 ]
-Version = Annotated[
-    bool,
-    typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version."),
-]
+Version = Annotated[bool, Group.HELP.flag("--version -V", "Show the version.", callback=_show_version, is_eager=True)]
 #: Replaces Typer's own --help, which reports a bug if stdout cannot be written.
-Help = Annotated[
-    bool,
-    typer.Option("--help", "-h", callback=_show_help, is_eager=True, help="Show this message."),
-]
+Help = Annotated[bool, Group.HELP.flag("--help -h", "Show this message.", callback=_show_help, is_eager=True)]
 Report = Annotated[
     list[str] | None,
-    value(
+    Group.REPORTS.option(
         "KIND=FILE",
         f"Also write a report to a file: {_any_of(DOCUMENTS)}. Repeatable.",
         "--report",
@@ -112,20 +104,20 @@ Report = Annotated[
 class OutputOptions(NamedTuple):
     """The last options of every command; those of its report, by field."""
 
-    json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False
+    json: Annotated[bool, Group.REPORTS.flag("--json", "Short for --format json.")] = False
     format: Annotated[
         str | None,
-        typer.Option(
+        Group.REPORTS.option(
+            f"<{'|'.join(RENDERERS)}>",
+            "Report format; github means annotations, jsonl one line of JSON per checkpoint.",
             "--format",
-            metavar=f"<{'|'.join(RENDERERS)}>",
             parser=_format_of,
             autocompletion=completion.formats,
-            help="Report format; github means annotations, jsonl one line of JSON per checkpoint.",
             show_default=DEFAULT,
         ),
     ] = None
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print one line per checkpoint.")] = False
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every place and every figure.")] = False
+    quiet: Annotated[bool, Group.REPORTS.flag("--quiet -q", "Print one line per checkpoint.")] = False
+    verbose: Annotated[bool, Group.REPORTS.flag("--verbose -v", "Print every place and every figure.")] = False
     version: Version = False
     help: Help = False
 
@@ -173,6 +165,7 @@ def _remap_parameters(purpose: str = "") -> Iterator[Parameter]:
             metavar=option.metavar or None,
             autocompletion=_COMPLETIONS.get(name),
             help=f"{purpose}{option.help[0].lower()}{option.help[1:]}" if purpose else option.help,
+            rich_help_panel=Group.CONTENTS,
             show_default=False,
         )
         yield Parameter(name, Parameter.KEYWORD_ONLY, default=info, annotation=kind)

@@ -57,11 +57,7 @@ def as_operand(word: str) -> str:
 def download_paths(paths: Sequence[str], folder: str | None) -> dict[str, str]:
     """The local copy of each URL among the paths: by name, or by path below their common folder if names are equal.
 
-    Args:
-        folder: folder for the copies; None to download nothing.
-
-    Returns:
-        Paths of the copies, by URL with its credentials.
+    The keys are the URLs with their credentials. Without a folder, nothing is downloaded.
     """
     addresses = [path for path in paths if isinstance(path, Address) and folder is not None]
     places = {address.url: inside(folder or "", address) for address in addresses}

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
 
 
 def run_rules(word: str | None, renderer: Renderer) -> int:
-    """Write the catalogue of findings, or the entries that a text matches.
-
-    Args:
-        word: a code, the first letters of codes, a name, or words to search for; None for all.
-    """
+    """Write the entries of the catalogue of findings that a text matches; all of them for None."""
     renderer.rules([CATALOGUE[code] for code in (search(word) if word is not None else CATALOGUE)])
     return renderer.finish(Summary("rules", YES))

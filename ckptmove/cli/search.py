@@ -44,11 +44,7 @@ class Targets(NamedTuple):
 
 
 def find_targets(words: Sequence[str], config: Config) -> Targets:
-    """Expand the words of the command line.
-
-    Args:
-        words: as typed; without any, those of the configuration.
-    """
+    """Expand the words of the command line; without any, those of the configuration."""
     left_out = 0
     found: list[Target] = []
     patterns = words or config.checkpoints

@@ -20,11 +20,7 @@ _SIGNALS: Final = tuple(
 
 
 class Terminated(BaseException):
-    """A signal was received. Like KeyboardInterrupt, only :mod:`ckptmove.cli` catches it.
-
-    Attributes:
-        number: number of the signal.
-    """
+    """A signal was received. Like KeyboardInterrupt, only :mod:`ckptmove.cli` catches it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

@@ -26,12 +26,7 @@ _READER_GONE: Final = frozenset({errno.EPIPE} if hasattr(signal, "SIGPIPE") else
 
 
 class Output:
-    """Standard output and standard error of one command.
-
-    Attributes:
-        quiet: whether ``--quiet`` was typed.
-        verbose: whether ``--verbose`` was typed, without ``--quiet``.
-    """
+    """Standard output and standard error of one command."""
 
     __slots__ = ("_has_reported", "_page", "quiet", "verbose")
 

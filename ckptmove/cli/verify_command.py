@@ -45,9 +45,6 @@ def run_verify(
     Args:
         requests: one for each checkpoint; equal but for the path and what is excluded below it.
         failures: errors of the paths that a search found and that cannot be read, by path.
-        strict: whether warnings, and a resume that is not proven, are failures.
-        fix: whether to edit the files of the case or script until it passes.
-        dry_run: whether to write the edits as a patch, and not to the files.
         withheld: code of the project that may not run: for each key, the option that allows it.
     """
     if requests[0].against is not None and len(requests) > 1:

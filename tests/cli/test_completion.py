@@ -1,18 +1,22 @@
-"""Shell completion, called as by a shell, and the end of each help text."""
+"""Shell completion, called as by a shell, and the groups and the end of each help text."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 import torch
+import typer
+from typer.core import TyperOption
 from typer.testing import CliRunner
 
 import ckptmove
 from ckptmove.cli import completion
 from ckptmove.cli.app import app
 from ckptmove.cli.examples import EXAMPLES, epilog
+from ckptmove.cli.groups import Group
 from ckptmove.cli.render.formats import DOCUMENTS, RENDERERS
 from ckptmove.conversion.remap.options import remap_options
 from ckptmove.findings.catalogue import CATALOGUE
@@ -71,6 +75,22 @@ def test_every_help_ends_with_examples(say) -> None:
         assert all(line in shown for line, _ in examples)
         assert max(map(len, epilog(name).splitlines())) < 79  # the help indents it by two
         assert (PAGES / page).is_file()
+
+
+def test_each_option_is_shown_once_under_the_heading_of_its_group(say) -> None:
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        declared = {heading: [] for heading in Group}
+        for option in command.params:
+            if isinstance(option, TyperOption) and not option.hidden:
+                declared[option.rich_help_panel].append(option.opts[0])
+        shown = {}
+        for line in say(name, "--help").out.partition("\n\n  Examples:")[0].splitlines():
+            if line and not line.startswith((" ", "Usage:")):
+                shown[line.rstrip(":")] = []
+            elif found := re.match(r"  (?:-\w, )?(--[a-z-]+)", line):
+                shown[[*shown][-1]].append(found[1])
+        assert [*shown.items()] == [("Arguments", []), *((key, found) for key, found in declared.items() if found)]
 
 
 @pytest.mark.unmeasured

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ckptmove.api.document import Json
     from ckptmove.api.failures import Failure
-    from ckptmove.api.figures import Expectation
     from ckptmove.api.functions import InspectRequest
     from ckptmove.api.results import Inspection
     from ckptmove.conversion.conversion import ConvertRequest
@@ -31,7 +32,7 @@ class InspectAnswer(NamedTuple):
     """The answer of ``inspect`` for one checkpoint."""
 
     request: InspectRequest  # the options of the command
-    inspection: Inspection  # the inventory, and the findings that `--select` and `--ignore` leave
+    result: Inspection  # the inventory, and the findings that `--select` and `--ignore` leave
     tensors: tuple[TensorRecord, ...]  # the tensors that `--match` leaves
     exit_code: int  # 0 or 1
     detail: Detail = Detail()  # optional parts of the report
@@ -39,25 +40,11 @@ class InspectAnswer(NamedTuple):
     version: str | None = None  # fingerprint of the sizes and versions of its files; None if unknown
     unprinted: frozenset[str] = frozenset()  # codes of findings that only data has
 
-    @property
-    def printed(self) -> tuple[Finding, ...]:
-        """The findings of a report for people."""
-        return tuple(one for one in self.inspection.findings if one.code not in self.unprinted)
-
-    def with_findings(self, findings: tuple[Finding, ...]) -> InspectAnswer:
-        """The answer with other findings."""
-        return self._replace(inspection=replace(self.inspection, findings=findings))
-
-    @property
-    def expectation(self) -> Expectation | None:
-        """The result of ``--expect``, or None."""
-        return self.inspection.expectation
-
     def entry(self) -> Json:
         """The answer as an entry of ``checkpoints`` in JSON."""
         from ckptmove.api.document import checkpoint
 
-        found = self.inspection
+        found = self.result
         return checkpoint(
             found.inventory,
             found.findings,
@@ -91,18 +78,22 @@ class VerifyAnswer(NamedTuple):
     unprinted: frozenset[str] = frozenset()  # codes of findings that only data has
 
     @property
-    def printed(self) -> tuple[Finding, ...]:
-        """The findings of a report for people."""
-        return tuple(one for one in self.result.findings if one.code not in self.unprinted)
-
-    def with_findings(self, findings: tuple[Finding, ...]) -> VerifyAnswer:
-        """The answer with other findings."""
-        return self._replace(result=replace(self.result, findings=findings))
-
-    @property
     def fails(self) -> bool:
         """Whether the exit code is 1."""
         return self.result.fails(strict=self.strict)
+
+
+FoundAnswer = TypeVar("FoundAnswer", InspectAnswer, VerifyAnswer)
+
+
+def printed(answer: FoundAnswer) -> FoundAnswer:
+    """The answer for people, without the findings that only data has."""
+    return with_findings(answer, [one for one in answer.result.findings if one.code not in answer.unprinted])
+
+
+def with_findings(answer: FoundAnswer, findings: Iterable[Finding]) -> FoundAnswer:
+    """The answer with other findings."""
+    return answer._replace(result=replace(answer.result, findings=tuple(findings)))
 
 
 class Summary(NamedTuple):

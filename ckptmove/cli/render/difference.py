@@ -67,7 +67,9 @@ def answer_line(result: Differences) -> str:
         rest = "and everything else that was compared" if result.notes else "all stored devices, and everything else"
         return f"the same: {amount(result.tensors, 'tensor')} bit for bit, {rest}"
     if result.uncompared and not (result.changed or result.added or result.removed):
-        return f"no difference found, but {_uncompared(result)} could not be compared"
+        count = len(result.uncompared)
+        names = amount(count, "tensor or object" if count == 1 else "tensors and object")
+        return f"no difference found, but {names} could not be compared"
     counts: dict[str, int] = {}
     for change in result.changed:
         counts[change.what] = counts.get(change.what, 0) + 1
@@ -75,17 +77,10 @@ def answer_line(result: Differences) -> str:
     parts += [f"added {len(result.added):,}"] if result.added else []
     parts += [f"removed {len(result.removed):,}"] if result.removed else []
     parts += [f"not compared {len(result.uncompared):,}"] if result.uncompared else []
-    alike = "; all values are equal bit for bit" if _only_moved(result) else ""
+    has_values = not {"value", "shape", "dtype"}.isdisjoint(counts)
+    is_unlike = has_values or result.uncompared or result.added or result.removed
+    alike = "" if is_unlike else "; all values are equal bit for bit"
     return f"they differ: {', '.join(parts)}{alike}"
-
-
-def _uncompared(result: Differences) -> str:
-    return amount(len(result.uncompared), "tensor or object" if len(result.uncompared) == 1 else "tensors and object")
-
-
-def _only_moved(result: Differences) -> bool:
-    values = any(change.what in {"value", "shape", "dtype"} for change in result.changed)
-    return not (values or result.uncompared or result.added or result.removed)
 
 
 def _names(page: Page, title: str, names: Sequence[str], *, verbose: bool) -> Iterator[str]:

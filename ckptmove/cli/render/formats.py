@@ -58,8 +58,7 @@ def open_report(form: str | None, command: str, *, as_json: bool, quiet: bool, v
 def open_error_report(words: Sequence[str], default: str = "") -> Renderer:
     """Start a report for an error of a command line that may not have been parsed, in the format that it names.
 
-    Args:
-        default: format if they name none; an unknown one is replaced by human.
+    If it names none, the default counts, or the human format if that is unknown.
     """
     pairs = {*words, *(f"{first}={second}" for first, second in pairwise(words))}
     named = _JSON if "--json" in words else next((one for one in RENDERERS if f"--format={one}" in pairs), default)

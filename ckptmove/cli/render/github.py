@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.cli.render.answers import printed
 from ckptmove.cli.render.renderer import Renderer
 from ckptmove.cli.render.text import clean, sentence
 
@@ -41,7 +42,7 @@ class GitHubRenderer(Renderer):
         self._last: dict[str, str] = {}
 
     def inspect(self, answer: InspectAnswer) -> None:
-        self._write(inspection_lines(answer.with_findings(answer.printed)))
+        self._write(inspection_lines(printed(answer)))
 
     def convert(self, answer: ConvertAnswer) -> None:
         self._write(conversion_lines(answer))
@@ -57,7 +58,7 @@ class GitHubRenderer(Renderer):
         self._write([_annotation("notice", result.path, "convert", undo_line(result))])
 
     def verify(self, answer: VerifyAnswer) -> None:
-        self._write(verification_lines(answer.with_findings(answer.printed).result, strict=answer.strict))
+        self._write(verification_lines(printed(answer).result, strict=answer.strict))
 
     def diff(self, result: Differences) -> None:
         self._write(difference_lines(result))
@@ -92,19 +93,19 @@ def inspection_lines(answer: InspectAnswer) -> Iterator[str]:
     """An annotation for each finding, for ``--expect`` and ``--fit``, and for a run that only ``--strict`` fails."""
     from ckptmove.cli.render import inspection
 
-    path = answer.inspection.inventory.path
-    findings = answer.inspection.findings
+    path = answer.result.inventory.path
+    findings = answer.result.findings
     for finding in findings:
         yield _finding(path, finding)
-    if answer.inspection.unchecked:
-        yield _annotation("notice", path, "inspect --check", inspection.unchecked_line(answer.inspection))
-    expectation, fit = answer.expectation, answer.inspection.fit
+    if answer.result.unchecked:
+        yield _annotation("notice", path, "inspect --check", inspection.unchecked_line(answer.result))
+    expectation, fit = answer.result.expectation, answer.result.fit
     if expectation is not None and expectation.misplaced:
         names = expectation.misplaced_names
         yield _annotation("error", path, "expect", f"not on {expectation.device}: {_some(names)}")
     if fit is not None:
         yield _annotation("notice" if fit.fits else "error", path, "fit", str(fit))
-    if answer.exit_code and not answer.inspection.fails(strict=False):
+    if answer.exit_code and not answer.result.fails(strict=False):
         yield _annotation("error", path, "inspect", inspection.brief_line(answer))
 
 

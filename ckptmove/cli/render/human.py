@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.cli.render.answers import printed, with_findings
 from ckptmove.cli.render.renderer import Renderer
 from ckptmove.cli.render.text import clean
 from ckptmove.cli.selection import ON_REQUEST
@@ -16,12 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckptmove.api.failures import Failure
-    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.cli.render.answers import ConvertAnswer, FoundAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.cli.streams import Output
     from ckptmove.comparison.differences import Differences
     from ckptmove.conversion.results import UndoResult
     from ckptmove.findings.catalogue import Entry
-    from ckptmove.model import Finding
     from ckptmove.proof.evidence import FixedFile
 
 #: Verdict in the last line for the exit code 0, by command.
@@ -45,7 +45,7 @@ class HumanRenderer(Renderer):
         from ckptmove.cli.render import inspection
 
         out = self._out
-        answer = answer.with_findings(self._each_once(answer.printed))
+        answer = self._each_once(printed(answer))
         if out.quiet:
             out.lines([inspection.brief_line(answer), *inspection.optional_lines(out.page, answer)])
             return
@@ -88,7 +88,7 @@ class HumanRenderer(Renderer):
     def verify(self, answer: VerifyAnswer) -> None:
         from ckptmove.cli.render import verification
 
-        answer = answer.with_findings(self._each_once(answer.printed))
+        answer = self._each_once(printed(answer))
         out, result = self._out, answer.result
         if answer.dry_run:
             self._patch(answer)
@@ -104,16 +104,16 @@ class HumanRenderer(Renderer):
         if verification.has_edit(result):
             say("hint: --fix edits your files, and --fix --dry-run prints the patch")
 
-    def _each_once(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-        """The findings without notes that the report of an earlier checkpoint has; :meth:`finish` counts those.
+    def _each_once(self, answer: FoundAnswer) -> FoundAnswer:
+        """The answer without notes that the report of an earlier checkpoint has; :meth:`finish` counts those.
 
         With ``--quiet``, there is a line for each checkpoint, which names all.
         """
         if self._out.quiet:
-            return tuple(findings)
-        notes = [(one.code, one.message) for one in findings if one.code in ON_REQUEST]
-        self._noted.update(notes)
-        return tuple(one for one in findings if self._noted[one.code, one.message] < 2)
+            return answer
+        findings = answer.result.findings
+        self._noted.update((one.code, one.message) for one in findings if one.code in ON_REQUEST)
+        return with_findings(answer, [one for one in findings if self._noted[one.code, one.message] < 2])
 
     def _patch(self, answer: VerifyAnswer) -> None:
         """Write the patch of a dry run to stdout, and the report to stderr."""

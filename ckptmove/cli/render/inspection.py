@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from ckptmove.api.figures import Expectation
     from ckptmove.api.results import Inspection
-    from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.summary import CheckpointSummary
     from ckptmove.cli.render.answers import InspectAnswer
     from ckptmove.cli.render.page import Page
@@ -51,9 +50,9 @@ _VERDICTS: Final = {
 
 def inspection_lines(page: Page, answer: InspectAnswer) -> Iterator[str]:
     """The report on one checkpoint."""
-    inventory, detail = answer.inspection.inventory, answer.detail
-    yield from _header(page, answer.inspection)
-    yield from _summary(page, answer.inspection.summary)
+    inventory, detail = answer.result.inventory, answer.detail
+    yield from _header(page, answer.result)
+    yield from _summary(page, answer.result.summary)
     if isinstance(inventory, DirectoryInventory):
         yield ""
         yield from _files(page, inventory, verbose=detail.verbose)
@@ -70,17 +69,17 @@ def inspection_lines(page: Page, answer: InspectAnswer) -> Iterator[str]:
             yield from page.wrap(_optimizer(optimizer), 2)
     yield from optional_lines(page, answer)
     yield ""
-    findings = answer.inspection.findings
+    findings = answer.result.findings
     yield from finding_lines(page, findings, verbose=detail.verbose)
-    if answer.expectation is not None:
-        yield from _expectation(page, answer.expectation, verbose=detail.verbose)
-    fit = answer.inspection.fit
+    if answer.result.expectation is not None:
+        yield from _expectation(page, answer.result.expectation, verbose=detail.verbose)
+    fit = answer.result.fit
     if fit is not None:
         first, *rest = page.wrap(sentence(str(fit)), 2)
         yield page.paint(first, "bold green" if fit.fits else "bold red")
         yield from rest
-    if answer.inspection.unchecked:
-        yield from page.wrap(unchecked_line(answer.inspection), 2)
+    if answer.result.unchecked:
+        yield from page.wrap(unchecked_line(answer.result), 2)
     yield findings_summary(page, findings) + _unread(answer)
 
 
@@ -97,31 +96,33 @@ def optional_lines(page: Page, answer: InspectAnswer) -> Iterator[str]:
     detail = answer.detail
     if detail.tensors:
         yield ""
-        yield from _tensors(page, answer.tensors) if answer.tensors else (_none(answer.inspection.inventory),)
+        yield from _tensors(page, answer.tensors) if answer.tensors else (_none(answer.result.inventory),)
     if detail.tree:
         yield ""
-        yield from _tree(page, answer.inspection.outline)
+        for line in answer.result.outline:
+            name = f"{clean(line.name)}: " if line.name else ""
+            yield page.cut(f"{'  ' * line.depth}{name}{clean(line.description)}")
     if detail.globals:
         yield ""
-        yield from _globals(page, answer.inspection.inventory)
+        yield from _globals(page, answer.result.inventory)
 
 
 def brief_line(answer: InspectAnswer) -> str:
     """The report on one checkpoint in one line."""
-    findings = answer.inspection.findings
+    findings = answer.result.findings
     codes = ", ".join(dict.fromkeys(finding.code for finding in findings))
-    expectation = answer.expectation
+    expectation = answer.result.expectation
     unmet = f"; not on {clean(expectation.device)}" if expectation is not None and expectation.misplaced else ""
-    fit = answer.inspection.fit
+    fit = answer.result.fit
     unmet += "; does not fit" if fit is not None and not fit.fits else ""
     found = f"{counted(finding.severity.value for finding in findings)}{_unread(answer)}"
-    unchecked = "; no CRCs" if answer.inspection.unchecked else ""
-    return f"{clean(answer.inspection.inventory.path)}: {found}{f' ({codes})' if codes else ''}{unchecked}{unmet}"
+    unchecked = "; no CRCs" if answer.result.unchecked else ""
+    return f"{clean(answer.result.inventory.path)}: {found}{f' ({codes})' if codes else ''}{unchecked}{unmet}"
 
 
 def _unread(answer: InspectAnswer) -> str:
     """The number of files that could not be read; an error names each."""
-    count = len(answer.inspection.unreadable)
+    count = len(answer.result.unreadable)
     return f"; {amount(count, 'file')} not read" if count else ""
 
 
@@ -292,7 +293,6 @@ def _devices(page: Page, inventory: Inventory) -> Iterator[str]:
 
 
 def _why_unknown(inventory: Inventory) -> str:
-    """Why the device of some tensors is unknown."""
     files = inventory.files if isinstance(inventory, DirectoryInventory) else ()
     devices = {device for file in files if file.part is not None for device in file.devices}
     if not devices:
@@ -304,7 +304,7 @@ def _bars(page: Page, answer: InspectAnswer) -> Iterator[str]:
     """The number of tensors by role and device as bars, and again after a conversion that moves some."""
     from ckptmove.cli.render.planned import conversion_of
 
-    now = {(share.role, share.device): share.tensors for share in shares(answer.inspection.inventory.tensors)}
+    now = {(share.role, share.device): share.tensors for share in shares(answer.result.inventory.tensors)}
     conversion = conversion_of(answer)
     after = now if conversion is None else conversion.counts
     if len({*now, *after}) > 1:
@@ -375,12 +375,6 @@ def _tensors(page: Page, tensors: Sequence[TensorRecord]) -> Iterator[str]:
         for tensor in tensors
     ]
     return table(page, columns, rows)
-
-
-def _tree(page: Page, outline: Sequence[OutlineLine]) -> Iterator[str]:
-    for line in outline:
-        name = f"{clean(line.name)}: " if line.name else ""
-        yield page.cut(f"{'  ' * line.depth}{name}{clean(line.description)}")
 
 
 def _globals(page: Page, inventory: Inventory) -> Iterator[str]:

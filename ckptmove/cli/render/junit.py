@@ -15,7 +15,6 @@ from ckptmove.model import Severity
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from ckptmove.api.failures import Failure
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.comparison.differences import Differences
     from ckptmove.proof.evidence import CheckResult
@@ -36,7 +35,7 @@ class JUnitDocument(Document):
         """Add a suite: a case for the file, for each finding, ``--expect`` and ``--fit``. Notes are left out."""
         from ckptmove.cli.render.inspection import brief_line
 
-        inspection = answer.inspection
+        inspection = answer.result
         suite, name = self._suite(inspection.inventory.path)
         _add_case(suite, name, "inspect").text = brief_line(answer)
         for finding in inspection.findings:
@@ -112,16 +111,13 @@ class JUnitDocument(Document):
 
         command = summary.command or ""
         for failure in summary.failures:
-            self._fail(command, failure)
+            suite, name = self._suite(failure.path or "ckptmove")
+            case = _add(suite, "testcase", classname=name, name=command)
+            _add(case, "error", type=failure.kind, message=sentence(failure.message)).text = sentence(failure.hint)
+            _count(suite)
         self._root.set("name", f"ckptmove {command}")  # the first attribute: `head` has it
         _count(self._root)
         return f"<?xml version='1.0' encoding='utf-8'?>\n{tostring(self._root, encoding='unicode')}\n"
-
-    def _fail(self, command: str, failure: Failure) -> None:
-        suite, name = self._suite(failure.path or "ckptmove")
-        case = _add(suite, "testcase", classname=name, name=command)
-        _add(case, "error", type=failure.kind, message=sentence(failure.message)).text = sentence(failure.hint)
-        _count(suite)
 
     def _suite(self, path: str) -> tuple[Element, str]:
         name = clean(path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.cli.render.answers import printed
 from ckptmove.cli.render.renderer import Document
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.model import Severity
@@ -68,22 +69,22 @@ class MarkdownDocument(Document):
         from ckptmove.cli.render.page import Page
         from ckptmove.text import size
 
-        inventory, findings = answer.inspection.inventory, answer.printed
-        devices = ", ".join(map(code, answer.inspection.devices[:_FIRST]))
+        inventory, findings = answer.result.inventory, printed(answer).result.findings
+        devices = ", ".join(map(code, answer.result.devices[:_FIRST]))
         row = (
             _icon(answer.exit_code),
             code(inventory.path),
             ", ".join([*dict.fromkeys((inventory.container, inventory.layout)), size(inventory.size_bytes)]),
-            prose(" · ".join(summary_facts(answer.inspection.summary))),
+            prose(" · ".join(summary_facts(answer.result.summary))),
             f"{amount(len(inventory.tensors), 'tensor')} on {devices}" if devices else "no tensors",
             findings_summary(Page(), findings),
         )
         blocks = _findings(inventory.path, findings)
-        expectation = answer.expectation
+        expectation = answer.result.expectation
         if expectation is not None and expectation.misplaced:
             names = expectation.misplaced_names
             blocks.append([f"{_ICONS['error']} Not on {code(expectation.device)}: {_some(names)}"])
-        fit = answer.inspection.fit
+        fit = answer.result.fit
         if fit is not None:
             blocks.append([f"{_ICONS['passed' if fit.fits else 'failed']} {prose(str(fit))}"])
         self._entries.append((row, blocks))
@@ -113,7 +114,7 @@ class MarkdownDocument(Document):
         summary = f"{amount(len(result.checks), 'check')} of {code(result.path)}"
         opened = "" if result.passed else " open"
         checks = [f"<details{opened}><summary>{summary}</summary>", "", *table, "", "</details>"]
-        self._entries.append((row, [checks, *_findings(result.path, answer.printed)]))
+        self._entries.append((row, [checks, *_findings(result.path, printed(answer).result.findings)]))
 
     def diff(self, result: Differences) -> None:
         """Add the answer, and a table of the differences."""

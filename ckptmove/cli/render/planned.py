@@ -32,10 +32,9 @@ class ConversionEffect(NamedTuple):
 def conversion_of(answer: InspectAnswer) -> ConversionEffect | None:
     """Plan the conversion to the device that the user expects, or else to that of the model.
 
-    Returns:
-        The conversion; None if the format has no devices, or ``convert`` would refuse it.
+    None if the format has no devices, or ``convert`` would refuse it.
     """
-    request, inventory = answer.request, answer.inspection.inventory
+    request, inventory = answer.request, answer.result.inventory
     device = request.expect or request.target or target_device(inventory, Context())
     if device is None or not container_class(inventory.container).is_editable:
         return None

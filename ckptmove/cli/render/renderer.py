@@ -60,10 +60,9 @@ class Renderer:
         """Write that one of several checkpoints has no answer; its errors have been written."""
 
     def finish(self, summary: Summary) -> int:
-        """Write what the end of a report has.
+        """Write what the end of a report has, and return the exit code of the command.
 
-        Returns:
-            The exit code of the command: that of the summary, or a higher one if a file could not be written.
+        That is the code of the summary, or a higher one if a file could not be written.
         """
         return summary.exit_code
 

@@ -39,9 +39,7 @@ def reporting(
 ) -> Iterator[Renderer]:
     """Open the reports of a command. An error that ends the command is also written to the files.
 
-    Args:
-        reports: values of ``--report``.
-        paths: paths that the command reads or writes, which no report may replace.
+    No report may replace one of the paths, which the command reads or writes.
     """
     main = open_report(options.format, command, as_json=options.json, quiet=options.quiet, verbose=options.verbose)
     if not reports:
@@ -151,14 +149,7 @@ class _Reports(Renderer):
 
 
 def open_document(word: str) -> tuple[str, Document]:
-    """Start the document of a ``--report``.
-
-    Args:
-        word: the value of the option, ``KIND=FILE``.
-
-    Returns:
-        The file, and the empty document.
-    """
+    """Start the document of a ``--report``, whose value is ``KIND=FILE``. Returns the file, and the empty document."""
     kind, equals, path = word.partition("=")
     if not equals or kind not in DOCUMENTS:
         raise UsageError(f"--report takes KIND=FILE, not '{word:.200}'; the kinds are {', '.join(DOCUMENTS)}")

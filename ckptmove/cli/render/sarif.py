@@ -48,8 +48,8 @@ class SarifDocument(Document):
 
     def inspect(self, answer: InspectAnswer) -> None:
         """Add the findings, an unmet expectation, and too little memory."""
-        path, expectation, fit = answer.inspection.inventory.path, answer.expectation, answer.inspection.fit
-        self._findings(path, answer.inspection.findings)
+        path, expectation, fit = answer.result.inventory.path, answer.result.expectation, answer.result.fit
+        self._findings(path, answer.result.findings)
         if expectation is not None and expectation.misplaced:
             names = expectation.misplaced_names
             self._add("inspect/expect", "error", f"not on {expectation.device}", path, names)

@@ -18,11 +18,8 @@ def clean(text: str, limit: int = LONGEST_NAME) -> str:
 
     Characters that are not printable become escapes: control characters (``\x1b``), newlines (``\x0a``), bidirectional
     controls and other invisible marks (``\u202e``), lone surrogates (``\udc80``). The start of a command of CI runners,
-    which look for ``::`` and ``##[`` at the start of every line, is escaped too.
-
-    Args:
-        text: text from a file, a path or the command line.
-        limit: longest result in characters, without escapes. A longer text loses its middle.
+    which look for ``::`` and ``##[`` at the start of every line, is escaped too. A text with more characters than the
+    limit loses its middle.
     """
     if len(text) > limit:
         text = f"{text[: limit // 2]}…{text[-(limit // 2) :]}"
@@ -49,9 +46,7 @@ def width(text: str) -> int:
 def shorten(text: str, columns: int, tail: int | None = None) -> str:
     """Shorten a cleaned text to some columns. It loses its middle, because names differ at their ends.
 
-    Args:
-        columns: columns that it may take.
-        tail: columns of its end, after the ellipsis; None for half of them.
+    Its end keeps ``tail`` columns; None for half of them.
     """
     if width(text) <= columns:
         return text

@@ -17,7 +17,7 @@ class Markdown(Renderer):
         self._out = out
 
     def inspect(self, answer):
-        self._out.lines([f"# inspect {answer.request.path}: {len(answer.inspection.inventory.tensors)}"])
+        self._out.lines([f"# inspect {answer.request.path}: {len(answer.result.inventory.tensors)}"])
 
     def convert(self, answer):
         self._out.lines([f"# convert {answer.request.path} to {answer.request.move.to}: {answer.result.output}"])
@@ -89,7 +89,7 @@ class Count(Document):
         self._tensors = 0
 
     def inspect(self, answer):
-        self._tensors += len(answer.inspection.inventory.tensors)
+        self._tensors += len(answer.result.inventory.tensors)
 
     def document(self, summary):
         return f"tensors: {self._tensors} {[one.kind for one in summary.failures]}"

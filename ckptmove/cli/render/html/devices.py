@@ -26,7 +26,7 @@ class Palette:
 
     def ordered(self, devices: Iterable[str]) -> list[str]:
         """Return the distinct devices: ``cpu`` first, then the others by type and index."""
-        found = sorted(set(devices), key=_place)
+        found = sorted(set(devices), key=_order)
         for device in found:
             self.slot(device)
         return found
@@ -43,6 +43,6 @@ class Palette:
         return joined([element("span", class_=f"swatch {self.slot(device)}"), element("bdi", clean(device))])
 
 
-def _place(device: str) -> tuple[bool, bool, str, int]:
+def _order(device: str) -> tuple[bool, bool, str, int]:
     kind, index = split(device)
     return device != "cpu", device in _FIXED, kind, -1 if index is None else index

@@ -39,7 +39,7 @@ class HtmlDocument(Document):
         checkpoint = answer.entry()
         severities = [one["severity"] for one in checkpoint["findings"]]
         status = "failed" if answer.exit_code else "warning" if "warning" in severities else "passed"
-        figures = summary_figures(answer.inspection.summary)
+        figures = summary_figures(answer.result.summary)
         name = self._enter(checkpoint["path"], counted(severities), status)
         self._sections.append(checkpoint_section(checkpoint, figures, conversion_of(answer), self._palette, name))
 

@@ -21,12 +21,7 @@ _MOST: Final = 200
 
 
 def finding_part(findings: Sequence[Json], rows: frozenset[str] = frozenset()) -> Markup:
-    """Return the findings below a heading, the most severe first.
-
-    Args:
-        findings: as ``document`` has them.
-        rows: codes that the table of the section can be filtered by.
-    """
+    """Return the findings below a heading, the most severe first; the codes in ``rows`` filter the table."""
     if not findings:
         return part("Findings", element("p", "No findings.", class_="none"))
     title = f"Findings: {counted(one['severity'] for one in findings)}"

@@ -24,14 +24,7 @@ if TYPE_CHECKING:
 def checkpoint_section(
     checkpoint: Json, figures: Mapping[str, str], conversion: ConversionEffect | None, palette: Palette, name: str
 ) -> Markup:
-    """Return the report on one checkpoint.
-
-    Args:
-        checkpoint: an entry of ``checkpoints``.
-        figures: its summary as text.
-        conversion: what ``convert`` would change, or None if it is unknown.
-        name: ``id`` of the section.
-    """
+    """Return the report on an entry of ``checkpoints``; ``figures`` is its summary as text."""
     findings, tensors = checkpoint["findings"], checkpoint["tensors"]
     codes = _codes(findings)
     in_table = frozenset(code for tensor in tensors for code in codes.get(tensor["name"], ()))
@@ -50,12 +43,7 @@ def checkpoint_section(
 
 
 def tensor_table(checkpoint: Json, codes: Mapping[str, Sequence[str]], palette: Palette) -> Json:
-    """Return the table of tensors as data.
-
-    Args:
-        checkpoint: an entry of ``checkpoints``.
-        codes: codes of findings by the name of the tensor.
-    """
+    """Return the table of tensors as data; ``codes`` has the codes of findings by the name of the tensor."""
     tensors = checkpoint["tensors"]
     devices = columns.words("device", (clean(tensor["device"]) for tensor in tensors))
     devices["slots"] = [*map(palette.slot, devices["words"])]
@@ -139,8 +127,8 @@ def _map(tensors: Sequence[Json], palette: Palette) -> Markup:
 def _others(checkpoint: Json, palette: Palette) -> Markup:
     """The tables of files, named devices and imports, closed."""
     files = [
-        (element("bdi", clean(one["path"])), ", ".join(one["roles"]), one["layout"], _labels(one["devices"], palette),
-         f"{one['tensors']:,}", size(one["size_bytes"]))
+        (element("bdi", clean(one["path"])), ", ".join(one["roles"]), one["layout"],
+         joined(map(palette.label, one["devices"])), f"{one['tensors']:,}", size(one["size_bytes"]))
         for one in checkpoint["files"]
     ]  # fmt: skip
     mentions = [(clean(one["where"]), one["kind"], clean(one["value"])) for one in checkpoint["mentions"]]
@@ -154,7 +142,3 @@ def _others(checkpoint: Json, palette: Palette) -> Markup:
             closed_table(amount(len(imports), "import"), ("name", "weights_only", "verdict"), imports),
         ]
     )
-
-
-def _labels(devices: Sequence[str], palette: Palette) -> Markup:
-    return joined([palette.label(device) for device in devices])

@@ -50,12 +50,7 @@ def whole_page(title: str, content: Iterable[Markup]) -> str:
 
 
 def data_block(name: str, data: Json) -> Markup:
-    """Return an element with data for the scripts of the page; browsers never run it.
-
-    Args:
-        name: its ``id``.
-        data: what ``json.dumps`` takes. No text in it can end the element.
-    """
+    """Return an element with data for the scripts of the page; browsers never run it, and no text in it can end it."""
     # In a JSON string, an escape means the same character.
     written = json.dumps(data, separators=(",", ":")).translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"})
     return element("script", Markup(written), type="application/json", id=name)

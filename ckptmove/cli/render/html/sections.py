@@ -42,12 +42,7 @@ def closed_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def searchable_table(name: str, data: Json) -> Markup:
-    """Return a place for a table that the scripts draw, with its data.
-
-    Args:
-        name: ``id`` of the data, unique in the page.
-        data: columns of :mod:`ckptmove.cli.render.html.columns`.
-    """
+    """Return a place for a table that the scripts draw, with its data; ``name`` is unique in the page."""
     without = element("noscript", element("p", "This table needs scripts, which are not allowed here.", class_="none"))
     return joined([element("div", class_="table script", data_source=name), without, data_block(name, data)])
 
@@ -81,8 +76,7 @@ def failures(errors: Sequence[Json]) -> Markup:
 def overview(entries: Sequence[tuple[str, str, str]], errors: Sequence[Json]) -> Markup:
     """Return a list of the checkpoints without an answer, then of all sections; nothing for a single one.
 
-    Args:
-        entries: path, outcome, and ``passed``, ``failed``, ``warning`` or ``unproven``, in the order of the sections.
+    An entry is a path, an outcome, and ``passed``, ``failed``, ``warning`` or ``unproven``.
     """
     links = [
         (f"error-{number}", error["path"], error["message"], "failed")
