@@ -9,7 +9,7 @@ from ckptmove.model import Finding, Severity
 from ckptmove.proof.evidence import CheckResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 #: All checks, in the order of the report.
 CHECKS: Final = ("file", "restore", "placement", "structure", "numbers", "step", "parity", "fresh")
@@ -94,12 +94,6 @@ class Joined:
                 mine.update(other[name])  # a Counter adds
             else:
                 setattr(self, name, mine + other[name])
-
-
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """The first few names, and the number of the others."""
-    more = f" and {len(names) - most:,} more" * (len(names) > most)
-    return f"{', '.join(names[:most])}{more}"
 
 
 def passed(name: str, detail: str, fix: str = "", /, **evidence: object) -> CheckResult:

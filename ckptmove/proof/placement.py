@@ -12,7 +12,7 @@ from ckptmove.conversion.policy import DESTINATION_RULES, MESH_TYPE
 from ckptmove.findings.context import Context, available_device, is_out_of_range
 from ckptmove.formats.opening import container_class
 from ckptmove.proof.checks import Offenders, failed, passed, skipped
-from ckptmove.text import amount, quoted
+from ckptmove.text import amount, quoted, some
 from ckptmove.torch_facts.devices import is_accelerator, split
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def check_placement(
     if not stuck and not meshes:
         return passed("placement", "; ".join(lines), **figures)
     faults = [f"{amount(stuck, 'tensor')} that no load_state_dict moves"] if stuck else []
-    faults += [_move_line(*ends, names) for ends, names in tally.stuck.items()]
+    faults += [f"{source} -> {goal}: {some(names, 2)}" for (source, goal), names in tally.stuck.items()]
     faults += meshes.failures("load_state_dict refuses another mesh: ")
     home = available_device(target, Context(device_count=device_count))
     mend = f"ckptmove convert {quoted(inventory.path)} --to {home}"
@@ -156,8 +156,3 @@ def _count_scalar(name: str, edit: StorageEdit, tally: _Tally) -> None:
         tally.mended += 1
     else:
         tally.counters[edit.source] += 1
-
-
-def _move_line(source: str, target: str, names: Sequence[str]) -> str:
-    more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""
-    return f"{source} -> {target}: {', '.join(names[:2])}{more}"

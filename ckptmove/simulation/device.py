@@ -318,7 +318,6 @@ def _both(kind: type[torch.Tensor]) -> type[torch.Tensor]:
 
 @contextlib.contextmanager
 def _modes() -> Iterator[None]:
-    """The modes of a thread."""
     # The autograd engine counts devices at the first backward of the process and fails on later ones, unless the
     # backward runs in the calling thread.
     with torch.autograd.set_multithreading_enabled(mode=False), identity.TargetDevices(), _Simulation():

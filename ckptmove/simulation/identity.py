@@ -6,7 +6,8 @@ import contextlib
 import functools
 import re
 import threading
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import _lobpcg, _lowrank, _tensor
@@ -86,7 +87,6 @@ class TargetDevices(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make a call of torch."""
         kwargs = kwargs or {}
         for kind in filter(_overrides, types):
             if not torch._C._is_torch_function_enabled():  # false in what the method of a class calls
@@ -205,7 +205,7 @@ def shown_everywhere(modes: Callable[[], AbstractContextManager[None]]) -> Itera
         return make(*map(_translated, args), **{name: _translated(one) for name, one in kwargs.items()})
 
     def in_context(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return on_default(_Default(targets.translated(mode.device)), func, types, args, kwargs)
+        return on_default(SimpleNamespace(device=targets.translated(mode.device)), func, types, args, kwargs)
 
     def started(thread: threading.Thread) -> None:
         run = thread.run
@@ -257,7 +257,3 @@ def foreach_by_default(kind: type[torch.Tensor]) -> Iterator[None]:
             types = [*module._foreach_supported_types, kind]
             stack.enter_context(replaced(module, _foreach_supported_types=types))
         yield
-
-
-class _Default(NamedTuple):
-    device: torch.device

@@ -50,7 +50,10 @@ def run_whole(
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:  # no public name
-            return _run_in_parts(func, args, kwargs)
+            results = func.decompose(*args, **kwargs)  # these accept no `_WholeOp`
+            if results is NotImplemented:
+                raise NotSimulated(f"{schema_of(func).name} in torch.func or forward-mode AD")
+            return results
         leaves, spec = pytree.tree_flatten((args, kwargs))
         device = operand_devices(func, args, kwargs, tag_of)[0]
         if kind_of(device) == "mps":
@@ -63,18 +66,6 @@ def run_whole(
         return _WholeOp.apply(computed, spec, device, inner, place, refusals, *leaves)  # type: ignore[no-untyped-call]  # torch has no annotation
 
     return run
-
-
-def _run_in_parts(func: OpOverload[..., Any], args: Any, kwargs: Any) -> Any:
-    """Run the parts of a composite operation: `torch.func` and forward-mode AD accept no `_WholeOp`.
-
-    Raises:
-        NotSimulated: if the operation has no parts.
-    """
-    results = func.decompose(*args, **kwargs)
-    if results is NotImplemented:
-        raise NotSimulated(f"{schema_of(func).name} in torch.func or forward-mode AD")
-    return results
 
 
 def run_compressed(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -58,7 +58,6 @@ class Forked:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Kill it, and wait for its end."""
         self.kill()
         for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:

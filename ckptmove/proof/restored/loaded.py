@@ -380,7 +380,7 @@ def named_tensors(root: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 yield from _dense(name, value)
                 held = _attributes(value)
             elif isinstance(value, (TypedStorage, UntypedStorage)):
-                yield name, _flat(value)
+                yield name, torch.empty(0, dtype=torch.uint8).set_(held.untyped())
                 continue
             elif not isinstance(value, (dict, list, tuple, set)):
                 held = {} if id(value) in objects else _attributes(value)
@@ -434,10 +434,6 @@ def _dense(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
     else:
         is_wrapper: bool = is_traceable_wrapper_subclass(tensor)
         yield name, tensor if is_wrapper else tensor.detach()
-
-
-def _flat(storage: Any) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage.untyped())
 
 
 def _first_line(error: BaseException) -> str:

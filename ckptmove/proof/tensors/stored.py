@@ -200,7 +200,9 @@ class StoredTensors:
         disk = part.disk
         if disk is None:
             stored = self._assembled(part, key) if part.is_assembled else part.storage(key)
-            _gather(cast("StoredBytes", stored), span, buffer)  # a span of it is known
+            source = cast("StoredBytes", stored).source  # a span of it is known
+            for block in _blocks(span.start, span.end):
+                read_into(source, block.start, buffer[block.start - span.start : block.end - span.start])
         else:
             self._read_file(disk, _on_disk(disk, span), buffer)
 
@@ -244,19 +246,12 @@ def _swaps(part: OpenPart) -> bool:
     return part.byteorder != sys.byteorder
 
 
-def _gather(stored: StoredBytes, span: Span, buffer: memoryview) -> None:
-    """Read bytes that are compressed, or not contiguous on disk."""
-    for block in _blocks(span.start, span.end):
-        read_into(stored.source, block.start, buffer[block.start - span.start : block.end - span.start])
-
-
 def memory_of(storage: Any) -> memoryview:
     """The memory of a storage on the CPU, valid as long as the storage."""
     return memoryview((ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
 def _blocks(start: int, end: int) -> Iterator[Span]:
-    """Split a byte range into blocks."""
     return (Span(first, min(first + _BLOCK_BYTES, end)) for first in range(start, end, _BLOCK_BYTES))
 
 

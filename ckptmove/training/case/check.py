@@ -16,13 +16,13 @@ from torch import nn
 from ckptmove.case import Case
 from ckptmove.errors import CaseUnusable, CkptMoveError, UnreadableInput
 from ckptmove.findings.remedies import Source
-from ckptmove.proof.checks import CASE, failed, listed, passed, skipped
+from ckptmove.proof.checks import CASE, failed, passed, skipped
 from ckptmove.proof.step.stored_state import Ambiguous, Mismatch, NeedsUnpickling
 from ckptmove.simulation import targets
 from ckptmove.simulation.device import PlainSimulatedTensor
 from ckptmove.simulation.identity import foreach_by_default
 from ckptmove.simulation.mps import FELL_BACK
-from ckptmove.text import amount, command_line
+from ckptmove.text import amount, command_line, some
 from ckptmove.training.case.blame import Blame, blame
 from ckptmove.training.case.name import parse_case
 from ckptmove.training.case.options import differing_options, doubts_and_notes, record_options
@@ -367,7 +367,7 @@ def _doubts(
     doubts += [f"no state was restored into {' and '.join(bare)}"] * bool(bare)
     doubts += [f"no parameter moved in the step of {' and '.join(unmoved)}"] * bool(unmoved)
     if missed:
-        doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({listed(missed)})")
+        doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({some(missed, 3)})")
     if cast := restored.figures["cast"]:
         doubts.append(cast_text(cast))
     left = ", ".join(where or "the optimizer's file" for where in restored.left)

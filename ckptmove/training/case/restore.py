@@ -11,7 +11,6 @@ import torch
 from ckptmove.checkpoint.pairing import parameter_shape
 from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.checkpoint.state_dicts import without_wrappers
-from ckptmove.proof.checks import listed
 from ckptmove.proof.restored.loaded import LoadedFiles
 from ckptmove.proof.step.stored_state import (
     Mismatch,
@@ -24,7 +23,7 @@ from ckptmove.proof.step.stored_state import (
 )
 from ckptmove.proof.step.trial import STEP_ERRORS
 from ckptmove.proof.tensors.wrappers import WithWrappers
-from ckptmove.text import amount
+from ckptmove.text import amount, some
 from ckptmove.training.case.parts import by_key, models_of, optimizers_of
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int, list[str]]
 
 def cast_text(names: Sequence[str]) -> str:
     """The reason why a model with these tensors is not restored bit for bit."""
-    return f"{amount(len(names), 'tensor')} of the file cast to the dtype of the model ({listed(names)})"
+    return f"{amount(len(names), 'tensor')} of the file cast to the dtype of the model ({some(names, 3)})"
 
 
 def own_state(module: nn.Module) -> dict[str, Any]:

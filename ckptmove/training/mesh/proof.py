@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from ckptmove.errors import CaseUnusable
-from ckptmove.proof.checks import CASE, check_to_json, listed, passed, skipped
-from ckptmove.text import amount
+from ckptmove.proof.checks import CASE, check_to_json, passed, skipped
+from ckptmove.text import amount, some
 from ckptmove.training.case.step import loss_of, one_batch
 from ckptmove.training.mesh.faults import MESH_CHECKS, rank_failure
 from ckptmove.training.mesh.restore import compare, key_faults, key_fix, load, option_faults
@@ -118,8 +118,8 @@ class Proof:
         asked = self._asked
         faults, fix = key_faults(asked, stored), key_fix(asked, stored)
         detail = f"{amount(len(asked), 'key')} of state, all in the checkpoint, and no other key there"
-        detail += f"; stored under the name of a tied parameter: {listed(stored.tied)}" if stored.tied else ""
-        detail += f"; not restored: {listed(stored.aside)}" if stored.aside else ""
+        detail += f"; stored under the name of a tied parameter: {some(stored.tied, 3)}" if stored.tied else ""
+        detail += f"; not restored: {some(stored.aside, 3)}" if stored.aside else ""
         by_rank = [faults] + [[]] * (self._ranks.size - 1)
         return self._settle("keys", by_rank, detail, fix, named=False, keys=len(asked))
 

@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_in_place
 
 from ckptmove.model import OPAQUE
-from ckptmove.proof.checks import listed
 from ckptmove.proof.tensors.stored import bits
+from ckptmove.text import some
 from ckptmove.training.mesh.reader import ParsedReader, SafePlanner
 from ckptmove.training.mesh.stored import Slice, shards_of
 
@@ -47,7 +47,7 @@ def key_faults(asked: frozenset[str], stored: StoredState) -> list[str]:
     left = _left_out(asked, stored)
     then = "dcp.load leaves it out" if stored.distributed else "it is not restored"
     found = [("not in the checkpoint", asked - stored.names), (f"not in state, so {then}", left)]
-    return [f"{what}: {listed(sorted(names), _NAMED)}" for what, names in found if names]
+    return [f"{what}: {some(sorted(names), _NAMED)}" for what, names in found if names]
 
 
 def key_fix(asked: frozenset[str], stored: StoredState) -> str:

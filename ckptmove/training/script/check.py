@@ -21,8 +21,8 @@ import torch
 from ckptmove.conversion.notes import is_refused
 from ckptmove.findings.remedies import Source, choose
 from ckptmove.formats.opening import container_class
-from ckptmove.proof.checks import SCRIPT, failed, listed, skipped
-from ckptmove.text import Argument
+from ckptmove.proof.checks import SCRIPT, failed, skipped
+from ckptmove.text import Argument, some
 from ckptmove.training.case.blame import Blame, blame
 from ckptmove.training.case.check import on_target
 from ckptmove.training.case.name import CaseName
@@ -135,7 +135,7 @@ def check_script(
                 check = session.passed
     kept = list(dict.fromkeys(session.kept))
     own = {**dict(check.evidence), "not_written": kept, "seconds": round(time.perf_counter() - started, 3)}
-    note = f"; not written, because it was there before: {listed(kept)}" if kept else ""
+    note = f"; not written, because it was there before: {some(kept, 3)}" if kept else ""
     return check._replace(detail=f"{check.detail}{note}", evidence=tuple({**figures, **own}.items()))
 
 

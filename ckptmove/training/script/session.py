@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import torch
 
-from ckptmove.proof.checks import SCRIPT, listed, skipped
+from ckptmove.proof.checks import SCRIPT, skipped
+from ckptmove.text import some
 from ckptmove.training.code.source import line_of
 
 if TYPE_CHECKING:
@@ -198,12 +199,12 @@ class Session:
 
     def but_loaded(self) -> str:
         """Clause for a fault that names the files of ``loaded_instead``; empty without one."""
-        return f"; it loaded {listed(self.loaded_instead)}, not the checkpoint" if self.loaded_instead else ""
+        return f"; it loaded {some(self.loaded_instead, 3)}, not the checkpoint" if self.loaded_instead else ""
 
     def refuse_foreign(self) -> None:
         """Stop a script that would unpickle a ``.metadata`` with names that are not torch's."""
         if self._foreign:
-            self.stop_unpickling(f".metadata names {listed(self._foreign)}")
+            self.stop_unpickling(f".metadata names {some(self._foreign, 3)}")
 
     def stop_unpickling(self, reason: str) -> NoReturn:
         """Stop a script that would unpickle the checkpoint."""

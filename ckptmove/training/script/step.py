@@ -16,7 +16,7 @@ from torch import nn
 from ckptmove.case import Case
 from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.errors import UnreadableInput
-from ckptmove.proof.checks import SCRIPT, failed, listed, passed
+from ckptmove.proof.checks import SCRIPT, failed, passed
 from ckptmove.proof.restored.loaded import LoadedFiles
 from ckptmove.proof.step.stored_state import (
     Ambiguous,
@@ -26,7 +26,7 @@ from ckptmove.proof.step.stored_state import (
     optimizer_state_dict,
 )
 from ckptmove.proof.tensors.wrappers import WithWrappers
-from ckptmove.text import amount
+from ckptmove.text import amount, some
 from ckptmove.training.case.options import differing_options, doubts_and_notes
 from ckptmove.training.case.parts import OptimizerPart
 from ckptmove.training.case.restore import cast_text, frozen_in, matching_optimizer, own_state
@@ -291,7 +291,7 @@ class ScriptStep:
         differing = [f"model.{name}" for one in models for name in one.differing]
         if differing:
             count = amount(len(differing), "tensor")
-            doubts.append(f"{count} not as stored before the step ({listed(differing)})")
+            doubts.append(f"{count} not as stored before the step ({some(differing, 3)})")
         cast = [f"model.{name}" for one in models for name in one.cast]
         if cast:
             doubts.append(cast_text(cast))
@@ -306,7 +306,7 @@ class ScriptStep:
         names = self._names(models)
         missed = [names.get(id(missed), "a parameter") for one in optimizers for missed in one.steps.missed]
         if missed:
-            doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({listed(missed)})")
+            doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({some(missed, 3)})")
         found = {one.where for one in optimizers}
         left = [one.where for one, _ in self._bench.pairings if one.where not in found and not is_kept_aside(one.where)]
         if left and not any(one.fault for one in optimizers):
