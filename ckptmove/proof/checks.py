@@ -123,14 +123,7 @@ def check_to_json(check: CheckResult) -> dict[str, object]:
 
 def check_from_json(value: Mapping[str, Any]) -> CheckResult:
     """Convert the JSON object of :func:`check_to_json` back."""
-    return CheckResult(
-        name=value["name"],
-        status=value["status"],
-        detail=value["detail"],
-        evidence=tuple(value["evidence"].items()),
-        failures=tuple(value["failures"]),
-        fix=value["fix"],
-    )
+    return CheckResult(**{**value, "evidence": tuple(value["evidence"].items()), "failures": tuple(value["failures"])})
 
 
 def finding_to_json(finding: Finding) -> dict[str, object]:
@@ -147,11 +140,4 @@ def finding_to_json(finding: Finding) -> dict[str, object]:
 
 def finding_from_json(value: Mapping[str, Any]) -> Finding:
     """Convert the JSON object of :func:`finding_to_json` back."""
-    return Finding(
-        code=value["code"],
-        name=value["name"],
-        severity=Severity(value["severity"]),
-        message=value["message"],
-        where=tuple(value["where"]),
-        fix=value["fix"],
-    )
+    return Finding(**{**value, "severity": Severity(value["severity"]), "where": tuple(value["where"])})

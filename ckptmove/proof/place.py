@@ -17,7 +17,7 @@ class StepDevice(Protocol):
     """A device to make a step on.
 
     Attributes:
-        device: its torch device in this process.
+        device: the torch device in this process.
     """
 
     device: torch.device

@@ -127,20 +127,17 @@ def _tally(inventory: Inventory, edits: Sequence[StorageEdit], *, as_saved: bool
     for edit in edits:
         ends = (edit.source, edit.target)
         for name in edit.names:
+            # No step accepts one, such as `lr`, on another accelerator.
+            is_option = is_accelerator(edit.source) and ".param_groups." in f".{name}"
             if edit.reason in _NEEDS_CPU:
                 tally.stuck.setdefault(ends, []).append(name)
             elif edit.reason not in DESTINATION_RULES:
                 _count_scalar(name, edit, tally)
-            elif not as_saved and (objects.around(name) is not None or _is_stuck_option(name, edit)):
+            elif not as_saved and (objects.around(name) is not None or is_option):
                 tally.stuck.setdefault(ends, []).append(name)
             else:
                 (tally.copied if roles[name] in _COPIED else tally.unmoved)[edit.source] += 1
     return tally
-
-
-def _is_stuck_option(name: str, edit: StorageEdit) -> bool:
-    """Whether a tensor is an option of a group, such as ``lr``, that no step accepts on another accelerator."""
-    return is_accelerator(edit.source) and ".param_groups." in f".{name}"
 
 
 def _count_scalar(name: str, edit: StorageEdit, tally: _Tally) -> None:

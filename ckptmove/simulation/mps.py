@@ -95,10 +95,7 @@ def refuse_on_mps(
     """Raise torch's error if the MPS backend lacks an operation; warn as torch does if it falls back to the CPU.
 
     Args:
-        func: the operation.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        operands: all its arguments, with the items of lists; their layouts determine the kernel.
+        operands: all arguments, with the items of lists; their layouts determine the kernel.
 
     Raises:
         MissingOnMps: if it has no kernel, and ``PYTORCH_ENABLE_MPS_FALLBACK`` is not set.

@@ -64,7 +64,7 @@ def share(
     torch loads into memory as a whole, as it does a member of an archive.
 
     Args:
-        pairings: its optimizers, each with its parameters.
+        pairings: the optimizers, each with its parameters.
         index: index of the share.
         count: number of shares.
     """

@@ -94,7 +94,6 @@ class LoadedFiles:
         """Begin with nothing loaded.
 
         Args:
-            stored: their tensors as stored.
             known: files that are loaded already, by name.
             sample: tensors to check; files without any of them are not loaded. None for all.
             share: the part of the checkpoint that this process checks; None for all of it. Other processes load files

@@ -93,8 +93,6 @@ class Attempt:
 
 @dataclass(slots=True)
 class _Run:
-    """State of one check."""
-
     bench: Bench  # the checkpoint and the request
     place: StepDevice  # the target
     entrance: Entrance  # the user's function
@@ -289,7 +287,10 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
         taken.append(train_step(case, case.batch, run.place))
     run.figures["seconds"] = round(time.perf_counter() - started, 3)
     if isinstance(attempt.error, UnusableCase):
-        return _unusable(attempt.error, run)
+        is_dataset = isinstance(attempt.error, WholeDataset)
+        figures: dict[str, object] = {"tensor": "batch", "operation": "torch.Tensor.to"} if is_dataset else {}
+        fix = as_batch(run.given, run.home) if is_dataset else NO_FIX
+        return Blame(f"{attempt.error}, in the case at {run.home}", fix, {**figures, **run.home.evidence})
     frames = {part.key: run.watch.built.get(id(part.optimizer)) for part in optimizers_of(case)}
     built = {key: found for key, found in frames.items() if found}
     # Reported if the traceback has no line of the user's code, as for `optimizer.step`.
@@ -298,13 +299,6 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
     if attempt.error is not None:
         return blame(attempt.error, scene._replace(names=names_of(case)))
     return _result(run, case, taken[0], restored, scene._replace(names=names_of(case)))
-
-
-def _unusable(error: UnusableCase, run: _Run) -> Blame:
-    is_dataset = isinstance(error, WholeDataset)
-    figures: dict[str, object] = {"tensor": "batch", "operation": "torch.Tensor.to"} if is_dataset else {}
-    fix = as_batch(run.given, run.home) if is_dataset else NO_FIX
-    return Blame(f"{error}, in the case at {run.home}", fix, {**figures, **run.home.evidence})
 
 
 def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scene) -> Blame | str:
@@ -349,7 +343,10 @@ def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scen
     named = " and ".join(f"{key} ({kind})" if key else kind for key, kind in kinds.items())
     summary = f"{named} on {place}: {loss}, {len(changed):,} of {count} moved, all finite"
     unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
-    notes = [*_whole_dataset(run, case), *_on_cpu(run)]
+    notes = _whole_dataset(run, case)
+    if FELL_BACK:
+        run.figures["on_cpu"] = list(FELL_BACK)
+        notes.append(f"note: not on mps, ran on the CPU: {', '.join(FELL_BACK)}")
     return "; ".join([summary, restored.detail, *computed, *unproven, *notes])
 
 
@@ -387,13 +384,6 @@ def _off_target(run: _Run, part: OptimizerPart, scene: Scene) -> Blame | None:
     name, device = own[0].name, run.place.device_of(own[0].tensor)
     fault = f"no parameter of the model is on {run.bench.site.target} after the step: {name} is on {device}"
     return Blame(fault, model_first(scene, own[0]), {"tensor": name, "on": device})
-
-
-def _on_cpu(run: _Run) -> list[str]:
-    """A note on operations that mps lacks, and that ran on the CPU."""
-    if FELL_BACK:
-        run.figures["on_cpu"] = list(FELL_BACK)
-    return [f"note: not on mps, ran on the CPU: {', '.join(FELL_BACK)}"] * bool(FELL_BACK)
 
 
 def _whole_dataset(run: _Run, case: Case) -> list[str]:

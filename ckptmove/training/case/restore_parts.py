@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 
 class _Target(NamedTuple):
-    """An object of a case."""
-
     field: str  # the field of the case
     key: str | None  # its key in the checkpoint; None for the only object of its field
     value: Any  # the object

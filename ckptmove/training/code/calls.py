@@ -117,7 +117,6 @@ def required_device(node: ast.AST | None) -> str:
 
 
 def _required(given: ast.arguments) -> set[str]:
-    """The parameters without a default."""
     positional = [*given.posonlyargs, *given.args]
     keywords = zip(given.kwonlyargs, given.kw_defaults, strict=True)
     required = [

@@ -91,7 +91,8 @@ def returned(line: Line, error: WrongGradient) -> tuple[Line, Fix]:
     for one in _returns(line):
         node = _gradient(one, error.index)
         there, written = f"one.to({device})", ast.unparse(node)
-        text = f"tuple(one if one is None else {there} for one in {written})" if _is_several(node) else ""
+        is_several = isinstance(node, (ast.Tuple, ast.ListComp)) or callee(node) == "tuple"
+        text = f"tuple(one if one is None else {there} for one in {written})" if is_several else ""
         if there not in written and not written.endswith((f".to({device})", "None")):
             fix = replaced(line.path, (node, text or with_to(line.path, node, device)))
             return line_of(line.path, node.lineno), fix
@@ -114,10 +115,6 @@ def _gradient(one: ast.Return, index: int) -> ast.expr:
         value = built.value
     is_each = isinstance(value, ast.Tuple) and not any(isinstance(part, ast.Starred) for part in value.elts)
     return value.elts[index] if isinstance(value, ast.Tuple) and is_each and index < len(value.elts) else value
-
-
-def _is_several(value: ast.expr) -> bool:
-    return isinstance(value, (ast.Tuple, ast.ListComp)) or (isinstance(value, ast.Call) and callee(value) == "tuple")
 
 
 def of_message(message: str, operands: Sequence[torch.Tensor], running: Running | None, scene: Scene) -> Fix:

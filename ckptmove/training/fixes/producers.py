@@ -42,7 +42,7 @@ def where_returned(name: str, value: object, running: Running, scene: Scene) -> 
     """The ``return`` or ``yield`` with a move of what a variable is set to, and the device.
 
     Args:
-        value: its value: a tensor, or a container of tensors.
+        value: the value of the variable: a tensor, or a container of tensors.
         running: the frame that has it.
 
     Returns:

@@ -83,7 +83,6 @@ class Proof:
     """The checks of a mesh proof. All ranks call :meth:`run`; a check that fails on one ends it on all."""
 
     def __init__(self, setting: Setting) -> None:
-        """Begin with no check made."""
         self._setting = setting
         self._ranks = setting.ranks
         #: Number of parameters that step otherwise without their state, and of those with state.

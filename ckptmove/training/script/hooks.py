@@ -209,7 +209,6 @@ def _save(session: Session, original: Any, obj: Any, f: Any, *args: Any, **kwarg
 
 
 def _save_file(session: Session, original: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-    """The same with the arguments of safetensors."""
     return _save(session, original, tensors, filename, *args, **kwargs)
 
 
@@ -300,12 +299,10 @@ def _take(session: Session, original: Any, *args: Any, receiver: object = None, 
 
 
 def _take_into(session: Session, original: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a method that restores an object."""
     return _take(session, functools.partial(original, target), *args, receiver=target, **kwargs)
 
 
 def _seed(session: Session, original: Any, *args: Any, source: str, **kwargs: Any) -> Any:
-    """Call a function that seeds a library."""
     if session.loads:
         session.note_seeded(source)
     return original(*args, **kwargs)

@@ -329,18 +329,16 @@ def _each_fitting(compare: Callable[[str | None], _Compared]) -> tuple[list[_Com
     return found, fault
 
 
-def _has_state(now: Any, stored: Mapping[str, Any], place: StepDevice) -> bool:
-    """Whether the state of a parameter has the stored values; options may be added."""
-    return isinstance(now, dict) and all(_is_value(now.get(key), value, place) for key, value in stored.items())
-
-
-def _is_value(now: Any, stored: Any, place: StepDevice) -> bool:
+def _has_state(now: Any, stored: Any, place: StepDevice) -> bool:
+    """Whether the state of a parameter, or a value in it, has the stored values; options may be added."""
     if isinstance(stored, torch.Tensor):
         return isinstance(now, torch.Tensor) and is_same(place.to_cpu(now), stored)
+    if isinstance(stored, dict):
+        return isinstance(now, dict) and all(_has_state(now.get(key), one, place) for key, one in stored.items())
     if isinstance(stored, (list, tuple)):
         is_like = isinstance(now, type(stored)) and len(now) == len(stored)
-        return is_like and all(map(lambda a, b: _is_value(a, b, place), now, stored))
-    return _has_state(now, stored, place) if isinstance(stored, dict) else bool(now == stored)
+        return is_like and all(map(_has_state, now, stored, repeat(place)))
+    return bool(now == stored)
 
 
 def _held(optimizer: torch.optim.Optimizer) -> set[int]:
@@ -360,7 +358,6 @@ def _outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def _live(kind: type[Any]) -> list[Any]:
-    """The instances of a class in this process."""
     every = gc.get_objects()
     return [*compress(every, map(issubclass, map(type, every), repeat(kind)))]
 
