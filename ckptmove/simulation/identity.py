@@ -75,7 +75,6 @@ _THREAD: Final = _ThreadState()
 
 @functools.cache
 def _overrides(kind: type) -> bool:
-    """Whether a class of tensors has its own `__torch_function__`."""
     method = getattr(kind, "__torch_function__", _disabled_torch_function_impl)
     return getattr(method, "__func__", method) not in {_DEFAULT, _disabled_torch_function_impl}
 

@@ -177,11 +177,14 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         for module in (inner for part in models_of(case) for inner in part.module.modules()):
             if isinstance(module, nn.DataParallel):
                 module.device_ids = []  # scattering over one device is the module's own forward
-    orphans = _orphans(run, case, run.home)
+    orphans = _orphans(run, case)
     if orphans is not None:
         return orphans
     try:
-        restored = _restored(run, case)
+        restored = restore_case(run.bench, case)
+        for part in optimizers_of(case):
+            record_options(part.optimizer, run.line_in)
+        run.parts = restore_parts(run.bench, case, run.place)
     except UnreadableInput as error:
         return Blame(str(error))
     except Ambiguous:
@@ -190,16 +193,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         figures: dict[str, object] = {"candidates": list(error.candidates)} if error.candidates else {}
         return Blame(str(error), _fix_of(error, run), figures)
     run.figures |= restored.figures
-    return _step(run, case, run.home, restored)
-
-
-def _restored(run: _Run, case: Case) -> Restored:
-    """Load the stored state into a case, and record what sets the options of its optimizers from then on."""
-    restored = restore_case(run.bench, case)
-    for part in optimizers_of(case):
-        record_options(part.optimizer, run.line_in)
-    run.parts = restore_parts(run.bench, case, run.place)
-    return restored
+    return _step(run, case, restored)
 
 
 def called(function: Callable[..., Any], device: torch.device, typed: str) -> Case:
@@ -248,7 +242,7 @@ def _fix_of(error: Mismatch, run: _Run) -> Fix:
     return command if command.text else unsaved(error, error.module, run.entrance)
 
 
-def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
+def _orphans(run: _Run, case: Case) -> Blame | None:
     """The fault of an optimizer whose parameters were replaced in the model after it was built; None for none."""
     models = [(part, name, one) for part in models_of(case) for name, one in part.module.named_parameters()]
     own = {id(one) for _, _, one in models}
@@ -271,11 +265,11 @@ def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
     fault = f"{optimizer.label}{at} steps {count} that the model no longer has: {model.name}.{name} is not stepped"
     figures = {"tensor": f"{model.name}.{name}", "operation": "torch.optim.Optimizer.step"}
     given = None if run.given is None else run.given.of_parts(model.key, optimizer.key)
-    fix = built_again(given, frames, home)
+    fix = built_again(given, frames, run.home)
     return Blame(fault, fix, figures | (built.evidence if built is not None else {}), then)
 
 
-def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
+def _step(run: _Run, case: Case, restored: Restored) -> Blame | str:
     attempt, moves = Attempt(), len(run.watch.moved)
     taken: list[Taken] = []
     early: dict[int, NamedTensor] = {}
@@ -294,7 +288,7 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
     frames = {part.key: run.watch.built.get(id(part.optimizer)) for part in optimizers_of(case)}
     built = {key: found for key, found in frames.items() if found}
     # Reported if the traceback has no line of the user's code, as for `optimizer.step`.
-    late = run.watch.moved[moves:] or [home, *(found[0].spot.line for found in built.values())]
+    late = run.watch.moved[moves:] or [run.home, *(found[0].spot.line for found in built.values())]
     scene = run.scene._replace(late=late[-1], early=early, built=built)
     if attempt.error is not None:
         return blame(attempt.error, scene._replace(names=names_of(case)))

@@ -11,13 +11,13 @@ import torch
 from ckptmove.text import Argument
 from ckptmove.training.code.calls import device_parameter, required_device
 from ckptmove.training.code.source import (
-    FUNCTIONS,
     SCOPES,
     Line,
     assigned,
     assignment_before,
     callee,
     full_name,
+    functions_at,
     line_of,
     name_of_module,
     nodes_of,
@@ -88,7 +88,9 @@ def returned(line: Line, error: WrongGradient) -> tuple[Line, Fix]:
     if not error.argument:
         return line, Fix("return it on the device of the gradient passed to backward")
     device = f"{error.argument}.device"
-    for one in _returns(line):
+    functions = functions_at(line.path, line.number)
+    returns = [one for each in functions for one in ast.walk(each) if isinstance(one, ast.Return)]
+    for one in (one for one in returns if one.value is not None):
         node = _gradient(one, error.index)
         there, written = f"one.to({device})", ast.unparse(node)
         is_several = isinstance(node, (ast.Tuple, ast.ListComp)) or callee(node) == "tuple"
@@ -97,14 +99,6 @@ def returned(line: Line, error: WrongGradient) -> tuple[Line, Fix]:
             fix = replaced(line.path, (node, text or with_to(line.path, node, device)))
             return line_of(line.path, node.lineno), fix
     return line, Fix(f"return it at {line} where the input is: .to({device})")
-
-
-def _returns(line: Line) -> list[ast.Return]:
-    """The ``return`` statements with a value in the function that begins in a line, decorators included."""
-    functions = [one for one in ast.walk(tree_of(line.path)) if isinstance(one, FUNCTIONS)]
-    own = [one for one in functions if line.number in {one.lineno, *(part.lineno for part in one.decorator_list)}]
-    every = [one for function in own for one in ast.walk(function) if isinstance(one, ast.Return)]
-    return [one for one in every if one.value is not None]
 
 
 def _gradient(one: ast.Return, index: int) -> ast.expr:

@@ -110,9 +110,9 @@ class Session:
         self.is_loading = False
         self.is_harmless = False
         self.skipped_steps = 0
-        self.note_taken: Callable[..., None] = _ignore
-        self.note_seeded: Callable[[str], None] = _ignore
-        self.note_first: Callable[[], None] = _nothing
+        self.note_taken: Callable[..., None] = lambda *_: None
+        self.note_seeded: Callable[[str], None] = lambda _: None
+        self.note_first: Callable[[], None] = lambda: None
         self._path = os.path.realpath(path)
         self._home = home
         self._end = end
@@ -280,14 +280,6 @@ def _is_owner(holder: object) -> bool:
     return not isinstance(holder, (FrameType, CellType, GeneratorType)) and not type(holder).__module__.startswith(
         _PACKAGE
     )
-
-
-def _ignore(_value: object, _receiver: object = None, _source: str = "") -> None:
-    """Note nothing."""
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _path_of(file: object) -> str | None:
