@@ -49,7 +49,6 @@ from ckptmove.simulation.whole import COMPRESSED, SPARSE_GRADIENT, run_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import TracebackType
 
     from torch._ops import OpOverload
     from typing_extensions import Self
@@ -101,9 +100,7 @@ class SimulatedDevice:
         self._entered.callback(targets.leave)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._entered.close()
 
     def active(self) -> SimulatedDevice:

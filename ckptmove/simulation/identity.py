@@ -58,16 +58,10 @@ _NAMED: Final = re.compile(rf"\b{BACKEND}\b(?::(\d+))?")
 
 
 class _ThreadState(threading.local):
-    """State of a thread.
-
-    Attributes:
-        running: functions of torch that run with the mode inside of them, the innermost last.
-        is_unseen: whether the next check for modes finds none.
-    """
-
     def __init__(self) -> None:
+        #: Functions of torch that run with the mode inside of them, the innermost last.
         self.running: list[Any] = []
-        self.is_unseen = False
+        self.is_unseen = False  # whether the next check for modes finds none
 
 
 _THREAD: Final = _ThreadState()

@@ -28,7 +28,6 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from io import FileIO
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -87,9 +86,7 @@ class StoredTensors:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._kept.clear()
         self._whole.cache_clear()
         for file in self._open.values():

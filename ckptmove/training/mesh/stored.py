@@ -111,7 +111,7 @@ class StoredState:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._read.__exit__(None, None, None)
+        self._read.__exit__()
 
     def _match(self, part: OpenPart, asked: Collection[str]) -> None:
         own = named(part, asked)
