@@ -50,7 +50,7 @@ def run_whole(
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:  # no public name
-            results = func.decompose(*args, **kwargs)  # these accept no `_WholeOp`
+            results = func.decompose(*args, **kwargs)  # both accept no `_WholeOp`
             if results is NotImplemented:
                 raise NotSimulated(f"{schema_of(func).name} in torch.func or forward-mode AD")
             return results

@@ -89,7 +89,7 @@ def of_other_class(error: BaseException, inventory: Inventory) -> tuple[str, str
     if not isinstance(error, KeyError):
         return None
     optimizer = _optimizer_in(error.__traceback__)
-    # None for a class of another library.
+    # Without a name for a class of another library.
     written = [(one.algorithm,) if one.algorithm is not None else one.candidates for one in inventory.optimizers]
     if optimizer is None or not written:
         return None

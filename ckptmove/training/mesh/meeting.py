@@ -45,7 +45,7 @@ class Host:
         self._server = _listen(_LOCAL if is_local else "")
         host, port = _LOCAL if is_local else launch.host, self._server.getsockname()[1]
         self.address = f"{host} {port} {self._token}"
-        #: Messages by their ranks; None if the process of a rank ended without a last message.
+        #: Messages of the other ranks; None if the process of a rank ended without a last one.
         self._news: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
         self._connections: dict[int, socket.socket] = {}
         #: First messages of the ranks: their options, or an error.

@@ -68,8 +68,8 @@ def main() -> None:
 
     launch = cast("Launch", find_launch(os.environ))  # its parent has one
     is_master = launch.is_first and not launch.has_store
-    whole = TCPStore(launch.host, launch.port, launch.size, is_master=is_master, wait_for_workers=False)
-    store = PrefixStore(f"ckptmove/{launch.attempt}", whole)  # the keys of this attempt only
+    shared = TCPStore(launch.host, launch.port, launch.size, is_master=is_master, wait_for_workers=False)
+    store = PrefixStore(f"ckptmove/{launch.attempt}", shared)  # the keys of this attempt only
     if launch.is_first:
         store.set(_ADDRESS, lines.get())
     else:
