@@ -313,9 +313,8 @@ def _choose(bench: Bench, optimizer: OptimizerRecord, pairing: Pairing) -> Choic
         return Choice(reason=one_rank)
     named = bench.request.optimizer
     is_known = optimizer.algorithm is not None and any(one.algorithm is None for one, _ in bench.pairings)
-    if named is not None and is_foreign(named) and is_known:  # it can only be meant for another optimizer
-        named = None
-    choice = choose_optimizer(optimizer, named)
+    is_of_other = named is not None and is_foreign(named) and is_known  # it can only be meant for another optimizer
+    choice = choose_optimizer(optimizer, None if is_of_other else named)
     if pairing.how != "flat" or not choice.name or is_elementwise(choice.name):
         return choice
     return Choice(reason=f"a step of {choice.name} is not elementwise, and a flat partition joins parts of parameters")

@@ -91,9 +91,8 @@ def _not_simulated(site: Site) -> str:
 
 def _step(tally: TrialTally, report: StepReport) -> CheckResult:
     still = sorted(member.name for member in tally.untouched - tally.moved - tally.state_moved)
-    not_stepped = report.unstepped
-    if still:
-        not_stepped = {**not_stepped, "its step changes neither the parameter nor a moment": still}
+    unmoved = {"its step changes neither the parameter nor a moment": still} if still else {}
+    not_stepped = report.unstepped | unmoved
     unstepped = [_in_words(reason, names) for reason, names in not_stepped.items()]
     figures: dict[str, object] = {
         "optimizer": ", ".join(dict.fromkeys(report.classes)),
