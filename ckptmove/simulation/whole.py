@@ -149,12 +149,7 @@ class _WholeOp(torch.autograd.Function):
 
 
 class _HostGraph:
-    """The CPU's graph of a function.
-
-    Attributes:
-        made: results of the function.
-        given: its operands that need a gradient.
-    """
+    """The CPU's graph of a function."""
 
     def __init__(self, func: Callable[..., Any], spec: Any, needed: list[int]) -> None:
         self._func = func
@@ -169,7 +164,7 @@ class _HostGraph:
         args, kwargs = pytree.tree_unflatten(hosts, self._spec)
         with torch.enable_grad():
             results = self._func(*args, **kwargs)
-        self.given = [hosts[at] for at in self._needed]
+        self.given = [hosts[at] for at in self._needed]  # the operands that need a gradient
         self.made = results if isinstance(results, tuple) else (results,)
         return pytree.tree_map(torch.Tensor.detach, results)
 

@@ -38,13 +38,9 @@ def can_fork() -> bool:
 
 
 class Forked:
-    """A fork of this process, with the methods of ``subprocess.Popen`` that its parent needs.
+    """A fork of this process, with the methods and attributes of ``subprocess.Popen`` that its parent needs.
 
-    Attributes:
-        pid: its process id.
-        stdin: writes to its standard input; None if it reads that of this process.
-        stdout: reads its standard output.
-        stderr: reads its standard error.
+    Its ``stdin`` is None if it reads that of this process.
     """
 
     def __init__(self, pid: int, stdin: IO[str] | None, stdout: IO[str], stderr: IO[str]) -> None:

@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 
 
 class OriginalTensors:
-    """Tensors of the original, by the names and with the dtypes of the checkpoint converted from it.
-
-    Attributes:
-        is_cast: whether any tensor was cast to another dtype.
-    """
+    """Tensors of the original, by the names and with the dtypes of the checkpoint converted from it."""
 
     def __init__(self, found: Counterparts, original: Inventory, source: TensorSource) -> None:
         self._optimizers = original.optimizers
-        self.is_cast = bool(casts(found))
+        self.is_cast = bool(casts(found))  # whether any tensor was cast to another dtype
         self._records = {_key(mine): theirs for mine, theirs in _dense_pairs(found)}
         both = ((mine.record, theirs.record) for mine, theirs in found.pairs)
         self._records |= {_key(mine): theirs for mine, theirs in both if mine.kind == theirs.kind == "wrapper-subclass"}

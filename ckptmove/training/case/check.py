@@ -72,9 +72,6 @@ class Attempt:
     """Context manager that keeps an exception of the user's code; exceptions of this package pass through.
 
     Ctrl-C does not reach this process: a ``KeyboardInterrupt`` is the user's own, too.
-
-    Attributes:
-        error: the exception; None for none.
     """
 
     def __init__(self) -> None:

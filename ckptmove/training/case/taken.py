@@ -71,11 +71,7 @@ class _Take(NamedTuple):
 
 
 class Taking:
-    """The parts of a checkpoint that a training has not taken so far.
-
-    Attributes:
-        parts: all parts.
-    """
+    """The parts of a checkpoint that a training has not taken so far."""
 
     def __init__(
         self, parts: Iterable[StoredPart], tensor: Callable[[TensorRecord], torch.Tensor], place: StepDevice

@@ -32,11 +32,7 @@ _LOCAL: Final = "127.0.0.1"
 
 
 class Host:
-    """The connections of rank 0 to the other ranks.
-
-    Attributes:
-        address: where to connect: host, port and token.
-    """
+    """The connections of rank 0 to the other ranks."""
 
     def __init__(self, launch: Launch) -> None:
         self._size = launch.size
@@ -44,6 +40,7 @@ class Host:
         self._token = secrets.token_hex(16)
         self._server = _listen(_LOCAL if is_local else "")
         host, port = _LOCAL if is_local else launch.host, self._server.getsockname()[1]
+        #: Where to connect: host, port and token.
         self.address = f"{host} {port} {self._token}"
         #: Messages of the other ranks; None if the process of a rank ended without a last one.
         self._news: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
