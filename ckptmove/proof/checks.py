@@ -9,7 +9,7 @@ from ckptmove.model import Finding, Severity
 from ckptmove.proof.evidence import CheckResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 #: All checks, in the order of the report.
 CHECKS: Final = ("file", "restore", "placement", "structure", "numbers", "step", "parity", "fresh")
@@ -96,12 +96,6 @@ class Joined:
                 setattr(self, name, mine + other[name])
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """The first few names, and the number of the others."""
-    more = f" and {len(names) - most:,} more" * (len(names) > most)
-    return f"{', '.join(names[:most])}{more}"
-
-
 def passed(name: str, detail: str, fix: str = "", /, **evidence: object) -> CheckResult:
     """Result of a check that passed; the fix is that of a note in the detail."""
     return CheckResult(name, "passed", _with_fix(detail, fix), tuple(evidence.items()), fix=fix)
@@ -129,14 +123,7 @@ def check_to_json(check: CheckResult) -> dict[str, object]:
 
 def check_from_json(value: Mapping[str, Any]) -> CheckResult:
     """Convert the JSON object of :func:`check_to_json` back."""
-    return CheckResult(
-        name=value["name"],
-        status=value["status"],
-        detail=value["detail"],
-        evidence=tuple(value["evidence"].items()),
-        failures=tuple(value["failures"]),
-        fix=value["fix"],
-    )
+    return CheckResult(**{**value, "evidence": tuple(value["evidence"].items()), "failures": tuple(value["failures"])})
 
 
 def finding_to_json(finding: Finding) -> dict[str, object]:
@@ -153,11 +140,4 @@ def finding_to_json(finding: Finding) -> dict[str, object]:
 
 def finding_from_json(value: Mapping[str, Any]) -> Finding:
     """Convert the JSON object of :func:`finding_to_json` back."""
-    return Finding(
-        code=value["code"],
-        name=value["name"],
-        severity=Severity(value["severity"]),
-        message=value["message"],
-        where=tuple(value["where"]),
-        fix=value["fix"],
-    )
+    return Finding(**{**value, "severity": Severity(value["severity"]), "where": tuple(value["where"])})

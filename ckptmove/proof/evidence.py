@@ -141,7 +141,6 @@ class Verdict(OneLine):
         return not self.passed or (strict and fails_run(self.findings, strict=True, proven=self.proven))
 
     def __str__(self) -> str:
-        """The verdict as one line."""
         verdict = "failed" if not self.passed else "passed" if self.proven else "passed, but not proven"
         part = f", by a sample: {self.sample}" if self.sample is not None else ""
         mode = f" ({self.mode})" if self.mode != self.target else ""

@@ -47,7 +47,10 @@ def check_file(parts: Sequence[OpenPart], *, is_checked: bool = True) -> CheckRe
     if any(part.is_distributed for part in parts):
         crcs += ", except that .metadata has none"
     if len(parts) > 1 or parts[0].name or (parts[0].is_assembled and not parts[0].is_distributed):
-        what = _counted(parts)
+        distributed = sum(part.is_distributed for part in parts)
+        files = sum(len(part.rows) for part in parts if not part.is_distributed)
+        kinds = {"checkpoint file": files, "distributed checkpoint": distributed}
+        what = " and ".join(amount(count, kind) for kind, count in kinds.items() if count)
         rest = f"saved without CRCs, so their bytes could not be checked: {', '.join(unchecked)}"
         crcs = rest if len(unchecked) == len(parts) else f"{crcs}; {rest}" if unchecked else crcs
     else:
@@ -57,14 +60,6 @@ def check_file(parts: Sequence[OpenPart], *, is_checked: bool = True) -> CheckRe
         crcs = "no CRC compared, because only a sample is checked (ckptmove inspect --check compares them)"
     checksums = is_checked and not unchecked
     return passed("file", f"{what} of {amount(size, 'byte')}: {crcs}", bytes=size, checksums=checksums)
-
-
-def _counted(parts: Sequence[OpenPart]) -> str:
-    """Number of parts of each kind, as text."""
-    distributed = sum(part.is_distributed for part in parts)
-    files = sum(len(part.rows) for part in parts if not part.is_distributed)
-    kinds = {"checkpoint file": files, "distributed checkpoint": distributed}
-    return " and ".join(amount(count, kind) for kind, count in kinds.items() if count)
 
 
 def fail_on_findings(check: CheckResult, findings: Sequence[Finding]) -> CheckResult:
@@ -109,14 +104,11 @@ def check_structure(inventory: Inventory, pairings: Sequence[tuple[OptimizerReco
     }  # fmt: skip
     if faults:
         return failed("structure", faults.failures(), **figures)
-    found = f"{paired:,} found in the model by {_how(pairings)}" if paired else "none found in the model"
+    how = " and ".join(dict.fromkeys(_HOW[pairing.how] for _, pairing in pairings if pairing.how in _HOW))
+    found = f"{paired:,} found in the model by {how}" if paired else "none found in the model"
     found += "".join(f" ({pairing.reason})" for _, pairing in pairings if pairing.reason)
     detail = f"{amount(listed, 'parameter')} in {amount(groups, 'group')}, {stated:,} with state; {found}"
     several = checkpoints_in(inventory)
     if several:
         detail += f"; {len(several):,} separate checkpoints, read as one here: give the path of one"
     return passed("structure", detail, **figures) if paired else skipped("structure", detail, **figures)
-
-
-def _how(pairings: Sequence[tuple[OptimizerRecord, Pairing]]) -> str:
-    return " and ".join(dict.fromkeys(_HOW[pairing.how] for _, pairing in pairings if pairing.how in _HOW))

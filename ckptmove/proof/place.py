@@ -14,13 +14,9 @@ if TYPE_CHECKING:
 
 
 class StepDevice(Protocol):
-    """A device to make a step on.
+    """A device to make a step on."""
 
-    Attributes:
-        device: its torch device in this process.
-    """
-
-    device: torch.device
+    device: torch.device  # in this process
 
     def active(self) -> AbstractContextManager[object]:
         """Context in which tensors are made on the device and moved to it; required for a simulated device."""
@@ -40,11 +36,7 @@ class StepDevice(Protocol):
 
 
 class TorchDevice:
-    """A device that torch has on this machine.
-
-    Attributes:
-        device: the device.
-    """
+    """A device that torch has on this machine."""
 
     def __init__(self, tag: str) -> None:
         self.device = torch.device(tag)

@@ -12,7 +12,7 @@ from ckptmove.conversion.policy import DESTINATION_RULES, MESH_TYPE
 from ckptmove.findings.context import Context, available_device, is_out_of_range
 from ckptmove.formats.opening import container_class
 from ckptmove.proof.checks import Offenders, failed, passed, skipped
-from ckptmove.text import amount, quoted
+from ckptmove.text import amount, quoted, some
 from ckptmove.torch_facts.devices import is_accelerator, split
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def check_placement(
     if not stuck and not meshes:
         return passed("placement", "; ".join(lines), **figures)
     faults = [f"{amount(stuck, 'tensor')} that no load_state_dict moves"] if stuck else []
-    faults += [_move_line(*ends, names) for ends, names in tally.stuck.items()]
+    faults += [f"{source} -> {goal}: {some(names, 2)}" for (source, goal), names in tally.stuck.items()]
     faults += meshes.failures("load_state_dict refuses another mesh: ")
     home = available_device(target, Context(device_count=device_count))
     mend = f"ckptmove convert {quoted(inventory.path)} --to {home}"
@@ -127,20 +127,17 @@ def _tally(inventory: Inventory, edits: Sequence[StorageEdit], *, as_saved: bool
     for edit in edits:
         ends = (edit.source, edit.target)
         for name in edit.names:
+            # No step accepts one, such as `lr`, on another accelerator.
+            is_option = is_accelerator(edit.source) and ".param_groups." in f".{name}"
             if edit.reason in _NEEDS_CPU:
                 tally.stuck.setdefault(ends, []).append(name)
             elif edit.reason not in DESTINATION_RULES:
                 _count_scalar(name, edit, tally)
-            elif not as_saved and (objects.around(name) is not None or _is_stuck_option(name, edit)):
+            elif not as_saved and (objects.around(name) is not None or is_option):
                 tally.stuck.setdefault(ends, []).append(name)
             else:
                 (tally.copied if roles[name] in _COPIED else tally.unmoved)[edit.source] += 1
     return tally
-
-
-def _is_stuck_option(name: str, edit: StorageEdit) -> bool:
-    """Whether a tensor is an option of a group, such as ``lr``, that no step accepts on another accelerator."""
-    return is_accelerator(edit.source) and ".param_groups." in f".{name}"
 
 
 def _count_scalar(name: str, edit: StorageEdit, tally: _Tally) -> None:
@@ -156,8 +153,3 @@ def _count_scalar(name: str, edit: StorageEdit, tally: _Tally) -> None:
         tally.mended += 1
     else:
         tally.counters[edit.source] += 1
-
-
-def _move_line(source: str, target: str, names: Sequence[str]) -> str:
-    more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""
-    return f"{source} -> {target}: {', '.join(names[:2])}{more}"

@@ -36,7 +36,7 @@ def choose_sample(
     """Choose a sample that is spread over each optimizer's groups and over all tensors that no optimizer trains.
 
     Args:
-        pairings: its optimizers, each with its parameters.
+        pairings: the optimizers, each with its parameters.
         count: number of parameters of each optimizer, with all of their state, and number of other tensors.
 
     Returns:

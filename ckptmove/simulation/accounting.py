@@ -19,15 +19,10 @@ TOTAL: Final = 1 << 34
 
 @dataclass(slots=True)
 class DeviceMemory:
-    """Memory of one device.
+    """Memory of one device."""
 
-    Attributes:
-        used: bytes of the live storages.
-        peak: maximum of ``used`` since the script reset it.
-    """
-
-    used: int = 0
-    peak: int = 0
+    used: int = 0  # bytes of the live storages
+    peak: int = 0  # maximum of `used` since the script reset it
 
 
 class _Storage(weakref.ref[Any]):

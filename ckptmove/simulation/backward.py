@@ -172,18 +172,12 @@ def _reraised(name_of: Callable[[torch.device], str]) -> Iterator[None]:
             _RUNS.open.pop()
         if kept:
             # In no variable of this frame: the exception refers to it, and would keep the tensors of the step alive.
-            raise _first_of(kept)
+            del kept[1:]
+            raise kept.pop()
         return result
 
     with replaced(module, _engine_run_backward=run):
         yield
-
-
-def _first_of(kept: list[BaseException]) -> BaseException:
-    """The first exception of a list, which is empty afterwards."""
-    first = kept[0]
-    kept.clear()
-    return first
 
 
 def _checked_gradients(outputs: Any, gradients: Any, name_of: Callable[[torch.device], str]) -> tuple[Any, ...]:

@@ -49,7 +49,6 @@ from ckptmove.simulation.whole import COMPRESSED, SPARSE_GRADIENT, run_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import TracebackType
 
     from torch._ops import OpOverload
     from typing_extensions import Self
@@ -101,9 +100,7 @@ class SimulatedDevice:
         self._entered.callback(targets.leave)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._entered.close()
 
     def active(self) -> SimulatedDevice:
@@ -318,7 +315,6 @@ def _both(kind: type[torch.Tensor]) -> type[torch.Tensor]:
 
 @contextlib.contextmanager
 def _modes() -> Iterator[None]:
-    """The modes of a thread."""
     # The autograd engine counts devices at the first backward of the process and fails on later ones, unless the
     # backward runs in the calling thread.
     with torch.autograd.set_multithreading_enabled(mode=False), identity.TargetDevices(), _Simulation():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ckptmove.simulation import accounting, targets
-from ckptmove.simulation.device_streams import StreamContext, current_stream, default_stream, set_stream
+from ckptmove.simulation.device_streams import StreamContext, current_stream, default_stream, nothing, set_stream
 from ckptmove.simulation.generator import encode_state, restore_state
 
 if TYPE_CHECKING:
@@ -56,10 +56,6 @@ def _number(device: Any) -> int:
 def _memory(device: Any) -> accounting.DeviceMemory:
     """Memory of a device, or of the current one."""
     return accounting.memory_of(targets.meant_by(device) or targets.current())
-
-
-def _nothing(*_args: object, **_more: object) -> None:
-    """Do nothing: there is no memory to free, no work to wait for, and no generator except the CPU's."""
 
 
 class DeviceCalls:
@@ -179,9 +175,6 @@ class DeviceCalls:
         if chosen is not None:
             targets.set_current(chosen)
 
-    def synchronize(self, *_device: object, **_more: object) -> None:
-        """Wait for nothing."""
-
     current_stream = staticmethod(current_stream)
     default_stream = staticmethod(default_stream)
     set_stream = staticmethod(set_stream)
@@ -191,16 +184,15 @@ class DeviceCalls:
     reset_max_memory_allocated = reset_peak_memory_stats
     current_allocated_memory = driver_allocated_memory = memory_allocated
     get_memory_info = mem_get_info
-    empty_cache = ipc_collect = init = _nothing
-    manual_seed = manual_seed_all = seed = seed_all = _nothing
-    reset_accumulated_memory_stats = set_per_process_memory_fraction = _nothing
+    empty_cache = ipc_collect = init = synchronize = nothing
+    manual_seed = manual_seed_all = seed = seed_all = nothing
+    reset_accumulated_memory_stats = set_per_process_memory_fraction = nothing
 
 
 class DeviceContext:
     """A context that changes the current device."""
 
     def __init__(self, device: Any) -> None:
-        """Take what a real one takes."""
         self._asked = device
         self._open = contextlib.ExitStack()
 
@@ -217,7 +209,6 @@ class DeviceOf(DeviceContext):
     """A context that makes the device of a tensor current."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Take what a real one takes."""
         super().__init__(tensor.device)
 
 

@@ -27,6 +27,10 @@ class _Thread(threading.local):
 _THREAD: Final = _Thread()
 
 
+def nothing(*_args: object, **_more: object) -> None:
+    """Do nothing: there is no work to wait for, no memory to free, and no generator except the CPU's."""
+
+
 class Stream:
     """A queue of work, always empty; as a context, the current one."""
 
@@ -34,7 +38,7 @@ class Stream:
         """Make a stream.
 
         Args:
-            device: its device; None or a negative number for the current one.
+            device: the device; None or a negative number for the current one.
             priority: as for a real one.
             stream_id: id of an existing stream.
         """
@@ -65,9 +69,6 @@ class Stream:
         """True: all work is done."""
         return True
 
-    def synchronize(self) -> None:
-        """Wait for nothing."""
-
     def record_event(self, event: Event | None = None) -> Event:
         """An event after all queued work."""
         return Event() if event is None else event
@@ -76,10 +77,7 @@ class Stream:
         """False: there are no CUDA graphs."""
         return False
 
-    def _nothing(self, *_args: object, **_more: object) -> None:
-        """Nothing to wait for."""
-
-    wait_event = wait_stream = _nothing
+    synchronize = wait_event = wait_stream = nothing
 
 
 class Event:
@@ -92,24 +90,17 @@ class Event:
         """True: the event is complete."""
         return True
 
-    def synchronize(self) -> None:
-        """Wait for nothing."""
-
     def elapsed_time(self, _end: Event) -> float:
         """Always 0 milliseconds."""
         return 0.0
 
-    def _nothing(self, *_args: object, **_more: object) -> None:
-        """Nothing to wait for."""
-
-    record = wait = _nothing
+    record = synchronize = wait = nothing
 
 
 class StreamContext:
     """A context that selects a stream and its device; None changes nothing."""
 
     def __init__(self, stream: Stream | None = None) -> None:
-        """Take what a real one takes."""
         self._stream = stream
         self._open = contextlib.ExitStack()
 

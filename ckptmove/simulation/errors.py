@@ -134,7 +134,6 @@ def unsupported_operation(error: BaseException) -> str | None:
 
 
 def _is_raised_in_python(error: BaseException) -> bool:
-    """Whether a statement raised an exception, and not a call of C++."""
     trace = error.__traceback__
     if trace is None:
         return False

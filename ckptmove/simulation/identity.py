@@ -6,7 +6,8 @@ import contextlib
 import functools
 import re
 import threading
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import _lobpcg, _lowrank, _tensor
@@ -57,16 +58,10 @@ _NAMED: Final = re.compile(rf"\b{BACKEND}\b(?::(\d+))?")
 
 
 class _ThreadState(threading.local):
-    """State of a thread.
-
-    Attributes:
-        running: functions of torch that run with the mode inside of them, the innermost last.
-        is_unseen: whether the next check for modes finds none.
-    """
-
     def __init__(self) -> None:
+        #: Functions of torch that run with the mode inside of them, the innermost last.
         self.running: list[Any] = []
-        self.is_unseen = False
+        self.is_unseen = False  # whether the next check for modes finds none
 
 
 _THREAD: Final = _ThreadState()
@@ -74,7 +69,6 @@ _THREAD: Final = _ThreadState()
 
 @functools.cache
 def _overrides(kind: type) -> bool:
-    """Whether a class of tensors has its own `__torch_function__`."""
     method = getattr(kind, "__torch_function__", _disabled_torch_function_impl)
     return getattr(method, "__func__", method) not in {_DEFAULT, _disabled_torch_function_impl}
 
@@ -86,7 +80,6 @@ class TargetDevices(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make a call of torch."""
         kwargs = kwargs or {}
         for kind in filter(_overrides, types):
             if not torch._C._is_torch_function_enabled():  # false in what the method of a class calls
@@ -205,7 +198,7 @@ def shown_everywhere(modes: Callable[[], AbstractContextManager[None]]) -> Itera
         return make(*map(_translated, args), **{name: _translated(one) for name, one in kwargs.items()})
 
     def in_context(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return on_default(_Default(targets.translated(mode.device)), func, types, args, kwargs)
+        return on_default(SimpleNamespace(device=targets.translated(mode.device)), func, types, args, kwargs)
 
     def started(thread: threading.Thread) -> None:
         run = thread.run
@@ -257,7 +250,3 @@ def foreach_by_default(kind: type[torch.Tensor]) -> Iterator[None]:
             types = [*module._foreach_supported_types, kind]
             stack.enter_context(replaced(module, _foreach_supported_types=types))
         yield
-
-
-class _Default(NamedTuple):
-    device: torch.device

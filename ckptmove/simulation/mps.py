@@ -95,10 +95,7 @@ def refuse_on_mps(
     """Raise torch's error if the MPS backend lacks an operation; warn as torch does if it falls back to the CPU.
 
     Args:
-        func: the operation.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        operands: all its arguments, with the items of lists; their layouts determine the kernel.
+        operands: all arguments, with the items of lists; their layouts determine the kernel.
 
     Raises:
         MissingOnMps: if it has no kernel, and ``PYTORCH_ENABLE_MPS_FALLBACK`` is not set.
@@ -235,7 +232,9 @@ def refuse_arguments(operation: str, args: Sequence[Any], kwargs: Mapping[str, A
     if check is not None:
         check(args)
     if operation in _SCALED:
-        _refuse_scalars(operation, args, kwargs)
+        factors = [*args[3:], *(kwargs.get(name, 1) for name in ("beta", "alpha"))]
+        if any(complex(one).imag for one in factors):  # the kernels take both as real numbers
+            raise RefusedOnMps(f"aten::{operation}", "value cannot be converted to type double without overflow")
     if operation in _SCATTERED:
         _refuse_reduction(args, str(kwargs.get("reduce", [*args, ""][4])))
 
@@ -266,13 +265,6 @@ def _qr(args: Sequence[Any]) -> None:
 def _addr(args: Sequence[Any]) -> None:
     if not (args[1].is_floating_point() or args[1].is_complex()):
         raise RefusedOnMps("aten::addr", "MPS device does not support addr for non-float input")
-
-
-def _refuse_scalars(operation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """The kernels take both factors as real numbers."""
-    factors = [*args[3:], *(kwargs.get(name, 1) for name in ("beta", "alpha"))]
-    if any(complex(one).imag for one in factors):
-        raise RefusedOnMps(f"aten::{operation}", "value cannot be converted to type double without overflow")
 
 
 def _refuse_reduction(args: Sequence[Any], reduce: str) -> None:

@@ -24,13 +24,11 @@ def _scatter(
     dim: int = 0,
     streams: object = None,  # noqa: ARG001  # a simulated device has none; torch passes it by position
 ) -> tuple[torch.Tensor, ...]:
-    """Split a tensor, and copy each part to its device."""
     parts = tensor.chunk(len(devices), dim) if chunk_sizes is None else torch.split(tensor, [*chunk_sizes], dim)
     return tuple(part.to(_device(index)) for part, index in zip(parts, devices, strict=False))
 
 
 def _gather(tensors: Iterable[torch.Tensor], dim: int = 0, destination: Any = None) -> torch.Tensor:
-    """Concatenate tensors on one device."""
     home = _device(0 if destination is None else destination)
     return torch.cat([one.to(home) for one in tensors], dim)
 
@@ -45,7 +43,6 @@ def _broadcast_coalesced(
 def _reduce_add_coalesced(
     inputs: Sequence[Sequence[torch.Tensor]], destination: Any = None, _buffer_size: int = 0
 ) -> tuple[torch.Tensor, ...]:
-    """Add the tensors of the devices, on one device."""
     home = _device(0 if destination is None else destination)
     return tuple(torch.stack([one.to(home) for one in same]).sum(0) for same in zip(*inputs, strict=True))
 

@@ -50,7 +50,10 @@ def run_whole(
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:  # no public name
-            return _run_in_parts(func, args, kwargs)
+            results = func.decompose(*args, **kwargs)  # both accept no `_WholeOp`
+            if results is NotImplemented:
+                raise NotSimulated(f"{schema_of(func).name} in torch.func or forward-mode AD")
+            return results
         leaves, spec = pytree.tree_flatten((args, kwargs))
         device = operand_devices(func, args, kwargs, tag_of)[0]
         if kind_of(device) == "mps":
@@ -63,18 +66,6 @@ def run_whole(
         return _WholeOp.apply(computed, spec, device, inner, place, refusals, *leaves)  # type: ignore[no-untyped-call]  # torch has no annotation
 
     return run
-
-
-def _run_in_parts(func: OpOverload[..., Any], args: Any, kwargs: Any) -> Any:
-    """Run the parts of a composite operation: `torch.func` and forward-mode AD accept no `_WholeOp`.
-
-    Raises:
-        NotSimulated: if the operation has no parts.
-    """
-    results = func.decompose(*args, **kwargs)
-    if results is NotImplemented:
-        raise NotSimulated(f"{schema_of(func).name} in torch.func or forward-mode AD")
-    return results
 
 
 def run_compressed(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -158,12 +149,7 @@ class _WholeOp(torch.autograd.Function):
 
 
 class _HostGraph:
-    """The CPU's graph of a function.
-
-    Attributes:
-        made: results of the function.
-        given: its operands that need a gradient.
-    """
+    """The CPU's graph of a function."""
 
     def __init__(self, func: Callable[..., Any], spec: Any, needed: list[int]) -> None:
         self._func = func
@@ -178,7 +164,7 @@ class _HostGraph:
         args, kwargs = pytree.tree_unflatten(hosts, self._spec)
         with torch.enable_grad():
             results = self._func(*args, **kwargs)
-        self.given = [hosts[at] for at in self._needed]
+        self.given = [hosts[at] for at in self._needed]  # the operands that need a gradient
         self.made = results if isinstance(results, tuple) else (results,)
         return pytree.tree_map(torch.Tensor.detach, results)
 

@@ -122,14 +122,8 @@ def verify_checkpoint(
     findings = with_refused_keys(findings, [found[name] for name in cases])
     checks, findings = judge((*CHECKS, *cases), found, findings, [found[name] for name in cases])
     result = verdict(asked, answers, checks, findings, sample)
-    return replace(result, not_looked_at=_not_looked_at(request, checkpoint.inventory))
-
-
-def _not_looked_at(request: VerifyRequest, inventory: Inventory) -> tuple[str, ...]:
-    """What a resume also needs, and no check looks at."""
-    if request.runs_training:
-        return ("position in the data",)
-    return tuple(part for part in _NOT_STEPPED if part in inventory.contents)
+    rest = tuple(part for part in _NOT_STEPPED if part in checkpoint.inventory.contents)
+    return replace(result, not_looked_at=("position in the data",) if request.runs_training else rest)
 
 
 def _jobs(request: VerifyRequest, nbytes: int) -> int:
@@ -256,12 +250,14 @@ def verdict(
     """The verdict of all checks, in the order of the report."""
     target = asked.to or "cpu"
     passed = all(check.status != "failed" for check in checks)
+    # There is no state to resume from, and all was compared with the original.
+    is_equal = asked.against is not None and any(dict(check.evidence).get("optimizers") == 0 for check in checks)
     return Verdict(
         path=asked.path,
         target=target,
         mode=cast("Mode", answers.mode or ("cpu" if target == "cpu" else "simulated")),
         passed=passed,
-        proven=passed and (_is_proven(checks) or _is_equal(asked, checks)) and (sample is None or sample.is_all),
+        proven=passed and (_is_proven(checks) or is_equal) and (sample is None or sample.is_all),
         checks=checks,
         findings=(*findings, *(one for one in answers.findings if one.code not in asked.ignore)),
         sample=sample,
@@ -280,13 +276,7 @@ def _is_proven(checks: Sequence[CheckResult]) -> bool:
     return proofs[CASE] and (proofs["step"] or is_skipped) if CASE in proofs else proofs["step"]
 
 
-def _is_equal(asked: VerifyRequest, checks: Sequence[CheckResult]) -> bool:
-    """Whether a checkpoint has no state to resume from, and was compared with its original."""
-    return asked.against is not None and any(dict(check.evidence).get("optimizers") == 0 for check in checks)
-
-
 def _target(request: VerifyRequest, inventory: Inventory) -> str:
-    """Device tag of the step."""
     return parse_target(request.to if request.to is not None else target_device(inventory, Context()) or "cpu")
 
 

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
-    from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.proof.evidence import CheckResult
     from ckptmove.proof.processes.child import Child
     from ckptmove.proof.processes.shares import ProcessGroup, Share
@@ -168,7 +167,9 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
         own = share(checkpoint, pairings, group.rank, group.size) if group.size > 1 else None
         loaded = LoadedFiles(checkpoint.parts, stored, sample=sample, share=own)
         counters = check_counters(inventory, stored) if group.rank == 0 else CounterFaults()
-        numbers = NumbersTally.of(inventory, _trained(paired), counters)
+        certain = (pairing.matches for pairing in paired if pairing.is_certain)
+        trained = frozenset(record.name for matches in certain for _, record in matches if record is not None)
+        numbers = NumbersTally.of(inventory, trained, counters)
         restore = survey(inventory, stored, loaded, numbers, sample, own, group)
         refused = refused_states(inventory, stored)
         if refused and restore.status != "failed":
@@ -189,12 +190,6 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
             emit({"check": check_to_json(_of_sample(check, sample))})
         if request.runs_training:
             _emit_training(bench, emit)
-
-
-def _trained(pairings: tuple[Pairing, ...]) -> frozenset[str]:
-    """Names of the tensors that certainly belong to an optimizer."""
-    certain = (pairing.matches for pairing in pairings if pairing.is_certain)
-    return frozenset(record.name for matches in certain for _, record in matches if record is not None)
 
 
 def _emit_training(bench: Bench, emit: Emit) -> None:
@@ -244,12 +239,12 @@ def _with_original(
     sides = side_by_side(checkpoint, other)
     found = find_counterparts(*sides)
     names, is_compact = None if part is None else part.names, request.remap.compact
-    compared = differences(*sides, found, request.limits, names, compact=is_compact)
-    if any(one["differ"] for one in group.gather({"differ": bool(compared.lost)})):
-        compared = differences(*sides, found, request.limits, compact=is_compact)
+    lost, notes = differences(*sides, found, request.limits, names, compact=is_compact)
+    if any(one["differ"] for one in group.gather({"differ": bool(lost)})):
+        lost, notes = differences(*sides, found, request.limits, compact=is_compact)
     other.require_unchanged()
     original = OriginalTensors(found, other.inventory, WithWrappers(stored, LoadedFiles(other.parts, stored)))
-    lost, against = compared.lost, source.path
+    against = source.path
     evidence = (*restore.evidence, ("against", against), ("changed", lost.count))
     if restore.status == "failed":
         return original, restore._replace(evidence=evidence)
@@ -258,12 +253,12 @@ def _with_original(
         repeat = "if the conversion changed names or parts, repeat its options here, for example"
         fix = f"{repeat} {Argument('strip_prefix', True)}" if is_renamed else ""
         return original, failed("restore", lost.failures(f"differs from {against}: "), fix, **dict(evidence))
-    what = "every tensor equals" if compared.notes else "all equal"
+    what = "every tensor equals" if notes else "all equal"
     unseen = (
         "" if not isinstance(part, Sample) or part.size.is_all else " except the bits of tensors outside the sample"
     )
     cast = casts(found)
     ignored = f" and {cast}" if cast else ""
-    ignored += "".join(f"; {note}" for note in compared.notes)
+    ignored += "".join(f"; {note}" for note in notes)
     detail = f"{restore.detail}; {what} {against}{unseen}, ignoring devices{ignored}"
     return original, restore._replace(detail=detail, evidence=evidence)

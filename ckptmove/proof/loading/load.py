@@ -103,11 +103,11 @@ def _loaded(request: LoadRequest) -> Any:
             except CkptMoveError:
                 raise
             except _REJECTED as error:
-                raise NotRebuilt(f"torch rejects an object: {_first_line(error)}", path=path) from error
+                line = str(error).strip().partition("\n")[0][:_LONGEST] or type(error).__name__
+                raise NotRebuilt(f"torch rejects an object: {line}", path=path) from error
 
 
 def _prepared(checkpoint: OpenCheckpoint, request: LoadRequest) -> _Prepared:
-    """The tree with its changes."""
     inventory = checkpoint.inventory
     has_devices = checkpoint.listing is None and container_class(inventory.container).has_devices
     if not has_devices or _use(request.move) == "edit":
@@ -191,7 +191,3 @@ def _refusal(request: LoadRequest, uses: Iterable[GlobalUse], name: str) -> NotW
     elif modules := modules_of(names):
         instead = f"torch.load(weights_only=True) accepts it after: import {', '.join(modules)}"
     return NotWeightsOnly(request.path, names, is_dangerous=is_dangerous, instead=instead)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:_LONGEST] or type(error).__name__

@@ -19,7 +19,6 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -61,11 +60,9 @@ class Storages:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._stored is not None:
-            self._stored.__exit__(kind, error, trace)
+            self._stored.__exit__()
 
     def storage(self, node: Persistent) -> Any:
         """The typed storage of a persistent id, or the view of it that torch before 0.4 saved."""

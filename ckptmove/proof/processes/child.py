@@ -158,7 +158,8 @@ class Child:
             if not _take(line, answers):
                 output = (output + line)[:_LONGEST_LINE]
             if stage is not None:
-                stage(_next_stage(answers, wanted))
+                pending = next((name for name in wanted if name not in answers.checks), "finishing")
+                stage("importing torch" if answers.mode is None else pending)
         for thread in (drain, guard):
             thread.join()
         ending = _Ending(self.process.wait(), output, "".join(errors), timeout if any(late) else None)
@@ -278,8 +279,6 @@ def _set_as_started() -> None:
 
 
 class _Ending(NamedTuple):
-    """How a child ended."""
-
     code: int  # exit code; negative for a signal
     output: str  # beginning of its standard output that was not a message
     errors: str  # end of its standard error
@@ -343,12 +342,6 @@ def _take(line: str, answers: Answers) -> bool:
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
     return True
-
-
-def _next_stage(answers: Answers, wanted: Sequence[str]) -> str:
-    if answers.mode is None:
-        return "importing torch"
-    return next((name for name in wanted if name not in answers.checks), "finishing")
 
 
 def _last_line(errors: str) -> str:

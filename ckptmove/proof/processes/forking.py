@@ -13,7 +13,6 @@ from typing import IO, TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -39,13 +38,9 @@ def can_fork() -> bool:
 
 
 class Forked:
-    """A fork of this process, with the methods of ``subprocess.Popen`` that its parent needs.
+    """A fork of this process, with the methods and attributes of ``subprocess.Popen`` that its parent needs.
 
-    Attributes:
-        pid: its process id.
-        stdin: writes to its standard input; None if it reads that of this process.
-        stdout: reads its standard output.
-        stderr: reads its standard error.
+    Its ``stdin`` is None if it reads that of this process.
     """
 
     def __init__(self, pid: int, stdin: IO[str] | None, stdout: IO[str], stderr: IO[str]) -> None:
@@ -55,10 +50,7 @@ class Forked:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Kill it, and wait for its end."""
+    def __exit__(self, *_: object) -> None:
         self.kill()
         for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:

@@ -16,7 +16,6 @@ from ckptmove.proof.processes.forking import can_fork, fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -85,9 +84,7 @@ class Leader:
             other.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         for other in self._others:
             other.leave(_EXIT_SECONDS if error is None else 0)
 
@@ -101,14 +98,11 @@ class Leader:
 
 
 class _Other(Thread):
-    """Reads the output of another process. If that process fails, it ends this one in the same way.
-
-    Attributes:
-        results: its results, in order; None after the last ones.
-    """
+    """Reads the output of another process. If that process fails, it ends this one in the same way."""
 
     def __init__(self, started: Child, emit: Emit) -> None:
         super().__init__(daemon=True)
+        #: Results of the process, in order; None after the last ones.
         self.results: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
         self._child, self._process, self._emit = started, started.process, emit
         self._is_left = False

@@ -25,15 +25,10 @@ class Share(NamedTuple):
 
 
 class ProcessGroup(Protocol):
-    """The processes that check a checkpoint together.
+    """The processes that check a checkpoint together."""
 
-    Attributes:
-        rank: index of this process.
-        size: number of processes.
-    """
-
-    rank: int
-    size: int
+    rank: int  # index of this process
+    size: int  # number of processes
 
     def gather(self, value: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Send a JSON object to the process of rank 0; there, return those of the others, in the order of the ranks."""
@@ -64,7 +59,7 @@ def share(
     torch loads into memory as a whole, as it does a member of an archive.
 
     Args:
-        pairings: its optimizers, each with its parameters.
+        pairings: the optimizers, each with its parameters.
         index: index of the share.
         count: number of shares.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ckptmove.comparison.compare import TensorComparison
 from ckptmove.comparison.differences import Criteria
@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 
 
 class OriginalTensors:
-    """Tensors of the original, by the names and with the dtypes of the checkpoint converted from it.
-
-    Attributes:
-        is_cast: whether any tensor was cast to another dtype.
-    """
+    """Tensors of the original, by the names and with the dtypes of the checkpoint converted from it."""
 
     def __init__(self, found: Counterparts, original: Inventory, source: TensorSource) -> None:
         self._optimizers = original.optimizers
-        self.is_cast = bool(casts(found))
+        self.is_cast = bool(casts(found))  # whether any tensor was cast to another dtype
         self._records = {_key(mine): theirs for mine, theirs in _dense_pairs(found)}
         both = ((mine.record, theirs.record) for mine, theirs in found.pairs)
         self._records |= {_key(mine): theirs for mine, theirs in both if mine.kind == theirs.kind == "wrapper-subclass"}
@@ -57,14 +53,6 @@ class OriginalTensors:
         return groups if len(groups) == len(optimizer.groups) else ()
 
 
-class Comparison(NamedTuple):
-    """Result of the comparison with the original."""
-
-    lost: Offenders  # differences from the original
-    #: remarks for the report: tensors matched by something other than their name, or not compared.
-    notes: tuple[str, ...] = ()
-
-
 def differences(
     checkpoint: OpenCheckpoint,
     original: OpenCheckpoint,
@@ -73,14 +61,16 @@ def differences(
     names: frozenset[str] | None = None,
     *,
     compact: bool = False,
-) -> Comparison:
+) -> tuple[Offenders, tuple[str, ...]]:
     """Differences between a checkpoint and its original, ignoring devices and what ``convert`` changes with them.
 
     Args:
-        original: its original; both sides as :func:`ckptmove.checkpoint.layouts.stored.side_by_side` returns them.
-        limits: resource limits for reading each of them.
+        original: this and the checkpoint as :func:`ckptmove.checkpoint.open_checkpoint.side_by_side` returns them.
         names: names of the tensors whose values are compared; None for all.
         compact: whether storages of the checkpoint that are larger than expected are differences.
+
+    Returns:
+        The differences, and remarks for the report: tensors not matched by their name, or not compared.
     """
     criteria = Criteria(devices=False, values_of=names)
     result = TensorComparison(checkpoint, original, criteria, limits, _without_figures).result(found)
@@ -95,7 +85,7 @@ def differences(
         lost.add(f"{unknown.name}: {unknown.reason}")
     for name, nbytes, most in _oversized(found) if compact else ():
         lost.add(f"{name}: a storage of {nbytes:,} bytes in place of {most:,}")
-    return Comparison(lost, result.notes)
+    return lost, result.notes
 
 
 def _oversized(found: Counterparts) -> Iterator[tuple[str, int, int]]:

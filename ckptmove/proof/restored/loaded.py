@@ -94,7 +94,6 @@ class LoadedFiles:
         """Begin with nothing loaded.
 
         Args:
-            stored: their tensors as stored.
             known: files that are loaded already, by name.
             sample: tensors to check; files without any of them are not loaded. None for all.
             share: the part of the checkpoint that this process checks; None for all of it. Other processes load files
@@ -380,7 +379,7 @@ def named_tensors(root: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 yield from _dense(name, value)
                 held = _attributes(value)
             elif isinstance(value, (TypedStorage, UntypedStorage)):
-                yield name, _flat(value)
+                yield name, torch.empty(0, dtype=torch.uint8).set_(held.untyped())
                 continue
             elif not isinstance(value, (dict, list, tuple, set)):
                 held = {} if id(value) in objects else _attributes(value)
@@ -434,10 +433,6 @@ def _dense(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
     else:
         is_wrapper: bool = is_traceable_wrapper_subclass(tensor)
         yield name, tensor if is_wrapper else tensor.detach()
-
-
-def _flat(storage: Any) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage.untyped())
 
 
 def _first_line(error: BaseException) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ckptmove.model import Finding, Inventory, TensorRecord
     from ckptmove.proof.evidence import CheckResult
-    from ckptmove.proof.step.counters import CounterFaults, Uneven
+    from ckptmove.proof.step.counters import CounterFaults
 
 #: Roles whose values training continues from. Values of other roles, for example a metric, may be infinite.
 _ROLES: Final = frozenset({"model", "optimizer", "ema", "scaler", "scheduler", "criterion"})
@@ -80,7 +80,7 @@ class NumbersTally(Joined):
         if values.numel() == 0:
             return
         values = distinct(values)
-        lowest, highest = _range(values)
+        lowest, highest = (one.item() for one in torch.aminmax(comparable(values)))  # NaN if any value is
         if not (math.isfinite(lowest) and math.isfinite(highest)):
             self._note_not_finite(record, values)
         elif lowest < 0 and self._is_magnitude(record):
@@ -127,7 +127,13 @@ class NumbersTally(Joined):
             [name for _, name in sorted(where, key=lambda one: one[0])]
             for where in (self.where_not_finite, self.where_negative)
         )
-        findings = [_uneven(group) for group in self._counters.uneven]
+        fix = (
+            "nothing, if these were frozen or unused for a time; if not, their state is stale: take another checkpoint"
+        )
+        findings = [
+            found("O209", f"{group}: {amount(len(group.behind), 'parameter')} behind the others", group.behind, fix)
+            for group in self._counters.uneven
+        ]
         if spoiled:
             message = f"NaN or Inf in {amount(self.not_finite.count, 'tensor')}: {self.not_finite}"
             fix = "resume from an earlier checkpoint: training cannot recover from these values"
@@ -178,19 +184,7 @@ class NumbersTally(Joined):
         self.where_not_finite.append((self.not_finite.place, record.name))
 
 
-def _uneven(group: Uneven) -> Finding:
-    message = f"{group}: {amount(len(group.behind), 'parameter')} behind the others"
-    fix = "nothing, if these were frozen or unused for a time; if not, their state is stale: take another checkpoint"
-    return found("O209", message, group.behind, fix)
-
-
 def comparable(values: torch.Tensor) -> torch.Tensor:
     """Convert values to a dtype that torch can compare on the CPU."""
     real = torch.view_as_real(values) if values.is_complex() else values
     return real.float() if real.is_floating_point() and real.element_size() == 1 else real
-
-
-def _range(values: torch.Tensor) -> tuple[float, float]:
-    """Lowest and highest value in one pass without a copy; NaN if any value is NaN, as in ``torch.aminmax``."""
-    lowest, highest = torch.aminmax(comparable(values))
-    return lowest.item(), highest.item()

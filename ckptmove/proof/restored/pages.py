@@ -94,12 +94,9 @@ class PageRelease:
         self._highest = max(self._highest, address + nbytes)
         self._bytes += nbytes
         if self._bytes >= _BATCH_BYTES:
-            self._release()
-
-    def _release(self) -> None:
-        # The page that contains the first byte belongs to the mapping, too.
-        drop_pages(self._lowest - self._lowest % mmap.PAGESIZE, self._highest)
-        self._lowest, self._highest, self._bytes = sys.maxsize, 0, 0
+            # The page that contains the first byte belongs to the mapping, too.
+            drop_pages(self._lowest - self._lowest % mmap.PAGESIZE, self._highest)
+            self._lowest, self._highest, self._bytes = sys.maxsize, 0, 0
 
 
 class PagesOfFiles:

@@ -90,8 +90,6 @@ def survey(
     Tensors of files that torch did not load are only checked for their numbers.
 
     Args:
-        stored: its tensors as stored.
-        loaded: its tensors as loaded.
         numbers: receives each tensor.
         sample: tensors to check; None for all.
         share: the part of the checkpoint that this process checks; None for all of it.
@@ -129,18 +127,13 @@ def survey(
     for part in loaded.distributed:
         comparison.compare_objects(part, is_first=is_first)
     loaded.release()
-    _gather(tally, numbers, loaded, group)
-    total = len(inventory.tensors)
-    return _outcome(inventory, tally, loaded, total, total if sample is None else sample.size.tensors)
-
-
-def _gather(tally: RestoreTally, numbers: NumbersTally, loaded: LoadedFiles, group: ProcessGroup) -> None:
-    """Add the results of the other processes, in that of rank 0."""
-    own = {"restore": tally.to_json(), "numbers": numbers.to_json(), "files": loaded.results()}
-    for other in group.gather(own):
+    results = {"restore": tally.to_json(), "numbers": numbers.to_json(), "files": loaded.results()}
+    for other in group.gather(results):
         tally.join(other["restore"])
         numbers.join(other["numbers"])
         loaded.join(other["files"])
+    total = len(inventory.tensors)
+    return _outcome(inventory, tally, loaded, total, total if sample is None else sample.size.tensors)
 
 
 class LoadedTensors:
@@ -150,7 +143,6 @@ class LoadedTensors:
         """Index the loaded tensors.
 
         Args:
-            stored: their tensors as stored.
             inventory: inventory of the checkpoint whose records are used for look-ups.
             instead: source for files that ``torch.load`` did not load.
         """

@@ -29,7 +29,6 @@ class Uneven(NamedTuple):
     behind: tuple[str, ...]  # paths of the counts below the highest
 
     def __str__(self) -> str:
-        """Range of the counts, and path of the group."""
         return f"step counts from {self.low:g} to {self.high:g} in {self.where}"
 
     @property
@@ -67,7 +66,11 @@ def check_counters(inventory: Inventory, stored: StoredTensors) -> CounterFaults
                     counters.wrong.append((path, f"{count:g}{fault}"))
             if entry.key in groups and count >= 0:
                 counts.setdefault(groups[entry.key].where, []).append((path, count))
-        counters.uneven += filter(None, (_uneven(where, of_group) for where, of_group in counts.items()))
+        for where, of_group in counts.items():
+            low, high = min(count for _, count in of_group), max(count for _, count in of_group)
+            if low < high:
+                behind = tuple(path for path, count in of_group if count < high)
+                counters.uneven.append(Uneven(where, low, high, behind))
     return counters
 
 
@@ -114,8 +117,3 @@ def _fault(algorithm: str, entry: StateEntry, count: float, stored: StoredTensor
         if begins_at_zero and stored.place(record) is not None and bool(distinct(stored.tensor(record)).any()):
             return f", but {key} of the same parameter is not zero: the count was lost"
     return ""
-
-
-def _uneven(where: str, counts: list[tuple[str, float]]) -> Uneven | None:
-    low, high = min(count for _, count in counts), max(count for _, count in counts)
-    return Uneven(where, low, high, tuple(path for path, count in counts if count < high)) if low < high else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ckptmove.model import TensorRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from ckptmove.model import ParamGroup, StateEntry
 
@@ -70,17 +70,13 @@ def leaves(state: Mapping[str, Any]) -> dict[str, Any]:
     while stack:
         for path, value in stack[-1]:
             if isinstance(value, (dict, list, tuple)):
-                stack.append(_below(path, value))
+                pairs = value.items() if isinstance(value, dict) else enumerate(value)
+                stack.append(iter([(f"{path}.{key}", member) for key, member in pairs]))
                 break
             found[str(path)] = value
         else:
             stack.pop()
     return found
-
-
-def _below(path: str, value: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    return iter([(f"{path}.{key}", member) for key, member in pairs])
 
 
 def _split(path: str, kinds: Mapping[str, str]) -> tuple[str, str]:

@@ -186,7 +186,8 @@ def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSo
         for key, value in plain.items():
             if value is None and type(defaults.get(key)) in {int, float} and not recipe.is_foreign:
                 return f"{group.where}.{key} is None"
-            numbers = [one for one in (value, *_items(value)) if isinstance(one, (int, float))]
+            items = value if isinstance(value, tuple) else (value,)
+            numbers = [one for one in items if isinstance(one, (int, float))]
             if any(_is_beyond_floats(one) for one in numbers):
                 return f"{group.where}.{key} has an integer that is too large for a float"
             is_finite = all(math.isfinite(one) for one in numbers)
@@ -225,10 +226,6 @@ def _is_beyond_floats(value: float) -> bool:
     except OverflowError:
         return True
     return False
-
-
-def _items(value: object) -> tuple[object, ...]:
-    return value if isinstance(value, tuple) else ()
 
 
 def make_noise(seed: int) -> torch.Tensor:

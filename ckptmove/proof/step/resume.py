@@ -308,21 +308,16 @@ def _obstacle(record: TensorRecord, algorithm: str, source: TensorSource) -> str
 
 
 def _choose(bench: Bench, optimizer: OptimizerRecord, pairing: Pairing) -> Choice:
-    """The class to step an optimizer with, or why it is not stepped."""
     one_rank = one_of_ranks(bench.checkpoint.inventory, optimizer)
     if one_rank:
         return Choice(reason=one_rank)
-    choice = choose_optimizer(optimizer, _override(bench, optimizer))
+    named = bench.request.optimizer
+    is_known = optimizer.algorithm is not None and any(one.algorithm is None for one, _ in bench.pairings)
+    is_of_other = named is not None and is_foreign(named) and is_known  # it can only be meant for another optimizer
+    choice = choose_optimizer(optimizer, None if is_of_other else named)
     if pairing.how != "flat" or not choice.name or is_elementwise(choice.name):
         return choice
     return Choice(reason=f"a step of {choice.name} is not elementwise, and a flat partition joins parts of parameters")
-
-
-def _override(bench: Bench, optimizer: OptimizerRecord) -> str | None:
-    """The class that the user named, unless it can only be meant for another optimizer of the checkpoint."""
-    named = bench.request.optimizer
-    is_known = optimizer.algorithm is not None and any(one.algorithm is None for one, _ in bench.pairings)
-    return None if named is not None and is_foreign(named) and is_known else named
 
 
 def _recipe(

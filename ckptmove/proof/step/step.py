@@ -295,13 +295,10 @@ def _state(
     for key, record in entry.tensors:
         value = copy_to(piece.of(record, source), record.device, place)
         is_scaled = factor != 1 and (value.is_floating_point() or value.is_complex())
-        is_scaled = is_scaled and is_moment(name, key, record.shape)
-        tensors[key] = _multiplied(value, factor) if is_scaled else value
+        if is_scaled and is_moment(name, key, record.shape):
+            value = value.copy_(value.dequantize() * factor) if is_wrapper(value) else value * factor
+        tensors[key] = value
     return nested_state(entry, tensors)
-
-
-def _multiplied(value: torch.Tensor, factor: float) -> torch.Tensor:
-    return value.copy_(value.dequantize() * factor) if is_wrapper(value) else value * factor
 
 
 def _options(options: Mapping[str, TensorOption], source: TensorSource, place: StepDevice) -> dict[str, object]:

@@ -12,14 +12,14 @@ from ckptmove.proof.step.recipe import is_foreign
 from ckptmove.proof.step.trial import IDLE, IGNORED, LOST, READS_NOTHING, UNREAD
 from ckptmove.proof.tensors.dtypes import dtype_of
 from ckptmove.proof.tensors.pieces import NOT_SAMPLED
-from ckptmove.text import Argument, amount
+from ckptmove.text import Argument, amount, some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ckptmove.proof.evidence import CheckResult
     from ckptmove.proof.place import Site
-    from ckptmove.proof.step.tally import Member, OptimizerTally, TrialTally
+    from ckptmove.proof.step.tally import OptimizerTally, TrialTally
 
 _NO_STEP = "there is no step to compare with"
 #: Parameters named in one message.
@@ -90,7 +90,9 @@ def _not_simulated(site: Site) -> str:
 
 
 def _step(tally: TrialTally, report: StepReport) -> CheckResult:
-    not_stepped = _unstepped(tally, report)
+    still = sorted(member.name for member in tally.untouched - tally.moved - tally.state_moved)
+    unmoved = {"its step changes neither the parameter nor a moment": still} if still else {}
+    not_stepped = report.unstepped | unmoved
     unstepped = [_in_words(reason, names) for reason, names in not_stepped.items()]
     figures: dict[str, object] = {
         "optimizer": ", ".join(dict.fromkeys(report.classes)),
@@ -114,7 +116,8 @@ def _step(tally: TrialTally, report: StepReport) -> CheckResult:
     if not tally.parameters:
         reason = "; ".join([*report.left_out, *unstepped]) or "the param_groups list no parameter"
         return skipped("step", reason, **figures)
-    parts = [*_step_parts(tally, report), *unstepped, *_remarks(report)]
+    remarks = dict.fromkeys([*report.notes, *report.assumed])
+    parts = [*_step_parts(tally, report), *unstepped, *remarks, *report.left_out]
     if not tally.moved and not tally.state_moved and tally.idle != tally.parameters:
         reason = "not proven: one step changes neither a parameter nor a moment"
         return skipped("step", "; ".join([reason, *parts]), **figures)
@@ -136,7 +139,7 @@ def _doubts_of_state(tally: TrialTally) -> list[str]:
     for own in _each(tally):
         ignored = own.bare.get(IGNORED, set()) - own.changed
         if ignored:
-            doubts.append(f"the step does not read the state of {_some(ignored)}")
+            doubts.append(f"the step does not read the state of {some(sorted({one.name for one in ignored}), _NAMED)}")
         elif not own.changed and (own.is_foreign or not own.bare.keys() <= {READS_NOTHING, IDLE, UNREAD}):
             doubts.append(f"no step shows that the state of {own.where} is used: {'; '.join(_bare(own))}")
     return doubts
@@ -153,15 +156,7 @@ def _bare(own: OptimizerTally) -> list[str]:
     return [f"{amount(len(rest), 'parameter')} {reason}" for reason, rest in rests if rest]
 
 
-def _some(members: Iterable[Member]) -> str:
-    """The first few names, as text."""
-    names = sorted({member.name for member in members})
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"
-
-
 def _failures(tally: TrialTally, report: StepReport) -> list[str]:
-    """The faults of the step."""
     if tally.unread:
         return [f"the input of the step cannot be read: {tally.error}"]
     if tally.error:
@@ -195,22 +190,10 @@ def _step_parts(tally: TrialTally, report: StepReport) -> list[str]:
     return parts
 
 
-def _remarks(report: StepReport) -> list[str]:
-    return [*dict.fromkeys([*report.notes, *report.assumed]), *report.left_out]
-
-
-def _unstepped(tally: TrialTally, report: StepReport) -> dict[str, list[str]]:
-    """Parameters that were not stepped, and so are not proven, by reason."""
-    passed_over = sorted(member.name for member in tally.untouched - tally.moved - tally.state_moved)
-    found = {"its step changes neither the parameter nor a moment": passed_over} if passed_over else {}
-    return {**report.unstepped, **found}
-
-
 def _in_words(reason: str, names: Sequence[str]) -> str:
     if reason == NOT_SAMPLED:  # the size of the sample says more than the names that it left out
         return f"{amount(len(names), 'parameter')} not stepped: {reason}"
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return f"{amount(len(names), 'parameter')} not stepped ({', '.join(names[:_NAMED])}{more}): {reason}"
+    return f"{amount(len(names), 'parameter')} not stepped ({some(names, _NAMED)}): {reason}"
 
 
 def _stood_in(tally: TrialTally) -> str:

@@ -28,7 +28,6 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from io import FileIO
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -87,9 +86,7 @@ class StoredTensors:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._kept.clear()
         self._whole.cache_clear()
         for file in self._open.values():
@@ -200,7 +197,9 @@ class StoredTensors:
         disk = part.disk
         if disk is None:
             stored = self._assembled(part, key) if part.is_assembled else part.storage(key)
-            _gather(cast("StoredBytes", stored), span, buffer)  # a span of it is known
+            source = cast("StoredBytes", stored).source  # a span of it is known
+            for block in _blocks(span.start, span.end):
+                read_into(source, block.start, buffer[block.start - span.start : block.end - span.start])
         else:
             self._read_file(disk, _on_disk(disk, span), buffer)
 
@@ -244,19 +243,12 @@ def _swaps(part: OpenPart) -> bool:
     return part.byteorder != sys.byteorder
 
 
-def _gather(stored: StoredBytes, span: Span, buffer: memoryview) -> None:
-    """Read bytes that are compressed, or not contiguous on disk."""
-    for block in _blocks(span.start, span.end):
-        read_into(stored.source, block.start, buffer[block.start - span.start : block.end - span.start])
-
-
 def memory_of(storage: Any) -> memoryview:
     """The memory of a storage on the CPU, valid as long as the storage."""
     return memoryview((ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
 def _blocks(start: int, end: int) -> Iterator[Span]:
-    """Split a byte range into blocks."""
     return (Span(first, min(first + _BLOCK_BYTES, end)) for first in range(start, end, _BLOCK_BYTES))
 
 

@@ -102,7 +102,6 @@ def blame(error: BaseException, scene: Scene) -> Blame:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and the chain of its causes and contexts."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -184,8 +183,6 @@ def _is_known(stray: torch.Tensor, scene: Scene) -> bool:
 
 
 class _Culprit(NamedTuple):
-    """A tensor at fault."""
-
     name: str  # expression of the user's code for it
     fix: Fix  # the correction
     made: Line | None = None  # line that made it, if known
@@ -211,7 +208,9 @@ def _culprit(stray: torch.Tensor, frames: list[Running], scene: Scene) -> _Culpr
     if seen is not None:
         return _Culprit(seen.name, where_assigned(seen, scene))
     used = where_used(lineage, frames, scene)
-    is_here = root is not None and _is_here(root, frames)
+    # Whether a function that runs made the tensor itself, not a loader that it iterates.
+    codes = [running.spot.code for running in frames]
+    is_here = root is not None and root.operation != LOADED and any(root.spot.code is code for code in codes)
     own = _variable_of(root) if root is not None and len(lineage) == 1 else ""
     of = root.operation if root is not None else "your code"
     name = f"the tensor of {made_by(root)}" if root is not None and is_here else f"a tensor that {through or of} made"
@@ -247,11 +246,6 @@ def _guide(root: Origin | None, frames: list[Running], scene: Scene) -> Reachabl
     apart = (one for module in modules for one in islice(module.parameters(), 1) if one.device != scene.place.device)
     first = next(apart, None)
     return None if first is None else reachable_module(first, frames)
-
-
-def _is_here(root: Origin, frames: list[Running]) -> bool:
-    """Whether a function that runs made a tensor itself, not a loader that it iterates."""
-    return root.operation != LOADED and any(running.spot.code is root.spot.code for running in frames)
 
 
 def _variable_of(root: Origin) -> str:

@@ -16,13 +16,13 @@ from torch import nn
 from ckptmove.case import Case
 from ckptmove.errors import CaseUnusable, CkptMoveError, UnreadableInput
 from ckptmove.findings.remedies import Source
-from ckptmove.proof.checks import CASE, failed, listed, passed, skipped
+from ckptmove.proof.checks import CASE, failed, passed, skipped
 from ckptmove.proof.step.stored_state import Ambiguous, Mismatch, NeedsUnpickling
 from ckptmove.simulation import targets
 from ckptmove.simulation.device import PlainSimulatedTensor
 from ckptmove.simulation.identity import foreach_by_default
 from ckptmove.simulation.mps import FELL_BACK
-from ckptmove.text import amount, command_line
+from ckptmove.text import amount, command_line, some
 from ckptmove.training.case.blame import Blame, blame
 from ckptmove.training.case.name import parse_case
 from ckptmove.training.case.options import differing_options, doubts_and_notes, record_options
@@ -72,9 +72,6 @@ class Attempt:
     """Context manager that keeps an exception of the user's code; exceptions of this package pass through.
 
     Ctrl-C does not reach this process: a ``KeyboardInterrupt`` is the user's own, too.
-
-    Attributes:
-        error: the exception; None for none.
     """
 
     def __init__(self) -> None:
@@ -93,8 +90,6 @@ class Attempt:
 
 @dataclass(slots=True)
 class _Run:
-    """State of one check."""
-
     bench: Bench  # the checkpoint and the request
     place: StepDevice  # the target
     entrance: Entrance  # the user's function
@@ -179,11 +174,14 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         for module in (inner for part in models_of(case) for inner in part.module.modules()):
             if isinstance(module, nn.DataParallel):
                 module.device_ids = []  # scattering over one device is the module's own forward
-    orphans = _orphans(run, case, run.home)
+    orphans = _orphans(run, case)
     if orphans is not None:
         return orphans
     try:
-        restored = _restored(run, case)
+        restored = restore_case(run.bench, case)
+        for part in optimizers_of(case):
+            record_options(part.optimizer, run.line_in)
+        run.parts = restore_parts(run.bench, case, run.place)
     except UnreadableInput as error:
         return Blame(str(error))
     except Ambiguous:
@@ -192,16 +190,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         figures: dict[str, object] = {"candidates": list(error.candidates)} if error.candidates else {}
         return Blame(str(error), _fix_of(error, run), figures)
     run.figures |= restored.figures
-    return _step(run, case, run.home, restored)
-
-
-def _restored(run: _Run, case: Case) -> Restored:
-    """Load the stored state into a case, and record what sets the options of its optimizers from then on."""
-    restored = restore_case(run.bench, case)
-    for part in optimizers_of(case):
-        record_options(part.optimizer, run.line_in)
-    run.parts = restore_parts(run.bench, case, run.place)
-    return restored
+    return _step(run, case, restored)
 
 
 def called(function: Callable[..., Any], device: torch.device, typed: str) -> Case:
@@ -250,7 +239,7 @@ def _fix_of(error: Mismatch, run: _Run) -> Fix:
     return command if command.text else unsaved(error, error.module, run.entrance)
 
 
-def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
+def _orphans(run: _Run, case: Case) -> Blame | None:
     """The fault of an optimizer whose parameters were replaced in the model after it was built; None for none."""
     models = [(part, name, one) for part in models_of(case) for name, one in part.module.named_parameters()]
     own = {id(one) for _, _, one in models}
@@ -273,11 +262,11 @@ def _orphans(run: _Run, case: Case, home: Line) -> Blame | None:
     fault = f"{optimizer.label}{at} steps {count} that the model no longer has: {model.name}.{name} is not stepped"
     figures = {"tensor": f"{model.name}.{name}", "operation": "torch.optim.Optimizer.step"}
     given = None if run.given is None else run.given.of_parts(model.key, optimizer.key)
-    fix = built_again(given, frames, home)
+    fix = built_again(given, frames, run.home)
     return Blame(fault, fix, figures | (built.evidence if built is not None else {}), then)
 
 
-def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
+def _step(run: _Run, case: Case, restored: Restored) -> Blame | str:
     attempt, moves = Attempt(), len(run.watch.moved)
     taken: list[Taken] = []
     early: dict[int, NamedTensor] = {}
@@ -289,22 +278,18 @@ def _step(run: _Run, case: Case, home: Line, restored: Restored) -> Blame | str:
         taken.append(train_step(case, case.batch, run.place))
     run.figures["seconds"] = round(time.perf_counter() - started, 3)
     if isinstance(attempt.error, UnusableCase):
-        return _unusable(attempt.error, run)
+        is_dataset = isinstance(attempt.error, WholeDataset)
+        figures: dict[str, object] = {"tensor": "batch", "operation": "torch.Tensor.to"} if is_dataset else {}
+        fix = as_batch(run.given, run.home) if is_dataset else NO_FIX
+        return Blame(f"{attempt.error}, in the case at {run.home}", fix, {**figures, **run.home.evidence})
     frames = {part.key: run.watch.built.get(id(part.optimizer)) for part in optimizers_of(case)}
     built = {key: found for key, found in frames.items() if found}
     # Reported if the traceback has no line of the user's code, as for `optimizer.step`.
-    late = run.watch.moved[moves:] or [home, *(found[0].spot.line for found in built.values())]
+    late = run.watch.moved[moves:] or [run.home, *(found[0].spot.line for found in built.values())]
     scene = run.scene._replace(late=late[-1], early=early, built=built)
     if attempt.error is not None:
         return blame(attempt.error, scene._replace(names=names_of(case)))
     return _result(run, case, taken[0], restored, scene._replace(names=names_of(case)))
-
-
-def _unusable(error: UnusableCase, run: _Run) -> Blame:
-    is_dataset = isinstance(error, WholeDataset)
-    figures: dict[str, object] = {"tensor": "batch", "operation": "torch.Tensor.to"} if is_dataset else {}
-    fix = as_batch(run.given, run.home) if is_dataset else NO_FIX
-    return Blame(f"{error}, in the case at {run.home}", fix, {**figures, **run.home.evidence})
 
 
 def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scene) -> Blame | str:
@@ -349,7 +334,10 @@ def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scen
     named = " and ".join(f"{key} ({kind})" if key else kind for key, kind in kinds.items())
     summary = f"{named} on {place}: {loss}, {len(changed):,} of {count} moved, all finite"
     unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
-    notes = [*_whole_dataset(run, case), *_on_cpu(run)]
+    notes = _whole_dataset(run, case)
+    if FELL_BACK:
+        run.figures["on_cpu"] = list(FELL_BACK)
+        notes.append(f"note: not on mps, ran on the CPU: {', '.join(FELL_BACK)}")
     return "; ".join([summary, restored.detail, *computed, *unproven, *notes])
 
 
@@ -367,7 +355,7 @@ def _doubts(
     doubts += [f"no state was restored into {' and '.join(bare)}"] * bool(bare)
     doubts += [f"no parameter moved in the step of {' and '.join(unmoved)}"] * bool(unmoved)
     if missed:
-        doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({listed(missed)})")
+        doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({some(missed, 3)})")
     if cast := restored.figures["cast"]:
         doubts.append(cast_text(cast))
     left = ", ".join(where or "the optimizer's file" for where in restored.left)
@@ -387,13 +375,6 @@ def _off_target(run: _Run, part: OptimizerPart, scene: Scene) -> Blame | None:
     name, device = own[0].name, run.place.device_of(own[0].tensor)
     fault = f"no parameter of the model is on {run.bench.site.target} after the step: {name} is on {device}"
     return Blame(fault, model_first(scene, own[0]), {"tensor": name, "on": device})
-
-
-def _on_cpu(run: _Run) -> list[str]:
-    """A note on operations that mps lacks, and that ran on the CPU."""
-    if FELL_BACK:
-        run.figures["on_cpu"] = list(FELL_BACK)
-    return [f"note: not on mps, ran on the CPU: {', '.join(FELL_BACK)}"] * bool(FELL_BACK)
 
 
 def _whole_dataset(run: _Run, case: Case) -> list[str]:

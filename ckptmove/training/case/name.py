@@ -32,7 +32,8 @@ def parse_case(text: str) -> CaseName:
     """Parse and check a name."""
     home, colon, function = text.rpartition(":")
     is_file = home.endswith(".py") or "/" in home or os.sep in home
-    if not colon or not function.isidentifier() or not (is_file or _is_dotted(home)):
+    is_dotted = all(part.isidentifier() for part in home.split("."))
+    if not colon or not function.isidentifier() or not (is_file or is_dotted):
         raise CaseUnusable(f"'{text}' is not FILE.py:FUNC or pkg.mod:FUNC")
     if is_file:
         _look_for(Path(home), function)
@@ -61,10 +62,6 @@ def name_of(function: Callable[..., object]) -> str:
             f"'{name}' is in no file, so no other process can import it; write it to case.py, and pass 'case.py:{name}'"
         )
     return f"{file}:{name}"
-
-
-def _is_dotted(name: str) -> bool:
-    return all(part.isidentifier() for part in name.split("."))
 
 
 def _look_for(path: Path, function: str) -> None:

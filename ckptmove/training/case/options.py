@@ -52,7 +52,9 @@ class Differing(NamedTuple):
         return {"option": self.option, "groups": list(self.groups), **values, "at": at, "lost": self.is_lost}
 
     def __str__(self) -> str:
-        stored, now = _texts(self.stored, self.now)
+        stored, now = _short(self.stored), _short(self.now)
+        if stored == now:  # they differ in later digits
+            stored, now = str(_plain(self.stored)), str(_plain(self.now))
         return f"{self._named} is {now} at the step, and {stored} in the file: {self._reason}"
 
     @property
@@ -134,7 +136,11 @@ def options_at_step(optimizer: torch.optim.Optimizer, place: StepDevice) -> list
     """The options of each group, with copies of those that are tensors."""
     return [
         AtStep(
-            {key: _on_cpu(value, place) for key, value in group.items() if key not in _IGNORED},
+            {
+                key: place.to_cpu(value).clone() if isinstance(value, torch.Tensor) else value
+                for key, value in group.items()
+                if key not in _IGNORED
+            },
             dict(group.setters) if isinstance(group, _Group) else {},
         )
         for group in optimizer.param_groups
@@ -172,10 +178,6 @@ def _constructors(frame: FrameType | None) -> Iterable[FrameType]:
         frame = frame.f_back
 
 
-def _on_cpu(value: Any, place: StepDevice) -> Any:
-    return place.to_cpu(value).clone() if isinstance(value, torch.Tensor) else value
-
-
 def is_equal(now: Any, stored: Any) -> bool:
     """Whether two options have the same value. A number equals a tensor that holds it in the tensor's precision."""
     if isinstance(now, torch.Tensor) or isinstance(stored, torch.Tensor):
@@ -202,12 +204,6 @@ def _plain(value: Any) -> object:
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
     return value if value is None or isinstance(value, (str, int, float)) else str(value)
-
-
-def _texts(stored: Any, now: Any) -> tuple[str, str]:
-    """Two values as text, with as many digits as they need to differ."""
-    short = _short(stored), _short(now)
-    return short if short[0] != short[1] else (str(_plain(stored)), str(_plain(now)))
 
 
 def _short(value: Any) -> str:

@@ -11,7 +11,6 @@ import torch
 from ckptmove.checkpoint.pairing import parameter_shape
 from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.checkpoint.state_dicts import without_wrappers
-from ckptmove.proof.checks import listed
 from ckptmove.proof.restored.loaded import LoadedFiles
 from ckptmove.proof.step.stored_state import (
     Mismatch,
@@ -24,7 +23,7 @@ from ckptmove.proof.step.stored_state import (
 )
 from ckptmove.proof.step.trial import STEP_ERRORS
 from ckptmove.proof.tensors.wrappers import WithWrappers
-from ckptmove.text import amount
+from ckptmove.text import amount, some
 from ckptmove.training.case.parts import by_key, models_of, optimizers_of
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int, list[str]]
 
 def cast_text(names: Sequence[str]) -> str:
     """The reason why a model with these tensors is not restored bit for bit."""
-    return f"{amount(len(names), 'tensor')} of the file cast to the dtype of the model ({listed(names)})"
+    return f"{amount(len(names), 'tensor')} of the file cast to the dtype of the model ({some(names, 3)})"
 
 
 def own_state(module: nn.Module) -> dict[str, Any]:
@@ -192,9 +191,17 @@ def matching_optimizer(
     sizes = [len(group["params"]) for group in own.optimizer.param_groups]
     fitting = [(record, pairing) for record, pairing in grouped if _group_sizes(record) == sizes]
     if not fitting:
-        raise Mismatch(_sizes(inside, sizes, own))
+        several = len(inside) > 1
+        stored = [_groups(_group_sizes(record)) + f" ({record.where})" * several for record, _ in inside]
+        groups = f"in the checkpoint: {', '.join(stored)}; in the case: {_groups(sizes)}"
+        raise Mismatch(f"{own.label} does not fit the checkpoint; {groups}")
     same = [pair for pair in fitting if not _is_other_class(pair[0], own) and not _other_shape(pair[0], own)]
-    stepping = [pair for pair in same if _steps(pair[1], models)]
+    places = [where for where in models if where]
+    stepping = [
+        (record, pairing)
+        for record, pairing in same
+        if any(one is not None and is_inside(one.name, where) for _, one in pairing.matches for where in places)
+    ]
     left = [record for record, _ in stepping or same]
     chosen = [record for record in left if not is_kept_aside(record.where)] or left
     if len(chosen) > 1:
@@ -202,21 +209,8 @@ def matching_optimizer(
     return chosen[0] if chosen else fitting[0][0]
 
 
-def _steps(pairing: Pairing, models: Collection[str]) -> bool:
-    """Whether an optimizer steps a parameter of one of the state_dicts."""
-    places = [where for where in models if where]
-    return any(one is not None and is_inside(one.name, where) for _, one in pairing.matches for where in places)
-
-
 def _group_sizes(record: OptimizerRecord) -> list[int]:
     return [len(group.params) for group in record.groups]
-
-
-def _sizes(pairings: list[tuple[OptimizerRecord, Pairing]], sizes: list[int], own: OptimizerPart) -> str:
-    several = len(pairings) > 1
-    stored = [_groups(_group_sizes(record)) + f" ({record.where})" * several for record, _ in pairings]
-    groups = f"in the checkpoint: {', '.join(stored)}; in the case: {_groups(sizes)}"
-    return f"{own.label} does not fit the checkpoint; {groups}"
 
 
 def _groups(sizes: list[int]) -> str:
@@ -242,17 +236,13 @@ def _require_class(record: OptimizerRecord, own: OptimizerPart) -> None:
         )
 
 
-class _OtherShape(NamedTuple):
-    """State for a parameter of another shape."""
+def _other_shape(record: OptimizerRecord, own: OptimizerPart) -> tuple[str, tuple[int, ...], torch.Tensor, bool] | None:
+    """The first state whose parameter has another shape: ``load_state_dict`` goes by index alone.
 
-    key: str  # key of the parameter in the checkpoint
-    shape: tuple[int, ...]  # shape of the parameter in the checkpoint
-    parameter: torch.Tensor  # parameter at the same index in the case's optimizer
-    is_order: bool  # whether the optimizer has parameters of all stored shapes, in another order
-
-
-def _other_shape(record: OptimizerRecord, own: OptimizerPart) -> _OtherShape | None:
-    """The first state whose parameter has another shape: ``load_state_dict`` goes by index alone."""
+    Returns:
+        Key and shape of the stored parameter, the parameter of the case at its index, and whether the optimizer of the
+        case has parameters of all stored shapes, in another order.
+    """
     known = {entry.key: parameter_shape(entry, record.algorithm) for entry in record.state}
     keys = [key for group in record.groups for key in group.params]
     parameters = own.parameters
@@ -260,7 +250,7 @@ def _other_shape(record: OptimizerRecord, own: OptimizerPart) -> _OtherShape | N
         (key, shape, one) for key, one in zip(keys, parameters, strict=True) if (shape := known.get(key)) is not None
     ]
     is_order = Counter(shape for _, shape, _ in pairs) <= Counter(tuple(one.shape) for one in parameters)
-    apart = (_OtherShape(key, shape, one, is_order) for key, shape, one in pairs if shape != tuple(one.shape))
+    apart = ((key, shape, one, is_order) for key, shape, one in pairs if shape != tuple(one.shape))
     return next(apart, None)
 
 
@@ -268,15 +258,16 @@ def _require_shapes(record: OptimizerRecord, case: Case, own: OptimizerPart) -> 
     """Raise Mismatch for state of other shapes; in a class that is not torch's, moments may have any shape."""
     apart = _other_shape(record, own)
     is_torchs = type(own.optimizer).__module__.startswith("torch.optim")
-    if apart is None or not (apart.is_order or is_torchs):
+    if apart is None or not (apart[-1] or is_torchs):
         return
+    key, shape, parameter, is_order = apart
     names = {
         id(one): f"{model.name}.{name}" for model in models_of(case) for name, one in model.module.named_parameters()
     }
-    place = names.get(id(apart.parameter), "the parameter")
-    which = f"the state of {apart.key} has shape {list(apart.shape)}, but {place} in its position has shape "
-    which += str(list(apart.parameter.shape))
-    if not apart.is_order:
+    place = names.get(id(parameter), "the parameter")
+    which = f"the state of {key} has shape {list(shape)}, but {place} in its position has shape "
+    which += str(list(parameter.shape))
+    if not is_order:
         raise Mismatch(f"{own.label} does not fit {place_of(record.where)}: {which}")
     raise Mismatch(
         f"the case's {own.name} has its parameters in another order than the checkpoint, and load_state_dict matches "

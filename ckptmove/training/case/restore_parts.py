@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from ckptmove.proof.checks import listed
 from ckptmove.proof.loading.objects import NotAllowed, build
 from ckptmove.proof.loading.storages import Storages
 from ckptmove.proof.step.stored_state import Ambiguous, Mismatch, NeedsUnpickling, is_inside
 from ckptmove.proof.step.trial import STEP_ERRORS
+from ckptmove.text import some
 from ckptmove.training.case.parts import OTHER_FIELDS
 from ckptmove.training.case.step import moved
 from ckptmove.training.case.taken import Taking, accepts, stored_parts, values_at
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 
 class _Target(NamedTuple):
-    """An object of a case."""
-
     field: str  # the field of the case
     key: str | None  # its key in the checkpoint; None for the only object of its field
     value: Any  # the object
@@ -117,7 +115,7 @@ def _rebuilt(bench: Bench, path: str, target: _Target) -> Any:
     nodes = values_at(checkpoint, path)
     if not nodes:
         keys = tuple(filter(None, checkpoint.inventory.root_keys))
-        raise Mismatch(f"{target.name}: the checkpoint has no '{path}'; it has {listed(keys)}", candidates=keys)
+        raise Mismatch(f"{target.name}: the checkpoint has no '{path}'; it has {some(keys, 3)}", candidates=keys)
     homes = {one.key: (part, one) for part in checkpoint.parts for one in part.inventory.storages}
     try:
         with Storages(homes, dict.fromkeys(homes, "cpu")) as storages:

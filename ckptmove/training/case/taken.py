@@ -20,6 +20,7 @@ from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, string_keys
 from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.pickles.tree import Node, Sequence
 from ckptmove.proof.step.trial import STEP_ERRORS
+from ckptmove.proof.tensors.stored import same_bits
 from ckptmove.training.case.options import is_equal
 
 if TYPE_CHECKING:
@@ -59,8 +60,6 @@ class StoredPart(NamedTuple):
 
 
 class _Take(NamedTuple):
-    """A part that was taken."""
-
     part: StoredPart
     receiver: weakref.ref[Any] | None  # the object that took it; None for the state of a library
     source: str  # the library whose function took it (`SOURCES`); empty for none
@@ -72,16 +71,11 @@ class _Take(NamedTuple):
 
 
 class Taking:
-    """The parts of a checkpoint that a training has not taken so far.
-
-    Attributes:
-        parts: all parts.
-    """
+    """The parts of a checkpoint that a training has not taken so far."""
 
     def __init__(
         self, parts: Iterable[StoredPart], tensor: Callable[[TensorRecord], torch.Tensor], place: StepDevice
     ) -> None:
-        """Begin with nothing taken."""
         self.parts = tuple(parts)
         self._tensor = tensor
         self._place = place
@@ -249,15 +243,10 @@ def not_taken(who: str, left: Collection[StoredPart], parts: Iterable[StoredPart
 
 def is_same(now: torch.Tensor, stored: torch.Tensor) -> bool:
     """Whether a tensor has the stored values, in its own dtype, bit for bit."""
-    if now.shape != stored.shape:
-        return False
-    pair = (one.to(now.dtype).contiguous().reshape(-1).view(torch.uint8) for one in (now.detach(), stored.detach()))
-    return torch.equal(*pair)
+    return same_bits(now.detach(), stored.detach().to(now.dtype))
 
 
 class _Members:
-    """The members of a file's tree."""
-
     def __init__(self, part: OpenPart) -> None:
         self._part = part
         self._records = {record.name: record for record in part.inventory.tensors}

@@ -117,7 +117,6 @@ def required_device(node: ast.AST | None) -> str:
 
 
 def _required(given: ast.arguments) -> set[str]:
-    """The parameters without a default."""
     positional = [*given.posonlyargs, *given.args]
     keywords = zip(given.kwonlyargs, given.kw_defaults, strict=True)
     required = [
@@ -161,16 +160,10 @@ def user_frames(entrance: Entrance, frame: FrameType | None) -> list[UserFrame]:
 
 
 class Given(NamedTuple):
-    """Arguments of a call of ``Case``.
+    """Arguments of a call of ``Case`` as expressions; None for a missing one."""
 
-    Attributes:
-        frame: the frame that made the call.
-        statement: the statement that contains the call.
-        model, optimizer, criterion, batch: expressions of the arguments; None for a missing one.
-    """
-
-    frame: UserFrame
-    statement: ast.stmt
+    frame: UserFrame  # the frame that made the call
+    statement: ast.stmt  # the statement that contains the call
     model: ast.expr | None = None
     optimizer: ast.expr | None = None
     criterion: ast.expr | None = None

@@ -112,18 +112,14 @@ def code_of(path: str) -> CodeType:
 
 
 class Entrance:
-    """The case function, and the files of the user's code.
-
-    Attributes:
-        is_loaded: whether the import has ended.
-    """
+    """The case function, and the files of the user's code."""
 
     def __init__(self, name: CaseName) -> None:
         self._name = name
         self._file = os.path.realpath(name.home) if name.is_file else ""
         self._known: dict[str, bool] = {}
         self._home = os.path.realpath(Path(name.home).parent if name.is_file else Path.cwd())
-        self.is_loaded = False
+        self.is_loaded = False  # whether the import has ended
 
     def load(self) -> Callable[..., Any]:
         """Import the function, with the import path of ``python FILE.py`` or ``python -m pkg.mod``."""

@@ -217,6 +217,12 @@ def attribute_assignments(nodes: Iterable[ast.AST], attribute: str) -> Iterator[
             yield node
 
 
+def functions_at(path: str, number: int) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions that begin in a line of a file, decorators included."""
+    every = [one for one in ast.walk(tree_of(path)) if isinstance(one, FUNCTIONS)]
+    return [one for one in every if number in {one.lineno, *(part.lineno for part in one.decorator_list)}]
+
+
 def callee(node: ast.AST | None) -> str:
     """Name of the function that a call calls, without its module; empty for other nodes."""
     function = getattr(node, "func", None)

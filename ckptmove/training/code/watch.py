@@ -91,7 +91,6 @@ class Watch(TorchFunctionMode):
         self._places: dict[tuple[CodeType, int, int], tuple[Spot, str, str]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make a call of torch, and record it."""
         kwargs = kwargs or {}
         self.before_call()
         frame = sys._getframe(1)  # the caller, without a traceback

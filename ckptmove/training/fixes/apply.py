@@ -186,7 +186,6 @@ def _why_not_writable(path: str) -> str:
 
 
 def _edited(file: EditedFile | None, path: str, edit: Edit) -> EditedFile:
-    """A file with one more edit."""
     if file is None:
         data = Path(path).read_bytes()
         file = EditedFile(path, data, data)

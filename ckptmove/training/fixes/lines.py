@@ -11,13 +11,13 @@ import torch
 from ckptmove.text import Argument
 from ckptmove.training.code.calls import device_parameter, required_device
 from ckptmove.training.code.source import (
-    FUNCTIONS,
     SCOPES,
     Line,
     assigned,
     assignment_before,
     callee,
     full_name,
+    functions_at,
     line_of,
     name_of_module,
     nodes_of,
@@ -88,22 +88,17 @@ def returned(line: Line, error: WrongGradient) -> tuple[Line, Fix]:
     if not error.argument:
         return line, Fix("return it on the device of the gradient passed to backward")
     device = f"{error.argument}.device"
-    for one in _returns(line):
+    functions = functions_at(line.path, line.number)
+    returns = [one for each in functions for one in ast.walk(each) if isinstance(one, ast.Return)]
+    for one in (one for one in returns if one.value is not None):
         node = _gradient(one, error.index)
         there, written = f"one.to({device})", ast.unparse(node)
-        text = f"tuple(one if one is None else {there} for one in {written})" if _is_several(node) else ""
+        is_several = isinstance(node, (ast.Tuple, ast.ListComp)) or callee(node) == "tuple"
+        text = f"tuple(one if one is None else {there} for one in {written})" if is_several else ""
         if there not in written and not written.endswith((f".to({device})", "None")):
             fix = replaced(line.path, (node, text or with_to(line.path, node, device)))
             return line_of(line.path, node.lineno), fix
     return line, Fix(f"return it at {line} where the input is: .to({device})")
-
-
-def _returns(line: Line) -> list[ast.Return]:
-    """The ``return`` statements with a value in the function that begins in a line, decorators included."""
-    functions = [one for one in ast.walk(tree_of(line.path)) if isinstance(one, FUNCTIONS)]
-    own = [one for one in functions if line.number in {one.lineno, *(part.lineno for part in one.decorator_list)}]
-    every = [one for function in own for one in ast.walk(function) if isinstance(one, ast.Return)]
-    return [one for one in every if one.value is not None]
 
 
 def _gradient(one: ast.Return, index: int) -> ast.expr:
@@ -114,10 +109,6 @@ def _gradient(one: ast.Return, index: int) -> ast.expr:
         value = built.value
     is_each = isinstance(value, ast.Tuple) and not any(isinstance(part, ast.Starred) for part in value.elts)
     return value.elts[index] if isinstance(value, ast.Tuple) and is_each and index < len(value.elts) else value
-
-
-def _is_several(value: ast.expr) -> bool:
-    return isinstance(value, (ast.Tuple, ast.ListComp)) or (isinstance(value, ast.Call) and callee(value) == "tuple")
 
 
 def of_message(message: str, operands: Sequence[torch.Tensor], running: Running | None, scene: Scene) -> Fix:

@@ -97,13 +97,8 @@ def unsaved(error: Exception, model: nn.Module, entrance: Entrance) -> Fix:
         owner, _, name = key.rpartition(".")
         every = list(nodes_of_class(type(model.get_submodule(owner)))) if key in buffers else []
         for path, node in every:
-            is_kept = is_updated(name, [one for _, one in every], function_of(node))
-            if entrance.is_own(path) and isinstance(node, ast.Call) and _registers(node, name) and not is_kept:
+            given = node.args if callee(node) == "register_buffer" and entrance.is_own(path) else []
+            is_named = any(isinstance(one, ast.Constant) and one.value == name for one in given)
+            if is_named and not is_updated(name, [one for _, one in every], function_of(node)):
                 return replaced(path, (node, f"{text_of(path, node)[:-1].rstrip(', ')}, persistent=False)"))
     return Fix(_UNSAVED)
-
-
-def _registers(call: ast.Call, name: str) -> bool:
-    return callee(call) == "register_buffer" and any(
-        isinstance(one, ast.Constant) and one.value == name for one in call.args
-    )

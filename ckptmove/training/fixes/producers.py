@@ -13,10 +13,10 @@ import torch
 from ckptmove.training.code.calls import devices_of, required_device
 from ckptmove.training.code.containers import Move, moved
 from ckptmove.training.code.source import (
-    FUNCTIONS,
     SCOPES,
     assigned,
     callee,
+    functions_at,
     name_of_module,
     parameters_of,
     since_set,
@@ -42,7 +42,7 @@ def where_returned(name: str, value: object, running: Running, scene: Scene) -> 
     """The ``return`` or ``yield`` with a move of what a variable is set to, and the device.
 
     Args:
-        value: its value: a tensor, or a container of tensors.
+        value: the value of the variable: a tensor, or a container of tensors.
         running: the frame that has it.
 
     Returns:
@@ -56,7 +56,7 @@ def where_returned(name: str, value: object, running: Running, scene: Scene) -> 
     if target is None or call is None or code is None:
         return None
     path = code.co_filename
-    node = _definition(path, code.co_firstlineno)
+    node = next(iter(functions_at(path, code.co_firstlineno)), None)
     if node is None or not scene.entrance.is_own(path) or _calls({running.spot.line.path, path}, node) < _SEVERAL:
         return None
     left = _returned(node)
@@ -88,12 +88,6 @@ def _called(node: ast.expr, frame: FrameType) -> tuple[Any, object]:
         holders = (getattr(owner, "__dict__", {}), *map(vars, type(owner).__mro__))
         found = next((one[node.attr] for one in holders if node.attr in one), None)
     return getattr(found, "__wrapped__", found), owner  # a decorator may wrap it
-
-
-def _definition(path: str, number: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The node of the function that begins in a line, decorators included."""
-    every = (one for one in ast.walk(tree_of(path)) if isinstance(one, FUNCTIONS))
-    return next((one for one in every if number in {one.lineno, *(part.lineno for part in one.decorator_list)}), None)
 
 
 def _calls(paths: set[str], node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -209,19 +209,15 @@ def as_declared(known: NamedTensor, scene: Scene) -> Fix | None:
     is_of_class = any(known.key in vars(one) for one in type(known.holder).__mro__)
     if len(readers) < _SEVERAL or len(classes) != 1 or is_of_class:
         return None
-    if is_updated(known.key, own, None) or any(_is_plain_value(one) for one in written):
+    values = [assigned(next(parents(one)))[1] for one in written]
+    is_plain = any(isinstance(one, ast.Constant) and one.value is not None for one in values)  # no value of a buffer
+    if is_plain or is_updated(known.key, own, None):
         return None
     begins = [(path, one) for path, one in every if isinstance(one, ast.Expr) and callee(one.value) == "__init__"]
     path, begin = next(((path, one) for path, one in begins if classes & {*parents(one)}), ("", None))
     if begin is None or any(_is_too_early(_Setting(path, begin), one) for one in written):
         return None
     return _placed(after(path, begin, f"self.register_buffer({known.key!r}, None, persistent=False)"))
-
-
-def _is_plain_value(target: ast.Attribute) -> bool:
-    """Whether an attribute is assigned a number or a text, which no buffer can be."""
-    value = assigned(next(parents(target)))[1]
-    return isinstance(value, ast.Constant) and value.value is not None
 
 
 def _is_set_late(root: Origin, key: str, scene: Scene) -> bool:

@@ -23,7 +23,7 @@ from ckptmove.training.fixes.edits import Fix, called, reads, replaced, text_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckptmove.training.code.source import Running, Spot
+    from ckptmove.training.code.source import Running
 
 #: Calls whose result is on the CPU.
 _ON_HOST: Final = frozenset({"cpu", "float", "int", "item", "len", "numpy", "tolist"})
@@ -116,7 +116,8 @@ def _where_appended(node: ast.expr, running: Running) -> Fix | None:
     tensors = _on_device(value)
     if not isinstance(value, list) or not tensors:
         return None
-    nodes = [one for one in ast.walk(_scope(node, spot)) if isinstance(one, ast.expr)]
+    function = function_of(node) if isinstance(node, ast.Name) else None  # the whole file may use an attribute
+    nodes = [one for one in ast.walk(function or tree_of(path)) if isinstance(one, ast.expr)]
     if not all(_is_plain(one, path) for one in reads(nodes, name)):
         return None
     appends = [one for one in nodes if isinstance(one, ast.Call) and callee(one) == "append" and len(one.args) == 1]
@@ -128,12 +129,6 @@ def _where_appended(node: ast.expr, running: Running) -> Fix | None:
     text = called(path, left[0], _move(tensors) if any(one.dim() for one in tensors) else "item()")
     fix = replaced(path, (left[0], text))
     return fix if fix.where else None
-
-
-def _scope(node: ast.expr, spot: Spot) -> ast.AST:
-    """What contains all uses of a list: the function of a variable; the file for an attribute."""
-    function = function_of(node) if isinstance(node, ast.Name) else None
-    return function or tree_of(spot.line.path)
 
 
 def _is_plain(node: ast.expr, path: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -14,7 +14,7 @@ from ckptmove.training.fixes.edits import NO_FIX, Fix, replaced, text_of
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ckptmove.model import Inventory, OptimizerRecord
+    from ckptmove.model import Inventory
     from ckptmove.training.code.source import Running
     from ckptmove.training.code.watch import Watch
 
@@ -34,26 +34,6 @@ _WORDS: Final = {
 }
 #: How a line names half precision.
 _HALF: Final = re.compile(r"\bhalf\b|\bfloat16\b")
-
-
-class OtherClass(NamedTuple):
-    """An optimizer that is of another class than the stored one."""
-
-    stored: str  # name of the class that wrote the state of the checkpoint
-    built: str  # name of the class that the user's code builds
-
-    @property
-    def fault(self) -> str:
-        """A sentence with both classes."""
-        return (
-            f"the checkpoint has the state of {self.stored}, and the script builds {self.built}: "
-            "load_state_dict replaced its options and state by those of the file"
-        )
-
-    @property
-    def fix(self) -> str:
-        """The two ways out."""
-        return f"build {self.stored} to resume, or load the model alone, and let a new {self.built} begin without state"
 
 
 def of_training(message: str, running: Running | None, watch: Watch) -> Fix:
@@ -104,23 +84,19 @@ def of_scheduler(message: str, inventory: Inventory) -> str:
     )
 
 
-def of_other_class(error: BaseException, inventory: Inventory) -> OtherClass | None:
-    """The classes of the stored optimizer and of the one that a missing key ended; None if they may be the same."""
+def of_other_class(error: BaseException, inventory: Inventory) -> tuple[str, str] | None:
+    """Class of the stored optimizer, and of the one that a missing key ended; None if they may be the same."""
     if not isinstance(error, KeyError):
         return None
     optimizer = _optimizer_in(error.__traceback__)
-    written = [_classes(one) for one in inventory.optimizers]
+    # Without a name for a class of another library.
+    written = [(one.algorithm,) if one.algorithm is not None else one.candidates for one in inventory.optimizers]
     if optimizer is None or not written:
         return None
     kinds = {kind.__name__ for kind in type(optimizer).__mro__}
     if any(not names or names & kinds for names in map(set, written)):
         return None
-    return OtherClass(" or ".join(dict.fromkeys(name for names in written for name in names)), type(optimizer).__name__)
-
-
-def _classes(record: OptimizerRecord) -> tuple[str, ...]:
-    """The classes of torch that may have written an optimizer's state; none for another library's."""
-    return (record.algorithm,) if record.algorithm is not None else record.candidates
+    return " or ".join(dict.fromkeys(name for names in written for name in names)), type(optimizer).__name__
 
 
 def _optimizer_in(trace: TracebackType | None) -> torch.optim.Optimizer | None:

@@ -28,39 +28,32 @@ class FlatView(NamedTuple):
         return flat[self.first : self.first + self.values.numel()]
 
 
-class FlatParameters(NamedTuple):
-    """Flattened parameters of a model."""
-
-    #: elements that this rank has of each parameter, by the id of the parameter, or of the view of it.
-    slices: dict[int, Slice]
-    views: dict[int, list[FlatView]]  # views of the parameters, by the id of their flat parameter
-
-
-def flat_parameters(model: nn.Module) -> FlatParameters:
+def flat_parameters(model: nn.Module) -> tuple[dict[int, Slice], dict[int, list[FlatView]]]:
     """The flattened parameters of a model; nothing for models other than FSDP1.
 
     From torch/distributed/fsdp/_flat_param.py ``FlatParameter`` and ``_ShardParamInfo``.
+
+    Returns:
+        The elements that this rank has of each parameter, by the id of the parameter, or of the view of it; and the
+        views of the parameters, by the id of their flat parameter.
     """
-    found = FlatParameters({}, {})
-    for handle in _handles(model):
+    slices: dict[int, Slice] = {}
+    views: dict[int, list[FlatView]] = {}
+    for module in model.modules():
+        handle: Any = module._handle if isinstance(module, FullyShardedDataParallel) else None
+        if handle is None:  # also of a wrapper without parameters of its own
+            continue
         flat = handle.flat_param
         if not handle._use_orig_params:
-            own = found.views[id(flat)] = [*_views(flat)]
+            own = views[id(flat)] = [*_views(flat)]
             parameters: list[torch.Tensor] = [view.values for view in own]
         elif handle.uses_sharded_strategy:
             parameters = flat._params
         else:  # parameters have their own shapes
             continue
         for parameter, shape, info in zip(parameters, flat._shapes, flat._shard_param_infos, strict=True):
-            found.slices[id(parameter)] = Slice(info.intra_param_start_idx or 0, parameter.numel(), tuple(shape))
-    return found
-
-
-def _handles(model: nn.Module) -> Iterator[Any]:
-    """The handles of the flat parameters; a wrapper without parameters of its own has none."""
-    for module in model.modules():
-        if isinstance(module, FullyShardedDataParallel) and module._handle is not None:
-            yield module._handle
+            slices[id(parameter)] = Slice(info.intra_param_start_idx or 0, parameter.numel(), tuple(shape))
+    return slices, views
 
 
 def _views(flat: Any) -> Iterator[FlatView]:

@@ -14,7 +14,7 @@ import socket
 import time
 from contextlib import suppress
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,29 +31,19 @@ _LONGEST_FIRST: Final = 2**20
 _LOCAL: Final = "127.0.0.1"
 
 
-class News(NamedTuple):
-    """A message of another rank."""
-
-    rank: int
-    content: dict[str, Any] | None  # the message; None if its process ended without a last message
-
-
 class Host:
-    """The connections of rank 0 to the other ranks.
-
-    Attributes:
-        address: where to connect: host, port and token.
-    """
+    """The connections of rank 0 to the other ranks."""
 
     def __init__(self, launch: Launch) -> None:
-        """Start to listen."""
         self._size = launch.size
         is_local = launch.local_size == launch.size
         self._token = secrets.token_hex(16)
         self._server = _listen(_LOCAL if is_local else "")
         host, port = _LOCAL if is_local else launch.host, self._server.getsockname()[1]
+        #: Where to connect: host, port and token.
         self.address = f"{host} {port} {self._token}"
-        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        #: Messages of the other ranks; None if the process of a rank ended without a last one.
+        self._news: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
         self._connections: dict[int, socket.socket] = {}
         #: First messages of the ranks: their options, or an error.
         self.hellos: dict[int, dict[str, Any]] = {}
@@ -85,7 +75,7 @@ class Host:
             connection.settimeout(None)
             rank = int(first["rank"])
             self._connections[rank] = connection
-            self._news.put(News(rank, first))
+            self._news.put((rank, first))
             for line in reader:
                 self._hear(rank, json.loads(line))
         if rank is not None:
@@ -93,7 +83,7 @@ class Host:
 
     def _hear(self, rank: int, content: dict[str, Any] | None) -> None:
         """Note a last message. If the rank failed, the others may wait for it forever."""
-        self._news.put(News(rank, content))
+        self._news.put((rank, content))
         if content is None or content["failed"]:
             self._failed.set()
 
@@ -162,7 +152,6 @@ class Guest:
     """The connection of another rank to rank 0."""
 
     def __init__(self, address: str, rank: int, hello: dict[str, object]) -> None:
-        """Connect, and send the first message."""
         host, port, token = address.split(" ")
         connection = socket.create_connection((host, int(port)), timeout=START_SECONDS)
         connection.settimeout(None)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from ckptmove.errors import CaseUnusable
-from ckptmove.proof.checks import CASE, check_to_json, listed, passed, skipped
-from ckptmove.text import amount
+from ckptmove.proof.checks import CASE, check_to_json, passed, skipped
+from ckptmove.text import amount, some
 from ckptmove.training.case.step import loss_of, one_batch
 from ckptmove.training.mesh.faults import MESH_CHECKS, rank_failure
 from ckptmove.training.mesh.restore import compare, key_faults, key_fix, load, option_faults
@@ -83,7 +83,6 @@ class Proof:
     """The checks of a mesh proof. All ranks call :meth:`run`; a check that fails on one ends it on all."""
 
     def __init__(self, setting: Setting) -> None:
-        """Begin with no check made."""
         self._setting = setting
         self._ranks = setting.ranks
         #: Number of parameters that step otherwise without their state, and of those with state.
@@ -118,8 +117,8 @@ class Proof:
         asked = self._asked
         faults, fix = key_faults(asked, stored), key_fix(asked, stored)
         detail = f"{amount(len(asked), 'key')} of state, all in the checkpoint, and no other key there"
-        detail += f"; stored under the name of a tied parameter: {listed(stored.tied)}" if stored.tied else ""
-        detail += f"; not restored: {listed(stored.aside)}" if stored.aside else ""
+        detail += f"; stored under the name of a tied parameter: {some(stored.tied, 3)}" if stored.tied else ""
+        detail += f"; not restored: {some(stored.aside, 3)}" if stored.aside else ""
         by_rank = [faults] + [[]] * (self._ranks.size - 1)
         return self._settle("keys", by_rank, detail, fix, named=False, keys=len(asked))
 

@@ -37,7 +37,6 @@ class ParsedReader(FileSystemReader):
     """torch's reader of the files, with metadata that is already parsed."""
 
     def __init__(self, folder: str, metadata: DistributedMetadata) -> None:
-        """Hold the metadata of a folder."""
         super().__init__(folder)
         self._parsed = metadata
 

@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_in_place
 
 from ckptmove.model import OPAQUE
-from ckptmove.proof.checks import listed
 from ckptmove.proof.tensors.stored import bits
+from ckptmove.text import some
 from ckptmove.training.mesh.reader import ParsedReader, SafePlanner
 from ckptmove.training.mesh.stored import Slice, shards_of
 
@@ -47,7 +47,7 @@ def key_faults(asked: frozenset[str], stored: StoredState) -> list[str]:
     left = _left_out(asked, stored)
     then = "dcp.load leaves it out" if stored.distributed else "it is not restored"
     found = [("not in the checkpoint", asked - stored.names), (f"not in state, so {then}", left)]
-    return [f"{what}: {listed(sorted(names), _NAMED)}" for what, names in found if names]
+    return [f"{what}: {some(sorted(names), _NAMED)}" for what, names in found if names]
 
 
 def key_fix(asked: frozenset[str], stored: StoredState) -> str:
@@ -75,7 +75,10 @@ def load(subject: Subject, stored: StoredState, group: Any) -> list[str]:
         try:
             load_in_place(subject.state, storage_reader=reader, planner=planner, process_group=group)
         except CheckpointException as error:
-            return [_error_text(one[0]) for _, one in sorted(error.failures.items())][:1]
+            first, _ = min(error.failures.items())[1]
+            text = " ".join(str(first).split())
+            text = f": {text}" if text else " (the file ends too early)" * isinstance(first, EOFError)
+            return [f"dcp.load raises {type(first).__name__}{text}"]
     flat, paths = flatten_state_dict(subject.state)
     errors: list[str] = []
     for name in sorted(stored.in_files & flat.keys()):
@@ -92,18 +95,12 @@ def load(subject: Subject, stored: StoredState, group: Any) -> list[str]:
 
 def _copy(value: torch.Tensor, stored: StoredState, name: str) -> Iterator[str]:
     """Copy the shards of a rank from a file into a tensor of the state."""
-    shape = stored.tensors[name].record.shape
+    shape = stored.tensors[name][1].shape
     if tuple(value.shape) != shape:
         yield f"{name} is {tuple(value.shape)}, stored as {shape}"
         return
     for where, mine in shards_of(value):
         mine.copy_(stored.region(name, where))
-
-
-def _error_text(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    text = f": {text}" if text else " (the file ends too early)" * isinstance(error, EOFError)
-    return f"dcp.load raises {type(error).__name__}{text}"
 
 
 def compare(subject: Subject, stored: StoredState) -> RestoredRank:

@@ -151,7 +151,9 @@ class Rank:
         """
         with self._stack:
             if self._host is not None:
-                return self._dismiss(self._host, code)
+                self._join({})
+                self._host.dismiss(code)  # a rank that has not connected yet gets the code when it does
+                return code
             with suppress(OSError, TorchBroken, RankFailed):
                 self._join({"failure": self.failure or {}})
             if self._guest is None:
@@ -159,12 +161,6 @@ class Rank:
             if self.failure is not None:
                 self._guest.send({"failed": True, "failure": self.failure})
             return self._guest.wait_for_exit_code()
-
-    def _dismiss(self, host: Host, code: int) -> int:
-        """Send the exit code to the others. One that has not connected yet gets it when it does."""
-        self._join({})
-        host.dismiss(code)
-        return code
 
     def _join(self, hello: dict[str, object]) -> Child:
         """Start the child, and connect to rank 0. Does nothing if that is done."""
@@ -256,7 +252,9 @@ class Rank:
             checks[name] = rank_failure(name, texts, self._launch.size)
             checks |= {one: skipped(one, f"not reached: {name} failed") for one in missing if one != name}
             faults += [RankFault(rank, name, text) for rank, text in ended.items()]
-        is_proven = asked.case is not None and checks["parity"].status == "passed" and not _is_anew(checks["fresh"])
+        is_proven = asked.case is not None and checks["parity"].status == "passed"
+        # An optimizer that has state after a step, and none in the checkpoint, began without it.
+        is_proven = is_proven and not dict(checks["fresh"].evidence).get("anew")
         runs: list[CheckResult] = []
         if asked.case is not None:
             figures = {
@@ -283,7 +281,6 @@ class Rank:
         return replace(result, proven=result.passed and is_proven)
 
     def _endings(self, answers: Answers) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Last messages of all ranks."""
         host = cast("Host", self._host)
         own = _ending_of(answers)
         if host.has_ended_child and _exit_code({"check": check_to_json(own)}) < 0:
@@ -305,13 +302,7 @@ def _kind_of_each(request: VerifyRequest) -> str:
     return kind if kind in _INDEXED and request.case is not None else ""
 
 
-def _is_anew(fresh: CheckResult) -> bool:
-    """Whether the optimizer began without stored state that it has after a step."""
-    return bool(dict(fresh.evidence).get("anew"))
-
-
 def _refuse_options(request: VerifyRequest) -> None:
-    """Raise for options that cannot be used under torchrun."""
     refuse_request(request)
     used = {
         "--script": request.script is not None,
@@ -336,7 +327,6 @@ def _ending_of(answers: Answers) -> CheckResult:
 
 
 def _messages(started: Child) -> Iterator[dict[str, Any]]:
-    """Messages of a child, until it ends."""
     for line in iter(cast("Any", started.process.stdout).readline, ""):
         with suppress(ValueError):
             message = json.loads(line)

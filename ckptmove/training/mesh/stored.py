@@ -61,11 +61,6 @@ class Slice(NamedTuple):
         return whole.reshape(-1)[self.first : self.first + self.numel]
 
 
-class _StoredTensor(NamedTuple):
-    part: OpenPart
-    record: TensorRecord
-
-
 class StoredState:
     """The values of a checkpoint, by their names in the state of a case.
 
@@ -74,7 +69,7 @@ class StoredState:
 
     Attributes:
         distributed: parts that ``torch.distributed.checkpoint`` can load.
-        tensors: the tensors.
+        tensors: the tensors, each with its part.
         objects: values of the other parts that are not tensors.
         names: names of all values, also those of objects in distributed parts.
         in_files: names of the values in other parts.
@@ -95,7 +90,7 @@ class StoredState:
         self._read = StoredTensors(checkpoint.parts)
         self.distributed: list[DistributedPart] = []
         self._chunked: dict[str, ChunkedTensor] = {}
-        self.tensors: dict[str, _StoredTensor] = {}
+        self.tensors: dict[str, tuple[OpenPart, TensorRecord]] = {}
         self.objects: dict[str, Any] = {}
         self.names: set[str] = set()
         self.in_files: set[str] = set()
@@ -116,7 +111,7 @@ class StoredState:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._read.__exit__(None, None, None)
+        self._read.__exit__()
 
     def _match(self, part: OpenPart, asked: Collection[str]) -> None:
         own = named(part, asked)
@@ -137,7 +132,7 @@ class StoredState:
         if both:
             raise UsageError(f"{part.path} and another file have {min(both)!r}: name one of them, or its folder")
         self.names |= placed.keys()
-        tensors = {part.own_name(one.name): _StoredTensor(part, one) for one in part.inventory.tensors}
+        tensors = {part.own_name(one.name): (part, one) for one in part.inventory.tensors}
         own_tensors = {prefix + own.names.get(name, name): one for name, one in tensors.items()}
         self.tensors |= {name: one for name, one in own_tensors.items() if name in placed}
         if not isinstance(part, DistributedPart):
@@ -159,7 +154,7 @@ class StoredState:
     @property
     def has_moments(self) -> bool:
         """Whether it has state of an optimizer other than counters."""
-        return any(one.record.role == "optimizer" and one.record.shape for one in self.tensors.values())
+        return any(record.role == "optimizer" and record.shape for _, record in self.tensors.values())
 
     @property
     def saved_by(self) -> int | None:
@@ -182,7 +177,7 @@ class StoredState:
 
     def region(self, name: str, where: Region | Slice | None = None) -> torch.Tensor:
         """Some elements of a tensor on the CPU; by default all of it."""
-        record = self.tensors[name].record
+        _, record = self.tensors[name]
         if isinstance(where, Slice):
             window = Window(where.first, where.first + where.numel, flat=True)
             return self._read.tensor(record, window).clone()

@@ -37,7 +37,6 @@ class Subject:
     """
 
     def __init__(self, case: Case) -> None:
-        """Find the names."""
         if case.state is None:
             raise CaseUnusable("a case under torchrun needs state, the dict given to torch.distributed.checkpoint.save")
         self.case = case

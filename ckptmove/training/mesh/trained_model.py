@@ -252,8 +252,5 @@ def _prefix(flat: Mapping[str, Any], own: Mapping[str, Any]) -> str:
 
 def _is_same(one: Any, other: Any) -> bool:
     """Whether two values share memory, as an EMA of the model does not."""
-    return len({_addresses(value) for value in (one, other)}) == 1
-
-
-def _addresses(value: Any) -> tuple[int, ...]:
-    return tuple(mine.data_ptr() for _, mine in shards_of(value)) if isinstance(value, torch.Tensor) else ()
+    pair = (shards_of(value) if isinstance(value, torch.Tensor) else () for value in (one, other))
+    return len({tuple(shard.data_ptr() for _, shard in shards) for shards in pair}) == 1

@@ -67,7 +67,9 @@ def main() -> None:
         answers.flush()
 
     launch = cast("Launch", find_launch(os.environ))  # its parent has one
-    store = _store(launch)
+    is_master = launch.is_first and not launch.has_store
+    shared = TCPStore(launch.host, launch.port, launch.size, is_master=is_master, wait_for_workers=False)
+    store = PrefixStore(f"ckptmove/{launch.attempt}", shared)  # the keys of this attempt only
     if launch.is_first:
         store.set(_ADDRESS, lines.get())
     else:
@@ -83,7 +85,6 @@ def main() -> None:
 
 
 def _join(request: VerifyRequest, launch: Launch, store: PrefixStore, emit: Emit) -> None:
-    """Join the process group, and answer the request."""
     site = find_site(request.to or "cpu")
     emit({"mode": site.mode})
     backend = "gloo" if site.mode != "real" else f"cpu:gloo,{site.target.partition(':')[0]}:nccl"
@@ -98,13 +99,6 @@ def _follow(stdin: Any, lines: queue.SimpleQueue[str]) -> None:
     for line in stdin:
         lines.put(line.rstrip("\n"))
     os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
-def _store(launch: Launch) -> PrefixStore:
-    """The store of torchrun, with keys of this attempt only."""
-    is_master = launch.is_first and not launch.has_store
-    store = TCPStore(launch.host, launch.port, launch.size, is_master=is_master, wait_for_workers=False)
-    return PrefixStore(f"ckptmove/{launch.attempt}", store)
 
 
 def answer(request: VerifyRequest, emit: Emit) -> None:
@@ -130,8 +124,6 @@ class _Shares:
 
 
 class _Rank:
-    """The checks of this rank."""
-
     def __init__(self, request: VerifyRequest, emit: Emit) -> None:
         self._request, self._emit = request, emit
         self._check = "case"

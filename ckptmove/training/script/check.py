@@ -21,8 +21,8 @@ import torch
 from ckptmove.conversion.notes import is_refused
 from ckptmove.findings.remedies import Source, choose
 from ckptmove.formats.opening import container_class
-from ckptmove.proof.checks import SCRIPT, failed, listed, skipped
-from ckptmove.text import Argument
+from ckptmove.proof.checks import SCRIPT, failed, skipped
+from ckptmove.text import Argument, some
 from ckptmove.training.case.blame import Blame, blame
 from ckptmove.training.case.check import on_target
 from ckptmove.training.case.name import CaseName
@@ -84,7 +84,11 @@ def check_script(
 
     def end(check: CheckResult) -> None:
         answer(check._replace(evidence=tuple({**figures, **dict(check.evidence)}.items())))
-        _end_process()
+        # Exit functions remove temporary folders; they may hang.
+        last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+        last.start()
+        last.join(_LONGEST_EXIT)
+        os._exit(0)
 
     site = bench.site
     if site.reason:
@@ -125,7 +129,8 @@ def check_script(
             error = caught
         session.close()
         # The script may end while an optimizer that it loaded has not made a step.
-        check = session.check or (step.conclude() if session.passed is None and _is_regular(error) else None)
+        is_regular = error is None or (isinstance(error, SystemExit) and not error.code)
+        check = session.check or (step.conclude() if session.passed is None and is_regular else None)
         if check is None:
             if error is None or isinstance(error, SystemExit):
                 check = _without_step(error, session, _last_line(output), Path(path).name)
@@ -135,7 +140,7 @@ def check_script(
                 check = session.passed
     kept = list(dict.fromkeys(session.kept))
     own = {**dict(check.evidence), "not_written": kept, "seconds": round(time.perf_counter() - started, 3)}
-    note = f"; not written, because it was there before: {listed(kept)}" if kept else ""
+    note = f"; not written, because it was there before: {some(kept, 3)}" if kept else ""
     return check._replace(detail=f"{check.detail}{note}", evidence=tuple({**figures, **own}.items()))
 
 
@@ -163,14 +168,6 @@ def _remedy(bench: Bench) -> str:
 
 def _source(bench: Bench) -> Source:
     return Source(bench.request.path, bench.checkpoint, bench.request.limits)
-
-
-def _end_process() -> None:
-    """End the process while the script runs, after exit functions, which remove temporary folders; they may hang."""
-    last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
-    last.start()
-    last.join(_LONGEST_EXIT)
-    os._exit(0)
 
 
 def _run_as_main(path: str, arguments: tuple[str, ...]) -> SystemExit | None:
@@ -202,7 +199,6 @@ def _output() -> Iterator[IO[str]]:
 
 
 def _last_line(output: IO[str]) -> str:
-    """The last line that the script printed."""
     output.flush()
     output.seek(0)
     last = ""
@@ -233,11 +229,6 @@ def _watched(deadline: float | None, session: Session, end: Callable[[CheckResul
         yield
     finally:
         timer.cancel()
-
-
-def _is_regular(error: BaseException | None) -> bool:
-    """Whether a script ended without an error."""
-    return error is None or (isinstance(error, SystemExit) and not error.code)
 
 
 def _without_step(error: BaseException | None, session: Session, last: str, name: str) -> CheckResult:
@@ -271,7 +262,13 @@ def _of_exception(error: BaseException, scene: Scene, session: Session, name: st
     elif session.loads and (command := prefixes.of_error(error, source)).text:
         fix, figures = command.text, {**figures, **command.evidence}
     elif (other := of_other_class(error, source.checkpoint.inventory)) is not None:
-        fault, fix, figures = [*fault, other.fault], other.fix, {**figures, **other._asdict()}
+        stored, built = other
+        fault.append(
+            f"the checkpoint has the state of {stored}, and the script builds {built}: "
+            "load_state_dict replaced its options and state by those of the file"
+        )
+        fix = f"build {stored} to resume, or load the model alone, and let a new {built} begin without state"
+        figures |= {"stored": stored, "built": built}
     elif remedy := of_scheduler(str(error), source.checkpoint.inventory):
         fix = remedy
     elif _NO_INPUT in str(error):

@@ -24,12 +24,12 @@ from torch.distributed.checkpoint import filesystem
 from torch.optim import optimizer as optimizers
 
 from ckptmove.io.file_object import OpenFile
-from ckptmove.proof.checks import SCRIPT, failed, listed
+from ckptmove.proof.checks import SCRIPT, failed
 from ckptmove.proof.loading import load as loading
 from ckptmove.proof.refusal import UnpicklingError, reason_of
 from ckptmove.simulation.generator import DeviceGenerator
 from ckptmove.simulation.replaced import replaced
-from ckptmove.text import Argument, amount
+from ckptmove.text import Argument, amount, some
 from ckptmove.training.case.options import record_options
 from ckptmove.training.case.taken import SOURCES
 from ckptmove.training.code.watch import Watch
@@ -209,7 +209,6 @@ def _save(session: Session, original: Any, obj: Any, f: Any, *args: Any, **kwarg
 
 
 def _save_file(session: Session, original: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-    """The same with the arguments of safetensors."""
     return _save(session, original, tensors, filename, *args, **kwargs)
 
 
@@ -300,12 +299,10 @@ def _take(session: Session, original: Any, *args: Any, receiver: object = None, 
 
 
 def _take_into(session: Session, original: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a method that restores an object."""
     return _take(session, functools.partial(original, target), *args, receiver=target, **kwargs)
 
 
 def _seed(session: Session, original: Any, *args: Any, source: str, **kwargs: Any) -> Any:
-    """Call a function that seeds a library."""
     if session.loads:
         session.note_seeded(source)
     return original(*args, **kwargs)
@@ -456,7 +453,7 @@ def _is_raised_in(frame: FrameType, error: BaseException) -> bool:
 
 def never_loaded(session: Session, fault: str) -> CheckResult:
     """Result for a script that did not load the checkpoint."""
-    fault += f"; it loaded {listed(session.loaded_instead)}" if session.loaded_instead else ""
+    fault += f"; it loaded {some(session.loaded_instead, 3)}" if session.loaded_instead else ""
     is_named = any(session.is_inside(one.rpartition("=")[2]) for one in session.arguments)
     fault += "; its arguments name the checkpoint, but it never opens it" if is_named else ""
     fix = "" if is_named else how_to_resume()

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import torch
 
-from ckptmove.proof.checks import SCRIPT, listed, skipped
+from ckptmove.proof.checks import SCRIPT, skipped
+from ckptmove.text import some
 from ckptmove.training.code.containers import MAPPINGS
 from ckptmove.training.code.source import line_of
 
@@ -109,9 +110,9 @@ class Session:
         self.is_loading = False
         self.is_harmless = False
         self.skipped_steps = 0
-        self.note_taken: Callable[..., None] = _ignore
-        self.note_seeded: Callable[[str], None] = _ignore
-        self.note_first: Callable[[], None] = _nothing
+        self.note_taken: Callable[..., None] = lambda *_: None
+        self.note_seeded: Callable[[str], None] = lambda _: None
+        self.note_first: Callable[[], None] = lambda: None
         self._path = os.path.realpath(path)
         self._home = home
         self._end = end
@@ -198,12 +199,12 @@ class Session:
 
     def but_loaded(self) -> str:
         """Clause for a fault that names the files of ``loaded_instead``; empty without one."""
-        return f"; it loaded {listed(self.loaded_instead)}, not the checkpoint" if self.loaded_instead else ""
+        return f"; it loaded {some(self.loaded_instead, 3)}, not the checkpoint" if self.loaded_instead else ""
 
     def refuse_foreign(self) -> None:
         """Stop a script that would unpickle a ``.metadata`` with names that are not torch's."""
         if self._foreign:
-            self.stop_unpickling(f".metadata names {listed(self._foreign)}")
+            self.stop_unpickling(f".metadata names {some(self._foreign, 3)}")
 
     def stop_unpickling(self, reason: str) -> NoReturn:
         """Stop a script that would unpickle the checkpoint."""
@@ -279,14 +280,6 @@ def _is_owner(holder: object) -> bool:
     return not isinstance(holder, (FrameType, CellType, GeneratorType)) and not type(holder).__module__.startswith(
         _PACKAGE
     )
-
-
-def _ignore(_value: object, _receiver: object = None, _source: str = "") -> None:
-    """Note nothing."""
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _path_of(file: object) -> str | None:

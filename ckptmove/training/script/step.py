@@ -16,7 +16,7 @@ from torch import nn
 from ckptmove.case import Case
 from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.errors import UnreadableInput
-from ckptmove.proof.checks import SCRIPT, failed, listed, passed
+from ckptmove.proof.checks import SCRIPT, failed, passed
 from ckptmove.proof.restored.loaded import LoadedFiles
 from ckptmove.proof.step.stored_state import (
     Ambiguous,
@@ -26,7 +26,7 @@ from ckptmove.proof.step.stored_state import (
     optimizer_state_dict,
 )
 from ckptmove.proof.tensors.wrappers import WithWrappers
-from ckptmove.text import amount
+from ckptmove.text import amount, some
 from ckptmove.training.case.options import differing_options, doubts_and_notes
 from ckptmove.training.case.parts import OptimizerPart
 from ckptmove.training.case.restore import cast_text, frozen_in, matching_optimizer, own_state
@@ -291,7 +291,7 @@ class ScriptStep:
         differing = [f"model.{name}" for one in models for name in one.differing]
         if differing:
             count = amount(len(differing), "tensor")
-            doubts.append(f"{count} not as stored before the step ({listed(differing)})")
+            doubts.append(f"{count} not as stored before the step ({some(differing, 3)})")
         cast = [f"model.{name}" for one in models for name in one.cast]
         if cast:
             doubts.append(cast_text(cast))
@@ -306,7 +306,7 @@ class ScriptStep:
         names = self._names(models)
         missed = [names.get(id(missed), "a parameter") for one in optimizers for missed in one.steps.missed]
         if missed:
-            doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({listed(missed)})")
+            doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({some(missed, 3)})")
         found = {one.where for one in optimizers}
         left = [one.where for one, _ in self._bench.pairings if one.where not in found and not is_kept_aside(one.where)]
         if left and not any(one.fault for one in optimizers):
@@ -329,18 +329,16 @@ def _each_fitting(compare: Callable[[str | None], _Compared]) -> tuple[list[_Com
     return found, fault
 
 
-def _has_state(now: Any, stored: Mapping[str, Any], place: StepDevice) -> bool:
-    """Whether the state of a parameter has the stored values; options may be added."""
-    return isinstance(now, dict) and all(_is_value(now.get(key), value, place) for key, value in stored.items())
-
-
-def _is_value(now: Any, stored: Any, place: StepDevice) -> bool:
+def _has_state(now: Any, stored: Any, place: StepDevice) -> bool:
+    """Whether the state of a parameter, or a value in it, has the stored values; options may be added."""
     if isinstance(stored, torch.Tensor):
         return isinstance(now, torch.Tensor) and is_same(place.to_cpu(now), stored)
+    if isinstance(stored, dict):
+        return isinstance(now, dict) and all(_has_state(now.get(key), one, place) for key, one in stored.items())
     if isinstance(stored, (list, tuple)):
         is_like = isinstance(now, type(stored)) and len(now) == len(stored)
-        return is_like and all(map(lambda a, b: _is_value(a, b, place), now, stored))
-    return _has_state(now, stored, place) if isinstance(stored, dict) else bool(now == stored)
+        return is_like and all(map(_has_state, now, stored, repeat(place)))
+    return bool(now == stored)
 
 
 def _held(optimizer: torch.optim.Optimizer) -> set[int]:
@@ -360,7 +358,6 @@ def _outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def _live(kind: type[Any]) -> list[Any]:
-    """The instances of a class in this process."""
     every = gc.get_objects()
     return [*compress(every, map(issubclass, map(type, every), repeat(kind)))]
 
