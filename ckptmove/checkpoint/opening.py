@@ -75,7 +75,9 @@ def open_checkpoint(
             if isinstance(location, Address):
                 found, traffic = _remote(location, limits, stack, files=files, tree=tree, members=members)
             elif is_folder(location):
-                found = _listing(location, limits, members)
+                found = list_directory(location, limits)
+                if members is not None:
+                    found = found.only({member.path for member in members})
             else:
                 found = _file(location, limits, stack, files=files, tree=tree)
             if isinstance(found, OpenCheckpoint):
@@ -100,11 +102,6 @@ def open_checkpoint(
         opened = [replace(checkpoint, traffic=traffic)]
         del checkpoint, found
         yield opened.pop()  # this function keeps no reference, so a caller can free the inventory
-
-
-def _listing(folder: str, limits: Limits, members: Sequence[WalkedFile] | None) -> Listing:
-    listing = list_directory(folder, limits)
-    return listing if members is None else listing.only({member.path for member in members})
 
 
 def _file(path: str, limits: Limits, stack: ExitStack, *, files: bool, tree: TreeUse) -> OpenCheckpoint | Listing:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.checkpoint.inventory.megatron import copies, is_in_buckets
 from ckptmove.checkpoint.inventory.partitions import is_partitioned, partitions
-from ckptmove.checkpoint.state_dicts import EMA, Scope, is_never_trained, model_scopes, without_wrappers
+from ckptmove.checkpoint.state_dicts import EMA, FreePlaces, Scope, is_never_trained, model_scopes, without_wrappers
 from ckptmove.torch_facts.optimizers import TABLE
 
 if TYPE_CHECKING:
@@ -238,7 +238,9 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], lost: str = "")
     if optimizer.algorithm == "LBFGS" and not any(len(scope.parameters) == len(keys) for scope in scopes):
         return _as_one_vector(optimizer, len(keys), scopes)
     state = {entry.key: parameter_shape(entry, optimizer.algorithm) for entry in optimizer.state}
-    state |= _never_trained([key for key in keys if key not in state], scopes[-1])
+    without_state = [key for key in keys if key not in state]
+    frozen = [tensor.shape for tensor in scopes[-1].parameters if is_never_trained(tensor.name)]
+    state |= zip(without_state, frozen, strict=True) if len(without_state) == len(frozen) else ()
     shapes = [[state.get(key) for key in group] for group in groups]
     fits = [fit for scope in scopes if (fit := _fit(shapes, scope)) is not None]
     if fits:
@@ -248,12 +250,6 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], lost: str = "")
         if fits:
             return _by_shapes(optimizer, fits)._replace(how="sorted")
     return _not_in_order(optimizer, [shape for group in shapes for shape in group], scopes)
-
-
-def _never_trained(without_state: list[str], whole: Scope) -> dict[str, Shape]:
-    """Shapes of the parameters without state, if they are as many as the weights that their library always freezes."""
-    frozen = [tensor.shape for tensor in whole.parameters if is_never_trained(tensor.name)]
-    return dict(zip(without_state, frozen, strict=True)) if len(without_state) == len(frozen) else {}
 
 
 def _as_one_vector(optimizer: OptimizerRecord, count: int, scopes: tuple[Scope, ...]) -> Pairing:
@@ -450,7 +446,7 @@ def _by_kinds(groups: list[list[Shape | None]], fit: _Fit) -> _Fit:
 
 def _embed(runs: list[list[Shape | None]], index: Index) -> list[int] | None:
     """Return the leftmost places of each run in turn, each used once; None if a run does not fit."""
-    free = index.all_free()
+    free = FreePlaces(index.places)
     places: list[int] = []
     for run in runs:
         at = -1

@@ -290,7 +290,11 @@ def _read(source: ByteSource, limits: Limits, tree: TreeUse) -> FileContent:
 
 
 def _content(container: Container, machine: Machine, limits: Limits, tree: TreeUse) -> FileContent:
-    is_kept = tree != "inventory" or _is_refused(machine)
+    is_kept = (
+        tree != "inventory"
+        or bool(machine.foreign or machine.filled)
+        or not all(classify(name).weights_only for name in machine.globals)
+    )
     if tree == "objects" and container.has_devices:
         from ckptmove.checkpoint.inventory.storages import storage_inventory
 
@@ -301,10 +305,6 @@ def _content(container: Container, machine: Machine, limits: Limits, tree: TreeU
         inventory = build_inventory(container, machine, limits, keep_tree=is_kept)
     kept = machine if is_kept else None
     return FileContent(container, kept, inventory, machine.data_bytes, machine.end - machine.begin)
-
-
-def _is_refused(machine: Machine) -> bool:
-    return bool(machine.foreign or machine.filled) or not all(classify(name).weights_only for name in machine.globals)
 
 
 class FilePart(OpenPart):

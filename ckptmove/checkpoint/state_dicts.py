@@ -90,10 +90,6 @@ class Index:
             by_shape.setdefault(shape, []).append(place)
         self.places: dict[Shape | None, Sequence[int]] = {**by_shape, None: range(len(listed))}
 
-    def all_free(self) -> FreePlaces:
-        """Return a new set of places, all free."""
-        return FreePlaces(self.places)
-
 
 class FreePlaces:
     """Places that are still free; a run of taken places is skipped in one step."""
@@ -188,13 +184,10 @@ def parameters_by_state_dict(inventory: Inventory) -> dict[str, tuple[TensorReco
     """
     tensors = model_tensors(inventory) or model_tensors(inventory, EMA)
     parts = _by_state_dict(inventory, tensors)
-    trained = {where: inside for where, inside in parts.items() if not _is_copy(where)} or parts
+    # DeepSpeed saves its frozen parameters twice.
+    copies = {where for where in parts if is_kept_aside(where) or where.endswith("frozen_param_fragments")}
+    trained = {where: inside for where, inside in parts.items() if where not in copies} or parts
     return {where: _parameters((tensor for _, tensor in inside), quantized=True) for where, inside in trained.items()}
-
-
-def _is_copy(where: str) -> bool:
-    """Whether a state_dict repeats another. DeepSpeed saves its frozen parameters twice."""
-    return is_kept_aside(where) or where.endswith("frozen_param_fragments")
 
 
 def _by_state_dict(inventory: Inventory, tensors: Iterable[TensorRecord]) -> dict[str, list[tuple[str, TensorRecord]]]:

@@ -153,7 +153,8 @@ def _look_by_parameter(found: Counterparts, one: OpenCheckpoint) -> None:
 
 
 def _put_in_order(found: Counterparts, one: OpenCheckpoint) -> None:
-    order = {id(record): place for place, record in enumerate(_records(one))}
+    records = chain.from_iterable(part.inventory.tensors for part in one.parts)
+    order = {id(record): place for place, record in enumerate(records)}
     found.pairs.sort(key=lambda pair: order[id(pair[0].record)])
 
 
@@ -191,7 +192,3 @@ def _files(tensors: Sequence[Stored], side: OpenCheckpoint) -> str:
     """Files of the tensors, as text for a message."""
     names = list(dict.fromkeys(stored.part.name for stored in tensors))
     return f"{some(names, _SHOWN)} of {side.path}" if names != [""] else side.path
-
-
-def _records(side: OpenCheckpoint) -> Iterable[TensorRecord]:
-    return chain.from_iterable(part.inventory.tensors for part in side.parts)

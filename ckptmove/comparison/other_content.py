@@ -95,13 +95,10 @@ class OtherContent:
                 self._part(mine, other)
             else:
                 rest |= {id(part): part for part in (mine, other) if id(part) not in matched}
-        self._gathered(rest.values())
-
-    def _gathered(self, parts: Collection[OpenPart]) -> None:
-        """Add a note on files that are split or merged on the other side, unless they contain only tensors."""
-        if all(map(_is_table, parts)) and len({tuple(sorted(part.extras().items())) for part in parts}) <= 1:
-            return
-        self._note_on([part.name or part.path for part in parts], ": only tensors were compared")
+        # Files that are split or merged on the other side need a note, unless they contain only tensors.
+        parts = rest.values()
+        if not all(map(_is_table, parts)) or len({tuple(sorted(part.extras().items())) for part in parts}) > 1:
+            self._note_on([part.name or part.path for part in parts], ": only tensors were compared")
 
     def _part(self, mine: OpenPart, other: OpenPart) -> None:
         """Compare everything in the trees that is not part of a tensor, and content outside the trees."""

@@ -120,11 +120,12 @@ def _planned(inventory: Inventory, policy: Policy, placement: _Placement) -> Mov
     lost = _out_of_place(placement.holders.values())
     casts = frozenset(holder.storage.key for holder in lost if holder.storage.dtype in CAST_DOWN)
     owners = mesh_owners(inventory)
+    refused = (FlagEdit(where, "True", "False", GROUP_FLAG.name, None, flag.site) for where, flag in policy.refused)
     return MovePlan(
         request=policy.request,
         edits=tuple(_edits(placement.holders.values(), casts)),
         kept=tuple(_kept(placement.tensors, policy)),
-        flags=(*_flag_edits(policy), *_mention_edits(inventory.mentions, owners, placement, policy)),
+        flags=(*refused, *_mention_edits(inventory.mentions, owners, placement, policy)),
         inflates=tuple(fact.storage_key for fact in inventory.facts if fact.kind == "compressed-storage"),
     )
 
@@ -145,7 +146,9 @@ def _place(inventory: Inventory, policy: Policy) -> _Placement:
         site = policy.device_site(record)
         if site is not None:
             values_only.update(part.storage for part in record.dense())
-            _hold(holders, site, _device_of(record), answer, (record.name, record.dtype))
+            sites = () if record.device_site is None else (record.device_site,)
+            device = StorageRef(record.name, record.device, record.dtype, 0, record.nbytes, sites, ())
+            _hold(holders, site, device, answer, (record.name, record.dtype))
         else:
             for part in record.parts or (record,):
                 if part.storage is not None:
@@ -157,7 +160,8 @@ def _place(inventory: Inventory, policy: Policy) -> _Placement:
         if unseen not in holders:
             # No tensor views it. A storage that only provides values for a tensor on another device stays; others move
             # with their device.
-            rank, tag = (0, storage.device) if unseen in values_only else policy.decide(_nameless(storage))
+            nameless = TensorRecord("", "other", storage.device, storage.dtype, (), (), storage.key, 0, storage.nbytes)
+            rank, tag = (0, storage.device) if unseen in values_only else policy.decide(nameless)
             holders[unseen] = _Holder(storage, rank, tag, {})
     return _Placement(holders, tensors)
 
@@ -175,15 +179,6 @@ def _hold(
         holders[key] = _Holder(storage, *answer, dict([view]))
     else:
         holder.take(*answer, *view)
-
-
-def _device_of(record: TensorRecord) -> StorageRef:
-    sites = () if record.device_site is None else (record.device_site,)
-    return StorageRef(record.name, record.device, record.dtype, 0, record.nbytes, sites, ())
-
-
-def _nameless(storage: StorageRef) -> TensorRecord:
-    return TensorRecord("", "other", storage.device, storage.dtype, (), (), storage.key, 0, storage.nbytes)
 
 
 def _out_of_place(holders: Collection[_Holder]) -> list[_Holder]:
@@ -235,10 +230,6 @@ def _kept(tensors: Collection[_Placed], policy: Policy) -> Iterator[Kept]:
 
 
 # --- what follows the tensors ----------------------------------------------------------------------------------------
-
-
-def _flag_edits(policy: Policy) -> Iterator[FlagEdit]:
-    return (FlagEdit(where, "True", "False", GROUP_FLAG.name, None, flag.site) for where, flag in policy.refused)
 
 
 def _mention_edits(

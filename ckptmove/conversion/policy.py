@@ -224,7 +224,9 @@ class Policy:
         tags: list[set[str]] = [set() for _ in optimizer.groups]
         before: list[set[str]] = [set() for _ in optimizer.groups]
         for entry in optimizer.state:
-            index, moment = group_of.get(entry.key), _first_moment(entry, scalar_keys)
+            index = group_of.get(entry.key)
+            # The first tensor that is on the device of its parameter.
+            moment = next((one for key, one in entry.tensors if key not in scalar_keys and one.device != "meta"), None)
             tag = None if moment is None else self.decide(moment)[1]
             placed.append((index, tag, entry))
             if index is not None and moment is not None and tag is not None:
@@ -262,11 +264,6 @@ class Policy:
 
 
 _SUPPORT: Final = {"capturable": supports_capturable, "fused": supports_fused}
-
-
-def _first_moment(entry: StateEntry, scalar_keys: Iterable[str]) -> TensorRecord | None:
-    """A tensor of the state that is on the device of its parameter, or None."""
-    return next((one for key, one in entry.tensors if key not in scalar_keys and one.device != "meta"), None)
 
 
 def _staying_options(inventory: Inventory, optimizers: list[dict[str, _GroupFacts]]) -> frozenset[str]:

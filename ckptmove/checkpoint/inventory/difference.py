@@ -72,7 +72,9 @@ def tree_changes(
             inner = _member_pairs(path, mine, other)
         if inner is None:
             if not _is_same(mine, other):
-                yield TreeChange(path or "the root", _shown(mine), _shown(other), _is_lone_tensor(mine, other, tensors))
+                lone = other if mine is _MISSING else mine if other is _MISSING else None
+                is_tensor = tensors is not None and tensors.is_tensor(lone)
+                yield TreeChange(path or "the root", _shown(mine), _shown(other), is_tensor)
         else:
             seen[id(mine), id(other)] = (mine, other)
             stack += (pair for pair in inner if not is_apart(path, pair[0][len(path) + bool(path) :]))
@@ -141,11 +143,6 @@ def _of_tensors(path: str, mine: Value, other: Value, tensors: TensorNodes) -> I
     return None if ours is None or theirs is None else _tensor(path, ours, theirs)
 
 
-def _is_lone_tensor(mine: Value, other: Value, tensors: TensorNodes | None) -> bool:
-    lone = other if mine is _MISSING else mine if other is _MISSING else None
-    return tensors is not None and tensors.is_tensor(lone)
-
-
 def _tensor(path: str, mine: TensorNode, other: TensorNode) -> list[Pair]:
     """Pair the parts of two tensors that are not in their records."""
     if mine.kind != other.kind:
@@ -162,7 +159,10 @@ def _tensor(path: str, mine: TensorNode, other: TensorNode) -> list[Pair]:
 def _member_pairs(path: str, mine: Node, other: Value) -> list[Pair]:
     """Pair the members of two nodes of one type."""
     if isinstance(mine, Sequence) and isinstance(other, Sequence):
-        return _items(path, mine, other)
+        if len(mine.items) != len(other.items):
+            return [(f"the length of {path or 'the root'}", len(mine.items), -1, len(other.items), -1)]
+        both = zip(mine.items, mine.starts, other.items, other.starts, strict=True)
+        return [(_join(path, str(index)), *sides) for index, sides in enumerate(both)]
     if isinstance(mine, Dict) and isinstance(other, Dict):
         return _pairs(path, mine, other)
     if isinstance(mine, Call) and isinstance(other, Call):
@@ -171,13 +171,6 @@ def _member_pairs(path: str, mine: Node, other: Value) -> list[Pair]:
         is_storage = type(mine.pid) is Tuple and mine.pid.items[:1] == ("storage",)
         return [] if is_storage else [(path, mine.pid, mine.pid_start, other.pid, other.pid_start)]
     return [(path, _name(mine), -1, _name(other), -1)]
-
-
-def _items(path: str, mine: Sequence, other: Sequence) -> list[Pair]:
-    if len(mine.items) != len(other.items):
-        return [(f"the length of {path or 'the root'}", len(mine.items), -1, len(other.items), -1)]
-    both = zip(mine.items, mine.starts, other.items, other.starts, strict=True)
-    return [(_join(path, str(index)), *sides) for index, sides in enumerate(both)]
 
 
 def _pairs(path: str, mine: Dict, other: Dict) -> list[Pair]:

@@ -121,7 +121,9 @@ class AssembledTensor:
             first, last = box.before(low), box.before(high)
             if first == last:
                 continue
-            elements, width = self._elements(box.place), box.sizes[-1]
+            if box.place not in self._loaded:
+                self._loaded[box.place] = self._load(box.place)
+            elements, width = self._loaded[box.place], box.sizes[-1]
             if first % width + last - first <= width:  # one run
                 place = (box.position(first) - low) * item
                 elements.read_into(first, memory[place : place + (last - first) * item])
@@ -131,11 +133,6 @@ class AssembledTensor:
             for begin, stop, at in box.runs(first, last):
                 place = (at - low) * item
                 memory[place : place + (stop - begin) * item] = found[(begin - first) * item : (stop - first) * item]
-
-    def _elements(self, place: int) -> ChunkElements:
-        if place not in self._loaded:
-            self._loaded[place] = self._load(place)
-        return self._loaded[place]
 
 
 def _box(shape: tuple[int, ...], chunk: Chunk, place: int) -> _Box:

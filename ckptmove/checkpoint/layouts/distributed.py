@@ -93,14 +93,11 @@ def find_distributed(listing: Listing) -> tuple[DistributedFolder, ...]:
         if ".metadata" in tables:
             found.append(DistributedFolder(f"{prefix}.metadata", files, shards))
         else:
-            ranks = tuple(prefix + name for name in sorted(tables, key=_rank_of))
+            ranks = tuple(
+                prefix + name for name in sorted(tables, key=lambda name: int(name[2:].removesuffix(".metadata")))
+            )
             found += [DistributedFolder(table, files, (), ranks) for table in ranks]
     return tuple(found)
-
-
-def _rank_of(table: str) -> int:
-    """The rank R in the name ``__R.metadata``."""
-    return int(table.removeprefix("__").removesuffix(".metadata"))
 
 
 def is_distributed(name: str) -> bool:
@@ -139,12 +136,14 @@ def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits
         machine = container.read_whole() if objects else container.read()
         inventory = build_inventory(container, machine, limits)
         nbytes = container.metadata_bytes + sum(container.sizes.values())
+    # Files without a reference are left over from an earlier save by more ranks.
+    unnamed = (name for name in sorted(folder.spare) if name not in container.sizes and folder.files[name])
     inventory = replace(
         inventory,
         path=listing.full(folder.folder).rstrip("/"),
         layout="dcp",
         size_bytes=nbytes,
-        facts=(*inventory.facts, *_unnamed(folder, container)),
+        facts=(*inventory.facts, *(ArchiveFact("unnamed-file", name, folder.files[name]) for name in unnamed)),
         # ``.metadata`` stores integer keys as text, and a load restores the keys of the training run.
         optimizers=tuple(one._replace(mistyped=()) for one in inventory.optimizers),
     )
@@ -228,13 +227,6 @@ def _require_streams(listing: Listing, part: DistributedFolder, container: Distr
             raise UnsupportedContainer(source.path, "safetensors", "a safetensors file in a distributed checkpoint")
         if listing.is_remote:
             return
-
-
-def _unnamed(part: DistributedFolder, container: DistributedCheckpoint) -> Iterator[ArchiveFact]:
-    """Files without a reference, left over from an earlier save by more ranks."""
-    for name in sorted(part.spare):
-        if name not in container.sizes and part.files[name]:
-            yield ArchiveFact("unnamed-file", name, part.files[name])
 
 
 def _read_objects(

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.model import (
-        FlagValue,
         GlobalUse,
         Inventory,
         Mention,
         OptimizerRecord,
-        ParamGroup,
         Role,
         StorageRef,
         TensorRecord,
@@ -74,6 +72,8 @@ def file_record(path: str, inventory: Inventory) -> FileRecord:
     Args:
         inventory: its inventory, as a part of the whole.
     """
+    since = [use.weights_only_since for use in inventory.globals if use.weights_only_since is not None]
+    is_refused = inventory.foreign_opcodes or len(since) < len(inventory.globals)
     return FileRecord(
         path=path,
         roles=_roles(inventory),
@@ -82,7 +82,7 @@ def file_record(path: str, inventory: Inventory) -> FileRecord:
         size_bytes=inventory.size_bytes,
         tensors=len(inventory.tensors),
         devices=tuple(dict.fromkeys(tensor.device for tensor in inventory.tensors)),
-        weights_only_since=_since(inventory),
+        weights_only_since=None if is_refused else newest(since),
         refused=()
         if inventory.foreign_opcodes
         else tuple(use.name for use in inventory.globals if not use.weights_only),
@@ -202,18 +202,18 @@ class _Mover:
     def optimizer(self, optimizer: OptimizerRecord) -> OptimizerRecord:
         return optimizer._replace(
             where=self.name(optimizer.where),
-            groups=tuple(map(self._group, optimizer.groups)),
+            groups=tuple(
+                group._replace(
+                    where=self.name(group.where),
+                    flags=tuple(flag._replace(site=flag.site + self._base) for flag in group.flags),
+                )
+                for group in optimizer.groups
+            ),
             state=tuple(
                 entry._replace(tensors=tuple((key, self.tensor(one)) for key, one in entry.tensors))
                 for entry in optimizer.state
             ),
         )
-
-    def _group(self, group: ParamGroup) -> ParamGroup:
-        return group._replace(where=self.name(group.where), flags=tuple(map(self._flag, group.flags)))
-
-    def _flag(self, flag: FlagValue) -> FlagValue:
-        return flag._replace(site=flag.site + self._base)
 
     # --- the inverse, with a negative base ------------------------------------------------------------------------
 
@@ -251,13 +251,6 @@ def _telling(inventory: Inventory) -> tuple[GlobalUse, ...]:
     if container_class(inventory.container).is_distributed:
         return tuple(use for use in inventory.globals if use.verdict == "dangerous")
     return inventory.globals
-
-
-def _since(inventory: Inventory) -> str | None:
-    """First version of torch that loads the pickle in weights-only mode; None if no version does."""
-    since = [use.weights_only_since for use in inventory.globals if use.weights_only_since is not None]
-    is_refused = inventory.foreign_opcodes or len(since) < len(inventory.globals)
-    return None if is_refused else newest(since)
 
 
 def _roles(inventory: Inventory) -> tuple[Role, ...]:

@@ -173,7 +173,4 @@ class ShardsPart(PiecedPart):
         return ChunkElements(StoredBytes(self._source(piece.file), span, "little"), record, span)
 
     def _source(self, file: str) -> ByteSource:
-        return self._files.source(self._full(file))
-
-    def _full(self, file: str) -> str:
-        return f"{self._folder.path}/{file}" if self._folder.path else file
+        return self._files.source(f"{self._folder.path}/{file}" if self._folder.path else file)

@@ -146,18 +146,13 @@ def move_tree(root: Value, plan: MovePlan) -> None:
         if mention is None:
             new[cast("int", flag.site)] = flag.target == "True"
         elif mention.kind == "torch.device":
-            pairs[cast("int", mention.site)] = _device_arguments(flag.target)
+            kind, index = split(flag.target)
+            pairs[cast("int", mention.site)] = (kind,) if index is None else (kind, index)
         else:
             new[cast("int", mention.site)] = flag.target
     missing = {*new, *pairs} - _set_values(root, new, pairs) if new or pairs else ()
     if missing:
         raise UneditablePickle("a value that moves is not in the tree", offset=min(missing))
-
-
-def _device_arguments(tag: str) -> tuple[Value, ...]:
-    """Arguments of ``torch.device``: the type, and the index if the tag has one."""
-    kind, index = split(tag)
-    return (kind,) if index is None else (kind, index)
 
 
 def _set_values(root: Value, new: Mapping[int, Value], pairs: Mapping[int, tuple[Value, ...]]) -> set[int]:

@@ -368,12 +368,9 @@ class _Plain:
         elif type(node) is Dict:
             node.flat[:] = map(self._resolved, node.flat)
         elif type(node) is Call and id(node) not in self._new:
-            self._fill_call(node)
-
-    def _fill_call(self, call: Call) -> None:
-        call.state = self._resolved(call.state)
-        if type(call.args) is Tuple:
-            self._fill(call.args)
+            node.state = self._resolved(node.state)
+            if type(node.args) is Tuple:
+                self._fill(node.args)
 
     def _resolved(self, value: Value) -> Value:
         """Return the final replacement of a value: the value itself if it has none."""

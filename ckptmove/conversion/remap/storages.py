@@ -338,18 +338,15 @@ def _apply(
             _set_dtype(view, target)
     nbytes = change.span.nbytes
     unit = ITEM_BYTES[storage.dtype]
-    kind = _storage_class(target) if target else None
+    kind = None
     if target:
+        name = DTYPE_STORAGE.get(target)
+        kind = Global("torch.storage", "UntypedStorage") if name is None else Global("torch", name)
         nbytes = nbytes // ITEM_BYTES[source] * ITEM_BYTES[target]
         unit = ITEM_BYTES[target] if target in DTYPE_STORAGE else 1
     for pid in pids:
         word, old, key, device, _, *rest = pid.items
         pid.items = (word, kind or old, key, device, nbytes // unit, *rest)
-
-
-def _storage_class(dtype: str) -> Global:
-    name = DTYPE_STORAGE.get(dtype)
-    return Global("torch.storage", "UntypedStorage") if name is None else Global("torch", name)
 
 
 def _set_dtype(view: _View, dtype: str) -> None:
