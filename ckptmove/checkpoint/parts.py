@@ -370,7 +370,6 @@ class FilePart(OpenPart):
 
     @contextmanager
     def _container(self) -> Iterator[Container]:
-        """The container alone."""
         if self._held is not None:
             yield self._held[0]
         else:

@@ -54,7 +54,6 @@ class Scope:
     """
 
     def __init__(self, where: str, members: Sequence[tuple[str, TensorRecord]]) -> None:
-        """Create a scope."""
         self.where = where
         self._members = members
         self.parameters = _parameters(tensor for _, tensor in members)

@@ -175,7 +175,6 @@ class TensorComparison:
             yield f"{some(parted)}: storage shared with another tensor on one side only (tied weights or a view)"
 
     def _pair(self, one: Stored, two: Stored) -> None:
-        """Compare two tensors that are counterparts."""
         mine, other = one.record, two.record
         is_cast = self._is_cast(mine, other)
         follow = set() if self._criteria.devices else {"device", "role", *(["dtype"] if is_cast else [])}

@@ -85,7 +85,6 @@ class Differences(OneLine):
         return not (self.added or self.removed or self.changed or self.uncompared)
 
     def __str__(self) -> str:
-        """One line that says whether they are the same."""
         counts = f"{len(self.added)} added, {len(self.removed)} removed, {len(self.changed)} changed"
         counts += f", {len(self.uncompared)} not compared" if self.uncompared else ""
         return f"{self.first} and {self.second}: {'the same' if self.same else counts}"

@@ -216,7 +216,6 @@ def _tree_changes(
 
 
 def _empty_folders(listing: Listing) -> Iterator[str]:
-    """Empty folders of a directory."""
     parents = {path.rpartition("/")[0] for path in (*listing.names, *(folder.path for folder in listing.folders))}
     return (folder.path for folder in listing.folders if folder.path and folder.path not in parents)
 

@@ -24,7 +24,6 @@ class _Absent:
     """Placeholder for a value that one side lacks."""
 
     def __repr__(self) -> str:
-        """Text for messages."""
         return "absent"
 
 

@@ -113,7 +113,6 @@ class Conversion:
     """
 
     def __init__(self, request: ConvertRequest, checkpoint: OpenCheckpoint) -> None:
-        """Plan the conversion."""
         inventory, move = checkpoint.inventory, request.move
         is_move = move.to is not None or bool(move.mapping)
         self.format = request.format_for(inventory)

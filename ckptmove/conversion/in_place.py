@@ -68,7 +68,6 @@ def _way_back(path: str, patch: Patch, size: int, *, is_remapped: bool) -> str:
 
 
 def _patch(part: FilePart, plan: MovePlan) -> Patch:
-    """The patch of the file that carries out a plan."""
     if any(edit.cast for edit in plan.edits):
         raise InPlaceImpossible(part.path, f"{Argument('cast')} changes the size of tensors")
     with part.content() as (container, machine):
@@ -76,7 +75,6 @@ def _patch(part: FilePart, plan: MovePlan) -> Patch:
 
 
 def _remapped_patch(part: FilePart, conversion: Conversion, remapped: Remapped) -> Patch:
-    """The patch of the file with a new tree."""
     from ckptmove.conversion.remap.new_files import NewFiles
 
     files = NewFiles(remapped, conversion)

@@ -43,7 +43,6 @@ class Converted(OneLine):
     is_refused: bool = False  # whether `torch.load(weights_only=True)` refuses a name or an opcode in the pickle
 
     def __str__(self) -> str:
-        """Return the output and the number of changes in one line."""
         changes = amount(len(self.plan.edits) + len(self.plan.flags), "change")
         return f"wrote {self.output}: {changes}" if self.output is not None else f"dry run: {changes}"
 
@@ -60,5 +59,4 @@ class UndoResult(OneLine):
     notes: tuple[str, ...] = field(default=())  # further information for the user
 
     def __str__(self) -> str:
-        """Return the path, the outcome and the size in one line."""
         return f"{self.path}: {'restored' if self.is_done else 'dry run'}, {self.size:,} bytes"

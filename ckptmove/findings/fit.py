@@ -84,7 +84,6 @@ class Fit(NamedTuple):
     least_bytes: int  # bytes on each of the most devices, with the largest parameter gathered
 
     def __str__(self) -> str:
-        """The verdict with its figures, in one line."""
         verdict = f"{'fits' if self.fits else 'does not fit'} on {Devices(self.ranks, self.capacity)}: "
         if not self.largest_name:
             return f"{verdict}the checkpoint has no parameters of a model"

@@ -36,7 +36,6 @@ class TreeChange(NamedTuple):
     may_be_kept: bool = False
 
     def __str__(self) -> str:
-        """The path and both values, in one line."""
         return f"{self.path} is {self.ours} in place of {self.theirs}"
 
 
@@ -159,10 +158,7 @@ def _tensor(path: str, mine: TensorNode, other: TensorNode) -> list[Pair]:
 def _member_pairs(path: str, mine: Node, other: Value) -> list[Pair]:
     """Pair the members of two nodes of one type."""
     if isinstance(mine, Sequence) and isinstance(other, Sequence):
-        if len(mine.items) != len(other.items):
-            return [(f"the length of {path or 'the root'}", len(mine.items), -1, len(other.items), -1)]
-        both = zip(mine.items, mine.starts, other.items, other.starts, strict=True)
-        return [(_join(path, str(index)), *sides) for index, sides in enumerate(both)]
+        return _items(path, mine, other)
     if isinstance(mine, Dict) and isinstance(other, Dict):
         return _pairs(path, mine, other)
     if isinstance(mine, Call) and isinstance(other, Call):
@@ -171,6 +167,13 @@ def _member_pairs(path: str, mine: Node, other: Value) -> list[Pair]:
         is_storage = type(mine.pid) is Tuple and mine.pid.items[:1] == ("storage",)
         return [] if is_storage else [(path, mine.pid, mine.pid_start, other.pid, other.pid_start)]
     return [(path, _name(mine), -1, _name(other), -1)]
+
+
+def _items(path: str, mine: Sequence, other: Sequence) -> list[Pair]:
+    if len(mine.items) != len(other.items):
+        return [(f"the length of {path or 'the root'}", len(mine.items), -1, len(other.items), -1)]
+    both = zip(mine.items, mine.starts, other.items, other.starts, strict=True)
+    return [(_join(path, str(index)), *sides) for index, sides in enumerate(both)]
 
 
 def _pairs(path: str, mine: Dict, other: Dict) -> list[Pair]:

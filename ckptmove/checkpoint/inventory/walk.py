@@ -74,7 +74,6 @@ class Walk:
     _budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
-        """Set the budget for a pickle of this size."""
         self._budget = Budget(self.limits, self.pickle_bytes)
 
     def run(self, root: Value) -> None:
@@ -210,7 +209,6 @@ class Walk:
             self._count(key, value, place)
 
     def _count(self, key: str, value: float, place: MemberContext) -> None:
-        """Record a step counter."""
         if key not in COUNTER_KEYS or place.depth > _COUNTER_DEPTH:
             return
         if self._may_count(place):

@@ -28,7 +28,6 @@ class ChunkElements:
     """The elements of one chunk, in the order in which torch counts them and in this machine's byte order."""
 
     def __init__(self, stored: StoredBytes, record: TensorRecord, span: Span) -> None:
-        """Hold the tensor of a chunk."""
         self._stored, self._record, self._start = stored, record, span.start
         self._item = ITEM_BYTES[record.dtype]
         self._held = None if is_contiguous(record) else b"".join(blocks(stored, record, span))

@@ -310,7 +310,6 @@ class Reader:
                 self._lines.append(OutlineLine(line.depth + 1, line.name if line.depth else path, line.description))
 
     def _require_something(self) -> None:
-        """Raise an error if nothing was read."""
         listing = self._listing
         if not self._parts and self._unreadable:
             first, *others = self._unreadable
@@ -329,7 +328,6 @@ class Reader:
             raise NotACheckpoint(listing.path, "a distributed checkpoint without any tensor or object")
 
     def _merged(self, outside: tuple[ArchiveFact, ...]) -> DirectoryInventory:
-        """Inventory of all parts together."""
         listing, parts = self._listing, self._parts
         inventory = merge_inventories(listing.path, listing.container, parts, listing.size_bytes)
         contents = inventory.contents

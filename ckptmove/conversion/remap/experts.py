@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import re
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 #: The experts of a layer, the number of one, and the rest of the name.
 _NAME: Final = re.compile(r"(.*\.deepspeed_moe\.experts\.deepspeed_experts\.)(\d{1,9})(\..+)")
-
-
-class _Name(NamedTuple):
-    """The name of a parameter."""
-
-    layer: str  # prefix of all experts of its layer; empty if it is not of an expert
-    number: int  # number of the expert on its rank
-    rest: str  # the rest of the name
 
 
 class Experts:
@@ -50,7 +43,7 @@ class Experts:
             For each parameter its name, its share, and its name there.
         """
         found = []
-        for layer, own in groupby(map(_parsed, names), lambda name: name.layer):
+        for layer, own in groupby(map(_parsed, names), itemgetter(0)):
             count, rest = divmod(self._counts.get(layer, 0), shares)
             if not count or rest:
                 raise ValueError
@@ -75,6 +68,7 @@ def shares_of(ranks: int, count: int, *, data_first: bool) -> list[range]:
     return [range(share, ranks, shares) for share in range(shares)]
 
 
-def _parsed(name: str) -> _Name:
+def _parsed(name: str) -> tuple[str, int, str]:
+    """The prefix of all experts of a layer, empty for other names; the number of one on its rank; the rest."""
     match = _NAME.fullmatch(name)
-    return _Name("", 0, name) if match is None else _Name(match[1], int(match[2]), match[3])
+    return ("", 0, name) if match is None else (match[1], int(match[2]), match[3])

@@ -256,7 +256,6 @@ class _Plain:
         return new
 
     def _object(self, call: Call, link: _Link) -> Value:
-        """Return the plain value of an object."""
         name = modern_name(call.name)
         if name.endswith(_FROM_TYPE) or self._reader.is_tensor(call):
             return self._tensor(call, name, link)

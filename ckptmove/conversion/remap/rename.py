@@ -97,7 +97,6 @@ class KeyMap:
                 raise PartialPrefix(prefix, tuple(having[:_EXAMPLES]), tuple(lacking[:_EXAMPLES]))
 
     def __call__(self, key: str) -> str:
-        """Return the new key."""
         stripped = self._strip(key)
         renamed = next((glob.replace(stripped) for glob in self._globs_of(stripped)), stripped)
         return self._added + renamed

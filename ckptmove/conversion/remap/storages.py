@@ -101,15 +101,6 @@ class _View:
             return None
 
 
-@dataclass(slots=True)
-class _Uses:
-    """All uses of storages in a tree."""
-
-    views: dict[str, list[_View]]  # dense tensors by the key of their storage
-    ids: dict[str, dict[int, Tuple]]  # persistent ids by the key of the storage, each once
-    fixed: set[str]  # keys of storages that are also used in another way
-
-
 def resize(
     root: Value,
     tensors: Sequence[TensorRecord],
@@ -129,7 +120,7 @@ def resize(
     """
     if not (remap.compact or remap.dtype or moved):
         return StoragePlan({}, (), ())
-    uses = _find_uses(root)
+    views, ids = _find_uses(root)
     names: dict[str, dict[str, None]] = defaultdict(dict)
     for record in tensors:
         for part in record.dense():
@@ -140,7 +131,7 @@ def resize(
     trimmed: list[Trimmed] = []
     edits: list[StorageEdit] = []
     for storage in storages:
-        found, extents = tuple(names[storage.key]), _extents(storage, uses)
+        found, extents = tuple(names[storage.key]), _extents(storage, views.get(storage.key, ()))
         cast = casts.get(storage.key) or moved.get(storage.key)
         if cast is not None:
             _require_castable(cast[0], extents, found[0])
@@ -154,7 +145,7 @@ def resize(
             trimmed.append(Trimmed(storage.key, found, storage.nbytes, span.nbytes))
         if cast is not None or span != whole:
             changes[storage.key] = change = StorageChange(span, cast)
-            _apply(storage, extents, uses.ids[storage.key].values(), change)
+            _apply(storage, extents, ids[storage.key].values(), change)
     return StoragePlan(changes, tuple(trimmed), tuple(edits))
 
 
@@ -187,23 +178,26 @@ def _require_unscaled(tensors: Sequence[TensorRecord], casts: Mapping[str, objec
 # --- uses of storages ------------------------------------------------------------------------------------------------
 
 
-def _find_uses(root: Value) -> _Uses:
+def _find_uses(root: Value) -> tuple[dict[str, list[_View]], dict[str, dict[int, Tuple]]]:
+    """Return by the key of a storage its dense tensors, none if it is also used in another way, and its ids."""
     found = list(nodes(root))
-    views = _dense_views(found)
-    uses = _Uses(defaultdict(list), defaultdict(dict), set())
-    for members, view in [((root,), None), *((node.members(), views.get(id(node))) for node in found)]:
+    dense = _dense_views(found)
+    views: dict[str, list[_View]] = defaultdict(list)
+    ids: dict[str, dict[int, Tuple]] = defaultdict(dict)
+    fixed: set[str] = set()
+    for members, view in [((root,), None), *((node.members(), dense.get(id(node))) for node in found)]:
         for index, member in enumerate(members):
             if type(member) is not Persistent or type(member.pid) is not Tuple:
                 continue
             key = _storage_key(member.pid)
             if key is None:
                 continue
-            uses.ids[key][id(member.pid)] = member.pid
+            ids[key][id(member.pid)] = member.pid
             if view is not None and index == 0 and not any(member.pid.items[_PERSISTENT_FIELDS:]):
-                uses.views[key].append(view)
+                views[key].append(view)
             else:
-                uses.fixed.add(key)
-    return uses
+                fixed.add(key)
+    return {key: own for key, own in views.items() if key not in fixed}, ids
 
 
 def _dense_views(found: Iterable[Node]) -> dict[int, _View]:
@@ -238,12 +232,9 @@ def _storage_key(pid: Tuple) -> str | None:
 # --- what changes ----------------------------------------------------------------------------------------------------
 
 
-def _extents(storage: StorageRef, uses: _Uses) -> list[tuple[_View, _Extent]]:
-    """Return the tensors of a storage with their places; empty if the storage has other uses, or a place is unknown."""
-    if storage.key in uses.fixed:
-        return []
-    views = [(view, view.extent(storage)) for view in uses.views.get(storage.key, ())]
-    known = [(view, extent) for view, extent in views if extent is not None]
+def _extents(storage: StorageRef, views: Sequence[_View]) -> list[tuple[_View, _Extent]]:
+    """Return the tensors of a storage with their places; empty if a place is unknown."""
+    known = [(view, extent) for view in views if (extent := view.extent(storage)) is not None]
     return known if len(known) == len(views) else []
 
 
