@@ -53,7 +53,6 @@ def open_checkpoint(
     or an archive are dropped one by one, because thousands of them do not fit into memory.
 
     Args:
-        limits: resource limits for reading each of its files.
         files: whether to read an archive of files as a checkpoint.
         objects: whether to read the objects of a distributed checkpoint that are not tensors.
         ranks: whether to read files of several ranks, with shards of the same DTensors, as one checkpoint.
@@ -62,8 +61,6 @@ def open_checkpoint(
         keep_going: whether to leave out files of a directory or an archive that cannot be read. The error of the first
             is raised if none can be read.
         check: whether to compare every record with its CRC.
-        jobs: number of threads that compare.
-        progress: called with the bytes checked so far and the total.
         members: the files of a directory that belong to the checkpoint, as a search has found them; None for all.
         exclude: folders in a directory that are checkpoints of their own, by their paths in it: they are not read.
     """

@@ -231,8 +231,6 @@ def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> 
     """Read a checkpoint file, without the bytes of its tensors.
 
     Args:
-        source: its bytes.
-        limits: resource limits for reading it.
         tree: what the tree is needed for. Only a tree to edit has the sites of the storages, and no plain tensors;
             others take less time and memory.
     """
@@ -315,12 +313,7 @@ class FilePart(OpenPart):
     """
 
     def __init__(self, content: FileContent, limits: Limits, disk: DiskPlace | None) -> None:
-        """Hold a file that was read, as a whole checkpoint.
-
-        Args:
-            limits: resource limits for reading it again.
-            disk: place of its bytes; None if they are compressed or in memory.
-        """
+        """Hold a file that was read, as a whole checkpoint."""
         container, machine, self.inventory, self.pickle_bytes, nbytes = content
         self.name, self.path, self.base, self.rows = "", container.source.path, 0, ()
         self.byteorder, self.placeholder, self.disk = container.byteorder, container.placeholder, disk

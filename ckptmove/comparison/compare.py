@@ -59,7 +59,6 @@ def compare(first: str, second: str, limits: Limits, measure: Measure, progress:
 
     Args:
         first: a file, a directory or an archive of files.
-        limits: resource limits for reading each of them.
         measure: measures the distance between values; called for blocks whose bytes differ.
         progress: called with the tensor bytes compared so far and the total, as sizes in the first checkpoint.
     """
@@ -125,10 +124,6 @@ class TensorComparison:
 
         Args:
             one: the first checkpoint of :func:`ckptmove.checkpoint.open_checkpoint.side_by_side`.
-            criteria: what counts as a difference.
-            limits: resource limits for reading each of them.
-            measure: measures the distance between values; called for blocks whose bytes differ.
-            progress: called with the tensor bytes compared so far and the total, as sizes in the first checkpoint.
         """
         self._one = one
         self._other = other

@@ -312,11 +312,7 @@ class ObjectComparison:
                 yield change
 
     def rekeyed_changes(self, *, flags_count: bool) -> Iterator[TreeChange]:
-        """Differences in options and other non-tensor state between optimizers, matched by parameter.
-
-        Args:
-            flags_count: whether options that follow the device are compared too.
-        """
+        """Differences in options and other non-tensor state between optimizers, matched by parameter."""
         for optimizer in self._rekeyed:
             for path, mine, theirs in optimizer.changes(flags_count=flags_count):
                 if OPAQUE in (mine, theirs) and ABSENT not in (mine, theirs):

@@ -55,7 +55,6 @@ def _way_back(path: str, patch: Patch, size: int, *, is_remapped: bool) -> str:
     """Note on how to undo the change.
 
     Args:
-        size: size of the file before it, in bytes.
         is_remapped: whether more than devices changed, which an undo restores only if it is forced.
     """
     if not patch.writes:

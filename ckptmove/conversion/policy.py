@@ -126,7 +126,6 @@ class Policy:
     """The rules, applied to one checkpoint and one request.
 
     Attributes:
-        request: the request.
         homes: names of optimizer scalars, each with the tag of the device where its optimizer would create it.
         group_options: names of the tensors in ``param_groups``, and of a scheduler's copies, that stay on the CPU.
         mesh_ranks: names of the tensors of a ``DeviceMesh``.

@@ -35,7 +35,6 @@ def target_format(
     """The format of the output.
 
     Args:
-        output: the output that the user typed, or None.
         default_output: the default output, with the suffix of the source, which is always right.
     """
     if is_sharded:

@@ -51,9 +51,6 @@ def find_lacking(inventory: Inventory) -> tuple[Lacking, ...]:
 
     Loss, EMA, quantized and tied weights, and parameters of other optimizers, are all candidates: an optimizer lacks a
     tensor only if no assignment exists.
-
-    Returns:
-        One result for each optimizer.
     """
     state = {tensor.name for one in inventory.optimizers for entry in one.state for _, tensor in entry.tensors}
     pools: dict[str, _Pool | None] = {}

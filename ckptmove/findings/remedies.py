@@ -90,7 +90,6 @@ class Source:
         """Whether ``convert`` can be called as a user would paste it.
 
         Args:
-            inventory: what was read from the source.
             path: path of the checkpoint, or of one of several in it, as a user sees it.
         """
         if is_hidden(self.location, inventory):
@@ -200,7 +199,6 @@ def choose(inventory: Inventory, source: Source, path: str = "", files: Sequence
 
     Args:
         inventory: the checkpoint that weights-only mode refuses.
-        source: where it was read from.
         path: the one of several checkpoints in a directory that holds what is refused, as a user sees its path; empty
             for all of it.
         files: the refused files of a directory or an archive.

@@ -29,11 +29,7 @@ class Apart(NamedTuple):
 
 
 def find_apart(container: Container, machine: Machine) -> Apart:
-    """Read what a load of the checkpoint does not read.
-
-    Args:
-        machine: machine that has read its object pickle.
-    """
+    """Read what a load of the checkpoint does not read."""
     uses: list[GlobalUse] = []
     facts: list[ArchiveFact] = []
     strays: set[str] = set()

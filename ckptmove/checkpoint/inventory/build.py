@@ -41,8 +41,6 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
     """Build the inventory of a file.
 
     Args:
-        machine: machine that has read its pickle.
-        limits: resource limits for the walk.
         keep_tree: whether the tree is needed afterwards; if not, it is freed before the storages are located.
     """
     walk = Walk(limits, machine.end - machine.begin)
@@ -105,7 +103,6 @@ def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickl
     """Build the inventory of a tree that was changed, and is in no file yet.
 
     Args:
-        limits: resource limits for the walk.
         pickle_bytes: size of the pickles that it was read from.
     """
     walk = Walk(limits, pickle_bytes)

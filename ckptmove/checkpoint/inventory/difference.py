@@ -95,7 +95,6 @@ def kept_changes(
 
     Args:
         sites: starts of both trees, as for :func:`tree_changes`.
-        is_apart: whether the value of a key in the dict at a path is compared elsewhere.
     """
     stack: list[Pair] = [(root, ours, -1, theirs, -1)]
     seen: dict[tuple[int, int], tuple[Value, Value]] = {}

@@ -35,7 +35,6 @@ def outline(root: Value, limits: Limits, pickle_bytes: int) -> tuple[OutlineLine
     """Return the lines of a tree, in the order of the file.
 
     Args:
-        limits: resource limits for depth and lines.
         pickle_bytes: length of the pickle, which limits the number of lines.
     """
     reader = TensorReader()

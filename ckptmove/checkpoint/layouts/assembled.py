@@ -92,7 +92,6 @@ class AssembledTensor:
         """Hold the chunks; a chunk is opened when its elements are read.
 
         Args:
-            dtype: dtype of its elements.
             chunks: disjoint parts that cover the tensor; none is empty.
             load: returns the elements of a chunk, by its index.
         """

@@ -42,7 +42,6 @@ def unread_file(listing: Listing, file: ListedFile, error: NotACheckpoint, insid
     """A file that was not read, if a loader may unpickle it; None for any other file.
 
     Args:
-        error: why it is not a checkpoint.
         inside: what it holds, if it is an archive.
     """
     runs = error.runs or inside.runs

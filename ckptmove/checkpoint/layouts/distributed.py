@@ -118,8 +118,6 @@ def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits
     """Read a distributed checkpoint, without the bytes of its tensors.
 
     Args:
-        listing: the directory that contains it.
-        limits: resource limits for reading it.
         objects: whether to read pieces that are not tensors: options of an optimizer, counters, schedules.
     """
     with ExitStack() as stack:
@@ -160,7 +158,6 @@ class PiecesOfFile(NamedTuple):
         """Check the form of each piece, and return the CRCs in the file.
 
         Args:
-            limits: resource limits for reading a piece.
             turn: called before each piece; it raises to stop.
         """
         found: list[CheckedRange] = []
@@ -261,14 +258,7 @@ def check_pieces(
     progress: Progress | None,
     jobs: int = 1,
 ) -> Iterator[ArchiveFact]:
-    """Read every piece, and compare it with its CRCs and with ``.metadata``.
-
-    Args:
-        container: content of ``.metadata``.
-        limits: resource limits for reading a piece.
-        progress: called with the bytes done so far and the total.
-        jobs: number of threads that read local files.
-    """
+    """Read every piece, and compare it with its CRCs and with ``.metadata``."""
     done, total = 0, sum(container.sizes.values())
 
     def check(batch: _Batch) -> tuple[list[ArchiveFact], int]:

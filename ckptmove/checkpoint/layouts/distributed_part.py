@@ -63,7 +63,6 @@ class DistributedPart(PiecedPart):
         """Hold a folder that was read, as a part of a directory.
 
         Args:
-            limits: resource limits for reading a piece.
             base: offset that is added to its sites.
         """
         folder = read.folder

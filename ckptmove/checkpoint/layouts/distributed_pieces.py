@@ -60,10 +60,7 @@ def check_piece(
     """Facts about damage in a piece, after comparing it with its CRCs and with ``.metadata``.
 
     Args:
-        source: the file that contains it.
         piece: the piece; it ends within the file.
-        container: content of ``.metadata``.
-        limits: resource limits for reading the piece.
     """
     record = f"{piece.file}/{piece.name}"
     try:
@@ -116,9 +113,7 @@ def open_object(source: ByteSource, piece: Piece, limits: Limits) -> Container |
     """The ``torch.save`` of an object; None if the object wrote its own bytes.
 
     Args:
-        source: the file that contains it.
         piece: its piece, which ends within the file.
-        limits: resource limits for reading it.
     """
     try:
         return container_of(PartSource(source, piece.span), limits)

@@ -72,7 +72,6 @@ class GatheredPart(NewTreePart):
 
         Args:
             storages: functions that return the runs of each of its storages, by key: all together are many.
-            limits: resource limits for reading it.
         """
         super().__init__("", path, root, limits)
         self._storages = storages

@@ -40,7 +40,6 @@ def newer_files(listing: Listing, folder: DistributedFolder, sizes: Mapping[str,
     file before it is longer than a copy takes.
 
     Args:
-        listing: the directory that contains the folder.
         sizes: sizes in bytes of the files that its ``.metadata`` names.
     """
     times = {file.path: file.stamp[-1] for file in listing.files}

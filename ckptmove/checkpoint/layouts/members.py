@@ -33,11 +33,7 @@ _CUT: Final = " that is cut off, so members may be missing"
 
 
 class Members(Listing, ABC):
-    """The files of an open archive; its folders and links are copied unchanged.
-
-    Attributes:
-        source: its bytes.
-    """
+    """The files of an open archive; its folders and links are copied unchanged."""
 
     container = "archive"
     form: ClassVar[ArchiveForm]

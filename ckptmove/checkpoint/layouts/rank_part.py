@@ -70,7 +70,6 @@ class RankFilesPart(OpenPart):
 
         Args:
             name: name of the part: that of the group, or empty if it is the whole checkpoint.
-            limits: resource limits for reading a file again.
         """
         lead = group.files[0].part
         self.name, self.base = name, lead.base

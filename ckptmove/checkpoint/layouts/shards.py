@@ -72,11 +72,7 @@ def is_consolidated(part: ShardsPart, folder: ShardsFolder, others: Iterable[Ope
 
 
 class ShardsPart(PiecedPart):
-    """The shards of one folder.
-
-    Attributes:
-        tensors: its tensors by name.
-    """
+    """The shards of one folder."""
 
     has_checksums = False
     byteorder = sys.byteorder
@@ -86,7 +82,6 @@ class ShardsPart(PiecedPart):
         """Read the tables of all shards.
 
         Args:
-            limits: resource limits for reading each of them.
             base: offset of its sites; it has none.
         """
         listing = files.listing

@@ -28,7 +28,6 @@ class NewTreePart(OpenPart):
         Args:
             name: path of the file in the checkpoint; empty for the whole.
             path: the same as users see it.
-            limits: resource limits for reading it.
         """
         self.name, self.path, self.rows, self.base = name, path, (), 0
         # Read back, so that each value has a place of its own: those of the tree are in several pickles.

@@ -58,7 +58,6 @@ def shares_of(ranks: int, count: int, *, data_first: bool) -> list[range]:
     """The data-parallel ranks with the same experts, for each rank of expert parallelism.
 
     Args:
-        ranks: number of data-parallel ranks.
         count: how many of them have the same experts; a divisor.
         data_first: option ``use_data_before_expert_parallelism`` of DeepSpeed.
     """

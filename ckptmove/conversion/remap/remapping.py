@@ -70,7 +70,6 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
 
     Args:
         checkpoint: the checkpoint, with its trees, which are changed.
-        limits: resource limits for walking over the tree.
     """
     options, inventory, listing = plan.request.remap, checkpoint.inventory, checkpoint.listing
     if options.as_root and not (as_file or checkpoint.is_whole):

@@ -42,7 +42,6 @@ class ModuleState:
     """The state_dict of one pickled module, in the order of ``Module.state_dict()``.
 
     Args:
-        limits: resource limits for its depth.
         spend: called with the number of attributes of each module, to limit the work: a module that is registered
             several times has several names.
     """

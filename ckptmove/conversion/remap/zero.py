@@ -91,7 +91,6 @@ def gather_partitions(checkpoint: OpenCheckpoint, limits: Limits) -> OpenCheckpo
 
     Args:
         checkpoint: a directory or an archive, with its trees, which are changed.
-        limits: resource limits for the new tree.
     """
     found = _files(checkpoint)
     if not found:
@@ -230,9 +229,7 @@ class _Gathering:
         """The parameters of a group, in the order of the script.
 
         Args:
-            index: index of the partitions.
             shapes: shapes of the parameters on the first rank, in the order of the partitions.
-            experts: the number of experts.
         """
         shares = self._shares(index)
         names = self._in_order(list(shapes), len(shares[0]))
