@@ -76,11 +76,9 @@ class Pairing(NamedTuple):
 def pair_all(inventory: Inventory, source: Inventory | None = None) -> tuple[Pairing, ...]:
     """Match each optimizer's parameters with the model's tensors, in time proportional to their number.
 
-    In a directory, an optimizer belongs to the model in its own folder, if that has one.
-
-    Args:
-        source: the checkpoint that it was converted from, if known. If that has lost the order of the model's tensors,
-            the order in a single new file was chosen by the conversion, and proves nothing.
+    In a directory, an optimizer belongs to the model in its own folder, if that has one. If ``source``, the checkpoint
+    that it was converted from, has lost the order of the model's tensors, the order in a single new file was chosen by
+    the conversion, and proves nothing.
     """
     if isinstance(inventory, DirectoryInventory):
         found = _pair_in_directory(inventory)
@@ -186,10 +184,7 @@ def moments(entry: StateEntry, algorithm: str | None) -> tuple[tuple[str, Tensor
     """Return the state tensors that ``torch.optim`` creates in the shape of the parameter, with their keys.
 
     Empty for LBFGS and Adafactor, and for state with keys that torch does not write: other optimizers (GaLore, 8-bit
-    Adam) may use torch's keys for tensors of other shapes.
-
-    Args:
-        algorithm: as in ``OptimizerRecord``; None for any class but LBFGS and Adafactor.
+    Adam) may use torch's keys for tensors of other shapes. ``algorithm`` may be None for any class but these two.
     """
     known = _STATE_KEYS.get(algorithm, frozenset()) if algorithm else _ALL_STATE_KEYS
     entry = entry.without_inner()

@@ -230,9 +230,7 @@ class FileContent(NamedTuple):
 def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> FileContent:
     """Read a checkpoint file, without the bytes of its tensors.
 
-    Args:
-        tree: what the tree is needed for. Only a tree to edit has the sites of the storages, and no plain tensors;
-            others take less time and memory.
+    Only a tree to edit has the sites of the storages, and no plain tensors; others take less time and memory.
     """
     with naming_dangers(source, limits):
         return _read(source, limits, tree)

@@ -227,8 +227,7 @@ def without_inner(tensors: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
 def with_wrappers(tensors: Iterable[TensorRecord]) -> Iterator[tuple[TensorRecord, TensorRecord | None]]:
     """Iterate over tensors, each with its outermost wrapper subclass (which can be itself), or None.
 
-    Args:
-        tensors: in the order of the file, in which the tensors inside a wrapper follow it.
+    In the order of the file, the tensors inside a wrapper follow it.
     """
     outermost, inside = None, ""
     for record in tensors:

@@ -191,8 +191,7 @@ def trainer_by_classes(names: Iterable[str]) -> Trainer | None:
 def resumes_despite(layout: str, path: str, refused: Collection[str]) -> bool:
     """Whether a trainer resumes although weights-only mode refuses one of its files.
 
-    Args:
-        refused: the globals in it that weights-only mode refuses; empty if it refuses an opcode.
+    ``refused`` are the globals that it refuses; empty if it refuses an opcode.
     """
     trainer, name = trainer_of(layout), re.split(r"[\\/]", path)[-1]
     if trainer.skips and re.fullmatch(trainer.skips, name):
@@ -245,11 +244,7 @@ def file_role(name: str) -> Role | None:
 
 
 def is_spoiled(name: str, found: str) -> bool:
-    """Whether a file without a checkpoint should have held one.
-
-    Args:
-        found: its content, as in ``NotACheckpoint``.
-    """
+    """Whether a file without a checkpoint should have held one; ``found`` is its content, as in ``NotACheckpoint``."""
     if _LOADED.fullmatch(name) is not None:
         return True
     if name.endswith(".ckpt"):

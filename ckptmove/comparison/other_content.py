@@ -51,11 +51,7 @@ class OtherContent:
     """
 
     def __init__(self, one: OpenCheckpoint, other: OpenCheckpoint, found: Counterparts, *, devices_count: bool) -> None:
-        """Prepare the comparison of two checkpoints.
-
-        Args:
-            devices_count: whether to compare devices, and the flags that follow them.
-        """
+        """Prepare the comparison of two checkpoints, with the flags that follow devices if these count."""
         self._devices_count = devices_count
         self._one = one
         self._other = other
@@ -259,12 +255,7 @@ class ObjectComparison:
     """
 
     def __init__(self, ours: OpenPart, theirs: OpenPart, rekeyed: Sequence[RekeyedOptimizer]) -> None:
-        """Prepare the comparison of two parts.
-
-        Args:
-            theirs: the part that it should equal.
-            rekeyed: optimizers whose keys or form differ (:func:`ckptmove.comparison.rekeyed.find_rekeyed`).
-        """
+        """Prepare the comparison with the part that it should equal; optimizers in ``rekeyed`` have other keys."""
         self._ours, self._theirs = ours, theirs
         own = {id(optimizer) for optimizer in ours.inventory.optimizers}
         self._rekeyed = [optimizer for optimizer in rekeyed if id(optimizer.one) in own]
@@ -301,8 +292,7 @@ class ObjectComparison:
     def kept_changes(self, sites: tuple[Collection[int], Collection[int]] = ((), ())) -> Iterator[TreeChange]:
         """Differences between the parts, in objects that a distributed checkpoint stores.
 
-        Args:
-            sites: starts of operations, in each pickle, whose values may differ because they follow the device.
+        ``sites`` are starts of operations, in each pickle, whose values may differ because they follow the device.
         """
         trees = self._ours.tree(), self._theirs.tree()
         for change in kept_changes(*trees, TensorNodes(), sites=sites, is_apart=self.is_apart):

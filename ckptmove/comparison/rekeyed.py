@@ -53,10 +53,8 @@ class RekeyedOptimizer(NamedTuple):
     def changes(self, *, flags_count: bool) -> Iterator[tuple[str, object, object]]:
         """Differences in groups, options and non-tensor state: the path and both values.
 
-        A value that one side lacks is ``ABSENT``. An object of some class is ``OPAQUE`` and cannot be compared.
-
-        Args:
-            flags_count: whether options that follow the device are compared too.
+        A value that one side lacks is ``ABSENT``. An object of some class is ``OPAQUE`` and cannot be compared. Options
+        that follow the device are compared if ``flags_count``.
         """
         if not self.keys:
             return

@@ -52,11 +52,7 @@ def notes_on_names(path: str) -> Iterator[str]:
 
 
 def _way_back(path: str, patch: Patch, size: int, *, is_remapped: bool) -> str:
-    """Note on how to undo the change.
-
-    Args:
-        is_remapped: whether more than devices changed, which an undo restores only if it is forced.
-    """
+    """Note on how to undo the change. What changes more than devices is only undone if it is forced."""
     if not patch.writes:
         return "the original is restored, byte for byte"
     if not patch.can_undo:

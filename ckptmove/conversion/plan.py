@@ -87,17 +87,11 @@ def require_dtypes(inventory: Inventory, request: MoveRequest) -> None:
 
 
 def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:
-    """Decide on every change of a conversion.
+    """Decide on every change of a conversion; the plan is empty if the checkpoint already is as requested.
 
-    Moves are per storage: if tensors with different decisions share one, the highest rule wins and the others
-    follow. Planning the result of a plan gives an empty plan, unless the request also moves a target device
-    elsewhere.
-
-    Args:
-        request: the request; its tags as :func:`ckptmove.torch_facts.devices.parse_target` returns them.
-
-    Returns:
-        The plan; empty if the checkpoint already is as requested.
+    Moves are per storage: if tensors with different decisions share one, the highest rule wins and the others follow.
+    Planning the result of a plan gives an empty plan, unless the request also moves a target device elsewhere. The tags
+    of the request are as :func:`ckptmove.torch_facts.devices.parse_target` returns them.
     """
     policy = Policy(inventory, request)
     holders, tensors = _place(inventory, policy)

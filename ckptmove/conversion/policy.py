@@ -188,8 +188,7 @@ class Policy:
     def keeps_site(self, site: int) -> bool:
         """Whether ``--keep`` matches a value by any of the paths that lead to it.
 
-        Args:
-            site: start of the operation that pushes the value; the same for all paths.
+        All of them lead to the same operation that pushes the value, whose start is the site.
         """
         return site in self._kept_sites
 

@@ -51,10 +51,8 @@ def target_device(inventory: Inventory, context: Context) -> str | None:
     """Return the target, or else the device with most bytes of the model; None if no tensor has a device.
 
     Without a model, the state of the optimizers counts; without that, all tensors. Meta tensors, and tensors of formats
-    without devices, do not count.
-
-    Returns:
-        A tag from the file. :func:`ckptmove.torch_facts.devices.parse_target` does not accept every tag.
+    without devices, do not count. A tag from the file may be none that
+    :func:`ckptmove.torch_facts.devices.parse_target` accepts.
     """
     known = context.target or context.home
     if known is not None:
@@ -110,9 +108,7 @@ def available_device(tag: str, context: Context) -> str:
 def convert_command(inventory: Inventory, context: Context, where: Sequence[str], *options: Argument) -> str:
     """Return the command that converts the checkpoint for the target device; empty if ``convert`` refuses it.
 
-    Args:
-        inventory: the file or directory. If it is a directory of several checkpoints, one of them is converted, because
-            the others may be right as they are.
+    Of a directory of several checkpoints, one is converted, because the others may be right as they are.
     """
     container = container_class(inventory.container)
     if not container.is_editable:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.findings.context import Context
-    from ckptmove.model import Finding, Inventory, OptimizerRecord, ParamGroup, StateEntry, TensorRecord
+    from ckptmove.model import Finding, Inventory, OptimizerRecord, ParamGroup, TensorRecord
 
 #: Counters that torch keeps on the CPU unless the group is capturable or fused.
 _COUNTERS: Final = ("step", "mu_product")
@@ -169,7 +169,10 @@ def group_size(inventory: Inventory, context: Context) -> Iterator[Finding]:
     parameter: some optimizers keep values of their own there.
     """
     for optimizer, lacking in zip(inventory.optimizers, context.lacking, strict=True):
-        unlisted = _unlisted(optimizer)
+        listed = {key for group in optimizer.groups for key in group.params}
+        is_by_number = all(key.isdecimal() for key in listed)
+        unlisted = [entry for entry in optimizer.state if entry.key not in listed] if optimizer.groups else []
+        unlisted = [entry for entry in unlisted if entry.key.isdecimal() or not is_by_number]
         root = f"{optimizer.where}." if optimizer.where else ""
         faults: dict[str, list[str]] = {}
         if lacking.listed:
@@ -311,14 +314,6 @@ def _writes_state(optimizer: OptimizerRecord) -> bool:
 
 def _dtypes(tensors: Iterable[TensorRecord]) -> str:
     return some([*dict.fromkeys(tensor.dtype for tensor in tensors)], most=2)
-
-
-def _unlisted(optimizer: OptimizerRecord) -> list[StateEntry]:
-    """Return the state of parameters that no group lists."""
-    listed = {key for group in optimizer.groups for key in group.params}
-    is_by_number = all(key.isdecimal() for key in listed)
-    unlisted = [entry for entry in optimizer.state if entry.key not in listed] if optimizer.groups else []
-    return [entry for entry in unlisted if entry.key.isdecimal() or not is_by_number]
 
 
 def _convert_keys(optimizer: OptimizerRecord) -> str:

@@ -54,13 +54,10 @@ class Source:
     tried: dict[tuple[str, tuple[Argument, ...]], Converted | None] = field(default_factory=dict)
 
     def becomes_plain(self, folder: str = "") -> bool:
-        """Whether ``convert --plain`` can write a copy that weights-only mode accepts.
+        """Whether ``convert --plain`` can write a copy of a folder, or of all, that weights-only mode accepts.
 
         Only objects can prevent that in a file, which is judged by its tree. The whole plan is needed for a file whose
         tree leaves out strings, for files of ranks that are read as one, and for other changes.
-
-        Args:
-            folder: path in the checkpoint of one of several; empty for all of it.
         """
         from ckptmove.conversion.remap.plain import require_plain
 
@@ -87,11 +84,7 @@ class Source:
         return made is not None and not made.is_refused
 
     def converts(self, inventory: Inventory, path: str, *options: Argument) -> bool:
-        """Whether ``convert`` can be called as a user would paste it.
-
-        Args:
-            path: path of the checkpoint, or of one of several in it, as a user sees it.
-        """
+        """Whether ``convert`` can be called with a path as a user would paste it."""
         if is_hidden(self.location, inventory):
             return False
         # A trial would read a URL again, and takes as much memory as the trees that are held.

@@ -38,11 +38,7 @@ _MOST_MENTIONS: Final = 100_000
 
 
 def build_inventory(container: Container, machine: Machine, limits: Limits, *, keep_tree: bool = True) -> Inventory:
-    """Build the inventory of a file.
-
-    Args:
-        keep_tree: whether the tree is needed afterwards; if not, it is freed before the storages are located.
-    """
+    """Build the inventory of a file. A tree that is not kept is freed before the storages are located."""
     walk = Walk(limits, machine.end - machine.begin)
     walk.reader.gather(machine.persistents)
     try:
@@ -100,11 +96,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
 
 
 def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickle_bytes: int) -> Inventory:
-    """Build the inventory of a tree that was changed, and is in no file yet.
-
-    Args:
-        pickle_bytes: size of the pickles that it was read from.
-    """
+    """Build the inventory of a tree that was changed, and is in no file yet, from pickles of this size."""
     walk = Walk(limits, pickle_bytes)
     found = tuple(nodes(root))
     walk.reader.gather(node for node in found if type(node) is Persistent)

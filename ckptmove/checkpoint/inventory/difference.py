@@ -91,10 +91,7 @@ def kept_changes(
     """Compare only those parts of two trees that a distributed checkpoint keeps, without tensors.
 
     From torch/distributed/checkpoint/_traverse.py: it drops the classes of dicts, the types of their keys, and empty
-    dicts; of lists with dicts or tensors it keeps only the items.
-
-    Args:
-        sites: starts of both trees, as for :func:`tree_changes`.
+    dicts; of lists with dicts or tensors it keeps only the items. The arguments are those of :func:`tree_changes`.
     """
     stack: list[Pair] = [(root, ours, -1, theirs, -1)]
     seen: dict[tuple[int, int], tuple[Value, Value]] = {}

@@ -78,9 +78,8 @@ class FlatBuckets(NamedTuple):
 def stored_options(root: Value, file: str, spend: Callable[[int], None]) -> StoredOptions:
     """Read the options of the optimizers in the tree of ``common.pt``.
 
-    Args:
-        file: path of the file, which begins the names of its tensors.
-        spend: as of :func:`ckptmove.checkpoint.inventory.optimizers.draft_optimizer`.
+    The path of the file begins the names of its tensors. ``spend`` is as of
+    :func:`ckptmove.checkpoint.inventory.optimizers.draft_optimizer`.
     """
     groups: list[ParamGroup] = []
     steps: list[str] = []

@@ -25,8 +25,7 @@ def spellings(
 ) -> dict[int, Spelling]:
     """Return the spellings of tensors with ambiguous names, by the ``id`` of their records.
 
-    Returns:
-        Spellings of tensors in dicts, lists and modules. Tensors inside other objects may have no spelling.
+    Tensors in dicts, lists and modules have one; those inside other objects may have none.
     """
     found: dict[tuple[object, ...], list[Spelling]] = {}
     reader = TensorReader()

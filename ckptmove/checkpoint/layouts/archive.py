@@ -39,11 +39,7 @@ _LOOK: Final = 1 << 20
 
 
 def list_archive(source: ByteSource, limits: Limits) -> Members:
-    """List the members of a zip or a tar.
-
-    Args:
-        source: its bytes; the caller closes them.
-    """
+    """List the members of a zip or a tar. The caller closes its source."""
     members = _FORMS["zip" if source.read(0, min(len(_ZIP), source.size)) == _ZIP else "tar"](source, limits)
     if any(file.name.endswith(_SHARD) and not file.is_hidden for file in members.files):
         raise members.refusal(f"it contains a distributed checkpoint (*{_SHARD})")

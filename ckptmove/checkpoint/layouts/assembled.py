@@ -89,11 +89,9 @@ class AssembledTensor:
     def __init__(
         self, shape: tuple[int, ...], dtype: str, chunks: Sequence[Chunk], load: Callable[[int], ChunkElements]
     ) -> None:
-        """Hold the chunks; a chunk is opened when its elements are read.
+        """Hold the chunks, which are disjoint, not empty, and cover the tensor.
 
-        Args:
-            chunks: disjoint parts that cover the tensor; none is empty.
-            load: returns the elements of a chunk, by its index.
+        ``load`` returns the elements of a chunk by its index, when they are read.
         """
         self._item = ITEM_BYTES[dtype]
         self._load = load

@@ -117,8 +117,7 @@ class ReadFolder(NamedTuple):
 def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits, *, objects: bool) -> ReadFolder:
     """Read a distributed checkpoint, without the bytes of its tensors.
 
-    Args:
-        objects: whether to read pieces that are not tensors: options of an optimizer, counters, schedules.
+    ``objects`` says whether to read pieces that are not tensors: options of an optimizer, counters, schedules.
     """
     with ExitStack() as stack:
         source = stack.enter_context(_opened(listing, folder.metadata))
@@ -155,11 +154,7 @@ class PiecesOfFile(NamedTuple):
     pieces: Sequence[Piece]  # pieces in the file, by offset
 
     def checks(self, source: ByteSource, limits: Limits, turn: Callable[[], None]) -> tuple[CheckedRange, ...]:
-        """Check the form of each piece, and return the CRCs in the file.
-
-        Args:
-            turn: called before each piece; it raises to stop.
-        """
+        """Check the form of each piece, and return the CRCs in the file. ``turn`` raises to stop."""
         found: list[CheckedRange] = []
         for piece in self.pieces:
             turn()

@@ -60,11 +60,7 @@ class DistributedPart(PiecedPart):
     byteorder = sys.byteorder
 
     def __init__(self, read: ReadFolder, files: OpenFiles, limits: Limits, base: int = 0) -> None:
-        """Hold a folder that was read, as a part of a directory.
-
-        Args:
-            base: offset that is added to its sites.
-        """
+        """Hold a folder that was read, as a part of a directory; ``base`` is added to its sites."""
         folder = read.folder
         self.name, self.path, self.base = folder.path, read.inventory.path, base
         whole = moved_inventory(folder.path, read.inventory, base)

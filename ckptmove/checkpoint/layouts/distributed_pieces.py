@@ -57,11 +57,7 @@ def limits_of(piece: Piece, limits: Limits, container: DistributedCheckpoint) ->
 def check_piece(
     source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
 ) -> tuple[ArchiveFact, ...]:
-    """Facts about damage in a piece, after comparing it with its CRCs and with ``.metadata``.
-
-    Args:
-        piece: the piece; it ends within the file.
-    """
+    """Facts about damage in a piece that ends within its file, by its CRCs and by ``.metadata``."""
     record = f"{piece.file}/{piece.name}"
     try:
         facts = _check_object(source, piece, limits) if piece.offsets is None else ()
@@ -110,11 +106,7 @@ def _check_object(source: ByteSource, piece: Piece, limits: Limits) -> tuple[Arc
 
 
 def open_object(source: ByteSource, piece: Piece, limits: Limits) -> Container | None:
-    """The ``torch.save`` of an object; None if the object wrote its own bytes.
-
-    Args:
-        piece: its piece, which ends within the file.
-    """
+    """The ``torch.save`` of an object, which ends within the file; None if the object wrote its own bytes."""
     try:
         return container_of(PartSource(source, piece.span), limits)
     except NotACheckpoint as error:

@@ -35,9 +35,8 @@ _Unique = TypeVar("_Unique", bound="Hashable")
 def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
     """Rewrite the inventory of a file as a part of the whole: prefix names and keys, and shift sites.
 
-    Args:
-        path: path of the file in the directory, or of a folder that is one checkpoint; empty for the directory itself.
-        base: total length of the pickles of all files before it.
+    ``path`` is that of the file in the directory, or of a folder that is one checkpoint; empty for the directory
+    itself. ``base`` is the total length of the pickles of all files before it.
     """
     place = "optimizer" if UNIVERSAL_FILE.fullmatch(path) else file_role(path.rpartition("/")[2])
     mover = _Mover(path, base, place)
@@ -67,11 +66,7 @@ def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
 
 
 def file_record(path: str, inventory: Inventory) -> FileRecord:
-    """Row of a file in the table of files.
-
-    Args:
-        inventory: its inventory, as a part of the whole.
-    """
+    """Row of a file in the table of files, from its inventory as a part of the whole."""
     since = [use.weights_only_since for use in inventory.globals if use.weights_only_since is not None]
     is_refused = inventory.foreign_opcodes or len(since) < len(inventory.globals)
     return FileRecord(

@@ -57,20 +57,12 @@ class ShardBox(NamedTuple):
 
 
 class RankFilesPart(OpenPart):
-    """Files that ranks have saved, each with its shards of the same tensors.
-
-    Attributes:
-        lead: the file of the first rank.
-    """
+    """Files that ranks have saved, each with its shards of the same tensors; ``lead`` is that of the first rank."""
 
     is_assembled = True
 
     def __init__(self, group: RankGroup, name: str, limits: Limits) -> None:
-        """Hold files that were read.
-
-        Args:
-            name: name of the part: that of the group, or empty if it is the whole checkpoint.
-        """
+        """Hold files that were read; the name is that of the group, or empty if it is the whole checkpoint."""
         lead = group.files[0].part
         self.name, self.base = name, lead.base
         self.path = lead.path.removesuffix(lead.name) + group.name

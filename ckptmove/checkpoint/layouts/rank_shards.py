@@ -205,9 +205,8 @@ def computed_crc(part: FilePart, storage: str) -> int:
 def differing_replicas(files: Sequence[RankFile]) -> dict[str, list[str]]:
     """Find the DTensors whose replicas in files of several ranks differ by their CRCs.
 
-    Returns:
-        by the path of the DTensor: the names of the files whose replica is not that of most files; of all that have
-        one if no values are those of most.
+    Returns by the path of the DTensor the names of the files whose replica is not that of most files; of all that have
+    one if no values are those of most.
     """
     found: dict[str, list[str]] = {}
     for path in files[0].shards:

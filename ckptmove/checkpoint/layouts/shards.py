@@ -79,11 +79,7 @@ class ShardsPart(PiecedPart):
     pickle_bytes = 0
 
     def __init__(self, folder: ShardsFolder, files: OpenFiles, limits: Limits, base: int) -> None:
-        """Read the tables of all shards.
-
-        Args:
-            base: offset of its sites; it has none.
-        """
+        """Read the tables of all shards, which have no sites."""
         listing = files.listing
         self.name, self.path, self.base = folder.path, listing.full(folder.path).rstrip("/"), base
         self._folder, self._files, self._limits = folder, files, limits

@@ -130,11 +130,9 @@ def _name_classes(found: Iterable[Node]) -> None:
 
 
 def move_tree(root: Value, plan: MovePlan) -> None:
-    """Set the devices of a plan in a tree, in place.
+    """Set the devices and flags of a plan in the tree of the pickle that it was made for, in place.
 
-    Args:
-        root: the tree of the pickle that the plan was made for.
-        plan: its changes of devices and flags; casts change bytes, and are not applied.
+    Casts change bytes, and are not applied.
     """
     new: dict[int, Value] = {}
     pairs: dict[int, tuple[Value, ...]] = {}

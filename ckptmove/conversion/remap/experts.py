@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from itertools import groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -22,11 +21,7 @@ class Experts:
     """The number of experts of each layer."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Count the experts, also those whose parameters are frozen and in no partition.
-
-        Args:
-            names: names of parameters in the files of all experts.
-        """
+        """Count the experts in the files of all, also those whose parameters are frozen and in no partition."""
         self._counts: dict[str, int] = {}
         for layer, number, _ in map(_parsed, names):
             if layer:
@@ -43,7 +38,7 @@ class Experts:
             For each parameter its name, its share, and its name there.
         """
         found = []
-        for layer, own in groupby(map(_parsed, names), itemgetter(0)):
+        for layer, own in groupby(map(_parsed, names), lambda name: name[0]):
             count, rest = divmod(self._counts.get(layer, 0), shares)
             if not count or rest:
                 raise ValueError
@@ -57,9 +52,8 @@ class Experts:
 def shares_of(ranks: int, count: int, *, data_first: bool) -> list[range]:
     """The data-parallel ranks with the same experts, for each rank of expert parallelism.
 
-    Args:
-        count: how many of them have the same experts; a divisor.
-        data_first: option ``use_data_before_expert_parallelism`` of DeepSpeed.
+    ``count`` of the ranks have the same experts; it is a divisor. ``data_first`` is the option
+    ``use_data_before_expert_parallelism`` of DeepSpeed.
     """
     shares = ranks // count
     if data_first:

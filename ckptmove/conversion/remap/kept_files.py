@@ -128,12 +128,9 @@ def files_of(checkpoint: OpenCheckpoint, listing: Listing, names: Collection[str
 
 
 def replaced_by_shards(checkpoint: OpenCheckpoint, listing: Listing, new: Collection[str]) -> frozenset[str]:
-    """Paths that a directory of new shards leaves out: checkpoints, indexes, and links to them.
+    """Paths that a directory of new shards leaves out: checkpoints, indexes, and links to them but for new names.
 
     Of an archive, files outside of its top folder are left out too, and those that macOS adds for other files.
-
-    Args:
-        new: names of the new files; links to them are kept.
     """
     gone = files_of(checkpoint, listing, {part.name for part in checkpoint.parts})
     gone |= {file.path for file in listing.files if is_index(file.name) or not file.path.startswith(checkpoint.top)}

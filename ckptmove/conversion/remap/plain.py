@@ -72,8 +72,7 @@ _KINDS: Final = {"_codecs.encode": "bytes", "builtins.bytearray": "bytearray", "
 def make_plain(root: Value, limits: Limits) -> tuple[Value, tuple[Replaced, ...]]:
     """Replace every object that ``torch.load(weights_only=True)`` rejects, in place.
 
-    Returns:
-        The new root, and the replacements in the order of the file.
+    Returns the new root, and the replacements in the order of the file.
     """
     plain = _Plain(limits)
     plain.choose(root)

@@ -66,11 +66,7 @@ class _Homes(dict[str, "tuple[OpenPart, StorageRef]"]):
 
 
 def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file: bool) -> Remapped:
-    """Change a checkpoint as the request of a plan says.
-
-    Args:
-        checkpoint: the checkpoint, with its trees, which are changed.
-    """
+    """Change a checkpoint, with its trees, as the request of a plan says."""
     options, inventory, listing = plan.request.remap, checkpoint.inventory, checkpoint.listing
     if options.as_root and not (as_file or checkpoint.is_whole):
         raise UsageError(

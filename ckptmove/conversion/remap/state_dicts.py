@@ -41,9 +41,8 @@ def new_dict(pairs: list[tuple[Value, Value]]) -> Dict:
 class ModuleState:
     """The state_dict of one pickled module, in the order of ``Module.state_dict()``.
 
-    Args:
-        spend: called with the number of attributes of each module, to limit the work: a module that is registered
-            several times has several names.
+    ``spend`` is called with the number of attributes of each module, to limit the work: a module that is registered
+    several times has several names.
     """
 
     def __init__(self, limits: Limits, spend: Callable[[int], None]) -> None:

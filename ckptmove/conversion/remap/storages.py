@@ -112,11 +112,8 @@ def resize(
 
     ``compact`` cuts each storage to the range from the first to the last element that a tensor reaches. A storage that
     is also saved without a tensor stays whole. ``dtype`` casts floating tensors. Scalars of an optimizer are not cast,
-    because torch keeps step counts in float32.
-
-    Args:
-        remap: the request; only ``compact`` and ``dtype`` are used.
-        moved: casts of storages that move to a device without their dtype; ``dtype`` has precedence.
+    because torch keeps step counts in float32. ``moved`` has the casts of storages that move to a device without their
+    dtype; ``dtype`` has precedence.
     """
     if not (remap.compact or remap.dtype or moved):
         return StoragePlan({}, (), ())

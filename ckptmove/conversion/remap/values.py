@@ -33,11 +33,7 @@ _HOUR, _MINUTE, _DAY = 3600, 60, 86400
 
 
 class NoPlainValue(Exception):
-    """An object has no plain value.
-
-    Attributes:
-        why: the reason, as a clause.
-    """
+    """An object has no plain value; ``why`` is the reason, as a clause."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
