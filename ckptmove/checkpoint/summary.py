@@ -31,8 +31,7 @@ class CheckpointSummary(NamedTuple):
 
     #: number of elements of the model's parameters, as of :func:`counted_parameters`, and in partitions of ZeRO.
     parameters: int = 0
-    #: dtypes of the parameters, each with its number of elements, the most frequent first.
-    dtypes: tuple[tuple[str, int], ...] = ()
+    dtypes: tuple[tuple[str, int], ...] = ()  # dtypes of the parameters with numbers of elements, most first
     epoch: float | None = None  # epoch of the training, or None if unknown
     step: int | None = None  # step of the training by its trainer, or else by its optimizer; None if unknown
     learning_rates: tuple[float, ...] = ()  # distinct learning rates of the parameter groups, in order

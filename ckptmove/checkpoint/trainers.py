@@ -23,11 +23,9 @@ class Trainer(NamedTuple):
     layout: str
     root_keys: tuple[frozenset[str], ...] = ()  # sets of root keys; a file with all keys of one set has the layout
     classes: tuple[str, ...] = ()  # beginnings of the full names of its pickled classes
-    #: pattern of names of files that only its directories have; empty if it has none, like all patterns here.
-    sign: str = ""
+    sign: str = ""  # pattern of names of files that only its directories have; empty, as all patterns, if none
     roles: tuple[tuple[Role, str], ...] = ()  # roles of files and folders, by patterns of their names
-    #: its name as a producer, and paths of root keys to its version.
-    library: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    library: tuple[tuple[str, tuple[str, ...]], ...] = ()  # name as a producer, paths of root keys to its version
     counters: str = ""  # name of the JSON file with its step counters
     is_spread: bool = False  # whether model and optimizer are in different files
     is_sharded: bool = False  # whether no file holds a whole parameter of the model

@@ -120,7 +120,6 @@ class TensorComparison:
         measure: Measure,
         progress: Progress | None = None,
     ) -> None:
-        """Begin with nothing compared; ``one`` is the first checkpoint of ``open_checkpoint.side_by_side``."""
         self._one = one
         self._other = other
         self._criteria = criteria

@@ -47,16 +47,14 @@ class Stored(NamedTuple):
 class Counterparts:
     """Tensors and files of two checkpoints, matched for comparison."""
 
-    #: tensors that both have, in the order of the first.
-    pairs: list[tuple[Stored, Stored]] = field(default_factory=list)
+    pairs: list[tuple[Stored, Stored]] = field(default_factory=list)  # tensors that both have, in order
     removed: list[Stored] = field(default_factory=list)  # tensors that only the first has
     added: list[Stored] = field(default_factory=list)  # tensors that only the second has
     ambiguous: list[Uncompared] = field(default_factory=list)  # tensors with several possible counterparts
     parts: list[tuple[OpenPart, OpenPart]] = field(default_factory=list)  # files with the same path on both sides
     #: files with different paths that contain counterparts, by their names in the first and in the second.
     moved: dict[tuple[str, str], tuple[OpenPart, OpenPart]] = field(default_factory=dict)
-    #: optimizers with the same path on both sides, but different keys or another form.
-    rekeyed: tuple[RekeyedOptimizer, ...] = ()
+    rekeyed: tuple[RekeyedOptimizer, ...] = ()  # with the same path, but other keys or another form
 
 
 def find_counterparts(one: OpenCheckpoint, other: OpenCheckpoint) -> Counterparts:

@@ -35,8 +35,7 @@ class RekeyedOptimizer(NamedTuple):
 
     one: OptimizerRecord  # the optimizer in the first
     other: OptimizerRecord  # the optimizer in the second
-    #: keys of its parameters in the first, mapped to those in the second; empty if they cannot be matched.
-    keys: Mapping[str, str]
+    keys: Mapping[str, str]  # keys of its parameters in the first and the second; empty if none match
 
     @property
     def is_reordered(self) -> bool:

@@ -37,8 +37,7 @@ class _Holder:
     storage: StorageRef
     rank: int  # rank of the rule that decides: the highest-ranking one for any tensor that views the storage
     tag: str  # the target device
-    #: tensors that view the storage, each with the dtype of its view, because untyped storages have no dtype.
-    names: dict[str, str]
+    names: dict[str, str]  # tensors that view the storage and dtypes of their views: untyped storages have none
 
     def take(self, rank: int, tag: str, name: str, dtype: str) -> None:
         """Add a tensor that views it; if two rules rank the same, the first tensor in the file decides."""

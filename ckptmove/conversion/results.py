@@ -35,8 +35,7 @@ class Converted(OneLine):
     output: str | None  # path of the new file; None after a dry run
     bytes_copied: int  # bytes written to the output
     seconds: float  # wall time
-    #: further information for the user, for example that the archive has no CRCs.
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = field(default=())  # further information, for example that the archive has no CRCs
     in_place: bool = False  # whether the source itself was changed
     unmatched: tuple[Unmatched, ...] = ()  # options that match nothing
     warnings: tuple[str, ...] = ()  # problems of the source that the output has too, or hides

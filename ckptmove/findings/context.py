@@ -34,12 +34,10 @@ class Context(NamedTuple):
     #: target and the file name.
     device_count: int | None = None
     kept: Collection[str] = frozenset()  # names of the tensors that may stay on their device
-    #: device with most bytes of the model, computed once for all rules; empty if no tensor has a device.
-    home: str | None = None
+    home: str | None = None  # device with most bytes of the model, computed once; empty if no tensor has a device
     pairings: tuple[Pairing, ...] = ()  # parameters of each optimizer, matched with the model; computed once
     lacking: tuple[Lacking, ...] = ()  # parameters of each optimizer without a tensor in the checkpoint; computed once
-    #: the open checkpoint, to try remedies on it; None for an inventory alone, where no remedy can be tried.
-    source: Source | None = None
+    source: Source | None = None  # the open checkpoint, to try remedies on it; None for an inventory alone
 
 
 def is_incomplete(inventory: Inventory) -> bool:

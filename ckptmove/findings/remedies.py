@@ -50,8 +50,7 @@ class Source:
     checkpoint: OpenCheckpoint  # what was read from there. No remedy changes its trees.
     limits: Limits = field(default_factory=Limits)  # resource limits for reading it
     move: MoveRequest = field(default_factory=lambda: MoveRequest(None))  # changes that the user has asked for anyway
-    #: results of dry runs by path and options.
-    tried: dict[tuple[str, tuple[Argument, ...]], Converted | None] = field(default_factory=dict)
+    tried: dict[tuple[str, tuple[Argument, ...]], Converted | None] = field(default_factory=dict)  # of dry runs
 
     def becomes_plain(self, folder: str = "") -> bool:
         """Whether ``convert --plain`` can write a copy of a folder, or of all, that weights-only mode accepts.

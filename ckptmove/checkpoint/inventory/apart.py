@@ -23,8 +23,7 @@ class Apart(NamedTuple):
     """What a file holds beside its checkpoint."""
 
     uses: tuple[GlobalUse, ...]  # imported names, each with the record that imports it
-    #: second readings, stray bytes that were not searched, and archives that were not read.
-    facts: tuple[ArchiveFact, ...]
+    facts: tuple[ArchiveFact, ...]  # second readings, stray bytes and archives that were not searched
     strays: frozenset[str]  # names of the stray bytes in these facts
 
 

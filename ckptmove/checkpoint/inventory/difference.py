@@ -32,8 +32,7 @@ class TreeChange(NamedTuple):
     ours: str  # text of the value in our tree
     theirs: str  # text of the value in the other tree
     is_lone_tensor: bool = False  # whether one value is a tensor and the other is absent
-    #: whether one value is an object and the other a dict or a list, which may be its saved form.
-    may_be_kept: bool = False
+    may_be_kept: bool = False  # whether one value is an object and the other a dict or a list, maybe its saved form
 
     def __str__(self) -> str:
         return f"{self.path} is {self.ours} in place of {self.theirs}"

@@ -62,8 +62,7 @@ class RankFile(NamedTuple):
     part: FilePart  # the file
     shards: Mapping[str, SavedShard]  # its shards, by the path of the DTensor in the file
     crcs: Mapping[str, int | None]  # CRCs of the storages of its other tensors, by their names in the file
-    #: CRCs of the storages that a shard fills, with its padding, by the path of its DTensor.
-    shard_crcs: Mapping[str, int | None]
+    shard_crcs: Mapping[str, int | None]  # CRCs of storages that a shard fills, by the path of its DTensor
 
     @property
     def rank(self) -> int:
