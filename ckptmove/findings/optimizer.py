@@ -144,7 +144,9 @@ def state_missing(inventory: Inventory, context: Context) -> Iterator[Finding]:
             for entry in optimizer.state
             if entry.tensors or any(value is not None for _, value in entry.scalars)
         }
-        after = _steps_made(inventory)
+        # A trainer that counts epochs from one may save epoch 1 before its first step.
+        epoch = f"epoch {inventory.epoch:g}" if (inventory.epoch or 0) > 1 else ""
+        after = f"step {inventory.step:,}" if inventory.step else epoch
         if not known and after and _writes_state(optimizer):
             listed = sum(len(group.params) for group in optimizer.groups)
             message = f"no parameter of {listed} has state, at {after}: the optimizer was never stepped, or lost it"
@@ -293,16 +295,6 @@ def _are_never_trained(inventory: Inventory, pairing: Pairing, keys: set[str]) -
         return all(tensor is not None and is_never_trained(tensor.name) for tensor in tensors)
     model = model_tensors(inventory) or model_tensors(inventory, EMA)
     return len(keys) <= sum(is_never_trained(tensor.name) for tensor in model)
-
-
-def _steps_made(inventory: Inventory) -> str:
-    """Return the step of the training, or an epoch after which steps were made; else empty.
-
-    A trainer that counts epochs from one may save epoch 1 before its first step.
-    """
-    if inventory.step:
-        return f"step {inventory.step:,}"
-    return f"epoch {inventory.epoch:g}" if (inventory.epoch or 0) > 1 else ""
 
 
 def _writes_state(optimizer: OptimizerRecord) -> bool:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.model import (
-        GlobalUse,
         Inventory,
         Mention,
         OptimizerRecord,
@@ -101,7 +100,13 @@ def merge_inventories(path: str, container: str, parts: Sequence[OpenPart], size
         tensors=tuple(chain.from_iterable(one.tensors for one in each)),
         storages=tuple(chain.from_iterable(one.storages for one in each)),
         mentions=tuple(chain.from_iterable(one.mentions for one in each)),
-        globals=_once(chain.from_iterable(map(_telling, each))),
+        # ``torch.load`` never reads a distributed checkpoint, so only its dangerous names are reported.
+        globals=_once(
+            use
+            for one in each
+            for use in one.globals
+            if use.verdict == "dangerous" or not container_class(one.container).is_distributed
+        ),
         apart=tuple(chain.from_iterable(one.apart for one in each)),
         foreign_opcodes=_once(chain.from_iterable(one.foreign_opcodes for one in each)),
         filled_classes=_once(chain.from_iterable(one.filled_classes for one in each)),
@@ -239,13 +244,6 @@ def _root_keys(path: str, inventory: Inventory) -> tuple[str, ...]:
     if is_state_dict or not inventory.root_keys:
         return (path,)
     return tuple(f"{path}.{key}" for key in inventory.root_keys)
-
-
-def _telling(inventory: Inventory) -> tuple[GlobalUse, ...]:
-    """Globals to report; only dangerous ones of a distributed checkpoint, which ``torch.load`` never reads."""
-    if container_class(inventory.container).is_distributed:
-        return tuple(use for use in inventory.globals if use.verdict == "dangerous")
-    return inventory.globals
 
 
 def _roles(inventory: Inventory) -> tuple[Role, ...]:

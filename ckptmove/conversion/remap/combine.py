@@ -56,7 +56,10 @@ def _part_tree(part: OpenPart, plan: MovePlan, limits: Limits) -> Value:
     found = list(nodes(root))
     if part.is_distributed:
         _number_parameters(found)
-    _name_classes(found)
+    # Only files older than torch 1.6 name the classes of pickled modules by persistent ids.
+    for node in found:
+        if type(node) is Call and type(node.func) is Persistent and type(node.func.module) is Global:
+            node.func = node.func.module
     _write_views_as_offsets(found)
     rename_storages(found, lambda key: prefix + key)
     return root
@@ -120,13 +123,6 @@ def _number_parameters(found: Iterable[Node]) -> None:
             listed = chain.from_iterable(items_of(group.get("params")) for group in groups if group is not None)
             numbers = {str(key): key for key in listed if type(key) is int}
             state.flat[::2] = [numbers.get(key, key) if isinstance(key, str) else key for key in state.flat[::2]]
-
-
-def _name_classes(found: Iterable[Node]) -> None:
-    """Name the classes of pickled modules by globals: only files older than torch 1.6 have persistent ids for them."""
-    for node in found:
-        if type(node) is Call and type(node.func) is Persistent and type(node.func.module) is Global:
-            node.func = node.func.module
 
 
 def move_tree(root: Value, plan: MovePlan) -> None:
