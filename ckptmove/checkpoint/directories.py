@@ -44,8 +44,7 @@ class FileRecord(NamedTuple):
     weights_only_since: str | None = OLDEST_TORCH
     refused: tuple[str, ...] = ()  # the globals in it that no version accepts; empty if no version accepts its opcodes
     runs: tuple[str, ...] = ()  # the dangerous names in it
-    #: name of the part that begins the names of its tensors, if it is one of several files of ranks; else None.
-    part: str | None = None
+    part: str | None = None  # name of the part that begins the names of its tensors; None unless it is a file of a rank
     is_piece: bool = False  # whether its tensors belong to its folder, and not to the file alone
 
     @property

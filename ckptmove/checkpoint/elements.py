@@ -68,9 +68,8 @@ def blocks(
 ) -> Iterator[bytes]:
     """Iterate over a tensor's elements in order; each block but the last has ``BLOCK_ELEMENTS``.
 
-    Args:
-        span: :func:`extent_span` of the tensor.
-        byteorder: byte order of the blocks; by default the native one.
+    ``span`` is the :func:`extent_span` of the tensor. The blocks have the native byte order, unless another is
+    requested.
     """
     item = ITEM_BYTES[record.dtype]
     if is_contiguous(record):

@@ -25,8 +25,7 @@ class StoredMember(NamedTuple):
     holder: Dict | Sequence | None  # the dict or the list; None for the root
     place: int  # index of the value in `holder.flat` or `holder.items`
     value: Value
-    #: role of the tensor, or of the part of the checkpoint; None for a container or an object without one.
-    role: Role | None
+    role: Role | None  # role of the tensor, or of the part; None for a container or an object without one
     parent: int  # index of the entry of the holder; -1 for the root
     #: index of the entry at which the same container was reached first, whose members are not listed again; -1 for
     #: every other entry.

@@ -36,8 +36,7 @@ class OpenCheckpoint:
     links: Mapping[str, str] = field(default_factory=dict)  # targets of its links, by path
     others: tuple[str, ...] = ()  # paths of links and of files that are not checkpoints
     outside: tuple[ArchiveFact, ...] = ()  # facts about an archive and about members that are not checkpoints
-    #: new content of some of ``others``, if this is what a conversion must write.
-    rewritten: Mapping[str, bytes] = field(default_factory=dict)
+    rewritten: Mapping[str, bytes] = field(default_factory=dict)  # new content of `others` in a conversion
     top: str = ""  # folder that contains everything in an archive, with a slash; empty if it has no such folder
     traffic: Traffic | None = None  # requests for a checkpoint at a URL; None for a local one
 

@@ -53,7 +53,6 @@ def open_checkpoint(
     or an archive are dropped one by one, because thousands of them do not fit into memory.
 
     Args:
-        limits: resource limits for reading each of its files.
         files: whether to read an archive of files as a checkpoint.
         objects: whether to read the objects of a distributed checkpoint that are not tensors.
         ranks: whether to read files of several ranks, with shards of the same DTensors, as one checkpoint.
@@ -62,8 +61,6 @@ def open_checkpoint(
         keep_going: whether to leave out files of a directory or an archive that cannot be read. The error of the first
             is raised if none can be read.
         check: whether to compare every record with its CRC.
-        jobs: number of threads that compare.
-        progress: called with the bytes checked so far and the total.
         members: the files of a directory that belong to the checkpoint, as a search has found them; None for all.
         exclude: folders in a directory that are checkpoints of their own, by their paths in it: they are not read.
     """
@@ -75,7 +72,9 @@ def open_checkpoint(
             if isinstance(location, Address):
                 found, traffic = _remote(location, limits, stack, files=files, tree=tree, members=members)
             elif is_folder(location):
-                found = _listing(location, limits, members)
+                found = list_directory(location, limits)
+                if members is not None:
+                    found = found.only({member.path for member in members})
             else:
                 found = _file(location, limits, stack, files=files, tree=tree)
             if isinstance(found, OpenCheckpoint):
@@ -100,11 +99,6 @@ def open_checkpoint(
         opened = [replace(checkpoint, traffic=traffic)]
         del checkpoint, found
         yield opened.pop()  # this function keeps no reference, so a caller can free the inventory
-
-
-def _listing(folder: str, limits: Limits, members: Sequence[WalkedFile] | None) -> Listing:
-    listing = list_directory(folder, limits)
-    return listing if members is None else listing.only({member.path for member in members})
 
 
 def _file(path: str, limits: Limits, stack: ExitStack, *, files: bool, tree: TreeUse) -> OpenCheckpoint | Listing:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.checkpoint.inventory.megatron import copies, is_in_buckets
 from ckptmove.checkpoint.inventory.partitions import is_partitioned, partitions
-from ckptmove.checkpoint.state_dicts import EMA, Scope, is_never_trained, model_scopes, without_wrappers
+from ckptmove.checkpoint.state_dicts import EMA, FreePlaces, Scope, is_never_trained, model_scopes, without_wrappers
 from ckptmove.torch_facts.optimizers import TABLE
 
 if TYPE_CHECKING:
@@ -76,11 +76,9 @@ class Pairing(NamedTuple):
 def pair_all(inventory: Inventory, source: Inventory | None = None) -> tuple[Pairing, ...]:
     """Match each optimizer's parameters with the model's tensors, in time proportional to their number.
 
-    In a directory, an optimizer belongs to the model in its own folder, if that has one.
-
-    Args:
-        source: the checkpoint that it was converted from, if known. If that has lost the order of the model's tensors,
-            the order in a single new file was chosen by the conversion, and proves nothing.
+    In a directory, an optimizer belongs to the model in its own folder, if that has one. If ``source``, the checkpoint
+    that it was converted from, has lost the order of the model's tensors, the order in a single new file was chosen by
+    the conversion, and proves nothing.
     """
     if isinstance(inventory, DirectoryInventory):
         found = _pair_in_directory(inventory)
@@ -186,10 +184,7 @@ def moments(entry: StateEntry, algorithm: str | None) -> tuple[tuple[str, Tensor
     """Return the state tensors that ``torch.optim`` creates in the shape of the parameter, with their keys.
 
     Empty for LBFGS and Adafactor, and for state with keys that torch does not write: other optimizers (GaLore, 8-bit
-    Adam) may use torch's keys for tensors of other shapes.
-
-    Args:
-        algorithm: as in ``OptimizerRecord``; None for any class but LBFGS and Adafactor.
+    Adam) may use torch's keys for tensors of other shapes. ``algorithm`` may be None for any class but these two.
     """
     known = _STATE_KEYS.get(algorithm, frozenset()) if algorithm else _ALL_STATE_KEYS
     entry = entry.without_inner()
@@ -238,7 +233,9 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], lost: str = "")
     if optimizer.algorithm == "LBFGS" and not any(len(scope.parameters) == len(keys) for scope in scopes):
         return _as_one_vector(optimizer, len(keys), scopes)
     state = {entry.key: parameter_shape(entry, optimizer.algorithm) for entry in optimizer.state}
-    state |= _never_trained([key for key in keys if key not in state], scopes[-1])
+    without_state = [key for key in keys if key not in state]
+    frozen = [tensor.shape for tensor in scopes[-1].parameters if is_never_trained(tensor.name)]
+    state |= zip(without_state, frozen, strict=True) if len(without_state) == len(frozen) else ()
     shapes = [[state.get(key) for key in group] for group in groups]
     fits = [fit for scope in scopes if (fit := _fit(shapes, scope)) is not None]
     if fits:
@@ -248,12 +245,6 @@ def _pair(optimizer: OptimizerRecord, scopes: tuple[Scope, ...], lost: str = "")
         if fits:
             return _by_shapes(optimizer, fits)._replace(how="sorted")
     return _not_in_order(optimizer, [shape for group in shapes for shape in group], scopes)
-
-
-def _never_trained(without_state: list[str], whole: Scope) -> dict[str, Shape]:
-    """Shapes of the parameters without state, if they are as many as the weights that their library always freezes."""
-    frozen = [tensor.shape for tensor in whole.parameters if is_never_trained(tensor.name)]
-    return dict(zip(without_state, frozen, strict=True)) if len(without_state) == len(frozen) else {}
 
 
 def _as_one_vector(optimizer: OptimizerRecord, count: int, scopes: tuple[Scope, ...]) -> Pairing:
@@ -450,7 +441,7 @@ def _by_kinds(groups: list[list[Shape | None]], fit: _Fit) -> _Fit:
 
 def _embed(runs: list[list[Shape | None]], index: Index) -> list[int] | None:
     """Return the leftmost places of each run in turn, each used once; None if a run does not fit."""
-    free = index.all_free()
+    free = FreePlaces(index.places)
     places: list[int] = []
     for run in runs:
         at = -1

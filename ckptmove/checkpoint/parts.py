@@ -230,11 +230,7 @@ class FileContent(NamedTuple):
 def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> FileContent:
     """Read a checkpoint file, without the bytes of its tensors.
 
-    Args:
-        source: its bytes.
-        limits: resource limits for reading it.
-        tree: what the tree is needed for. Only a tree to edit has the sites of the storages, and no plain tensors;
-            others take less time and memory.
+    Only a tree to edit has the sites of the storages, and no plain tensors; others take less time and memory.
     """
     with naming_dangers(source, limits):
         return _read(source, limits, tree)
@@ -290,7 +286,11 @@ def _read(source: ByteSource, limits: Limits, tree: TreeUse) -> FileContent:
 
 
 def _content(container: Container, machine: Machine, limits: Limits, tree: TreeUse) -> FileContent:
-    is_kept = tree != "inventory" or _is_refused(machine)
+    is_kept = (
+        tree != "inventory"
+        or bool(machine.foreign or machine.filled)
+        or not all(classify(name).weights_only for name in machine.globals)
+    )
     if tree == "objects" and container.has_devices:
         from ckptmove.checkpoint.inventory.storages import storage_inventory
 
@@ -303,10 +303,6 @@ def _content(container: Container, machine: Machine, limits: Limits, tree: TreeU
     return FileContent(container, kept, inventory, machine.data_bytes, machine.end - machine.begin)
 
 
-def _is_refused(machine: Machine) -> bool:
-    return bool(machine.foreign or machine.filled) or not all(classify(name).weights_only for name in machine.globals)
-
-
 class FilePart(OpenPart):
     """A checkpoint file, or a member of an archive.
 
@@ -315,12 +311,7 @@ class FilePart(OpenPart):
     """
 
     def __init__(self, content: FileContent, limits: Limits, disk: DiskPlace | None) -> None:
-        """Hold a file that was read, as a whole checkpoint.
-
-        Args:
-            limits: resource limits for reading it again.
-            disk: place of its bytes; None if they are compressed or in memory.
-        """
+        """Hold a file that was read, as a whole checkpoint."""
         container, machine, self.inventory, self.pickle_bytes, nbytes = content
         self.name, self.path, self.base, self.rows = "", container.source.path, 0, ()
         self.byteorder, self.placeholder, self.disk = container.byteorder, container.placeholder, disk
@@ -370,7 +361,6 @@ class FilePart(OpenPart):
 
     @contextmanager
     def _container(self) -> Iterator[Container]:
-        """The container alone."""
         if self._held is not None:
             yield self._held[0]
         else:

@@ -41,11 +41,7 @@ _CALLBACK: Final = re.compile(r"(?:.*\.)?(?:ModelCheckpoint|EarlyStopping|Learni
 
 
 def role_of_key(key: str) -> Role | None:
-    """Return the role of a key, or None if it shows none.
-
-    Args:
-        key: one part of a path: ``optimizer_state_dict``, ``model_ema``, ``MixedPrecisionPlugin``.
-    """
+    """Return the role that one part of a path shows: ``optimizer_state_dict``, ``model_ema``; or None."""
     # Indices of lists have no words, and would only evict other keys from the cache. So would c0, c1 and so on, whose
     # numbers do not matter.
     if key.isdecimal():

@@ -54,7 +54,6 @@ class Scope:
     """
 
     def __init__(self, where: str, members: Sequence[tuple[str, TensorRecord]]) -> None:
-        """Create a scope."""
         self.where = where
         self._members = members
         self.parameters = _parameters(tensor for _, tensor in members)
@@ -89,10 +88,6 @@ class Index:
         for place, shape in enumerate(listed):
             by_shape.setdefault(shape, []).append(place)
         self.places: dict[Shape | None, Sequence[int]] = {**by_shape, None: range(len(listed))}
-
-    def all_free(self) -> FreePlaces:
-        """Return a new set of places, all free."""
-        return FreePlaces(self.places)
 
 
 class FreePlaces:
@@ -188,13 +183,10 @@ def parameters_by_state_dict(inventory: Inventory) -> dict[str, tuple[TensorReco
     """
     tensors = model_tensors(inventory) or model_tensors(inventory, EMA)
     parts = _by_state_dict(inventory, tensors)
-    trained = {where: inside for where, inside in parts.items() if not _is_copy(where)} or parts
+    # DeepSpeed saves its frozen parameters twice.
+    copies = {where for where in parts if is_kept_aside(where) or where.endswith("frozen_param_fragments")}
+    trained = {where: inside for where, inside in parts.items() if where not in copies} or parts
     return {where: _parameters((tensor for _, tensor in inside), quantized=True) for where, inside in trained.items()}
-
-
-def _is_copy(where: str) -> bool:
-    """Whether a state_dict repeats another. DeepSpeed saves its frozen parameters twice."""
-    return is_kept_aside(where) or where.endswith("frozen_param_fragments")
 
 
 def _by_state_dict(inventory: Inventory, tensors: Iterable[TensorRecord]) -> dict[str, list[tuple[str, TensorRecord]]]:
@@ -235,8 +227,7 @@ def without_inner(tensors: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
 def with_wrappers(tensors: Iterable[TensorRecord]) -> Iterator[tuple[TensorRecord, TensorRecord | None]]:
     """Iterate over tensors, each with its outermost wrapper subclass (which can be itself), or None.
 
-    Args:
-        tensors: in the order of the file, in which the tensors inside a wrapper follow it.
+    In the order of the file, the tensors inside a wrapper follow it.
     """
     outermost, inside = None, ""
     for record in tensors:

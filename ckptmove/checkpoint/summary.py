@@ -31,8 +31,7 @@ class CheckpointSummary(NamedTuple):
 
     #: number of elements of the model's parameters, as of :func:`counted_parameters`, and in partitions of ZeRO.
     parameters: int = 0
-    #: dtypes of the parameters, each with its number of elements, the most frequent first.
-    dtypes: tuple[tuple[str, int], ...] = ()
+    dtypes: tuple[tuple[str, int], ...] = ()  # dtypes of the parameters with numbers of elements, most first
     epoch: float | None = None  # epoch of the training, or None if unknown
     step: int | None = None  # step of the training by its trainer, or else by its optimizer; None if unknown
     learning_rates: tuple[float, ...] = ()  # distinct learning rates of the parameter groups, in order
@@ -87,19 +86,14 @@ def counted_parameters(inventory: Inventory) -> Sequence[TensorRecord]:
     partitions hold is not counted.
     """
     parts = parameters_by_state_dict(inventory)
-    parts = {where: inside for where, inside in parts.items() if not _repeats(where)}
-    found = [tensor for inside in parts.values() for tensor in inside]
+    # A state_dict of a later rank of ZeRO stage 3 has the buffers of the first one.
+    repeated = {where for where in parts if (match := STAGE_3_FILE.match(where)) is not None and match[1] != "0"}
+    found = [tensor for where, inside in parts.items() if where not in repeated for tensor in inside]
     if not isinstance(inventory, DirectoryInventory):
         return found
     found = inventory.in_one_format(found)
     groups = [*inventory.by_checkpoint(found)]
     return groups[0] if len({sum(prod(one.shape) for one in group) for group in groups}) == 1 else found
-
-
-def _repeats(where: str) -> bool:
-    """Whether a state_dict is that of a later rank of ZeRO stage 3, with the buffers of the first one."""
-    match = STAGE_3_FILE.match(where)
-    return match is not None and match[1] != "0"
 
 
 def _tensor_counters(part: OpenPart) -> Counters:

@@ -23,11 +23,9 @@ class Trainer(NamedTuple):
     layout: str
     root_keys: tuple[frozenset[str], ...] = ()  # sets of root keys; a file with all keys of one set has the layout
     classes: tuple[str, ...] = ()  # beginnings of the full names of its pickled classes
-    #: pattern of names of files that only its directories have; empty if it has none, like all patterns here.
-    sign: str = ""
+    sign: str = ""  # pattern of names of files that only its directories have; empty, as all patterns, if none
     roles: tuple[tuple[Role, str], ...] = ()  # roles of files and folders, by patterns of their names
-    #: its name as a producer, and paths of root keys to its version.
-    library: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    library: tuple[tuple[str, tuple[str, ...]], ...] = ()  # name as a producer, paths of root keys to its version
     counters: str = ""  # name of the JSON file with its step counters
     is_spread: bool = False  # whether model and optimizer are in different files
     is_sharded: bool = False  # whether no file holds a whole parameter of the model
@@ -191,8 +189,7 @@ def trainer_by_classes(names: Iterable[str]) -> Trainer | None:
 def resumes_despite(layout: str, path: str, refused: Collection[str]) -> bool:
     """Whether a trainer resumes although weights-only mode refuses one of its files.
 
-    Args:
-        refused: the globals in it that weights-only mode refuses; empty if it refuses an opcode.
+    ``refused`` are the globals that it refuses; empty if it refuses an opcode.
     """
     trainer, name = trainer_of(layout), re.split(r"[\\/]", path)[-1]
     if trainer.skips and re.fullmatch(trainer.skips, name):
@@ -245,11 +242,7 @@ def file_role(name: str) -> Role | None:
 
 
 def is_spoiled(name: str, found: str) -> bool:
-    """Whether a file without a checkpoint should have held one.
-
-    Args:
-        found: its content, as in ``NotACheckpoint``.
-    """
+    """Whether a file without a checkpoint should have held one; ``found`` is its content, as in ``NotACheckpoint``."""
     if _LOADED.fullmatch(name) is not None:
         return True
     if name.endswith(".ckpt"):

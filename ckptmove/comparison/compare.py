@@ -59,7 +59,6 @@ def compare(first: str, second: str, limits: Limits, measure: Measure, progress:
 
     Args:
         first: a file, a directory or an archive of files.
-        limits: resource limits for reading each of them.
         measure: measures the distance between values; called for blocks whose bytes differ.
         progress: called with the tensor bytes compared so far and the total, as sizes in the first checkpoint.
     """
@@ -121,15 +120,6 @@ class TensorComparison:
         measure: Measure,
         progress: Progress | None = None,
     ) -> None:
-        """Begin with nothing compared.
-
-        Args:
-            one: the first checkpoint of :func:`ckptmove.checkpoint.open_checkpoint.side_by_side`.
-            criteria: what counts as a difference.
-            limits: resource limits for reading each of them.
-            measure: measures the distance between values; called for blocks whose bytes differ.
-            progress: called with the tensor bytes compared so far and the total, as sizes in the first checkpoint.
-        """
         self._one = one
         self._other = other
         self._criteria = criteria
@@ -175,7 +165,6 @@ class TensorComparison:
             yield f"{some(parted)}: storage shared with another tensor on one side only (tied weights or a view)"
 
     def _pair(self, one: Stored, two: Stored) -> None:
-        """Compare two tensors that are counterparts."""
         mine, other = one.record, two.record
         is_cast = self._is_cast(mine, other)
         follow = set() if self._criteria.devices else {"device", "role", *(["dtype"] if is_cast else [])}
@@ -224,7 +213,11 @@ class TensorComparison:
             reasons = "; ".join(stored.part.why_not(stored.record) for stored in lacking)
             self._uncompared.append(Uncompared(mine.name, reasons))
             return
-        mine, other, times = _each_once(mine, other)
+        # Elements that ``expand`` repeats on both sides are compared once, and counted as often as they occur.
+        steps = zip(mine.shape, mine.stride, other.stride, strict=True)
+        shape = tuple([size if step or counterpart else min(size, 1) for size, step, counterpart in steps])
+        times = prod(mine.shape) // max(prod(shape), 1)
+        mine, other = mine._replace(shape=shape), other._replace(shape=shape)
         is_cast = self._is_cast(mine, other)
         alike = mine.stride == other.stride and (is_cast or mine.dtype == other.dtype)
         share = (overlaps(mine) and overlaps(other)) or mine.dtype in PACKED
@@ -274,14 +267,6 @@ def _shared_otherwise(pairs: Sequence[tuple[Stored, Stored]]) -> list[str]:
 
 def _unwrapped(name: str) -> str:
     return ".".join(part for part in name.split(".") if f"{part}." not in WRAPPERS)
-
-
-def _each_once(mine: TensorRecord, other: TensorRecord) -> tuple[TensorRecord, TensorRecord, int]:
-    """Both tensors without the dimensions that ``expand`` repeats in both, and how often each element occurs."""
-    steps = zip(mine.shape, mine.stride, other.stride, strict=True)
-    shape = tuple([size if step or counterpart else min(size, 1) for size, step, counterpart in steps])
-    times = prod(mine.shape) // max(prod(shape), 1)
-    return mine._replace(shape=shape), other._replace(shape=shape), times
 
 
 def _elements(stored: Stored, record: TensorRecord, span: Span) -> _Elements:

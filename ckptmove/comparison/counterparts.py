@@ -47,16 +47,14 @@ class Stored(NamedTuple):
 class Counterparts:
     """Tensors and files of two checkpoints, matched for comparison."""
 
-    #: tensors that both have, in the order of the first.
-    pairs: list[tuple[Stored, Stored]] = field(default_factory=list)
+    pairs: list[tuple[Stored, Stored]] = field(default_factory=list)  # tensors that both have, in order
     removed: list[Stored] = field(default_factory=list)  # tensors that only the first has
     added: list[Stored] = field(default_factory=list)  # tensors that only the second has
     ambiguous: list[Uncompared] = field(default_factory=list)  # tensors with several possible counterparts
     parts: list[tuple[OpenPart, OpenPart]] = field(default_factory=list)  # files with the same path on both sides
     #: files with different paths that contain counterparts, by their names in the first and in the second.
     moved: dict[tuple[str, str], tuple[OpenPart, OpenPart]] = field(default_factory=dict)
-    #: optimizers with the same path on both sides, but different keys or another form.
-    rekeyed: tuple[RekeyedOptimizer, ...] = ()
+    rekeyed: tuple[RekeyedOptimizer, ...] = ()  # with the same path, but other keys or another form
 
 
 def find_counterparts(one: OpenCheckpoint, other: OpenCheckpoint) -> Counterparts:
@@ -153,7 +151,8 @@ def _look_by_parameter(found: Counterparts, one: OpenCheckpoint) -> None:
 
 
 def _put_in_order(found: Counterparts, one: OpenCheckpoint) -> None:
-    order = {id(record): place for place, record in enumerate(_records(one))}
+    records = chain.from_iterable(part.inventory.tensors for part in one.parts)
+    order = {id(record): place for place, record in enumerate(records)}
     found.pairs.sort(key=lambda pair: order[id(pair[0].record)])
 
 
@@ -191,7 +190,3 @@ def _files(tensors: Sequence[Stored], side: OpenCheckpoint) -> str:
     """Files of the tensors, as text for a message."""
     names = list(dict.fromkeys(stored.part.name for stored in tensors))
     return f"{some(names, _SHOWN)} of {side.path}" if names != [""] else side.path
-
-
-def _records(side: OpenCheckpoint) -> Iterable[TensorRecord]:
-    return chain.from_iterable(part.inventory.tensors for part in side.parts)

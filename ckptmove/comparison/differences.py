@@ -16,8 +16,7 @@ class Criteria(NamedTuple):
     #: whether devices count, and everything that ``convert`` changes with them: group flags, ``torch.device`` objects,
     #: and dtypes that the target lacks. Roles count only if devices do.
     devices: bool = True
-    #: names of the tensors of the first checkpoint whose values are compared; None for all.
-    values_of: frozenset[str] | None = None
+    values_of: frozenset[str] | None = None  # tensors of the first whose values are compared; None for all
 
 
 class LoneNan(NamedTuple):
@@ -33,8 +32,7 @@ class LoneNan(NamedTuple):
 class Gap(NamedTuple):
     """Distance between the values of two tensors: infinite for NaN on one side only, and for unequal infinities."""
 
-    #: the largest absolute difference of two elements; exact for integers that float64 cannot represent.
-    max_abs: float | int
+    max_abs: float | int  # largest absolute difference; exact for integers that float64 cannot represent
     #: the largest difference of two elements, divided by the larger magnitude of the two: 0 to 2, or infinite. It is
     #: also infinite if the difference overflows, as for 1.7e308 and -1.7e308.
     max_rel: float
@@ -76,8 +74,7 @@ class Differences(OneLine):
     removed: tuple[str, ...]  # names of tensors that only the first has
     changed: tuple[Change, ...]  # all other differences: those of tensors in the order of the first, then all others
     uncompared: tuple[Uncompared, ...]  # tensors and objects that may differ
-    #: notes on anything left out, or not compared as stored; they do not count as differences.
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # anything left out or not compared as stored: these are no differences
 
     @property
     def same(self) -> bool:
@@ -85,7 +82,6 @@ class Differences(OneLine):
         return not (self.added or self.removed or self.changed or self.uncompared)
 
     def __str__(self) -> str:
-        """One line that says whether they are the same."""
         counts = f"{len(self.added)} added, {len(self.removed)} removed, {len(self.changed)} changed"
         counts += f", {len(self.uncompared)} not compared" if self.uncompared else ""
         return f"{self.first} and {self.second}: {'the same' if self.same else counts}"

@@ -51,11 +51,7 @@ class OtherContent:
     """
 
     def __init__(self, one: OpenCheckpoint, other: OpenCheckpoint, found: Counterparts, *, devices_count: bool) -> None:
-        """Prepare the comparison of two checkpoints.
-
-        Args:
-            devices_count: whether to compare devices, and the flags that follow them.
-        """
+        """Prepare the comparison of two checkpoints, with the flags that follow devices if these count."""
         self._devices_count = devices_count
         self._one = one
         self._other = other
@@ -95,13 +91,10 @@ class OtherContent:
                 self._part(mine, other)
             else:
                 rest |= {id(part): part for part in (mine, other) if id(part) not in matched}
-        self._gathered(rest.values())
-
-    def _gathered(self, parts: Collection[OpenPart]) -> None:
-        """Add a note on files that are split or merged on the other side, unless they contain only tensors."""
-        if all(map(_is_table, parts)) and len({tuple(sorted(part.extras().items())) for part in parts}) <= 1:
-            return
-        self._note_on([part.name or part.path for part in parts], ": only tensors were compared")
+        # Files that are split or merged on the other side need a note, unless they contain only tensors.
+        parts = rest.values()
+        if not all(map(_is_table, parts)) or len({tuple(sorted(part.extras().items())) for part in parts}) > 1:
+            self._note_on([part.name or part.path for part in parts], ": only tensors were compared")
 
     def _part(self, mine: OpenPart, other: OpenPart) -> None:
         """Compare everything in the trees that is not part of a tensor, and content outside the trees."""
@@ -219,7 +212,6 @@ def _tree_changes(
 
 
 def _empty_folders(listing: Listing) -> Iterator[str]:
-    """Empty folders of a directory."""
     parents = {path.rpartition("/")[0] for path in (*listing.names, *(folder.path for folder in listing.folders))}
     return (folder.path for folder in listing.folders if folder.path and folder.path not in parents)
 
@@ -263,12 +255,7 @@ class ObjectComparison:
     """
 
     def __init__(self, ours: OpenPart, theirs: OpenPart, rekeyed: Sequence[RekeyedOptimizer]) -> None:
-        """Prepare the comparison of two parts.
-
-        Args:
-            theirs: the part that it should equal.
-            rekeyed: optimizers whose keys or form differ (:func:`ckptmove.comparison.rekeyed.find_rekeyed`).
-        """
+        """Prepare the comparison with the part that it should equal; optimizers in ``rekeyed`` have other keys."""
         self._ours, self._theirs = ours, theirs
         own = {id(optimizer) for optimizer in ours.inventory.optimizers}
         self._rekeyed = [optimizer for optimizer in rekeyed if id(optimizer.one) in own]
@@ -305,8 +292,7 @@ class ObjectComparison:
     def kept_changes(self, sites: tuple[Collection[int], Collection[int]] = ((), ())) -> Iterator[TreeChange]:
         """Differences between the parts, in objects that a distributed checkpoint stores.
 
-        Args:
-            sites: starts of operations, in each pickle, whose values may differ because they follow the device.
+        ``sites`` are starts of operations, in each pickle, whose values may differ because they follow the device.
         """
         trees = self._ours.tree(), self._theirs.tree()
         for change in kept_changes(*trees, TensorNodes(), sites=sites, is_apart=self.is_apart):
@@ -316,11 +302,7 @@ class ObjectComparison:
                 yield change
 
     def rekeyed_changes(self, *, flags_count: bool) -> Iterator[TreeChange]:
-        """Differences in options and other non-tensor state between optimizers, matched by parameter.
-
-        Args:
-            flags_count: whether options that follow the device are compared too.
-        """
+        """Differences in options and other non-tensor state between optimizers, matched by parameter."""
         for optimizer in self._rekeyed:
             for path, mine, theirs in optimizer.changes(flags_count=flags_count):
                 if OPAQUE in (mine, theirs) and ABSENT not in (mine, theirs):

@@ -24,7 +24,6 @@ class _Absent:
     """Placeholder for a value that one side lacks."""
 
     def __repr__(self) -> str:
-        """Text for messages."""
         return "absent"
 
 
@@ -36,8 +35,7 @@ class RekeyedOptimizer(NamedTuple):
 
     one: OptimizerRecord  # the optimizer in the first
     other: OptimizerRecord  # the optimizer in the second
-    #: keys of its parameters in the first, mapped to those in the second; empty if they cannot be matched.
-    keys: Mapping[str, str]
+    keys: Mapping[str, str]  # keys of its parameters in the first and the second; empty if none match
 
     @property
     def is_reordered(self) -> bool:
@@ -54,10 +52,8 @@ class RekeyedOptimizer(NamedTuple):
     def changes(self, *, flags_count: bool) -> Iterator[tuple[str, object, object]]:
         """Differences in groups, options and non-tensor state: the path and both values.
 
-        A value that one side lacks is ``ABSENT``. An object of some class is ``OPAQUE`` and cannot be compared.
-
-        Args:
-            flags_count: whether options that follow the device are compared too.
+        A value that one side lacks is ``ABSENT``. An object of some class is ``OPAQUE`` and cannot be compared. Options
+        that follow the device are compared if ``flags_count``.
         """
         if not self.keys:
             return

@@ -85,26 +85,20 @@ class _Changes:
         with naming(part.path), part.content() as (container, machine):
             span = members.span(path)
             if self._conversion.request.check and not part.has_own_checksums and span is not None:
-                self._check(path)
+                if not members.has_checksums:
+                    self._conversion.unchecked.append(path)
+                elif members.flaws(path):
+                    raise CrcMismatch(members.path, path)
             segments = self._conversion.lay_out(container, machine, plan)
             if span is not None:
                 self.segments[path] = tuple(shifted(segment, span.start, f"{path}/") for segment in segments)
             else:
-                self._hold(path, sum(map(length, segments)))
+                # A member that is compressed twice may inflate to any size.
+                nbytes = sum(map(length, segments))
+                self._held += nbytes
+                if self._held > zip_members.MOST_INFLATED_BYTES:
+                    detail = f"member '{path:.80}' is compressed, and too large to move in memory ({nbytes:,} bytes)"
+                    raise members.refusal(detail)
                 data = b"".join(blocks_of(container.source, segments, self._conversion.overflowed.append))
                 self.segments[path] = (BytesSegment(data),)
                 self.inflated.append(path)
-
-    def _hold(self, path: str, nbytes: int) -> None:
-        """Count bytes that stay in memory until the end: a member that is compressed twice may inflate to any size."""
-        self._held += nbytes
-        if self._held > zip_members.MOST_INFLATED_BYTES:
-            detail = f"member '{path:.80}' is compressed, and too large to move in memory ({nbytes:,} bytes)"
-            raise self._listing.refusal(detail)
-
-    def _check(self, path: str) -> None:
-        """Compare a checkpoint without CRCs of its own with the CRC of its member in the archive."""
-        if not self._listing.has_checksums:
-            self._conversion.unchecked.append(path)
-        elif self._listing.flaws(path):
-            raise CrcMismatch(self._listing.path, path)

@@ -100,11 +100,7 @@ class Conversion:
     """A conversion in progress.
 
     Attributes:
-        request: the request.
-        format: format of the output.
         remapped: the new tree, if anything but devices changes; else None.
-        plan: the changes to make.
-        notes: notes for the user.
         unchecked: paths of the files whose bytes have no CRCs; empty for the one file of a checkpoint.
         resources: closed after the output was written.
         overflowed: numbers of values that were too large for the dtype of their cast.
@@ -113,7 +109,6 @@ class Conversion:
     """
 
     def __init__(self, request: ConvertRequest, checkpoint: OpenCheckpoint) -> None:
-        """Plan the conversion."""
         inventory, move = checkpoint.inventory, request.move
         is_move = move.to is not None or bool(move.mapping)
         self.format = request.format_for(inventory)

@@ -54,11 +54,7 @@ def write_directory(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
 
 
 class _DirectoryWriter:
-    """Writes the directory, several files at a time.
-
-    Attributes:
-        written: bytes written so far.
-    """
+    """Writes the directory, several files at a time."""
 
     def __init__(
         self,

@@ -52,12 +52,7 @@ def notes_on_names(path: str) -> Iterator[str]:
 
 
 def _way_back(path: str, patch: Patch, size: int, *, is_remapped: bool) -> str:
-    """Note on how to undo the change.
-
-    Args:
-        size: size of the file before it, in bytes.
-        is_remapped: whether more than devices changed, which an undo restores only if it is forced.
-    """
+    """Note on how to undo the change. What changes more than devices is only undone if it is forced."""
     if not patch.writes:
         return "the original is restored, byte for byte"
     if not patch.can_undo:
@@ -68,7 +63,6 @@ def _way_back(path: str, patch: Patch, size: int, *, is_remapped: bool) -> str:
 
 
 def _patch(part: FilePart, plan: MovePlan) -> Patch:
-    """The patch of the file that carries out a plan."""
     if any(edit.cast for edit in plan.edits):
         raise InPlaceImpossible(part.path, f"{Argument('cast')} changes the size of tensors")
     with part.content() as (container, machine):
@@ -76,7 +70,6 @@ def _patch(part: FilePart, plan: MovePlan) -> Patch:
 
 
 def _remapped_patch(part: FilePart, conversion: Conversion, remapped: Remapped) -> Patch:
-    """The patch of the file with a new tree."""
     from ckptmove.conversion.remap.new_files import NewFiles
 
     files = NewFiles(remapped, conversion)

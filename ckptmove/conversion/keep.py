@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ckptmove.checkpoint.state_dicts import with_wrappers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ckptmove.model import Inventory, TensorRecord
     from ckptmove.moves import Kept
@@ -72,7 +72,11 @@ def kept_tensors(inventory: Inventory, globs: Sequence[str]) -> frozenset[str]:
     bonds_of: list[list[_Bond]] = []
     found: dict[int, None] = {}
     for index, (record, outermost) in enumerate(with_wrappers(inventory.tensors)):
-        bonds = _bonds(record, wrappers)
+        # The place of its device stands for storages without a device tag.
+        site = wrappers.get(record.name, record.device_site)
+        bonds: list[_Bond] = (
+            [part.storage for part in record.dense() if part.storage is not None] if site is None else [site]
+        )
         bonds += [outermost] if outermost is not None else []
         bonds_of.append(bonds)
         for bond in bonds:
@@ -114,22 +118,11 @@ def _compiled(globs: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, globs)))
 
 
-def _inside(record: TensorRecord) -> str:
-    """Prefix of the paths of everything inside a tensor."""
-    return f"{record.name}." if record.name else ""
-
-
 def _device_path(wrapper: TensorRecord) -> str:
-    return f"{_inside(wrapper)}device"
+    return f"{wrapper.name}.device" if wrapper.name else "device"
 
 
 def _names(record: TensorRecord) -> list[str]:
     """All names by which a glob may match a tensor."""
     device = [_device_path(record)] if record.kind == "wrapper-subclass" else []
     return [record.name, *(part.name for part in record.parts), *device]
-
-
-def _bonds(record: TensorRecord, wrappers: Mapping[str, int]) -> list[_Bond]:
-    """Storages of a tensor; the place of its device instead, if no storage has its device tag."""
-    site = wrappers.get(record.name, record.device_site)
-    return [part.storage for part in record.dense() if part.storage is not None] if site is None else [site]

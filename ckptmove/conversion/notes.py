@@ -133,11 +133,7 @@ def _means(value: str, tag: str) -> bool:
 
 
 def source_warnings(source: Inventory, new: Inventory, *, is_one_file: bool) -> Iterator[str]:
-    """Warnings of problems of the source that the output has too, or no longer shows.
-
-    Args:
-        is_one_file: whether the files of the source become one.
-    """
+    """Warnings of problems of the source that the output has too, or no longer shows."""
     kept = {storage.key for storage in new.storages}
     lost = [fact for fact in source.facts if fact.kind in LACKING and (not is_one_file or fact.storage_key in kept)]
     if lost:

@@ -37,8 +37,7 @@ class _Holder:
     storage: StorageRef
     rank: int  # rank of the rule that decides: the highest-ranking one for any tensor that views the storage
     tag: str  # the target device
-    #: tensors that view the storage, each with the dtype of its view, because untyped storages have no dtype.
-    names: dict[str, str]
+    names: dict[str, str]  # tensors that view the storage and dtypes of their views: untyped storages have none
 
     def take(self, rank: int, tag: str, name: str, dtype: str) -> None:
         """Add a tensor that views it; if two rules rank the same, the first tensor in the file decides."""
@@ -57,18 +56,10 @@ class _Holder:
 _Placed: TypeAlias = "tuple[TensorRecord, _Holder | None, int]"
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class _Placement:
-    """All holders, by the key of the storage or the place of the device, and all tensors."""
-
-    holders: dict[str | int, _Holder]
-    tensors: list[_Placed]
-
-
 def plan_for(inventory: Inventory, device: str) -> MovePlan:
     """Plan the moves to a device, even if it lacks a dtype."""
     policy = Policy(inventory, MoveRequest(to=parse_target(device), cast=True))
-    return _planned(inventory, policy, _place(inventory, policy))
+    return _planned(inventory, policy, *_place(inventory, policy))
 
 
 def plan_before_remap(inventory: Inventory, request: MoveRequest) -> MovePlan:
@@ -77,7 +68,7 @@ def plan_before_remap(inventory: Inventory, request: MoveRequest) -> MovePlan:
     Casts are planned if they are requested; a dtype that the target lacks is no error here.
     """
     policy = Policy(inventory, request)
-    plan = _planned(inventory, policy, _place(inventory, policy))
+    plan = _planned(inventory, policy, *_place(inventory, policy))
     return plan if request.cast else plan._replace(edits=tuple(edit._replace(cast=None) for edit in plan.edits))
 
 
@@ -95,47 +86,46 @@ def require_dtypes(inventory: Inventory, request: MoveRequest) -> None:
 
 
 def plan_move(inventory: Inventory, request: MoveRequest) -> MovePlan:
-    """Decide on every change of a conversion.
+    """Decide on every change of a conversion; the plan is empty if the checkpoint already is as requested.
 
-    Moves are per storage: if tensors with different decisions share one, the highest rule wins and the others
-    follow. Planning the result of a plan gives an empty plan, unless the request also moves a target device
-    elsewhere.
-
-    Args:
-        request: the request; its tags as :func:`ckptmove.torch_facts.devices.parse_target` returns them.
-
-    Returns:
-        The plan; empty if the checkpoint already is as requested.
+    Moves are per storage: if tensors with different decisions share one, the highest rule wins and the others follow.
+    Planning the result of a plan gives an empty plan, unless the request also moves a target device elsewhere. The tags
+    of the request are as :func:`ckptmove.torch_facts.devices.parse_target` returns them.
     """
     policy = Policy(inventory, request)
-    placement = _place(inventory, policy)
-    lost = _out_of_place(placement.holders.values())
+    holders, tensors = _place(inventory, policy)
+    lost = _out_of_place(holders.values())
     if lost:
         _require_cast(lost, inventory, cast=request.cast)
-    return _planned(inventory, policy, placement)
+    return _planned(inventory, policy, holders, tensors)
 
 
-def _planned(inventory: Inventory, policy: Policy, placement: _Placement) -> MovePlan:
-    """All changes, given the placement of each tensor."""
-    lost = _out_of_place(placement.holders.values())
+def _planned(
+    inventory: Inventory, policy: Policy, holders: Mapping[str | int, _Holder], tensors: Collection[_Placed]
+) -> MovePlan:
+    lost = _out_of_place(holders.values())
     casts = frozenset(holder.storage.key for holder in lost if holder.storage.dtype in CAST_DOWN)
     owners = mesh_owners(inventory)
+    refused = (FlagEdit(where, "True", "False", GROUP_FLAG.name, None, flag.site) for where, flag in policy.refused)
     return MovePlan(
         request=policy.request,
-        edits=tuple(_edits(placement.holders.values(), casts)),
-        kept=tuple(_kept(placement.tensors, policy)),
-        flags=(*_flag_edits(policy), *_mention_edits(inventory.mentions, owners, placement, policy)),
+        edits=tuple(_edits(holders.values(), casts)),
+        kept=tuple(_kept(tensors, policy)),
+        flags=(*refused, *_mention_edits(inventory.mentions, owners, holders, tensors, policy)),
         inflates=tuple(fact.storage_key for fact in inventory.facts if fact.kind == "compressed-storage"),
     )
 
 
 def dtypes_out_of_place(inventory: Inventory, request: MoveRequest) -> tuple[tuple[str, str], ...]:
     """Tensors, by name and dtype, that a conversion would move to a device without support for their dtype."""
-    return _dtypes(_out_of_place(_place(inventory, Policy(inventory, request)).holders.values()))
+    return _dtypes(_out_of_place(_place(inventory, Policy(inventory, request))[0].values()))
 
 
-def _place(inventory: Inventory, policy: Policy) -> _Placement:
-    """Apply the policy to every tensor, and choose one target for each storage."""
+def _place(inventory: Inventory, policy: Policy) -> tuple[dict[str | int, _Holder], list[_Placed]]:
+    """Apply the policy to every tensor, and choose one target for each storage.
+
+    Returns all holders, by the key of the storage or the place of the device, and all tensors.
+    """
     storages = {storage.key: storage for storage in inventory.storages}
     holders: dict[str | int, _Holder] = {}
     values_only: set[str | None] = set()
@@ -145,7 +135,9 @@ def _place(inventory: Inventory, policy: Policy) -> _Placement:
         site = policy.device_site(record)
         if site is not None:
             values_only.update(part.storage for part in record.dense())
-            _hold(holders, site, _device_of(record), answer, (record.name, record.dtype))
+            sites = () if record.device_site is None else (record.device_site,)
+            device = StorageRef(record.name, record.device, record.dtype, 0, record.nbytes, sites, ())
+            _hold(holders, site, device, answer, (record.name, record.dtype))
         else:
             for part in record.parts or (record,):
                 if part.storage is not None:
@@ -157,9 +149,10 @@ def _place(inventory: Inventory, policy: Policy) -> _Placement:
         if unseen not in holders:
             # No tensor views it. A storage that only provides values for a tensor on another device stays; others move
             # with their device.
-            rank, tag = (0, storage.device) if unseen in values_only else policy.decide(_nameless(storage))
+            nameless = TensorRecord("", "other", storage.device, storage.dtype, (), (), storage.key, 0, storage.nbytes)
+            rank, tag = (0, storage.device) if unseen in values_only else policy.decide(nameless)
             holders[unseen] = _Holder(storage, rank, tag, {})
-    return _Placement(holders, tensors)
+    return holders, tensors
 
 
 def _hold(
@@ -175,15 +168,6 @@ def _hold(
         holders[key] = _Holder(storage, *answer, dict([view]))
     else:
         holder.take(*answer, *view)
-
-
-def _device_of(record: TensorRecord) -> StorageRef:
-    sites = () if record.device_site is None else (record.device_site,)
-    return StorageRef(record.name, record.device, record.dtype, 0, record.nbytes, sites, ())
-
-
-def _nameless(storage: StorageRef) -> TensorRecord:
-    return TensorRecord("", "other", storage.device, storage.dtype, (), (), storage.key, 0, storage.nbytes)
 
 
 def _out_of_place(holders: Collection[_Holder]) -> list[_Holder]:
@@ -237,25 +221,25 @@ def _kept(tensors: Collection[_Placed], policy: Policy) -> Iterator[Kept]:
 # --- what follows the tensors ----------------------------------------------------------------------------------------
 
 
-def _flag_edits(policy: Policy) -> Iterator[FlagEdit]:
-    return (FlagEdit(where, "True", "False", GROUP_FLAG.name, None, flag.site) for where, flag in policy.refused)
-
-
 def _mention_edits(
-    mentions: Collection[Mention], owners: Mapping[str, str], placement: _Placement, policy: Policy
+    mentions: Collection[Mention],
+    owners: Mapping[str, str],
+    holders: Mapping[str | int, _Holder],
+    tensors: Collection[_Placed],
+    policy: Policy,
 ) -> Iterator[FlagEdit]:
     """Edits of named devices, which follow the tensors."""
     if not mentions:
         return
-    wrappers = {record.name: holder for record, holder, _ in placement.tensors if record.kind == "wrapper-subclass"}
-    before, after = _sent_devices(placement.holders.values())
-    placed = [(record, holder) for record, holder, _ in placement.tensors if holder is not None]
+    wrappers = {record.name: holder for record, holder, _ in tensors if record.kind == "wrapper-subclass"}
+    before, after = _sent_devices(holders.values())
+    placed = [(record, holder) for record, holder, _ in tensors if holder is not None]
     # Without a model, all other tensors count as one: a program of torch.export may have sample inputs alone.
     model = [holder for record, holder in placed if record.role == "model"] or [holder for _, holder in placed]
     leaves_cpu = any(holder.storage.device == "cpu" and holder.tag != "cpu" for holder in model)
     for mention in mentions:
         kind, _ = split(mention.value)
-        own = None if mention.site is None else placement.holders.get(mention.site)
+        own = None if mention.site is None else holders.get(mention.site)
         if mention.where in owners and mention.site is not None and not policy.keeps_site(mention.site):
             own = wrappers[owners[mention.where]]
         if own is not None:  # the device of one tensor, which follows only that tensor

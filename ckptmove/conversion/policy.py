@@ -126,7 +126,6 @@ class Policy:
     """The rules, applied to one checkpoint and one request.
 
     Attributes:
-        request: the request.
         homes: names of optimizer scalars, each with the tag of the device where its optimizer would create it.
         group_options: names of the tensors in ``param_groups``, and of a scheduler's copies, that stay on the CPU.
         mesh_ranks: names of the tensors of a ``DeviceMesh``.
@@ -189,8 +188,7 @@ class Policy:
     def keeps_site(self, site: int) -> bool:
         """Whether ``--keep`` matches a value by any of the paths that lead to it.
 
-        Args:
-            site: start of the operation that pushes the value; the same for all paths.
+        All of them lead to the same operation that pushes the value, whose start is the site.
         """
         return site in self._kept_sites
 
@@ -224,7 +222,9 @@ class Policy:
         tags: list[set[str]] = [set() for _ in optimizer.groups]
         before: list[set[str]] = [set() for _ in optimizer.groups]
         for entry in optimizer.state:
-            index, moment = group_of.get(entry.key), _first_moment(entry, scalar_keys)
+            index = group_of.get(entry.key)
+            # The first tensor that is on the device of its parameter.
+            moment = next((one for key, one in entry.tensors if key not in scalar_keys and one.device != "meta"), None)
             tag = None if moment is None else self.decide(moment)[1]
             placed.append((index, tag, entry))
             if index is not None and moment is not None and tag is not None:
@@ -262,11 +262,6 @@ class Policy:
 
 
 _SUPPORT: Final = {"capturable": supports_capturable, "fused": supports_fused}
-
-
-def _first_moment(entry: StateEntry, scalar_keys: Iterable[str]) -> TensorRecord | None:
-    """A tensor of the state that is on the device of its parameter, or None."""
-    return next((one for key, one in entry.tensors if key not in scalar_keys and one.device != "meta"), None)
 
 
 def _staying_options(inventory: Inventory, optimizers: list[dict[str, _GroupFacts]]) -> frozenset[str]:

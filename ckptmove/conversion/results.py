@@ -35,15 +35,13 @@ class Converted(OneLine):
     output: str | None  # path of the new file; None after a dry run
     bytes_copied: int  # bytes written to the output
     seconds: float  # wall time
-    #: further information for the user, for example that the archive has no CRCs.
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = field(default=())  # further information, for example that the archive has no CRCs
     in_place: bool = False  # whether the source itself was changed
     unmatched: tuple[Unmatched, ...] = ()  # options that match nothing
     warnings: tuple[str, ...] = ()  # problems of the source that the output has too, or hides
     is_refused: bool = False  # whether `torch.load(weights_only=True)` refuses a name or an opcode in the pickle
 
     def __str__(self) -> str:
-        """Return the output and the number of changes in one line."""
         changes = amount(len(self.plan.edits) + len(self.plan.flags), "change")
         return f"wrote {self.output}: {changes}" if self.output is not None else f"dry run: {changes}"
 
@@ -60,5 +58,4 @@ class UndoResult(OneLine):
     notes: tuple[str, ...] = field(default=())  # further information for the user
 
     def __str__(self) -> str:
-        """Return the path, the outcome and the size in one line."""
         return f"{self.path}: {'restored' if self.is_done else 'dry run'}, {self.size:,} bytes"

@@ -34,11 +34,7 @@ def parse_size(text: str) -> int:
 
 
 def split_shards(tensors: Sequence[NewTensor], shard_size: int) -> list[list[NewTensor]]:
-    """Split tensors in their order.
-
-    Args:
-        shard_size: maximum size of the tensors of a shard, in bytes. A larger tensor gets a shard of its own.
-    """
+    """Split tensors in their order. A tensor that is larger than a shard, in bytes, gets a shard of its own."""
     shards: list[list[NewTensor]] = []
     current: list[NewTensor] = []
     size = 0

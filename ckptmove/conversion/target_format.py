@@ -32,12 +32,7 @@ def names_format(output: str | None) -> bool:
 def target_format(
     output: str | None, default_output: str, inventory: Inventory, *, is_sharded: bool, in_place: bool
 ) -> TargetFormat:
-    """The format of the output.
-
-    Args:
-        output: the output that the user typed, or None.
-        default_output: the default output, with the suffix of the source, which is always right.
-    """
+    """The format of the output. The default output has the suffix of the source, which is always right."""
     if is_sharded:
         if output is not None and split_suffix(output)[1].lower() in _SUFFIXES:
             raise OutputSuffix(output, split_suffix(output)[1], "directory", split_suffix(output)[0])

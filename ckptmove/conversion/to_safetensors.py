@@ -46,8 +46,7 @@ class FlatState(NamedTuple):
     """A state_dict as safetensors files hold it."""
 
     tensors: tuple[NewTensor, ...]  # the tensors to write, in the order of the state_dict
-    #: name of each tensor that is not written, and of the tensor with which it shares its memory.
-    tied: Mapping[str, str]
+    tied: Mapping[str, str]  # each tensor that is not written, and the one with which it shares its memory
 
     @property
     def dropped(self) -> tuple[Dropped, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.findings.beside import ambiguous_beside
 from ckptmove.findings.catalogue import found
@@ -93,7 +93,7 @@ def dead_bytes(inventory: Inventory, context: Context) -> Iterator[Finding]:
     yield from _unnamed_files(inventory)
     yield from _inner_archives(inventory, context)
     wasted = _wasted(inventory)
-    nbytes = sum(one.unreached for one in wasted.values())
+    nbytes = sum(unreached for unreached, _ in wasted.values())
     if nbytes < max(_WORTH_BYTES, _WORTH_SHARE * inventory.size_bytes):
         wasted, nbytes = {}, 0
     orphans = [fact for fact in inventory.facts if fact.kind == "orphan-record"]
@@ -109,7 +109,7 @@ def dead_bytes(inventory: Inventory, context: Context) -> Iterator[Finding]:
     cloned = (
         f"save it again with .clone() of {amount(len(where), 'view')}: torch.save writes the storage under a view whole"
     )
-    is_cut = bool(orphans) or any(one.at_ends for one in wasted.values())
+    is_cut = bool(orphans) or any(at_ends for _, at_ends in wasted.values())
     compact = remap_command(inventory, context, places, Argument("compact", True)) if is_cut else ""
     yield found("F804", "; ".join(parts), places, compact or (cloned if wasted else _SAVE_AGAIN))
 
@@ -182,17 +182,11 @@ def _where(inventory: Inventory, facts: Sequence[ArchiveFact]) -> list[str]:
     return list(dict.fromkeys(found_names))
 
 
-class _Waste(NamedTuple):
-    """Bytes of a storage that no tensor uses."""
+def _wasted(inventory: Inventory) -> dict[str, tuple[int, int]]:
+    """Return the number of bytes of each storage that no tensor uses, and of those at its ends.
 
-    unreached: int  # their number, a lower bound
-    at_ends: int  # those before the first and after the last element that a tensor reaches, which `--compact` cuts off
-
-
-def _wasted(inventory: Inventory) -> dict[str, _Waste]:
-    """Return the bytes of each storage that no tensor uses.
-
-    Tensors use at most the union of their extents, and at most the sum of their bytes.
+    ``--compact`` cuts off the bytes before the first and after the last element that a tensor reaches. Tensors use at
+    most the union of their extents, and at most the sum of their bytes.
     """
     own: dict[str, int] = {}
     shared: set[str] = set()
@@ -214,10 +208,10 @@ def _wasted(inventory: Inventory) -> dict[str, _Waste]:
             if one.storage in extents:
                 extents[one.storage].append(_extent(one))
     wasted = {
-        key: _Waste(nbytes - min(_union(extents[key]), own[key]), nbytes - _reach(extents[key]))
+        key: (nbytes - min(_union(extents[key]), own[key]), nbytes - _reach(extents[key]))
         for key, nbytes in doubtful.items()
     }
-    return {key: one for key, one in wasted.items() if one.unreached > 0}
+    return {key: (unreached, at_ends) for key, (unreached, at_ends) in wasted.items() if unreached > 0}
 
 
 def _extent(tensor: TensorRecord) -> tuple[int, int]:

@@ -13,7 +13,6 @@ from ckptmove.text import amount, quoted, some
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.checkpoint.directories import UnreadFile
     from ckptmove.findings.context import Context
     from ckptmove.model import Finding, Inventory
 
@@ -60,8 +59,9 @@ def unread_files(inventory: Inventory, _context: Context) -> Iterator[Finding]:
     pointers = [file for file in quiet if file.found == "a git-lfs pointer"]
     others = [file for file in quiet if file not in pointers]
     if pointers:
-        message = f"{amount(len(pointers), 'file')} not fetched, only the git-lfs pointer is there: {_listed(pointers)}"
-        yield found("S705", message, [file.path for file in pointers], _FETCH)
+        where = [file.path for file in pointers]
+        message = f"{amount(len(where), 'file')} not fetched, only the git-lfs pointer is there: {some(where, _SHOWN)}"
+        yield found("S705", message, where, _FETCH)
     if others:
         files = some([f"{file.path} ({file.found})" for file in others], _SHOWN)
         yield found("S705", f"{amount(len(others), 'file')} not read: {files}", [file.path for file in others], "")
@@ -74,10 +74,6 @@ def dangling_pointers(inventory: Inventory, _context: Context) -> Iterator[Findi
         message = f"{pointer.path} names {pointer.names}, but there is no such checkpoint beside it{newest}"
         fix = f"copy that checkpoint to its place, or write the name of one that is there into {pointer.path}"
         yield found("F811", message, [pointer.path], fix)
-
-
-def _listed(files: list[UnreadFile]) -> str:
-    return some([file.path for file in files], _SHOWN)
 
 
 def _path(inventory: Inventory, file: str) -> str:

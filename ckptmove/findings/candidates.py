@@ -18,7 +18,6 @@ from ckptmove.formats.opening import container_class
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptmove.checkpoint.directories import FileRecord
     from ckptmove.checkpoint.state_dicts import Shape
     from ckptmove.model import Inventory, OptimizerRecord, StateEntry, TensorRecord
 
@@ -52,9 +51,6 @@ def find_lacking(inventory: Inventory) -> tuple[Lacking, ...]:
 
     Loss, EMA, quantized and tied weights, and parameters of other optimizers, are all candidates: an optimizer lacks a
     tensor only if no assignment exists.
-
-    Returns:
-        One result for each optimizer.
     """
     state = {tensor.name for one in inventory.optimizers for entry in one.state for _, tensor in entry.tensors}
     pools: dict[str, _Pool | None] = {}
@@ -99,11 +95,8 @@ def _place(inventory: Inventory, optimizer: OptimizerRecord) -> str:
     if not isinstance(inventory, DirectoryInventory):
         return ""
     file = inventory.file_at(optimizer.where)
-    return inventory.folder_of(optimizer.where) if file is None or not _is_alone(file) else file.prefix
-
-
-def _is_alone(file: FileRecord) -> bool:
-    return "model" in file.roles and not trainer_of(file.layout).is_spread
+    is_alone = file is not None and "model" in file.roles and not trainer_of(file.layout).is_spread
+    return file.prefix if file is not None and is_alone else inventory.folder_of(optimizer.where)
 
 
 def _pool(inventory: Inventory, place: str, state: set[str]) -> _Pool | None:
@@ -128,7 +121,9 @@ def _pool(inventory: Inventory, place: str, state: set[str]) -> _Pool | None:
     if is_adapter and not (inventory.layout == "hf-trainer" and _is_whole_adapter(tensors)):
         return None
     left_out = state | buffers(tensors)
-    candidates = [one for one in without_inner(tensors) if one.name not in left_out and _can_be_parameter(one)]
+    # Tensors of any dtype can be parameters: quantized weights are integers, ML-Agents trains counts.
+    others = {"rng", "scheduler", "scaler"}
+    candidates = [one for one in without_inner(tensors) if one.name not in left_out and one.role not in others]
     return _Pool(candidates, converts=inventory.layout == "hf-trainer", is_adapter=is_adapter)
 
 
@@ -149,11 +144,6 @@ def _is_whole_adapter(tensors: Sequence[TensorRecord]) -> bool:
     """
     names = [tensor.name for tensor in tensors if "adapter_model." in tensor.name]
     return bool(names) and not any(word in name for name in names for word in _NOT_AS_TRAINED)
-
-
-def _can_be_parameter(tensor: TensorRecord) -> bool:
-    """Whether a tensor can be a parameter. Any dtype can: quantized weights are integers, ML-Agents trains counts."""
-    return tensor.role not in {"rng", "scheduler", "scaler"}
 
 
 def _by_shape(optimizer: OptimizerRecord, listed: set[str]) -> dict[Shape, list[StateEntry]]:

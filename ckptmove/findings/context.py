@@ -34,12 +34,10 @@ class Context(NamedTuple):
     #: target and the file name.
     device_count: int | None = None
     kept: Collection[str] = frozenset()  # names of the tensors that may stay on their device
-    #: device with most bytes of the model, computed once for all rules; empty if no tensor has a device.
-    home: str | None = None
+    home: str | None = None  # device with most bytes of the model, computed once; empty if no tensor has a device
     pairings: tuple[Pairing, ...] = ()  # parameters of each optimizer, matched with the model; computed once
     lacking: tuple[Lacking, ...] = ()  # parameters of each optimizer without a tensor in the checkpoint; computed once
-    #: the open checkpoint, to try remedies on it; None for an inventory alone, where no remedy can be tried.
-    source: Source | None = None
+    source: Source | None = None  # the open checkpoint, to try remedies on it; None for an inventory alone
 
 
 def is_incomplete(inventory: Inventory) -> bool:
@@ -51,10 +49,8 @@ def target_device(inventory: Inventory, context: Context) -> str | None:
     """Return the target, or else the device with most bytes of the model; None if no tensor has a device.
 
     Without a model, the state of the optimizers counts; without that, all tensors. Meta tensors, and tensors of formats
-    without devices, do not count.
-
-    Returns:
-        A tag from the file. :func:`ckptmove.torch_facts.devices.parse_target` does not accept every tag.
+    without devices, do not count. A tag from the file may be none that
+    :func:`ckptmove.torch_facts.devices.parse_target` accepts.
     """
     known = context.target or context.home
     if known is not None:
@@ -110,9 +106,7 @@ def available_device(tag: str, context: Context) -> str:
 def convert_command(inventory: Inventory, context: Context, where: Sequence[str], *options: Argument) -> str:
     """Return the command that converts the checkpoint for the target device; empty if ``convert`` refuses it.
 
-    Args:
-        inventory: the file or directory. If it is a directory of several checkpoints, one of them is converted, because
-            the others may be right as they are.
+    Of a directory of several checkpoints, one is converted, because the others may be right as they are.
     """
     container = container_class(inventory.container)
     if not container.is_editable:

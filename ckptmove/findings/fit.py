@@ -79,12 +79,10 @@ class Fit(NamedTuple):
     free: int  # rest of the memory, for activations and gathered parameters; negative if `total` is more
     largest_name: str  # name of the largest parameter; empty without parameters
     largest_parameter: int  # the largest parameter, whole
-    #: if it does not fit, the smallest number of devices that is enough, or 0 if there is none; else ``ranks``.
-    least_ranks: int
+    least_ranks: int  # the smallest number of devices that is enough, 0 if there is none
     least_bytes: int  # bytes on each of the most devices, with the largest parameter gathered
 
     def __str__(self) -> str:
-        """The verdict with its figures, in one line."""
         verdict = f"{'fits' if self.fits else 'does not fit'} on {Devices(self.ranks, self.capacity)}: "
         if not self.largest_name:
             return f"{verdict}the checkpoint has no parameters of a model"

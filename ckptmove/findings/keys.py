@@ -92,12 +92,9 @@ def _fix(
 ) -> str:
     """The command that removes the prefixes; a sentence if it would make two keys one, or cannot be used."""
     is_clear = len({without_inner_wrappers(key) for key in keys.values()}) == len(keys)
-    command = remap_command(inventory, context, [*keys], *_plain(inventory), *options) if is_clear else ""
+    # A pickled module has no keys: it becomes a state_dict first.
+    has_modules = any(use.name.startswith("torch.nn.modules.") for use in inventory.globals)
+    plain = [Argument("plain", True)] if has_modules or inventory.layout == "module" else []
+    command = remap_command(inventory, context, [*keys], *plain, *options) if is_clear else ""
     prefix = _quoted([_begin(keys)] if _begin(keys) else inner)
     return command or f"remove {prefix} from the keys in the script that reads it: convert cannot change its keys"
-
-
-def _plain(inventory: Inventory) -> tuple[Argument, ...]:
-    """The option that turns pickled modules into state_dicts, if there are any: modules have no keys."""
-    has_modules = any(use.name.startswith("torch.nn.modules.") for use in inventory.globals)
-    return (Argument("plain", True),) if has_modules or inventory.layout == "module" else ()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.findings.context import Context
-    from ckptmove.model import Finding, Inventory, OptimizerRecord, ParamGroup, StateEntry, TensorRecord
+    from ckptmove.model import Finding, Inventory, OptimizerRecord, ParamGroup, TensorRecord
 
 #: Counters that torch keeps on the CPU unless the group is capturable or fused.
 _COUNTERS: Final = ("step", "mu_product")
@@ -144,7 +144,9 @@ def state_missing(inventory: Inventory, context: Context) -> Iterator[Finding]:
             for entry in optimizer.state
             if entry.tensors or any(value is not None for _, value in entry.scalars)
         }
-        after = _steps_made(inventory)
+        # A trainer that counts epochs from one may save epoch 1 before its first step.
+        epoch = f"epoch {inventory.epoch:g}" if (inventory.epoch or 0) > 1 else ""
+        after = f"step {inventory.step:,}" if inventory.step else epoch
         if not known and after and _writes_state(optimizer):
             listed = sum(len(group.params) for group in optimizer.groups)
             message = f"no parameter of {listed} has state, at {after}: the optimizer was never stepped, or lost it"
@@ -169,7 +171,10 @@ def group_size(inventory: Inventory, context: Context) -> Iterator[Finding]:
     parameter: some optimizers keep values of their own there.
     """
     for optimizer, lacking in zip(inventory.optimizers, context.lacking, strict=True):
-        unlisted = _unlisted(optimizer)
+        listed = {key for group in optimizer.groups for key in group.params}
+        is_by_number = all(key.isdecimal() for key in listed)
+        unlisted = [entry for entry in optimizer.state if entry.key not in listed] if optimizer.groups else []
+        unlisted = [entry for entry in unlisted if entry.key.isdecimal() or not is_by_number]
         root = f"{optimizer.where}." if optimizer.where else ""
         faults: dict[str, list[str]] = {}
         if lacking.listed:
@@ -292,16 +297,6 @@ def _are_never_trained(inventory: Inventory, pairing: Pairing, keys: set[str]) -
     return len(keys) <= sum(is_never_trained(tensor.name) for tensor in model)
 
 
-def _steps_made(inventory: Inventory) -> str:
-    """Return the step of the training, or an epoch after which steps were made; else empty.
-
-    A trainer that counts epochs from one may save epoch 1 before its first step.
-    """
-    if inventory.step:
-        return f"step {inventory.step:,}"
-    return f"epoch {inventory.epoch:g}" if (inventory.epoch or 0) > 1 else ""
-
-
 def _writes_state(optimizer: OptimizerRecord) -> bool:
     """Whether every class that the optimizer can be writes state at its first step: SGD does with momentum alone."""
     rows = [BY_NAME[name] for name in optimizer.candidates]
@@ -311,14 +306,6 @@ def _writes_state(optimizer: OptimizerRecord) -> bool:
 
 def _dtypes(tensors: Iterable[TensorRecord]) -> str:
     return some([*dict.fromkeys(tensor.dtype for tensor in tensors)], most=2)
-
-
-def _unlisted(optimizer: OptimizerRecord) -> list[StateEntry]:
-    """Return the state of parameters that no group lists."""
-    listed = {key for group in optimizer.groups for key in group.params}
-    is_by_number = all(key.isdecimal() for key in listed)
-    unlisted = [entry for entry in optimizer.state if entry.key not in listed] if optimizer.groups else []
-    return [entry for entry in unlisted if entry.key.isdecimal() or not is_by_number]
 
 
 def _convert_keys(optimizer: OptimizerRecord) -> str:

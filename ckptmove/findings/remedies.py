@@ -50,17 +50,13 @@ class Source:
     checkpoint: OpenCheckpoint  # what was read from there. No remedy changes its trees.
     limits: Limits = field(default_factory=Limits)  # resource limits for reading it
     move: MoveRequest = field(default_factory=lambda: MoveRequest(None))  # changes that the user has asked for anyway
-    #: results of dry runs by path and options.
-    tried: dict[tuple[str, tuple[Argument, ...]], Converted | None] = field(default_factory=dict)
+    tried: dict[tuple[str, tuple[Argument, ...]], Converted | None] = field(default_factory=dict)  # of dry runs
 
     def becomes_plain(self, folder: str = "") -> bool:
-        """Whether ``convert --plain`` can write a copy that weights-only mode accepts.
+        """Whether ``convert --plain`` can write a copy of a folder, or of all, that weights-only mode accepts.
 
         Only objects can prevent that in a file, which is judged by its tree. The whole plan is needed for a file whose
         tree leaves out strings, for files of ranks that are read as one, and for other changes.
-
-        Args:
-            folder: path in the checkpoint of one of several; empty for all of it.
         """
         from ckptmove.conversion.remap.plain import require_plain
 
@@ -87,12 +83,7 @@ class Source:
         return made is not None and not made.is_refused
 
     def converts(self, inventory: Inventory, path: str, *options: Argument) -> bool:
-        """Whether ``convert`` can be called as a user would paste it.
-
-        Args:
-            inventory: what was read from the source.
-            path: path of the checkpoint, or of one of several in it, as a user sees it.
-        """
+        """Whether ``convert`` can be called with a path as a user would paste it."""
         if is_hidden(self.location, inventory):
             return False
         # A trial would read a URL again, and takes as much memory as the trees that are held.
@@ -200,7 +191,6 @@ def choose(inventory: Inventory, source: Source, path: str = "", files: Sequence
 
     Args:
         inventory: the checkpoint that weights-only mode refuses.
-        source: where it was read from.
         path: the one of several checkpoints in a directory that holds what is refused, as a user sees its path; empty
             for all of it.
         files: the refused files of a directory or an archive.

@@ -55,7 +55,10 @@ def weights_only(inventory: Inventory, context: Context) -> Iterator[Finding]:
     parts += [f"{amount(len(opcodes), 'opcode')}: {some(opcodes, _SHOWN)}"] if opcodes else []
     parts += [f"items in {some(filled, _SHOWN)}"] if filled else []
     if container.loader == "torch.export.load":
-        yield _exported(inventory, refused, parts)
+        # It falls back to loading without weights-only mode.
+        is_dangerous = any(use.verdict == "dangerous" for use in refused)
+        message = f"torch.export.load also runs code that weights_only=True refuses: {' and '.join(parts)}"
+        yield found("S701", message, [use.name for use in refused], _do_not_load(inventory) if is_dangerous else "")
         return
     message = f"torch.load(weights_only=True) refuses {' and '.join(parts)}"
     message += "".join(f"; {one}" for one in _only_elsewhere(refused))
@@ -115,13 +118,6 @@ def _dtensors(inventory: Inventory, context: Context, *, is_alone: bool) -> Iter
         where = [file.path for file in files] or names
         fix = _remedy(inventory, context, files) if is_alone else ""
         yield found("S701", message, where, fix)._replace(severity=Severity.INFO)
-
-
-def _exported(inventory: Inventory, refused: Sequence[GlobalUse], parts: Sequence[str]) -> Finding:
-    """S701 for ``torch.export.load``, which falls back to loading without weights-only mode."""
-    is_dangerous = any(use.verdict == "dangerous" for use in refused)
-    message = f"torch.export.load also runs code that weights_only=True refuses: {' and '.join(parts)}"
-    return found("S701", message, [use.name for use in refused], _do_not_load(inventory) if is_dangerous else "")
 
 
 def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Finding]:
@@ -200,11 +196,7 @@ def _only_elsewhere(refused: Sequence[GlobalUse]) -> Iterator[str]:
 
 
 def _do_not_load(inventory: Inventory) -> str:
-    return f"do not load it; see what it would import: {_list_names(inventory)}"
-
-
-def _list_names(inventory: Inventory) -> str:
-    return f"ckptmove inspect --globals {quoted(inventory.path)}"
+    return f"do not load it; see what it would import: ckptmove inspect --globals {quoted(inventory.path)}"
 
 
 def _newer_names(inventory: Inventory) -> list[GlobalUse]:

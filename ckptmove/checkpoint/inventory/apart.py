@@ -23,17 +23,12 @@ class Apart(NamedTuple):
     """What a file holds beside its checkpoint."""
 
     uses: tuple[GlobalUse, ...]  # imported names, each with the record that imports it
-    #: second readings, stray bytes that were not searched, and archives that were not read.
-    facts: tuple[ArchiveFact, ...]
+    facts: tuple[ArchiveFact, ...]  # second readings, stray bytes and archives that were not searched
     strays: frozenset[str]  # names of the stray bytes in these facts
 
 
 def find_apart(container: Container, machine: Machine) -> Apart:
-    """Read what a load of the checkpoint does not read.
-
-    Args:
-        machine: machine that has read its object pickle.
-    """
+    """Read what a load of the checkpoint does not read."""
     uses: list[GlobalUse] = []
     facts: list[ArchiveFact] = []
     strays: set[str] = set()

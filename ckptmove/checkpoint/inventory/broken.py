@@ -20,11 +20,9 @@ _RATES: Final = frozenset({"base_lrs", "_last_lr", "min_lrs", "eta_min"})
 
 
 def broken_numbers(pairs: Dict, role: Role | None, prefix: str) -> Iterator[BrokenNumber]:
-    """Iterate over the broken numbers in the state of a scheduler or a scaler, one for each key.
+    """Iterate over the broken numbers in the state of a scheduler or a scaler, one for each key; other roles have none.
 
-    Args:
-        role: its role by its keys; the numbers of other roles are not judged.
-        prefix: its path with a dot at its end; empty for the root.
+    ``prefix`` is its path with a dot at its end; empty for the root.
     """
     for key, value, _ in members(pairs) if role in {"scheduler", "scaler"} else ():
         numbers = value.items if isinstance(value, Sequence) else (value,)

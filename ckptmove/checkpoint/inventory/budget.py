@@ -23,7 +23,6 @@ class Budget:
     __slots__ = ("_letters", "_most_letters", "_most_visits", "_visits")
 
     def __init__(self, limits: Limits, pickle_bytes: int) -> None:
-        """Set the limits for one pickle."""
         self._letters = self._visits = 0
         self._most_letters = min(limits.string_bytes, limits.factor * (_LETTERS + _LETTERS_PER_BYTE * pickle_bytes))
         self._most_visits = min(limits.visits, limits.factor * (_SHARED_PATHS + _PATHS_PER_BYTE * pickle_bytes))

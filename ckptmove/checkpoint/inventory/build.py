@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.apart import find_apart
 from ckptmove.checkpoint.inventory.budget import Budget
@@ -38,13 +38,7 @@ _MOST_MENTIONS: Final = 100_000
 
 
 def build_inventory(container: Container, machine: Machine, limits: Limits, *, keep_tree: bool = True) -> Inventory:
-    """Build the inventory of a file.
-
-    Args:
-        machine: machine that has read its pickle.
-        limits: resource limits for the walk.
-        keep_tree: whether the tree is needed afterwards; if not, it is freed before the storages are located.
-    """
+    """Build the inventory of a file. A tree that is not kept is freed before the storages are located."""
     walk = Walk(limits, machine.end - machine.begin)
     walk.reader.gather(machine.persistents)
     try:
@@ -52,7 +46,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
     except DamagedPickle as error:
         raise DamagedPickle(error.detail, offset=error.offset, runs=(*machine.runs,)) from error
     storages = walk.reader.storages()
-    detected = _detect_layout(machine.root, walk.modules, machine.globals)
+    layout, producer, torch_version = _detect_layout(machine.root, walk.modules, machine.globals)
     root_keys = _root_keys(machine.root)
     own = of_partitions([draft.freeze() for draft in walk.optimizers], walk.tensors, machine.root)
     budget = Budget(limits, machine.end - machine.begin)
@@ -65,15 +59,15 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
     if container.is_script:
         names = tuple(use for use in names if SCRIPT_NAMES.fullmatch(use.name) is None)
         mentions = _script_mentions(container, mentions, limits.factor * _MOST_MENTIONS)
-        detected = _DetectedLayout("module")
+        layout, producer, torch_version = "module", None, None
     counters = read_counters(walk.counters)
     inventory = Inventory(
         path=container.source.path,
         container=container.name,
-        layout=detected.layout if optimizers is own else "megatron",
+        layout=layout if optimizers is own else "megatron",
         size_bytes=container.source.size,
-        torch_version=container.torch_version or detected.torch_version,
-        producer=container.producer or detected.producer,
+        torch_version=container.torch_version or torch_version,
+        producer=container.producer or producer,
         root_keys=root_keys,
         tensors=tuple(walk.tensors),
         storages=storages,
@@ -102,12 +96,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
 
 
 def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickle_bytes: int) -> Inventory:
-    """Build the inventory of a tree that was changed, and is in no file yet.
-
-    Args:
-        limits: resource limits for the walk.
-        pickle_bytes: size of the pickles that it was read from.
-    """
+    """Build the inventory of a tree that was changed, and is in no file yet, from pickles of this size."""
     walk = Walk(limits, pickle_bytes)
     found = tuple(nodes(root))
     walk.reader.gather(node for node in found if type(node) is Persistent)
@@ -201,26 +190,17 @@ def _is_in_optimizer(name: str) -> bool:
     return bool(dot) and (role_of_key(first) == "optimizer" or is_state(name))
 
 
-class _DetectedLayout(NamedTuple):
-    """Layout and producer of a checkpoint."""
-
-    layout: str  # layout of the trainer or library
-    producer: str | None = None  # library and version, if the root names one
-    torch_version: str | None = None  # version of the torch that wrote the file, if the root names it
-
-
-def _detect_layout(root: Value, modules: Sequence[str], globals_: Iterable[str]) -> _DetectedLayout:
-    """Detect the layout of a checkpoint."""
+def _detect_layout(root: Value, modules: Sequence[str], globals_: Iterable[str]) -> tuple[str, str | None, str | None]:
+    """The layout, and the versions of the library and of torch that wrote the file, if the root names them."""
     if "" in modules:
-        return _DetectedLayout("module")
+        return "module", None, None
     by_class = trainer_by_classes(globals_)
     pairs = as_dict(root)
     if pairs is None:
-        return _DetectedLayout(by_class.layout if by_class else "other")
+        return by_class.layout if by_class else "other", None, None
     trainer = trainer_by_keys(string_keys(pairs)) or by_class
-    return _DetectedLayout(
-        trainer.layout if trainer else "plain", _producer(pairs, trainer) if trainer else None, _torch_version(pairs)
-    )
+    producer = _producer(pairs, trainer) if trainer else None
+    return trainer.layout if trainer else "plain", producer, _torch_version(pairs)
 
 
 def _producer(pairs: Dict, trainer: Trainer) -> str | None:

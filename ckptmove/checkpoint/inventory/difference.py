@@ -32,11 +32,9 @@ class TreeChange(NamedTuple):
     ours: str  # text of the value in our tree
     theirs: str  # text of the value in the other tree
     is_lone_tensor: bool = False  # whether one value is a tensor and the other is absent
-    #: whether one value is an object and the other a dict or a list, which may be its saved form.
-    may_be_kept: bool = False
+    may_be_kept: bool = False  # whether one value is an object and the other a dict or a list, maybe its saved form
 
     def __str__(self) -> str:
-        """The path and both values, in one line."""
         return f"{self.path} is {self.ours} in place of {self.theirs}"
 
 
@@ -72,7 +70,9 @@ def tree_changes(
             inner = _member_pairs(path, mine, other)
         if inner is None:
             if not _is_same(mine, other):
-                yield TreeChange(path or "the root", _shown(mine), _shown(other), _is_lone_tensor(mine, other, tensors))
+                lone = other if mine is _MISSING else mine if other is _MISSING else None
+                is_tensor = tensors is not None and tensors.is_tensor(lone)
+                yield TreeChange(path or "the root", _shown(mine), _shown(other), is_tensor)
         else:
             seen[id(mine), id(other)] = (mine, other)
             stack += (pair for pair in inner if not is_apart(path, pair[0][len(path) + bool(path) :]))
@@ -90,11 +90,7 @@ def kept_changes(
     """Compare only those parts of two trees that a distributed checkpoint keeps, without tensors.
 
     From torch/distributed/checkpoint/_traverse.py: it drops the classes of dicts, the types of their keys, and empty
-    dicts; of lists with dicts or tensors it keeps only the items.
-
-    Args:
-        sites: starts of both trees, as for :func:`tree_changes`.
-        is_apart: whether the value of a key in the dict at a path is compared elsewhere.
+    dicts; of lists with dicts or tensors it keeps only the items. The arguments are those of :func:`tree_changes`.
     """
     stack: list[Pair] = [(root, ours, -1, theirs, -1)]
     seen: dict[tuple[int, int], tuple[Value, Value]] = {}
@@ -139,11 +135,6 @@ def _of_tensors(path: str, mine: Value, other: Value, tensors: TensorNodes) -> I
         return ((_join(path, key), value, -1, _MISSING, -1) for key, value in named_items(mine))
     ours, theirs = tensors.node(mine), tensors.node(other)
     return None if ours is None or theirs is None else _tensor(path, ours, theirs)
-
-
-def _is_lone_tensor(mine: Value, other: Value, tensors: TensorNodes | None) -> bool:
-    lone = other if mine is _MISSING else mine if other is _MISSING else None
-    return tensors is not None and tensors.is_tensor(lone)
 
 
 def _tensor(path: str, mine: TensorNode, other: TensorNode) -> list[Pair]:

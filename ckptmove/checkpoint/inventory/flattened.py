@@ -76,8 +76,7 @@ def split_by_parameter(pairs: Dict) -> FlatOptimizer:
 def split_key(key: str, names: Collection[str]) -> tuple[str, str, str]:
     """Split a key of a flat optimizer into ``state.`` or ``param_groups.``, the name of the parameter, and the rest.
 
-    Returns:
-        The three parts, whose sum is the key; the first two are empty for a key of another kind.
+    The first two are empty for a key of another kind.
     """
     begin = next((one for one in FLAT_KEYS if key.startswith(one)), "")
     name = _owner(key[len(begin) :], names) if begin else ""

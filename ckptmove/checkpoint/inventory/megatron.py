@@ -78,9 +78,8 @@ class FlatBuckets(NamedTuple):
 def stored_options(root: Value, file: str, spend: Callable[[int], None]) -> StoredOptions:
     """Read the options of the optimizers in the tree of ``common.pt``.
 
-    Args:
-        file: path of the file, which begins the names of its tensors.
-        spend: as of :func:`ckptmove.checkpoint.inventory.optimizers.draft_optimizer`.
+    The path of the file begins the names of its tensors. ``spend`` is as of
+    :func:`ckptmove.checkpoint.inventory.optimizers.draft_optimizer`.
     """
     groups: list[ParamGroup] = []
     steps: list[str] = []
@@ -124,11 +123,7 @@ def gathered_optimizers(
     root: Value,
     spend: Callable[[int], None],
 ) -> tuple[OptimizerRecord, ...]:
-    """Optimizers of one file, with those of Megatron if it was made of a distributed checkpoint and ``common.pt``.
-
-    Args:
-        spend: as of :func:`stored_options`.
-    """
+    """Optimizers of one file, with those of Megatron if it was made of a distributed checkpoint and ``common.pt``."""
     pairs = as_dict(root)
     keyed = () if pairs is None else ((key, value) for key, value, _ in pairs.pairs() if type(key) is str)
     commons = {key: value for key, value in keyed if re.fullmatch(_COMMON, key) and as_dict(value) is not None}
@@ -173,7 +168,6 @@ def megatron_optimizers(
 
     Args:
         prefix: path of the checkpoint with a dot at its end, or nothing.
-        tensors: tensors of the checkpoint by their names in it.
         stored: contents of ``common.pt``.
         steps: tensors of ``common.pt``, by name.
     """
@@ -231,11 +225,7 @@ def is_in_buckets(optimizer: OptimizerRecord) -> bool:
 
 
 def copies(optimizer: OptimizerRecord, tensors: Mapping[str, TensorRecord]) -> dict[str, TensorRecord]:
-    """The fp32 copies that an optimizer steps in place of parameters, by their keys.
-
-    Args:
-        tensors: tensors of its checkpoint, by name.
-    """
+    """The fp32 copies that an optimizer steps in place of parameters, by their keys."""
     where, is_flat = optimizer.where, is_in_buckets(optimizer)
     found: dict[str, TensorRecord] = {}
     for key in (key for group in optimizer.groups for key in group.params):

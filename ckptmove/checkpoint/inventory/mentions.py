@@ -39,11 +39,7 @@ _MESH_TYPE: Final = frozenset({"_device_type", "device_type"})
 
 
 def names_device(key: str, value: str) -> bool:
-    """Whether a string names a device.
-
-    Args:
-        key: key of the string, or of the list around it.
-    """
+    """Whether a string names a device; ``key`` is that of the string, or of the list around it."""
     return (
         len(value) < _LONGEST
         and (":" in value or _DEVICE_WORD.search(key[-200:]) is not None)

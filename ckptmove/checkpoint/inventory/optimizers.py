@@ -69,9 +69,7 @@ class OptimizerDraft:
 def draft_optimizer(pairs: Dict, where: str, spend: Callable[[int], None]) -> OptimizerDraft:
     """Create the draft of an optimizer from its state_dict.
 
-    Args:
-        pairs: dict with ``state`` and ``param_groups``.
-        spend: called with the number of values in each group before they are copied; groups may share lists.
+    ``spend`` is called with the number of values in each group before they are copied; groups may share lists.
     """
     object_keys: dict[int, str] = {}
     groups = []

@@ -32,12 +32,7 @@ class OutlineLine(NamedTuple):
 
 
 def outline(root: Value, limits: Limits, pickle_bytes: int) -> tuple[OutlineLine, ...]:
-    """Return the lines of a tree, in the order of the file.
-
-    Args:
-        limits: resource limits for depth and lines.
-        pickle_bytes: length of the pickle, which limits the number of lines.
-    """
+    """Return the lines of a tree, in the order of the file; the length of the pickle limits their number."""
     reader = TensorReader()
     lines: list[OutlineLine] = []
     frames: list[tuple[Iterator[Member], int]] = [(iter([("", root, -1)]), -1)]

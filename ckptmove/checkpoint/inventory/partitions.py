@@ -37,11 +37,7 @@ def is_partitioned(optimizer: OptimizerRecord) -> bool:
 
 
 def partitions(optimizer: OptimizerRecord, tensors: Mapping[str, TensorRecord]) -> list[TensorRecord]:
-    """The partitions of an optimizer of ZeRO, in the order of its parameters; empty unless each parameter has one.
-
-    Args:
-        tensors: tensors of its checkpoint, by name.
-    """
+    """The partitions of an optimizer of ZeRO, in the order of its parameters; empty unless each parameter has one."""
     holder = optimizer.where.rpartition(".")[0]
     count = sum(len(group.params) for group in optimizer.groups)
     for key in PARTITIONS:

@@ -26,8 +26,7 @@ class MemberContext:
     entry_length: int = 0  # length of the prefix that names in `entry` omit
     repeats: bool = False  # whether this is a plain attribute of a module, which may contain registered tensors again
     is_mesh: bool = False  # whether the container is a `DeviceMesh`
-    #: whether the container is the root and a state_dict: torchtitan puts the other parts of a run into it.
-    is_bare: bool = False
+    is_bare: bool = False  # whether it is the root and a state_dict: torchtitan puts other parts of a run into it
 
     @property
     def path(self) -> str:

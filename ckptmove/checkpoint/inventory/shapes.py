@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from ckptmove.model import Role
     from ckptmove.pickles.tree import Value
 
-    #: Name in the path, value and start of one member.
-    Member: TypeAlias = tuple[str, Value, int]
+    Member: TypeAlias = tuple[str, Value, int]  # name in the path, value and start
 
 #: Classes whose objects are dicts, also when empty.
 _DICT_CLASSES: Final = frozenset(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, TypeAlias
 
 from ckptmove.checkpoint.inventory.objects import module_attributes, object_members, plain_members, registered_members
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, unique
@@ -25,8 +25,7 @@ def spellings(
 ) -> dict[int, Spelling]:
     """Return the spellings of tensors with ambiguous names, by the ``id`` of their records.
 
-    Returns:
-        Spellings of tensors in dicts, lists and modules. Tensors inside other objects may have no spelling.
+    Tensors in dicts, lists and modules have one; those inside other objects may have none.
     """
     found: dict[tuple[object, ...], list[Spelling]] = {}
     reader = TensorReader()
@@ -52,7 +51,11 @@ def _named_tensors(
     stack: list[tuple[str | None, Spelling, Value]] = [(None, (), root)]  # None for the root, as a key may be empty
     while stack:
         name, spelling, node = stack.pop()
-        if name is not None and name in names and _is_leaf(node, reader):
+        if (
+            name is not None
+            and name in names
+            and (isinstance(node, Persistent) or (isinstance(node, Call) and reader.is_tensor(node)))
+        ):
             yield name, spelling, node
         elif name is None or name in parents:
             if isinstance(node, Call) and as_dict(node) is None and module_attributes(node) is None:
@@ -78,10 +81,6 @@ def _parents(names: Collection[str], budget: Budget) -> set[str]:
                 budget.write(place)
                 parents.add(name[:place])
     return parents
-
-
-def _is_leaf(node: Value, reader: TensorReader) -> TypeGuard[Call | Persistent]:
-    return isinstance(node, Persistent) or (isinstance(node, Call) and reader.is_tensor(node))
 
 
 def _typed_members(node: Value) -> Iterator[tuple[str, str, Value]]:

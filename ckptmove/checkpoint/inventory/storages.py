@@ -21,11 +21,7 @@ SCRIPT_NAMES: Final = re.compile(r"__torch__\..*|torch\.jit\._pickle\..*|torch\.
 
 
 def storage_inventory(container: Container, machine: Machine) -> Inventory:
-    """The storages and the imported names of a file.
-
-    Args:
-        machine: machine that has read its pickle.
-    """
+    """The storages and the imported names of a file."""
     reader = TensorReader()
     reader.gather(machine.persistents)
     storages = reader.storages()

@@ -55,17 +55,13 @@ class Walk:
     mentions: list[Mention] = field(default_factory=list)  # devices outside of tensors
     optimizers: list[OptimizerDraft] = field(default_factory=list)  # drafts of the optimizers
     contents: set[str] = field(default_factory=set)  # parts of a resume that the file has
-    #: path and length of each list of per-device RNG states.
-    rng_devices: list[tuple[str, int]] = field(default_factory=list)
-    #: path and values of each list of learning rates of a scheduler.
-    last_rates: list[tuple[str, tuple[float, ...]]] = field(default_factory=list)
-    #: numbers of schedulers and scalers that training cannot go on from.
-    broken_numbers: list[BrokenNumber] = field(default_factory=list)
+    rng_devices: list[tuple[str, int]] = field(default_factory=list)  # path and length of lists of RNG states
+    last_rates: list[tuple[str, tuple[float, ...]]] = field(default_factory=list)  # by path
+    broken_numbers: list[BrokenNumber] = field(default_factory=list)  # of schedulers and scalers
     counters: list[tuple[str, float]] = field(default_factory=list)  # path and value of each step counter
     modules: list[str] = field(default_factory=list)  # paths of pickled modules
     pickled_optimizers: list[str] = field(default_factory=list)  # paths of pickled optimizers
-    #: path and role of each container whose role differs from that of the container around it.
-    sections: list[tuple[str, Role]] = field(default_factory=list)
+    sections: list[tuple[str, Role]] = field(default_factory=list)  # path and role of containers inside of another role
     _frames: list[tuple[Iterator[Member], MemberContext, int]] = field(default_factory=list)
     _open: set[int] = field(default_factory=set)
     _objects: set[int] = field(default_factory=set)
@@ -74,7 +70,6 @@ class Walk:
     _budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
-        """Set the budget for a pickle of this size."""
         self._budget = Budget(self.limits, self.pickle_bytes)
 
     def run(self, root: Value) -> None:
@@ -210,7 +205,6 @@ class Walk:
             self._count(key, value, place)
 
     def _count(self, key: str, value: float, place: MemberContext) -> None:
-        """Record a step counter."""
         if key not in COUNTER_KEYS or place.depth > _COUNTER_DEPTH:
             return
         if self._may_count(place):

@@ -39,12 +39,7 @@ _LOOK: Final = 1 << 20
 
 
 def list_archive(source: ByteSource, limits: Limits) -> Members:
-    """List the members of a zip or a tar.
-
-    Args:
-        source: its bytes; the caller closes them.
-        limits: resource limits for reading it.
-    """
+    """List the members of a zip or a tar. The caller closes its source."""
     members = _FORMS["zip" if source.read(0, min(len(_ZIP), source.size)) == _ZIP else "tar"](source, limits)
     if any(file.name.endswith(_SHARD) and not file.is_hidden for file in members.files):
         raise members.refusal(f"it contains a distributed checkpoint (*{_SHARD})")
@@ -65,10 +60,6 @@ def look_inside(listing: Listing, file: ListedFile, error: NotACheckpoint, limit
     The first bytes of each of its own members decide, and a nested archive counts as a checkpoint. Arrays of numpy and
     office documents are zips without checkpoints. An archive whose content is unknown without unpacking counts too. Of
     the archives in a directory, only arrays are looked at: users can name every other one themselves.
-
-    Args:
-        error: why it is not a checkpoint.
-        limits: resource limits for reading an archive.
     """
     try:
         if isinstance(listing, Members) or _holds_arrays(listing, file, error, limits):

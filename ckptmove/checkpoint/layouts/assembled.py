@@ -28,7 +28,6 @@ class ChunkElements:
     """The elements of one chunk, in the order in which torch counts them and in this machine's byte order."""
 
     def __init__(self, stored: StoredBytes, record: TensorRecord, span: Span) -> None:
-        """Hold the tensor of a chunk."""
         self._stored, self._record, self._start = stored, record, span.start
         self._item = ITEM_BYTES[record.dtype]
         self._held = None if is_contiguous(record) else b"".join(blocks(stored, record, span))
@@ -90,12 +89,9 @@ class AssembledTensor:
     def __init__(
         self, shape: tuple[int, ...], dtype: str, chunks: Sequence[Chunk], load: Callable[[int], ChunkElements]
     ) -> None:
-        """Hold the chunks; a chunk is opened when its elements are read.
+        """Hold the chunks, which are disjoint, not empty, and cover the tensor.
 
-        Args:
-            dtype: dtype of its elements.
-            chunks: disjoint parts that cover the tensor; none is empty.
-            load: returns the elements of a chunk, by its index.
+        ``load`` returns the elements of a chunk by its index, when they are read.
         """
         self._item = ITEM_BYTES[dtype]
         self._load = load
@@ -121,7 +117,9 @@ class AssembledTensor:
             first, last = box.before(low), box.before(high)
             if first == last:
                 continue
-            elements, width = self._elements(box.place), box.sizes[-1]
+            if box.place not in self._loaded:
+                self._loaded[box.place] = self._load(box.place)
+            elements, width = self._loaded[box.place], box.sizes[-1]
             if first % width + last - first <= width:  # one run
                 place = (box.position(first) - low) * item
                 elements.read_into(first, memory[place : place + (last - first) * item])
@@ -131,11 +129,6 @@ class AssembledTensor:
             for begin, stop, at in box.runs(first, last):
                 place = (at - low) * item
                 memory[place : place + (stop - begin) * item] = found[(begin - first) * item : (stop - first) * item]
-
-    def _elements(self, place: int) -> ChunkElements:
-        if place not in self._loaded:
-            self._loaded[place] = self._load(place)
-        return self._loaded[place]
 
 
 def _box(shape: tuple[int, ...], chunk: Chunk, place: int) -> _Box:

@@ -39,12 +39,7 @@ _INDICES: Final = frozenset({"model_index.json", "modules.json"})
 
 
 def unread_file(listing: Listing, file: ListedFile, error: NotACheckpoint, inside: Inside) -> UnreadFile | None:
-    """A file that was not read, if a loader may unpickle it; None for any other file.
-
-    Args:
-        error: why it is not a checkpoint.
-        inside: what it holds, if it is an archive.
-    """
+    """A file that was not read, if a loader may unpickle it or what is inside of it; None for any other file."""
     runs = error.runs or inside.runs
     is_pointer = error.found == "a git-lfs pointer"
     # An archive in an archive has a finding of its own.

@@ -93,14 +93,11 @@ def find_distributed(listing: Listing) -> tuple[DistributedFolder, ...]:
         if ".metadata" in tables:
             found.append(DistributedFolder(f"{prefix}.metadata", files, shards))
         else:
-            ranks = tuple(prefix + name for name in sorted(tables, key=_rank_of))
+            ranks = tuple(
+                prefix + name for name in sorted(tables, key=lambda name: int(name[2:].removesuffix(".metadata")))
+            )
             found += [DistributedFolder(table, files, (), ranks) for table in ranks]
     return tuple(found)
-
-
-def _rank_of(table: str) -> int:
-    """The rank R in the name ``__R.metadata``."""
-    return int(table.removeprefix("__").removesuffix(".metadata"))
 
 
 def is_distributed(name: str) -> bool:
@@ -120,10 +117,7 @@ class ReadFolder(NamedTuple):
 def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits, *, objects: bool) -> ReadFolder:
     """Read a distributed checkpoint, without the bytes of its tensors.
 
-    Args:
-        listing: the directory that contains it.
-        limits: resource limits for reading it.
-        objects: whether to read pieces that are not tensors: options of an optimizer, counters, schedules.
+    ``objects`` says whether to read pieces that are not tensors: options of an optimizer, counters, schedules.
     """
     with ExitStack() as stack:
         source = stack.enter_context(_opened(listing, folder.metadata))
@@ -139,12 +133,14 @@ def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits
         machine = container.read_whole() if objects else container.read()
         inventory = build_inventory(container, machine, limits)
         nbytes = container.metadata_bytes + sum(container.sizes.values())
+    # Files without a reference are left over from an earlier save by more ranks.
+    unnamed = (name for name in sorted(folder.spare) if name not in container.sizes and folder.files[name])
     inventory = replace(
         inventory,
         path=listing.full(folder.folder).rstrip("/"),
         layout="dcp",
         size_bytes=nbytes,
-        facts=(*inventory.facts, *_unnamed(folder, container)),
+        facts=(*inventory.facts, *(ArchiveFact("unnamed-file", name, folder.files[name]) for name in unnamed)),
         # ``.metadata`` stores integer keys as text, and a load restores the keys of the training run.
         optimizers=tuple(one._replace(mistyped=()) for one in inventory.optimizers),
     )
@@ -158,12 +154,7 @@ class PiecesOfFile(NamedTuple):
     pieces: Sequence[Piece]  # pieces in the file, by offset
 
     def checks(self, source: ByteSource, limits: Limits, turn: Callable[[], None]) -> tuple[CheckedRange, ...]:
-        """Check the form of each piece, and return the CRCs in the file.
-
-        Args:
-            limits: resource limits for reading a piece.
-            turn: called before each piece; it raises to stop.
-        """
+        """Check the form of each piece, and return the CRCs in the file. ``turn`` raises to stop."""
         found: list[CheckedRange] = []
         for piece in self.pieces:
             turn()
@@ -230,13 +221,6 @@ def _require_streams(listing: Listing, part: DistributedFolder, container: Distr
             return
 
 
-def _unnamed(part: DistributedFolder, container: DistributedCheckpoint) -> Iterator[ArchiveFact]:
-    """Files without a reference, left over from an earlier save by more ranks."""
-    for name in sorted(part.spare):
-        if name not in container.sizes and part.files[name]:
-            yield ArchiveFact("unnamed-file", name, part.files[name])
-
-
 def _read_objects(
     listing: Listing, part: DistributedFolder, container: DistributedCheckpoint, limits: Limits
 ) -> Iterator[ArchiveFact]:
@@ -269,14 +253,7 @@ def check_pieces(
     progress: Progress | None,
     jobs: int = 1,
 ) -> Iterator[ArchiveFact]:
-    """Read every piece, and compare it with its CRCs and with ``.metadata``.
-
-    Args:
-        container: content of ``.metadata``.
-        limits: resource limits for reading a piece.
-        progress: called with the bytes done so far and the total.
-        jobs: number of threads that read local files.
-    """
+    """Read every piece, and compare it with its CRCs and with ``.metadata``."""
     done, total = 0, sum(container.sizes.values())
 
     def check(batch: _Batch) -> tuple[list[ArchiveFact], int]:

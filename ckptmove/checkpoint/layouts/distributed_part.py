@@ -11,7 +11,7 @@ from bisect import bisect_left
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.elements import StoredBytes, extent_span, overlaps
 from ckptmove.checkpoint.inventory.budget import Budget
@@ -54,27 +54,13 @@ _BLOCK: Final = 1 << 20
 _MOST_OPEN: Final = 1024
 
 
-class _OpenPiece(NamedTuple):
-    """The piece of a chunk."""
-
-    kind: str  # its container
-    stored: StoredBytes  # bytes of its storage
-    record: TensorRecord  # its tensor
-    span: Span  # bytes of the tensor in the storage
-
-
 class DistributedPart(PiecedPart):
     """A ``.metadata`` and the files next to it."""
 
     byteorder = sys.byteorder
 
     def __init__(self, read: ReadFolder, files: OpenFiles, limits: Limits, base: int = 0) -> None:
-        """Hold a folder that was read, as a part of a directory.
-
-        Args:
-            limits: resource limits for reading a piece.
-            base: offset that is added to its sites.
-        """
+        """Hold a folder that was read, as a part of a directory; ``base`` is added to its sites."""
         folder = read.folder
         self.name, self.path, self.base = folder.path, read.inventory.path, base
         whole = moved_inventory(folder.path, read.inventory, base)
@@ -262,7 +248,7 @@ class DistributedPart(PiecedPart):
             kind = None
             try:
                 with naming(self._source(piece).path):
-                    kind = self._open(piece).kind
+                    kind = self._open(piece)[0]
             except DAMAGE as error:
                 self._damage.setdefault(piece.name, str(error))
             self._kinds_of[place] = kind
@@ -280,10 +266,10 @@ class DistributedPart(PiecedPart):
 
     def _chunk(self, piece: Piece) -> ChunkElements:
         with naming(self._source(piece).path):
-            return ChunkElements(*self._open(piece)[1:])
+            return ChunkElements(*self._open(piece)[1])
 
-    def _read_piece(self, piece: Piece) -> _OpenPiece:
-        """Open the piece of a chunk."""
+    def _read_piece(self, piece: Piece) -> tuple[str, tuple[StoredBytes, TensorRecord, Span]]:
+        """Open the piece of a chunk: its container, and its tensor."""
         source = self._source(piece)
         limits = limits_of(piece, self._limits, self._container)
         stream = open_chunk(source, piece, limits)
@@ -294,7 +280,7 @@ class DistributedPart(PiecedPart):
         # One stored element may have many places in an expanded tensor.
         if stored is None or place is None or overlaps(record):
             raise damaged_piece(source, piece, "is compressed, incomplete, or has overlapping elements")
-        return _OpenPiece(stream.name, stored, record, place)
+        return stream.name, (stored, record, place)
 
     def _source(self, piece: Piece) -> ByteSource:
         return self._files.source(self._folder.full(piece.file))

@@ -57,14 +57,7 @@ def limits_of(piece: Piece, limits: Limits, container: DistributedCheckpoint) ->
 def check_piece(
     source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
 ) -> tuple[ArchiveFact, ...]:
-    """Facts about damage in a piece, after comparing it with its CRCs and with ``.metadata``.
-
-    Args:
-        source: the file that contains it.
-        piece: the piece; it ends within the file.
-        container: content of ``.metadata``.
-        limits: resource limits for reading the piece.
-    """
+    """Facts about damage in a piece that ends within its file, by its CRCs and by ``.metadata``."""
     record = f"{piece.file}/{piece.name}"
     try:
         facts = _check_object(source, piece, limits) if piece.offsets is None else ()
@@ -113,13 +106,7 @@ def _check_object(source: ByteSource, piece: Piece, limits: Limits) -> tuple[Arc
 
 
 def open_object(source: ByteSource, piece: Piece, limits: Limits) -> Container | None:
-    """The ``torch.save`` of an object; None if the object wrote its own bytes.
-
-    Args:
-        source: the file that contains it.
-        piece: its piece, which ends within the file.
-        limits: resource limits for reading it.
-    """
+    """The ``torch.save`` of an object, which ends within the file; None if the object wrote its own bytes."""
     try:
         return container_of(PartSource(source, piece.span), limits)
     except NotACheckpoint as error:

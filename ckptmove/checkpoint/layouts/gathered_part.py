@@ -38,11 +38,7 @@ class Run(NamedTuple):
 
 
 class _Recent(local):
-    """What each thread has read.
-
-    Attributes:
-        last: key of a storage, and its elements.
-    """
+    """What each thread has read last: key of a storage, and its elements."""
 
     last: tuple[str, AssembledTensor] | None = None
 
@@ -68,12 +64,7 @@ class GatheredPart(NewTreePart):
     def __init__(
         self, path: str, root: Value, storages: Mapping[str, Callable[[], Iterable[Run]]], limits: Limits
     ) -> None:
-        """Hold a new tree.
-
-        Args:
-            storages: functions that return the runs of each of its storages, by key: all together are many.
-            limits: resource limits for reading it.
-        """
+        """Hold a new tree. ``storages`` are functions that return runs, by key: all runs together are many."""
         super().__init__("", path, root, limits)
         self._storages = storages
         self._sound: set[str] = set()

@@ -37,11 +37,7 @@ def newer_files(listing: Listing, folder: DistributedFolder, sizes: Mapping[str,
     """Names and sizes in bytes of files that were written after the ``.metadata`` of their folder, as by a later save.
 
     A plain copy writes one file after the other, in any order. So a file counts only if the time between it and the
-    file before it is longer than a copy takes.
-
-    Args:
-        listing: the directory that contains the folder.
-        sizes: sizes in bytes of the files that its ``.metadata`` names.
+    file before it is longer than a copy takes. ``sizes`` has the files that ``.metadata`` names.
     """
     times = {file.path: file.stamp[-1] for file in listing.files}
     latest = times.get(folder.metadata, sys.maxsize)  # a link has no time of its own

@@ -33,11 +33,7 @@ _CUT: Final = " that is cut off, so members may be missing"
 
 
 class Members(Listing, ABC):
-    """The files of an open archive; its folders and links are copied unchanged.
-
-    Attributes:
-        source: its bytes.
-    """
+    """The files of an open archive; its folders and links are copied unchanged."""
 
     container = "archive"
     form: ClassVar[ArchiveForm]
@@ -89,24 +85,26 @@ class Members(Listing, ABC):
     def lay_out(self, changed: Mapping[str, Sequence[Segment]], removed: Collection[str]) -> tuple[Segment, ...]:
         """Segments of the archive with some members changed or left out, and everything else unchanged.
 
-        Args:
-            changed: segments of this archive's source that make up a changed member, by its path.
-            removed: paths of the members and folders that are left out.
+        ``changed`` has segments of this archive's source by the path of the member; ``removed`` the paths of members
+        and folders.
         """
 
     def listed(self, members: Sequence[tuple[str, int]]) -> tuple[ListedFile, ...]:
-        """Members as the files of a directory, by path.
+        """Members, given by name and size, as the files of a directory, by path.
 
-        Args:
-            members: name and size of each; the names may begin with ``./``, as those of ``tar -c .`` do.
+        The names may begin with ``./``, as those of ``tar -c .`` do.
         """
         files: dict[str, ListedFile] = {}
         for place, (name, nbytes) in enumerate(members):
             path = shown_path(name)
             if path in files:
                 raise self.refusal(f"two of its members are named '{path:.80}'")
+            *folders, last = path.split("/")
+            is_hidden = last.startswith(_APPLE_FILE) or any(
+                folder == _APPLE_FOLDER or (folder.startswith(".") and folder.strip(".") != "") for folder in folders
+            )
             # Members of an open archive do not change, so the place of a member identifies it.
-            files[path] = ListedFile(path, nbytes, 0, (place, nbytes, 0, 0), _is_hidden(path))
+            files[path] = ListedFile(path, nbytes, 0, (place, nbytes, 0, 0), is_hidden)
         return tuple(sorted(files.values(), key=lambda file: file.path))
 
     def refusal(self, detail: str, *, locked: bool = False) -> MustBeUnpacked:
@@ -147,10 +145,3 @@ def shown_path(name: str) -> str:
     while name.startswith("./"):
         name = name[2:]
     return name
-
-
-def _is_hidden(path: str) -> bool:
-    *folders, last = path.split("/")
-    return last.startswith(_APPLE_FILE) or any(
-        folder == _APPLE_FOLDER or (folder.startswith(".") and folder.strip(".") != "") for folder in folders
-    )

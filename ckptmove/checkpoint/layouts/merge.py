@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.model import (
-        FlagValue,
-        GlobalUse,
         Inventory,
         Mention,
         OptimizerRecord,
-        ParamGroup,
         Role,
         StorageRef,
         TensorRecord,
@@ -37,9 +34,8 @@ _Unique = TypeVar("_Unique", bound="Hashable")
 def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
     """Rewrite the inventory of a file as a part of the whole: prefix names and keys, and shift sites.
 
-    Args:
-        path: path of the file in the directory, or of a folder that is one checkpoint; empty for the directory itself.
-        base: total length of the pickles of all files before it.
+    ``path`` is that of the file in the directory, or of a folder that is one checkpoint; empty for the directory
+    itself. ``base`` is the total length of the pickles of all files before it.
     """
     place = "optimizer" if UNIVERSAL_FILE.fullmatch(path) else file_role(path.rpartition("/")[2])
     mover = _Mover(path, base, place)
@@ -69,11 +65,9 @@ def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
 
 
 def file_record(path: str, inventory: Inventory) -> FileRecord:
-    """Row of a file in the table of files.
-
-    Args:
-        inventory: its inventory, as a part of the whole.
-    """
+    """Row of a file in the table of files, from its inventory as a part of the whole."""
+    since = [use.weights_only_since for use in inventory.globals if use.weights_only_since is not None]
+    is_refused = inventory.foreign_opcodes or len(since) < len(inventory.globals)
     return FileRecord(
         path=path,
         roles=_roles(inventory),
@@ -82,7 +76,7 @@ def file_record(path: str, inventory: Inventory) -> FileRecord:
         size_bytes=inventory.size_bytes,
         tensors=len(inventory.tensors),
         devices=tuple(dict.fromkeys(tensor.device for tensor in inventory.tensors)),
-        weights_only_since=_since(inventory),
+        weights_only_since=None if is_refused else newest(since),
         refused=()
         if inventory.foreign_opcodes
         else tuple(use.name for use in inventory.globals if not use.weights_only),
@@ -106,7 +100,13 @@ def merge_inventories(path: str, container: str, parts: Sequence[OpenPart], size
         tensors=tuple(chain.from_iterable(one.tensors for one in each)),
         storages=tuple(chain.from_iterable(one.storages for one in each)),
         mentions=tuple(chain.from_iterable(one.mentions for one in each)),
-        globals=_once(chain.from_iterable(map(_telling, each))),
+        # ``torch.load`` never reads a distributed checkpoint, so only its dangerous names are reported.
+        globals=_once(
+            use
+            for one in each
+            for use in one.globals
+            if use.verdict == "dangerous" or not container_class(one.container).is_distributed
+        ),
         apart=tuple(chain.from_iterable(one.apart for one in each)),
         foreign_opcodes=_once(chain.from_iterable(one.foreign_opcodes for one in each)),
         filled_classes=_once(chain.from_iterable(one.filled_classes for one in each)),
@@ -202,18 +202,18 @@ class _Mover:
     def optimizer(self, optimizer: OptimizerRecord) -> OptimizerRecord:
         return optimizer._replace(
             where=self.name(optimizer.where),
-            groups=tuple(map(self._group, optimizer.groups)),
+            groups=tuple(
+                group._replace(
+                    where=self.name(group.where),
+                    flags=tuple(flag._replace(site=flag.site + self._base) for flag in group.flags),
+                )
+                for group in optimizer.groups
+            ),
             state=tuple(
                 entry._replace(tensors=tuple((key, self.tensor(one)) for key, one in entry.tensors))
                 for entry in optimizer.state
             ),
         )
-
-    def _group(self, group: ParamGroup) -> ParamGroup:
-        return group._replace(where=self.name(group.where), flags=tuple(map(self._flag, group.flags)))
-
-    def _flag(self, flag: FlagValue) -> FlagValue:
-        return flag._replace(site=flag.site + self._base)
 
     # --- the inverse, with a negative base ------------------------------------------------------------------------
 
@@ -244,20 +244,6 @@ def _root_keys(path: str, inventory: Inventory) -> tuple[str, ...]:
     if is_state_dict or not inventory.root_keys:
         return (path,)
     return tuple(f"{path}.{key}" for key in inventory.root_keys)
-
-
-def _telling(inventory: Inventory) -> tuple[GlobalUse, ...]:
-    """Globals to report; only dangerous ones of a distributed checkpoint, which ``torch.load`` never reads."""
-    if container_class(inventory.container).is_distributed:
-        return tuple(use for use in inventory.globals if use.verdict == "dangerous")
-    return inventory.globals
-
-
-def _since(inventory: Inventory) -> str | None:
-    """First version of torch that loads the pickle in weights-only mode; None if no version does."""
-    since = [use.weights_only_since for use in inventory.globals if use.weights_only_since is not None]
-    is_refused = inventory.foreign_opcodes or len(since) < len(inventory.globals)
-    return None if is_refused else newest(since)
 
 
 def _roles(inventory: Inventory) -> tuple[Role, ...]:

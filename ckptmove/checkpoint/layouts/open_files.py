@@ -28,11 +28,7 @@ _REMOTE_BLOCKS: Final = 8
 
 
 class OpenFiles:
-    """Files of a listing; the most recently read ones are open.
-
-    Attributes:
-        listing: the listing.
-    """
+    """Files of a listing; the most recently read ones are open."""
 
     def __init__(self, listing: Listing) -> None:
         self.listing = listing
@@ -73,13 +69,7 @@ class OpenFiles:
 
 
 class _Reopened:
-    """A file that is opened when it is read.
-
-    Attributes:
-        path: path of the file as users see it.
-        size: its length in bytes.
-        is_remote: whether it is read from a server.
-    """
+    """A file that is opened when it is read."""
 
     def __init__(self, files: OpenFiles, path: str) -> None:
         with files.reading(path) as source:

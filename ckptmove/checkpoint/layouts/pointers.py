@@ -39,7 +39,11 @@ def dangling_pointers(listing: Listing) -> Iterator[DanglingPointer]:
         text = ""
         with suppress(UnreadableInput, LimitExceeded):
             text = read_small(listing, file.path, _MOST_BYTES).decode("utf-8", "replace").strip()
-        beside = _beside(listing, file.folder)
+        prefix = f"{file.folder}/" if file.folder else ""
+        paths = [*listing.names, *(one.path for one in listing.folders)]
+        beside = {
+            path[len(prefix) :].partition("/")[0] for path in paths if path.startswith(prefix) and path != file.folder
+        }
         if not _NAME.fullmatch(text) or text in beside:
             continue
         if file.name == _LATEST:
@@ -51,13 +55,6 @@ def dangling_pointers(listing: Listing) -> Iterator[DanglingPointer]:
         if not is_there:
             newest = max(alike, key=lambda name: (_last(name), name), default="")
             yield DanglingPointer(file.path, text, newest)
-
-
-def _beside(listing: Listing, folder: str) -> set[str]:
-    """The names of files, links and folders in a folder."""
-    prefix = f"{folder}/" if folder else ""
-    paths = [*listing.names, *(one.path for one in listing.folders)]
-    return {path[len(prefix) :].partition("/")[0] for path in paths if path.startswith(prefix) and path != folder}
 
 
 def _form(name: str) -> str:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.inventory.budget import Budget
     from ckptmove.checkpoint.layouts.rank_shards import RankFile, RankGroup, SavedShard
-    from ckptmove.checkpoint.parts import FilePart
     from ckptmove.formats.chunks import Chunk
     from ckptmove.io.contracts import Progress
     from ckptmove.limits import Limits
@@ -58,21 +57,12 @@ class ShardBox(NamedTuple):
 
 
 class RankFilesPart(OpenPart):
-    """Files that ranks have saved, each with its shards of the same tensors.
-
-    Attributes:
-        lead: the file of the first rank.
-    """
+    """Files that ranks have saved, each with its shards of the same tensors; ``lead`` is that of the first rank."""
 
     is_assembled = True
 
     def __init__(self, group: RankGroup, name: str, limits: Limits) -> None:
-        """Hold files that were read.
-
-        Args:
-            name: name of the part: that of the group, or empty if it is the whole checkpoint.
-            limits: resource limits for reading a file again.
-        """
+        """Hold files that were read; the name is that of the group, or empty if it is the whole checkpoint."""
         lead = group.files[0].part
         self.name, self.base = name, lead.base
         self.path = lead.path.removesuffix(lead.name) + group.name
@@ -100,7 +90,10 @@ class RankFilesPart(OpenPart):
             for file in group.files
         )
         for file in group.files:
-            _forget_tensors(file.part)
+            # These records are freed; one of a DTensor stays, to tell what the file holds.
+            inventory = file.part.inventory
+            first = next(one for one in inventory.tensors if one.subclass in CLASSES)
+            file.part.inventory = replace(inventory, tensors=(first,), optimizers=(), mentions=())
 
     @property
     def differing(self) -> list[str]:
@@ -264,13 +257,6 @@ class RankFilesPart(OpenPart):
         if sum(chunk.volume for chunk in found) != prod(shape) or flaw_of(shape, [*found]):
             return None
         return None if any(span_of(box) is None for box in found.values()) else [*found.values()]
-
-
-def _forget_tensors(part: FilePart) -> None:
-    """Free the records of a file that is read as one of several; one of a DTensor stays, to tell what it holds."""
-    inventory = part.inventory
-    first = next(one for one in inventory.tensors if one.subclass in CLASSES)
-    part.inventory = replace(inventory, tensors=(first,), optimizers=(), mentions=())
 
 
 def span_of(box: ShardBox) -> Span | None:

@@ -62,8 +62,7 @@ class RankFile(NamedTuple):
     part: FilePart  # the file
     shards: Mapping[str, SavedShard]  # its shards, by the path of the DTensor in the file
     crcs: Mapping[str, int | None]  # CRCs of the storages of its other tensors, by their names in the file
-    #: CRCs of the storages that a shard fills, with its padding, by the path of its DTensor.
-    shard_crcs: Mapping[str, int | None]
+    shard_crcs: Mapping[str, int | None]  # CRCs of storages that a shard fills, by the path of its DTensor
 
     @property
     def rank(self) -> int:
@@ -205,9 +204,8 @@ def computed_crc(part: FilePart, storage: str) -> int:
 def differing_replicas(files: Sequence[RankFile]) -> dict[str, list[str]]:
     """Find the DTensors whose replicas in files of several ranks differ by their CRCs.
 
-    Returns:
-        by the path of the DTensor: the names of the files whose replica is not that of most files; of all that have
-        one if no values are those of most.
+    Returns by the path of the DTensor the names of the files whose replica is not that of most files; of all that have
+    one if no values are those of most.
     """
     found: dict[str, list[str]] = {}
     for path in files[0].shards:
@@ -269,10 +267,12 @@ def group_by_rank(files: Iterable[RankFile]) -> list[RankGroup]:
     named: dict[str, dict[int, RankFile]] = {}
     widths: dict[str, set[int]] = {}
     for file in files:
-        place = _rank_in(file.part.name, file.rank)
-        if place is not None:
-            start, end = place
-            name = f"{file.part.name[:start]}*{file.part.name[end:]}"
+        # The rank is the number after the word, or else the last one of this value.
+        name = file.part.name
+        places = [match.span() for match in _NUMBER.finditer(name) if int(match[0]) == file.rank]
+        if places:
+            start, end = max(places, key=lambda place: (_RANK.search(name[: place[0]]) is not None, place))
+            name = f"{name[:start]}*{name[end:]}"
             named.setdefault(name, {})[file.rank] = file
             widths.setdefault(name, set()).add(end - start)
     groups: list[RankGroup] = []
@@ -326,13 +326,6 @@ def missing_by_name(names: Iterable[str]) -> list[str]:
         missing = (f"{before}{rank:0{width}}{after}" for rank in range(size) if rank not in texts)
         lost += islice(missing, _MOST_MISSING - len(lost))
     return lost
-
-
-def _rank_in(name: str, rank: int) -> tuple[int, int] | None:
-    """Place of the rank in a name: a number after the word, or else the last one of this value."""
-    places = [match.span() for match in _NUMBER.finditer(name) if int(match[0]) == rank]
-    places.sort(key=lambda place: (_RANK.search(name[: place[0]]) is not None, place))
-    return places[-1] if places else None
 
 
 def _numbered(name: str) -> range:

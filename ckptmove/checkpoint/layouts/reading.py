@@ -36,7 +36,7 @@ from ckptmove.model import ArchiveFact
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ckptmove.checkpoint.directories import DirectoryInventory, UnreadFile
     from ckptmove.checkpoint.layouts.distributed import DistributedFolder
@@ -138,7 +138,9 @@ class Reader:
             inventory=self._merged(outside),
             parts=tuple(self._parts),
             read_from=listing.read_from(file for file in shown if file.path in files),
-            outline=self._outline(),
+            outline=(OutlineLine(0, "", f"{listing.container} ({len(listing.files)})"), *self._lines)
+            if self._make_outline
+            else (),
             unreadable=tuple(self._unreadable),
             listing=listing,
             links=links,
@@ -308,7 +310,6 @@ class Reader:
                 self._lines.append(OutlineLine(line.depth + 1, line.name if line.depth else path, line.description))
 
     def _require_something(self) -> None:
-        """Raise an error if nothing was read."""
         listing = self._listing
         if not self._parts and self._unreadable:
             first, *others = self._unreadable
@@ -327,7 +328,6 @@ class Reader:
             raise NotACheckpoint(listing.path, "a distributed checkpoint without any tensor or object")
 
     def _merged(self, outside: tuple[ArchiveFact, ...]) -> DirectoryInventory:
-        """Inventory of all parts together."""
         listing, parts = self._listing, self._parts
         inventory = merge_inventories(listing.path, listing.container, parts, listing.size_bytes)
         contents = inventory.contents
@@ -337,6 +337,8 @@ class Reader:
         counters = trainer_counters(listing, layout)
         if any(file.name in {trainer_of(layout).counters, _OF_BRAIN} for file in listing.files):
             contents |= {"counter"}
+        partitioned = self._partitioned.values()  # the same in all files of one checkpoint
+        first = next(iter(partitioned), Counter[str]())
         return replace(
             inventory,
             layout=layout,
@@ -346,22 +348,11 @@ class Reader:
             facts=(*inventory.facts, *self._flaws, *outside),
             is_incomplete=bool(self._unreadable),
             form=listing.form,
-            partitioned=_of_one(self._partitioned.values()),
+            partitioned=first if all(one == first for one in partitioned) else sum(partitioned, Counter[str]()),
             unread=tuple(self._unread),
             code=tuple(code_beside(listing)),
             pointers=tuple(dangling_pointers(listing)),
         )
-
-    def _outline(self) -> tuple[OutlineLine, ...]:
-        if not self._make_outline:
-            return ()
-        return (OutlineLine(0, "", f"{self._listing.container} ({len(self._listing.files)})"), *self._lines)
-
-
-def _of_one(counts: Collection[Counter[str]]) -> Counter[str]:
-    """The counts of one checkpoint if all have the same; else the sum of all."""
-    first = next(iter(counts), Counter[str]())
-    return first if all(one == first for one in counts) else sum(counts, Counter[str]())
 
 
 def _is_piece(path: str, homes: set[str]) -> bool:

@@ -72,23 +72,14 @@ def is_consolidated(part: ShardsPart, folder: ShardsFolder, others: Iterable[Ope
 
 
 class ShardsPart(PiecedPart):
-    """The shards of one folder.
-
-    Attributes:
-        tensors: its tensors by name.
-    """
+    """The shards of one folder."""
 
     has_checksums = False
     byteorder = sys.byteorder
     pickle_bytes = 0
 
     def __init__(self, folder: ShardsFolder, files: OpenFiles, limits: Limits, base: int) -> None:
-        """Read the tables of all shards.
-
-        Args:
-            limits: resource limits for reading each of them.
-            base: offset of its sites; it has none.
-        """
+        """Read the tables of all shards, which have no sites."""
         listing = files.listing
         self.name, self.path, self.base = folder.path, listing.full(folder.path).rstrip("/"), base
         self._folder, self._files, self._limits = folder, files, limits
@@ -173,7 +164,4 @@ class ShardsPart(PiecedPart):
         return ChunkElements(StoredBytes(self._source(piece.file), span, "little"), record, span)
 
     def _source(self, file: str) -> ByteSource:
-        return self._files.source(self._full(file))
-
-    def _full(self, file: str) -> str:
-        return f"{self._folder.path}/{file}" if self._folder.path else file
+        return self._files.source(f"{self._folder.path}/{file}" if self._folder.path else file)

@@ -28,7 +28,6 @@ class TarMembers(Members):
     form = "tar"
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
-        """List its members."""
         self.source = source
         everything, lacking = read_to_end(source, limits)
         if lacking:

@@ -23,13 +23,7 @@ class NewTreePart(OpenPart):
     """A new tree; the bytes of its storages are read from the files that the tree was made of."""
 
     def __init__(self, name: str, path: str, root: Value, limits: Limits) -> None:
-        """Hold a new tree.
-
-        Args:
-            name: path of the file in the checkpoint; empty for the whole.
-            path: the same as users see it.
-            limits: resource limits for reading it.
-        """
+        """Hold a new tree. ``name`` is empty for the whole checkpoint; ``path`` is the same as users see it."""
         self.name, self.path, self.rows, self.base = name, path, (), 0
         # Read back, so that each value has a place of its own: those of the tree are in several pickles.
         data = write_pickle(root)

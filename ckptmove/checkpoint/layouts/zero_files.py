@@ -105,11 +105,7 @@ def partitioned_parameters(path: str, part: FilePart) -> Counter[str]:
 
 
 def require_ranks(listing: Listing, files: Iterable[ZeroFile]) -> None:
-    """Check that no file of a rank is missing in a folder with ZeRO partitions, and none of an expert.
-
-    Args:
-        files: its DeepSpeed files that could be read.
-    """
+    """Check that no file of a rank is missing in a folder with ZeRO partitions, and none of an expert."""
     folders: dict[str, list[ZeroFile]] = {}
     for file in files:
         folders.setdefault(file.folder, []).append(file)

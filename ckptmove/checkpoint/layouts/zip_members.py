@@ -49,7 +49,6 @@ class ZipMembers(Members):
     has_checksums = True
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
-        """List its members."""
         self.source = source
         self._directory = read_directory(source, limits)
         records = self._directory.records

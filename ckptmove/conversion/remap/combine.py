@@ -56,7 +56,10 @@ def _part_tree(part: OpenPart, plan: MovePlan, limits: Limits) -> Value:
     found = list(nodes(root))
     if part.is_distributed:
         _number_parameters(found)
-    _name_classes(found)
+    # Only files older than torch 1.6 name the classes of pickled modules by persistent ids.
+    for node in found:
+        if type(node) is Call and type(node.func) is Persistent and type(node.func.module) is Global:
+            node.func = node.func.module
     _write_views_as_offsets(found)
     rename_storages(found, lambda key: prefix + key)
     return root
@@ -122,19 +125,10 @@ def _number_parameters(found: Iterable[Node]) -> None:
             state.flat[::2] = [numbers.get(key, key) if isinstance(key, str) else key for key in state.flat[::2]]
 
 
-def _name_classes(found: Iterable[Node]) -> None:
-    """Name the classes of pickled modules by globals: only files older than torch 1.6 have persistent ids for them."""
-    for node in found:
-        if type(node) is Call and type(node.func) is Persistent and type(node.func.module) is Global:
-            node.func = node.func.module
-
-
 def move_tree(root: Value, plan: MovePlan) -> None:
-    """Set the devices of a plan in a tree, in place.
+    """Set the devices and flags of a plan in the tree of the pickle that it was made for, in place.
 
-    Args:
-        root: the tree of the pickle that the plan was made for.
-        plan: its changes of devices and flags; casts change bytes, and are not applied.
+    Casts change bytes, and are not applied.
     """
     new: dict[int, Value] = {}
     pairs: dict[int, tuple[Value, ...]] = {}
@@ -146,18 +140,13 @@ def move_tree(root: Value, plan: MovePlan) -> None:
         if mention is None:
             new[cast("int", flag.site)] = flag.target == "True"
         elif mention.kind == "torch.device":
-            pairs[cast("int", mention.site)] = _device_arguments(flag.target)
+            kind, index = split(flag.target)
+            pairs[cast("int", mention.site)] = (kind,) if index is None else (kind, index)
         else:
             new[cast("int", mention.site)] = flag.target
     missing = {*new, *pairs} - _set_values(root, new, pairs) if new or pairs else ()
     if missing:
         raise UneditablePickle("a value that moves is not in the tree", offset=min(missing))
-
-
-def _device_arguments(tag: str) -> tuple[Value, ...]:
-    """Arguments of ``torch.device``: the type, and the index if the tag has one."""
-    kind, index = split(tag)
-    return (kind,) if index is None else (kind, index)
 
 
 def _set_values(root: Value, new: Mapping[int, Value], pairs: Mapping[int, tuple[Value, ...]]) -> set[int]:

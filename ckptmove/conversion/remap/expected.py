@@ -52,7 +52,6 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
         original: the original, with its trees, which are changed.
         converted: the checkpoint to compare with it; only its form counts.
         options: the options of the conversion, other than devices.
-        limits: resource limits for the new trees.
 
     Returns:
         The original itself if nothing but devices can have changed.

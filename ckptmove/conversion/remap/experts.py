@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,23 +17,11 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(r"(.*\.deepspeed_moe\.experts\.deepspeed_experts\.)(\d{1,9})(\..+)")
 
 
-class _Name(NamedTuple):
-    """The name of a parameter."""
-
-    layer: str  # prefix of all experts of its layer; empty if it is not of an expert
-    number: int  # number of the expert on its rank
-    rest: str  # the rest of the name
-
-
 class Experts:
     """The number of experts of each layer."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Count the experts, also those whose parameters are frozen and in no partition.
-
-        Args:
-            names: names of parameters in the files of all experts.
-        """
+        """Count the experts in the files of all, also those whose parameters are frozen and in no partition."""
         self._counts: dict[str, int] = {}
         for layer, number, _ in map(_parsed, names):
             if layer:
@@ -50,7 +38,7 @@ class Experts:
             For each parameter its name, its share, and its name there.
         """
         found = []
-        for layer, own in groupby(map(_parsed, names), lambda name: name.layer):
+        for layer, own in groupby(map(_parsed, names), lambda name: name[0]):
             count, rest = divmod(self._counts.get(layer, 0), shares)
             if not count or rest:
                 raise ValueError
@@ -64,10 +52,8 @@ class Experts:
 def shares_of(ranks: int, count: int, *, data_first: bool) -> list[range]:
     """The data-parallel ranks with the same experts, for each rank of expert parallelism.
 
-    Args:
-        ranks: number of data-parallel ranks.
-        count: how many of them have the same experts; a divisor.
-        data_first: option ``use_data_before_expert_parallelism`` of DeepSpeed.
+    ``count`` of the ranks have the same experts; it is a divisor. ``data_first`` is the option
+    ``use_data_before_expert_parallelism`` of DeepSpeed.
     """
     shares = ranks // count
     if data_first:
@@ -75,6 +61,7 @@ def shares_of(ranks: int, count: int, *, data_first: bool) -> list[range]:
     return [range(share, ranks, shares) for share in range(shares)]
 
 
-def _parsed(name: str) -> _Name:
+def _parsed(name: str) -> tuple[str, int, str]:
+    """The prefix of all experts of a layer, empty for other names; the number of one on its rank; the rest."""
     match = _NAME.fullmatch(name)
-    return _Name("", 0, name) if match is None else _Name(match[1], int(match[2]), match[3])
+    return ("", 0, name) if match is None else (match[1], int(match[2]), match[3])

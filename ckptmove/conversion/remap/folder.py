@@ -30,7 +30,6 @@ class RemappedFolder:
     """
 
     def __init__(self, conversion: Conversion, remapped: Remapped, checkpoint: OpenCheckpoint) -> None:
-        """Lay out the files."""
         self._files = NewFiles(remapped, conversion)
         kept = cast("KeptFiles", remapped.kept)
         parts = {part.name: part for part in checkpoint.parts}

@@ -49,9 +49,7 @@ def lost_order(root: Value, inventory: Inventory) -> dict[int, int]:
 def gather(root: Dict, path: str) -> Value:
     """The value of one file: a state_dict for its shards; a dict by file name for several files.
 
-    Args:
-        root: trees by the paths of their files.
-        path: the checkpoint, for errors.
+    ``root`` has the trees by the paths of their files.
     """
     groups: dict[str, list[tuple[str, Value]]] = {}
     names = _group_names([cast("str", key) for key in root.keys()])

@@ -7,11 +7,11 @@ from collections import Counter
 from posixpath import dirname
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from ckptmove.checkpoint.inventory.shapes import as_dict
+from ckptmove.checkpoint.inventory.shapes import as_dict, string_keys
 from ckptmove.checkpoint.layouts.detect import is_index
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
@@ -87,20 +87,14 @@ def _new_indexes(
         names = dict.fromkeys(index["weight_map"].values())
         if changed.isdisjoint({prefix + name for name in names}):
             continue
-        left = {key: name for name in names for key in _keys(roots.get(prefix + name))}
+        trees = ((name, as_dict(roots.get(prefix + name))) for name in names)
+        left = {key: name for name, pairs in trees if pairs is not None for key in string_keys(pairs)}
         index["weight_map"] = dict(sorted(left.items()))
         if "total_size" in (index.get("metadata") or {}):
             inside = tuple(f"{prefix}{name}/" for name in names)
             index["metadata"]["total_size"] = sum(one.nbytes for one in storages if one.key.startswith(inside))
         found[file.path] = json.dumps(index, indent=2).encode() + b"\n" if left else b""
     return found
-
-
-def _keys(root: Value) -> Iterator[str]:
-    pairs = as_dict(root)
-    for key in pairs.keys() if pairs is not None else ():  # no mapping
-        if type(key) is str:
-            yield key
 
 
 def with_links(listing: Listing, gone: Iterable[str]) -> frozenset[str]:
@@ -134,12 +128,9 @@ def files_of(checkpoint: OpenCheckpoint, listing: Listing, names: Collection[str
 
 
 def replaced_by_shards(checkpoint: OpenCheckpoint, listing: Listing, new: Collection[str]) -> frozenset[str]:
-    """Paths that a directory of new shards leaves out: checkpoints, indexes, and links to them.
+    """Paths that a directory of new shards leaves out: checkpoints, indexes, and links to them but for new names.
 
     Of an archive, files outside of its top folder are left out too, and those that macOS adds for other files.
-
-    Args:
-        new: names of the new files; links to them are kept.
     """
     gone = files_of(checkpoint, listing, {part.name for part in checkpoint.parts})
     gone |= {file.path for file in listing.files if is_index(file.name) or not file.path.startswith(checkpoint.top)}

@@ -95,11 +95,7 @@ class NewFiles:
         return write_pickle(root)
 
     def torch_file(self, root: Value, folder: str) -> tuple[Segment, ...]:
-        """A new archive of ``torch.save``.
-
-        Args:
-            root: its tree; the keys of its storages are changed.
-        """
+        """A new archive of ``torch.save`` with a tree; the keys of its storages are changed."""
         keys = {key: str(number) for number, key in enumerate(storage_keys(root))}
         orders = {part.byteorder: part.path for part, _ in map(self._remapped.homes.__getitem__, keys)}
         if len(orders) > 1:

@@ -27,11 +27,9 @@ _PARTS: Final = frozenset({"only", "drop"})
 
 
 def remap_options(**typed: Any) -> Remap:
-    """The options of a remapping, checked.
+    """The options of a remapping, checked, from values as they are typed; None for an option that is not.
 
-    Args:
-        typed: values as they are typed, by field of :class:`ckptmove.moves.Remap`; None for an option that is not. An
-            empty prefix means those of known wrappers.
+    The keys are fields of :class:`ckptmove.moves.Remap`. An empty prefix means those of known wrappers.
     """
     remap = Remap(**{name: _parsed(name, value) for name, value in typed.items() if value is not None})
     if len({dtype for role, dtype in remap.dtype if not role}) > 1:

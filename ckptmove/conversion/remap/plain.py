@@ -72,8 +72,7 @@ _KINDS: Final = {"_codecs.encode": "bytes", "builtins.bytearray": "bytearray", "
 def make_plain(root: Value, limits: Limits) -> tuple[Value, tuple[Replaced, ...]]:
     """Replace every object that ``torch.load(weights_only=True)`` rejects, in place.
 
-    Returns:
-        The new root, and the replacements in the order of the file.
+    Returns the new root, and the replacements in the order of the file.
     """
     plain = _Plain(limits)
     plain.choose(root)
@@ -256,7 +255,6 @@ class _Plain:
         return new
 
     def _object(self, call: Call, link: _Link) -> Value:
-        """Return the plain value of an object."""
         name = modern_name(call.name)
         if name.endswith(_FROM_TYPE) or self._reader.is_tensor(call):
             return self._tensor(call, name, link)
@@ -368,12 +366,9 @@ class _Plain:
         elif type(node) is Dict:
             node.flat[:] = map(self._resolved, node.flat)
         elif type(node) is Call and id(node) not in self._new:
-            self._fill_call(node)
-
-    def _fill_call(self, call: Call) -> None:
-        call.state = self._resolved(call.state)
-        if type(call.args) is Tuple:
-            self._fill(call.args)
+            node.state = self._resolved(node.state)
+            if type(node.args) is Tuple:
+                self._fill(node.args)
 
     def _resolved(self, value: Value) -> Value:
         """Return the final replacement of a value: the value itself if it has none."""

@@ -44,8 +44,7 @@ class Remapped:
     is_file: bool  # whether the tree is that of one file
     is_reordered: bool  # whether tensors were put into the order of an optimizer, because theirs was lost
     storages: StoragePlan  # changes of the storages
-    #: keys of the root that name files, each with a glob of its files; empty for the root of one file.
-    sources: Mapping[str, str]
+    sources: Mapping[str, str]  # keys of the root that name files, each with a glob; empty for one file
     homes: Mapping[str, tuple[OpenPart, StorageRef]]  # each storage of the original and its part, by key
     kept: KeptFiles | None = None  # files of a directory or an archive that keeps its format; else None
 
@@ -66,12 +65,7 @@ class _Homes(dict[str, "tuple[OpenPart, StorageRef]"]):
 
 
 def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file: bool) -> Remapped:
-    """Change a checkpoint as the request of a plan says.
-
-    Args:
-        checkpoint: the checkpoint, with its trees, which are changed.
-        limits: resource limits for walking over the tree.
-    """
+    """Change a checkpoint, with its trees, as the request of a plan says."""
     options, inventory, listing = plan.request.remap, checkpoint.inventory, checkpoint.listing
     if options.as_root and not (as_file or checkpoint.is_whole):
         raise UsageError(

@@ -52,9 +52,8 @@ class KeyMap:
     def __init__(self, remap: Remap, keys: Collection[str], where: str = "") -> None:
         """Choose the prefixes that every key has.
 
-        Args:
-            keys: all keys of the state_dict; of one in several files, the keys in all files.
-            where: its path, for errors.
+        ``keys`` are all of the state_dict, if it is in several files those of all files. ``where`` is its path, for
+        errors.
         """
         self._globs = [_Glob.of(source, target) for source, target in remap.rename]
         self._added = remap.add_prefix
@@ -97,7 +96,6 @@ class KeyMap:
                 raise PartialPrefix(prefix, tuple(having[:_EXAMPLES]), tuple(lacking[:_EXAMPLES]))
 
     def __call__(self, key: str) -> str:
-        """Return the new key."""
         stripped = self._strip(key)
         renamed = next((glob.replace(stripped) for glob in self._globs_of(stripped)), stripped)
         return self._added + renamed

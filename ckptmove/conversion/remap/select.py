@@ -75,11 +75,7 @@ def select(root: Value, inventory: Inventory, remap: Remap) -> tuple[Value, tupl
 
 
 class _Selection:
-    """The entries of a tree, and those that are removed.
-
-    Attributes:
-        entries: all entries, each after the entry of its holder.
-    """
+    """The entries of a tree, each after the entry of its holder, and those that are removed."""
 
     def __init__(self, root: Value, inventory: Inventory, base: str) -> None:
         self.entries = entries(root, inventory, base)

@@ -41,10 +41,8 @@ def new_dict(pairs: list[tuple[Value, Value]]) -> Dict:
 class ModuleState:
     """The state_dict of one pickled module, in the order of ``Module.state_dict()``.
 
-    Args:
-        limits: resource limits for its depth.
-        spend: called with the number of attributes of each module, to limit the work: a module that is registered
-            several times has several names.
+    ``spend`` is called with the number of attributes of each module, to limit the work: a module that is registered
+    several times has several names.
     """
 
     def __init__(self, limits: Limits, spend: Callable[[int], None]) -> None:
@@ -77,7 +75,9 @@ class ModuleState:
             raise LimitExceeded("the depth of a pickle", limit=self._limits.depth, actual=len(self._frames) + 1)
         if type(module) is not Call or not is_module(module):
             raise NoPlainValue(f"its submodule '{prefix[:-1]}' is not written as a module")
-        if _writes_own(module.name):
+        if module.name.startswith("bitsandbytes.") or (
+            module.name.startswith("torch.") and ".quantized." in module.name
+        ):
             raise NoPlainValue(f"{module.name} writes its own state_dict")
         self._open.add(id(module))
         self._frames.append((self._members(module, prefix), prefix, id(module)))
@@ -101,11 +101,6 @@ def is_module(call: Call) -> bool:
     """Whether a call is a pickled ``nn.Module``, or a compiled one: a call with the module as its first argument."""
     is_compiled = call.name == _COMPILED and len(call.arguments) > 0
     return is_compiled or module_attributes(call) is not None
-
-
-def _writes_own(name: str) -> bool:
-    """Whether a class of modules is known to save more than its parameters and buffers."""
-    return name.startswith("bitsandbytes.") or (name.startswith("torch.") and ".quantized." in name)
 
 
 def _strings(value: Value) -> frozenset[str]:
@@ -168,11 +163,10 @@ def _scheduler_state(attributes: Dict) -> Dict:
     for key, value, _ in unique(attributes):
         if key == "lr_lambdas" and isinstance(value, Sequence):
             # `LambdaLR.state_dict` saves objects by their attributes, and functions as None.
-            kept.append((key, new_list([item if _has_attributes(item) else None for item in value.items])))
+            items: list[Value] = [
+                item if type(item) is Call and as_dict(item.state) is not None else None for item in value.items
+            ]
+            kept.append((key, new_list(items)))
         elif key not in _NOT_SAVED:
             kept.append((key, value))
     return new_dict(kept)
-
-
-def _has_attributes(value: Value) -> bool:
-    return type(value) is Call and as_dict(value.state) is not None

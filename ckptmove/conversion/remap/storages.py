@@ -101,15 +101,6 @@ class _View:
             return None
 
 
-@dataclass(slots=True)
-class _Uses:
-    """All uses of storages in a tree."""
-
-    views: dict[str, list[_View]]  # dense tensors by the key of their storage
-    ids: dict[str, dict[int, Tuple]]  # persistent ids by the key of the storage, each once
-    fixed: set[str]  # keys of storages that are also used in another way
-
-
 def resize(
     root: Value,
     tensors: Sequence[TensorRecord],
@@ -121,15 +112,12 @@ def resize(
 
     ``compact`` cuts each storage to the range from the first to the last element that a tensor reaches. A storage that
     is also saved without a tensor stays whole. ``dtype`` casts floating tensors. Scalars of an optimizer are not cast,
-    because torch keeps step counts in float32.
-
-    Args:
-        remap: the request; only ``compact`` and ``dtype`` are used.
-        moved: casts of storages that move to a device without their dtype; ``dtype`` has precedence.
+    because torch keeps step counts in float32. ``moved`` has the casts of storages that move to a device without their
+    dtype; ``dtype`` has precedence.
     """
     if not (remap.compact or remap.dtype or moved):
         return StoragePlan({}, (), ())
-    uses = _find_uses(root)
+    views, ids = _find_uses(root)
     names: dict[str, dict[str, None]] = defaultdict(dict)
     for record in tensors:
         for part in record.dense():
@@ -140,7 +128,7 @@ def resize(
     trimmed: list[Trimmed] = []
     edits: list[StorageEdit] = []
     for storage in storages:
-        found, extents = tuple(names[storage.key]), _extents(storage, uses)
+        found, extents = tuple(names[storage.key]), _extents(storage, views.get(storage.key, ()))
         cast = casts.get(storage.key) or moved.get(storage.key)
         if cast is not None:
             _require_castable(cast[0], extents, found[0])
@@ -154,7 +142,7 @@ def resize(
             trimmed.append(Trimmed(storage.key, found, storage.nbytes, span.nbytes))
         if cast is not None or span != whole:
             changes[storage.key] = change = StorageChange(span, cast)
-            _apply(storage, extents, uses.ids[storage.key].values(), change)
+            _apply(storage, extents, ids[storage.key].values(), change)
     return StoragePlan(changes, tuple(trimmed), tuple(edits))
 
 
@@ -187,23 +175,26 @@ def _require_unscaled(tensors: Sequence[TensorRecord], casts: Mapping[str, objec
 # --- uses of storages ------------------------------------------------------------------------------------------------
 
 
-def _find_uses(root: Value) -> _Uses:
+def _find_uses(root: Value) -> tuple[dict[str, list[_View]], dict[str, dict[int, Tuple]]]:
+    """Return by the key of a storage its dense tensors, none if it is also used in another way, and its ids."""
     found = list(nodes(root))
-    views = _dense_views(found)
-    uses = _Uses(defaultdict(list), defaultdict(dict), set())
-    for members, view in [((root,), None), *((node.members(), views.get(id(node))) for node in found)]:
+    dense = _dense_views(found)
+    views: dict[str, list[_View]] = defaultdict(list)
+    ids: dict[str, dict[int, Tuple]] = defaultdict(dict)
+    fixed: set[str] = set()
+    for members, view in [((root,), None), *((node.members(), dense.get(id(node))) for node in found)]:
         for index, member in enumerate(members):
             if type(member) is not Persistent or type(member.pid) is not Tuple:
                 continue
             key = _storage_key(member.pid)
             if key is None:
                 continue
-            uses.ids[key][id(member.pid)] = member.pid
+            ids[key][id(member.pid)] = member.pid
             if view is not None and index == 0 and not any(member.pid.items[_PERSISTENT_FIELDS:]):
-                uses.views[key].append(view)
+                views[key].append(view)
             else:
-                uses.fixed.add(key)
-    return uses
+                fixed.add(key)
+    return {key: own for key, own in views.items() if key not in fixed}, ids
 
 
 def _dense_views(found: Iterable[Node]) -> dict[int, _View]:
@@ -238,12 +229,9 @@ def _storage_key(pid: Tuple) -> str | None:
 # --- what changes ----------------------------------------------------------------------------------------------------
 
 
-def _extents(storage: StorageRef, uses: _Uses) -> list[tuple[_View, _Extent]]:
-    """Return the tensors of a storage with their places; empty if the storage has other uses, or a place is unknown."""
-    if storage.key in uses.fixed:
-        return []
-    views = [(view, view.extent(storage)) for view in uses.views.get(storage.key, ())]
-    known = [(view, extent) for view, extent in views if extent is not None]
+def _extents(storage: StorageRef, views: Sequence[_View]) -> list[tuple[_View, _Extent]]:
+    """Return the tensors of a storage with their places; empty if a place is unknown."""
+    known = [(view, extent) for view in views if (extent := view.extent(storage)) is not None]
     return known if len(known) == len(views) else []
 
 
@@ -338,18 +326,15 @@ def _apply(
             _set_dtype(view, target)
     nbytes = change.span.nbytes
     unit = ITEM_BYTES[storage.dtype]
-    kind = _storage_class(target) if target else None
+    kind = None
     if target:
+        name = DTYPE_STORAGE.get(target)
+        kind = Global("torch.storage", "UntypedStorage") if name is None else Global("torch", name)
         nbytes = nbytes // ITEM_BYTES[source] * ITEM_BYTES[target]
         unit = ITEM_BYTES[target] if target in DTYPE_STORAGE else 1
     for pid in pids:
         word, old, key, device, _, *rest = pid.items
         pid.items = (word, kind or old, key, device, nbytes // unit, *rest)
-
-
-def _storage_class(dtype: str) -> Global:
-    name = DTYPE_STORAGE.get(dtype)
-    return Global("torch.storage", "UntypedStorage") if name is None else Global("torch", name)
 
 
 def _set_dtype(view: _View, dtype: str) -> None:

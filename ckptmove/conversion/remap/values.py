@@ -33,11 +33,7 @@ _HOUR, _MINUTE, _DAY = 3600, 60, 86400
 
 
 class NoPlainValue(Exception):
-    """An object has no plain value.
-
-    Attributes:
-        why: the reason, as a clause.
-    """
+    """An object has no plain value; ``why`` is the reason, as a clause."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -121,21 +117,10 @@ def _collection(call: Call) -> Value:
     return new_list(list(items[0].items))
 
 
-def _date(call: Call) -> Value:
-    """ISO format of a date, from ``datetime.date.__reduce__``."""
-    raw = _packed(call, _DATE, 1)
-    return _day_text(raw)
-
-
 def _datetime(call: Call) -> Value:
     """ISO format of a datetime, from ``datetime.datetime.__reduce_ex__``."""
     raw = _packed(call, _DATE + _TIME, 2)
     return f"{_day_text(raw)}T{_time_text(raw[_DATE:])}{_zone(call.arguments[1:])}"
-
-
-def _time(call: Call) -> Value:
-    raw = _packed(call, _TIME, 2)
-    return _time_text(raw) + _zone(call.arguments[1:])
 
 
 def _packed(call: Call, size: int, most: int) -> bytes:
@@ -268,15 +253,12 @@ def _elements(dtype: Call, content: Value, numel: int) -> list[Value]:
         return list(struct.unpack(f"{order}{numel}{letter}", raw))
     width = 4 * int(code[1:]) if code[:1] == "U" and code[1:].isdecimal() and len(code) < 10 else 0
     if raw is not None and width and len(raw) == numel * width:
-        return [_text(raw[begin : begin + width], order) for begin in range(0, len(raw), width)]
+        codec = "utf-32-be" if order == ">" else "utf-32-le"
+        try:
+            return [raw[begin : begin + width].decode(codec).rstrip("\0") for begin in range(0, len(raw), width)]
+        except UnicodeDecodeError:
+            raise NoPlainValue("the text is not Unicode") from None
     raise NoPlainValue(f"numpy dtype '{code}' has no plain value")
-
-
-def _text(raw: bytes, order: str) -> str:
-    try:
-        return raw.decode("utf-32-be" if order == ">" else "utf-32-le").rstrip("\0")
-    except UnicodeDecodeError:
-        raise NoPlainValue("the text is not Unicode") from None
 
 
 def dtype_code(dtype: Call) -> tuple[str, str]:
@@ -318,15 +300,11 @@ def _first(items: tuple[Value, ...]) -> Value:
     return items[0] if items else None
 
 
-def _refused(why: str) -> Callable[[Call], Value]:
-    def refuse(_: Call) -> Value:
-        raise NoPlainValue(why)
-
-    return refuse
+def _uninitialized(_: Call) -> Value:
+    raise NoPlainValue("a lazy module has no tensor before its first forward pass")
 
 
 _PATHLIB: Final = ("pathlib", "pathlib._local")  # Python 3.13 moved the classes
-_UNINITIALIZED: Final = _refused("a lazy module has no tensor before its first forward pass")
 #: Plain values by the full name of a class or a constructor.
 VALUES: Final[dict[str, Callable[[Call], Value]]] = {
     **{f"{module}.{name}": _path("/") for module in _PATHLIB for name in ("Path", "PosixPath", "PurePosixPath")},
@@ -341,9 +319,9 @@ VALUES: Final[dict[str, Callable[[Call], Value]]] = {
     "collections.deque": _collection,
     _PARTIAL: callable_name,
     _GETATTR: callable_name,
-    "datetime.date": _date,
+    "datetime.date": lambda call: _day_text(_packed(call, _DATE, 1)),
     "datetime.datetime": _datetime,
-    "datetime.time": _time,
+    "datetime.time": lambda call: _time_text(_packed(call, _TIME, 2)) + _zone(call.arguments[1:]),
     "datetime.timedelta": _timedelta,
     **{f"numpy{core}.multiarray._reconstruct": _array for core in (".core", "._core")},
     **{f"numpy{core}.numeric._frombuffer": _array for core in (".core", "._core")},
@@ -352,6 +330,6 @@ VALUES: Final[dict[str, Callable[[Call], Value]]] = {
     "dill._dill._load_type": _type_name,
     "numpy.dtype": _dtype,
     **{f"numpy.random._pickle.__{kind}_ctor": _generator for kind in ("randomstate", "generator", "bit_generator")},
-    "torch.nn.parameter.UninitializedParameter": _UNINITIALIZED,
-    "torch.nn.parameter.UninitializedBuffer": _UNINITIALIZED,
+    "torch.nn.parameter.UninitializedParameter": _uninitialized,
+    "torch.nn.parameter.UninitializedBuffer": _uninitialized,
 }

@@ -89,9 +89,7 @@ class _Files(NamedTuple):
 def gather_partitions(checkpoint: OpenCheckpoint, limits: Limits) -> OpenCheckpoint | None:
     """The checkpoint with whole parameters, as one file; None if it has no partitions of ZeRO.
 
-    Args:
-        checkpoint: a directory or an archive, with its trees, which are changed.
-        limits: resource limits for the new tree.
+    The trees of the directory or the archive are changed.
     """
     found = _files(checkpoint)
     if not found:
@@ -227,13 +225,7 @@ class _Gathering:
         return DamagedArchive(self._path, "its partitions do not have the sizes in its param_shapes")
 
     def _whole(self, index: int, shapes: Mapping[str, tuple[int, ...]], experts: Experts) -> dict[str, _Parameter]:
-        """The parameters of a group, in the order of the script.
-
-        Args:
-            index: index of the partitions.
-            shapes: shapes of the parameters on the first rank, in the order of the partitions.
-            experts: the number of experts.
-        """
+        """The parameters of a group in the order of the script, from their shapes on the first rank."""
         shares = self._shares(index)
         names = self._in_order(list(shapes), len(shares[0]))
         try:
