@@ -133,7 +133,7 @@ def show_checkpoint(checkpoint: OpenCheckpoint, lines: tuple[OutlineLine, ...], 
         pairings=pair_all(inventory),
     )
     answer = InspectAnswer(
-        request=InspectRequest("input"), inspection=found, tensors=inventory.tensors, exit_code=1, detail=_DETAIL
+        request=InspectRequest("input"), result=found, tensors=inventory.tensors, exit_code=1, detail=_DETAIL
     )
     require_printable(inspection.inspection_lines(PAGE, answer))
     require_printable(github.inspection_lines(answer))
