@@ -45,12 +45,7 @@ _ITEM_BYTES: Final[dict[str, int]] = {
 
 
 class ModelJson(TorchScript):
-    """A module of ``torch.jit.save`` before 1.3.
-
-    Attributes:
-        byteorder: byte order of the storage elements.
-        torch_version: version of torch in ``model.json``.
-    """
+    """A module of ``torch.jit.save`` before 1.3; ``model.json`` names the version of torch."""
 
     _main = _LIST
     _own_pickles = (_LIST,)

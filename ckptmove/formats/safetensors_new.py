@@ -60,15 +60,7 @@ def obstacle(name: str, dtype: str, shape: tuple[int, ...]) -> str:
 
 
 def new_safetensors(tensors: Sequence[NewTensor], metadata: Mapping[str, str]) -> tuple[Segment, ...]:
-    """Lay out a file.
-
-    Args:
-        tensors: the tensors, in any order; :func:`obstacle` is empty for each.
-        metadata: the strings of ``__metadata__``.
-
-    Returns:
-        Segments of the file from its first byte to its last.
-    """
+    """Segments of a new file, from its first byte to its last; :func:`obstacle` is empty for each of the tensors."""
     rows: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     segments: list[Segment] = []
     end = 0

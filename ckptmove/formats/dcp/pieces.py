@@ -123,7 +123,6 @@ class Pieces:
 
     @cached_property
     def _rows(self) -> Mapping[str, array[int]]:
-        """The rows of each name."""
         found: dict[str, array[int]] = {name: array("I") for name in self._names.values}
         for row, name in enumerate(self._names):
             found[name].append(row)
