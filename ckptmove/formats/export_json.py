@@ -45,7 +45,6 @@ class JsonBudget:
     """Limits on the memory for all records of one archive together."""
 
     def __init__(self, path: str, factor: int) -> None:
-        """Start with nothing counted."""
         self._path, self._factor = path, factor
         self._taken = {"bytes": 0, "values": 0}
 
@@ -63,7 +62,6 @@ class ExportJson:
     """A JSON record; its value has an :class:`ExportDevice` for each device."""
 
     def __init__(self, name: str, text: bytes, path: str, budget: JsonBudget) -> None:
-        """Parse a record."""
         self.name, self.text, self._path = name, text, path
         budget.take(values=sum(text.count(mark) for mark in (b"{", b"[", b",")))
         self.devices: list[ExportDevice] = []  # in the order of the text

@@ -24,7 +24,6 @@ class ExportPickle:
         self.data = bytearray(b"\x80\x02")
 
     def text(self, text: str) -> None:
-        """Push a string."""
         raw = text.encode("utf-8", "surrogatepass")
         self.data += b"X" + struct.pack("<I", len(raw)) + raw
 

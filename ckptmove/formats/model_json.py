@@ -58,7 +58,6 @@ class ModelJson(TorchScript):
         return (cls if is_listed else TorchScript)(source, cast("ZipDirectory", directory), limits)
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
-        """Read ``model.json``."""
         super().__init__(source, directory, limits)
         stored = {f"tensors/{key}": record for key, record in self._within("tensors/").items()}
         self._storages = {key: record.place for key, record in stored.items()}

@@ -172,7 +172,6 @@ class _Reader:
         return self._with_marks(data, b"0" * 2 * _HASH_BYTES)
 
     def start_next(self) -> None:
-        """Start with the next pickle."""
         del self._data[: self._at]
         self._at = 0
         self._strings, self._places, self._frames = [], [], []
@@ -196,7 +195,6 @@ class _Reader:
         return code == STOP
 
     def outline(self) -> PickleOutline:
-        """The outline of the pickle that has ended."""
         end, data = self.offset, self._data[: self._at]
         # No file can contain its own hash.
         marks = hashlib.sha256(data).hexdigest()[: 2 * _HASH_BYTES].encode()

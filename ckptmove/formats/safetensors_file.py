@@ -94,7 +94,6 @@ class SafetensorsFile(Container):
         return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
-        """Read the header."""
         self.source = source
         self.limits = limits
         length = int.from_bytes(source.read(0, _LENGTH_BYTES), "little")

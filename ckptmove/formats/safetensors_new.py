@@ -42,7 +42,6 @@ class NewTensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
         return sum(map(length, self.segments))
 
 

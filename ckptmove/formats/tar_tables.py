@@ -138,7 +138,6 @@ class MemberReader:
         return value
 
     def read_raw(self, nbytes: int) -> bytes:
-        """Read the next bytes."""
         if nbytes > self.rest:
             raise self.damage("it ends too early")
         begin = self._position

@@ -54,7 +54,6 @@ class TorchLegacy(Container):
         return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
-        """Read the five pickles."""
         self.source = source
         self.limits = limits
         self._position = 0
@@ -181,7 +180,6 @@ class TorchLegacy(Container):
         return data
 
     def _read_value(self, what: str) -> Value:
-        """Read and interpret one of the small pickles."""
         begin = self._position
         try:
             machine = interpret(self._read_pickle(), self.limits)

@@ -117,7 +117,6 @@ class TorchZip(Container):
         return name.startswith(self._data_folder) and not name.endswith("/")
 
     def object_pickle(self) -> bytes:
-        """The pickle of the saved object."""
         return self._read(self._inside["data.pkl"], "pickle bytes")
 
     def read_compact(self) -> Machine:

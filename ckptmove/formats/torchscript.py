@@ -61,7 +61,6 @@ class TorchScript(TorchZip):
     _own_pickles = ("data.pkl", *(one.record for one in _MORE_PICKLES))
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
-        """Check the records in the directory."""
         names = [name for name in directory.records.names() if name.partition("/")[2] == self._main]
         if len(names) != 1:
             raise DamagedArchive(source.path, f"it holds {self._main} {len(names)} times")

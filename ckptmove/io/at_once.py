@@ -40,7 +40,6 @@ class Workers(Generic[_Item]):
     """Threads that take items one after the other. An error stops all of them."""
 
     def __init__(self, items: Iterable[_Item]) -> None:
-        """Hold the items."""
         self._left = iter(items)
         self._changed = Condition()
         self._running = 0

@@ -113,22 +113,18 @@ class ZipRecords:
         )  # fmt: skip
 
     def names(self) -> Iterator[str]:
-        """Decode the name of each entry."""
         for start, length, flags in zip(self.raw_starts, self.name_bytes, self.flags, strict=False):
             begin = start + CENTRAL.size
             yield _decoded(self.raw[begin : begin + length], flags)
 
     def name(self, place: int) -> str:
-        """Decode the name of an entry."""
         return _decoded(self.raw_name(place), self.flags[place])
 
     def raw_name(self, place: int) -> bytes:
-        """Return the name of an entry as bytes."""
         start = self.raw_starts[place] + CENTRAL.size
         return self.raw[start : start + self.name_bytes[place]]
 
     def entry(self, place: int) -> bytes:
-        """Return the bytes of an entry."""
         return self.raw[self.raw_starts[place] : self.raw_starts[place + 1]]
 
     def mode(self, place: int) -> int:

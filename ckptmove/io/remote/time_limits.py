@@ -45,7 +45,6 @@ class TimeLimit:
     """
 
     def __init__(self, address: Address, nbytes: int, *, is_bulk: bool) -> None:
-        """Begin the time."""
         self.is_bulk = is_bulk or nbytes > MOST_TIMED
         self._address, self._nbytes, self._received = address, nbytes, 0
         self._end = monotonic() + SECONDS
