@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive, DamagedPickle, LimitExceeded, UneditablePickle
 from ckptmove.formats.contract import TORCH_SUFFIXES, Container
-from ckptmove.formats.merge_pickles import replace_values
 from ckptmove.formats.nested_streams import (
     find_streams,
     insert_streams,
@@ -20,6 +19,7 @@ from ckptmove.formats.nested_streams import (
     split_key,
 )
 from ckptmove.formats.pickle_outline import read_outlines
+from ckptmove.formats.replaced_values import replace_values
 from ckptmove.io.contracts import CopySegment
 from ckptmove.io.segments import length, shifted
 from ckptmove.model import ArchiveFact, Span

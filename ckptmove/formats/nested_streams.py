@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import DamagedArchive, DamagedPickle
-from ckptmove.formats.merge_pickles import replace_nodes
+from ckptmove.formats.replaced_values import replace_nodes
 from ckptmove.formats.torch_legacy import TorchLegacy
 from ckptmove.formats.torch_zip import TorchZip
 from ckptmove.formats.zip_archive.headers import LOCAL_SIGNATURE

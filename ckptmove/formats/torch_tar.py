@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.errors import DamagedArchive
 from ckptmove.formats.contract import TORCH_SUFFIXES, Container, ReadOnlyFormat
-from ckptmove.formats.merge_pickles import replace_nodes
+from ckptmove.formats.replaced_values import replace_nodes
 from ckptmove.formats.tar_index import padded, read_members
 from ckptmove.formats.tar_tables import MemberReader, read_storages, read_tensors
 from ckptmove.io.contracts import CopySegment
