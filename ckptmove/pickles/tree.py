@@ -202,11 +202,10 @@ class Persistent(Node):
 
     def prefix_key(self, prefix: str) -> None:
         """Prefix the key of a storage. Copies the tuple of the id, which other nodes may share."""
-        if type(self.pid) is Tuple and len(self.pid.items) > _KEY_FIELD:
-            key = self.pid.items[_KEY_FIELD]
-            if type(key) is str:
-                items = (*self.pid.items[:_KEY_FIELD], prefix + key, *self.pid.items[_KEY_FIELD + 1 :])
-                self.pid = Tuple(items, self.pid.starts)
+        items = tuple_items(self.pid)
+        if type(self.pid) is Tuple and len(items) > _KEY_FIELD and type(items[_KEY_FIELD]) is str:
+            items = (*items[:_KEY_FIELD], f"{prefix}{items[_KEY_FIELD]}", *items[_KEY_FIELD + 1 :])
+            self.pid = Tuple(items, self.pid.starts)
 
     @property
     def module(self) -> Value:
