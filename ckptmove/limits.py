@@ -63,9 +63,7 @@ class Limits(NamedTuple):
     def for_packed(self, stored_bytes: int, among: int = 1) -> "Limits":
         """Return lower limits for a compressed pickle: a few kilobytes can inflate to a minute of operations.
 
-        Args:
-            stored_bytes: its compressed size.
-            among: number of compressed pickles that share the allowance.
+        As many pickles as ``among`` says share the allowance.
         """
         operations = self.factor * (_OPERATIONS // among + _OPERATIONS_PER_BYTE * stored_bytes)
         nbytes = self.factor * (_PICKLE_BYTES // among + _PICKLE_BYTES_PER_BYTE * stored_bytes)
@@ -78,12 +76,7 @@ class Limits(NamedTuple):
     def tree_excess(self, nbytes: int, operations: int, containers: int, persistents: int, storages: int) -> int:
         """Estimate the bytes of memory that a pickle's tree takes beyond what its bytes and storages justify.
 
-        Args:
-            nbytes: length of the pickle.
-            operations: number of its operations.
-            containers: number of names, lists, sets, dicts and one-item tuples that they create.
-            persistents: number of persistent ids.
-            storages: number of persistent ids that refer to a storage.
+        Names and one-item tuples count as containers. Persistent ids that refer to a storage are counted again.
         """
         taken = _OPERATION_COST * operations + _CONTAINER_COST * containers + _PERSISTENT_COST * persistents
         accounted = min(_MOST_MEMORY_PER_BYTE * nbytes, _MEMORY_PER_BYTE * nbytes + _MEMORY_PER_STORAGE * storages)

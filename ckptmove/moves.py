@@ -40,31 +40,22 @@ class RemapOptions(TypedDict, total=False):
 
 
 class Option(NamedTuple):
-    """The help of an option on the command line.
+    """The help of an option on the command line."""
 
-    Attributes:
-        help: its effect.
-        metavar: placeholder of its value; empty for a flag.
-    """
-
-    help: str
-    metavar: str = ""
+    help: str  # its effect
+    metavar: str = ""  # placeholder of its value; empty for a flag
 
 
 class Remap(NamedTuple):
-    """The values of :class:`RemapOptions`, with the options of the command line.
+    """The values of :class:`RemapOptions`, with the options of the command line."""
 
-    Attributes:
-        strip_prefix: an empty tuple for the prefixes of known wrappers; None to remove nothing.
-        rename: pairs of a glob of keys and its replacement, in which each ``*`` stands for the text that it matched.
-        dtype: pairs of a role and a dtype for its floating tensors; an empty role for the model.
-    """
-
+    #: an empty tuple for the prefixes of known wrappers; None to remove nothing
     strip_prefix: Annotated[
         tuple[str, ...] | None,
         Option("Remove a prefix from keys of state_dicts (default: those of known wrappers). Repeatable.", "[PREFIX.]"),
     ] = None
     add_prefix: Annotated[str, Option("Add a prefix to keys of state_dicts.", "PREFIX.")] = ""
+    #: pairs of a glob of keys and its replacement, in which each `*` stands for the text that it matched
     rename: Annotated[
         tuple[tuple[str, str], ...], Option("Rename keys: 'backbone.*=encoder.*'. Repeatable.", "OLD=NEW")
     ] = ()
@@ -75,6 +66,7 @@ class Remap(NamedTuple):
     as_root: Annotated[str, Option("Write the value at this key as the whole file: ema.", "KEY")] = ""
     compact: Annotated[bool, Option("Write each storage only as far as its tensors reach.")] = False
     plain: Annotated[bool, Option("Replace objects by plain values, so that weights_only=True loads the file.")] = False
+    #: pairs of a role and a dtype for its floating tensors; an empty role for the model
     dtype: Annotated[
         tuple[tuple[str, str], ...],
         Option("Cast floating tensors of the model, or of a role: bf16, optimizer=fp32. Repeatable.", "[ROLE=]DTYPE"),
@@ -82,11 +74,7 @@ class Remap(NamedTuple):
 
 
 def checked_globs(option: str, globs: str | Sequence[str]) -> tuple[str, ...]:
-    """The globs of an option.
-
-    Raises:
-        UsageError: if one of them is empty, as the value of an unset variable of a shell.
-    """
+    """The globs of an option, none of which is empty, as the value of an unset variable of a shell is."""
     found = (globs,) if isinstance(globs, str) else tuple(globs)
     if "" in found:
         raise UsageError(Phrase(Argument.typed(option), " takes a glob of names, not an empty text"))
@@ -94,171 +82,97 @@ def checked_globs(option: str, globs: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class MoveRequest(NamedTuple):
-    """The options of a ``convert`` command.
+    """The options of a ``convert`` command."""
 
-    Attributes:
-        to: tag of the target for everything; None if only ``mapping`` is given.
-        mapping: pairs of source glob and destination tag; the first match applies.
-        keep: globs of tensor names that are not moved.
-        cast: whether a dtype that the target does not support is cast to the next smaller one.
-        rewrite_strings: whether device strings in configs are changed with their tensors.
-        remap: changes of keys, parts and dtypes.
-    """
-
-    to: str | None
-    mapping: tuple[tuple[str, str], ...] = ()
-    keep: tuple[str, ...] = ()
-    cast: bool = False
-    rewrite_strings: bool = False
-    remap: Remap = Remap()
+    to: str | None  # tag of the target for everything; None if only `mapping` is given
+    mapping: tuple[tuple[str, str], ...] = ()  # pairs of source glob and destination tag; the first match applies
+    keep: tuple[str, ...] = ()  # globs of tensor names that are not moved
+    cast: bool = False  # whether a dtype that the target does not support is cast to the next smaller one
+    rewrite_strings: bool = False  # whether device strings in configs are changed with their tensors
+    remap: Remap = Remap()  # changes of keys, parts and dtypes
 
 
 class StorageEdit(NamedTuple):
-    """A change of a storage's tag, dtype or both.
+    """A change of a storage's tag, dtype or both."""
 
-    Attributes:
-        storage: its key; for a tensor without a storage, the tensor's name.
-        names: tensors that view it.
-        source: old tag.
-        target: new tag.
-        nbytes: old size.
-        reason: the rule of the policy that decided.
-        cast: old and new dtype, or None.
-        sites: offsets of the operations that push the tag.
-        class_sites: offsets of the operations that push the storage class; used by a cast.
-    """
-
-    storage: str
-    names: tuple[str, ...]
-    source: str
-    target: str
-    nbytes: int
-    reason: str
-    cast: tuple[str, str] | None
-    sites: tuple[int, ...]
-    class_sites: tuple[int, ...]
+    storage: str  # its key; for a tensor without a storage, the tensor's name
+    names: tuple[str, ...]  # tensors that view it
+    source: str  # old tag
+    target: str  # new tag
+    nbytes: int  # old size
+    reason: str  # the rule of the policy that decided
+    cast: tuple[str, str] | None  # old and new dtype, or None
+    sites: tuple[int, ...]  # offsets of the operations that push the tag
+    class_sites: tuple[int, ...]  # offsets of the operations that push the storage class; used by a cast
 
 
 class Kept(NamedTuple):
-    """A tensor that is not moved although others are.
+    """A tensor that is not moved although others are."""
 
-    Attributes:
-        name: the tensor.
-        device: its device.
-        reason: the rule of the policy that decided.
-    """
-
-    name: str
-    device: str
-    reason: str
+    name: str  # the tensor
+    device: str  # its device
+    reason: str  # the rule of the policy that decided
 
 
 class FlagEdit(NamedTuple):
-    """A change of an option or a named device that follows the move of the tensors.
+    """A change of an option or a named device that follows the move of the tensors."""
 
-    Attributes:
-        where: path of the value.
-        source: old value, as text.
-        target: new value, as text.
-        reason: the rule of the policy that decided.
-        mention: the mention that is rewritten; None for a group flag.
-        site: offset of the operation that pushes a group flag; None for a mention.
-    """
-
-    where: str
-    source: str
-    target: str
-    reason: str
-    mention: Mention | None = None
-    site: int | None = None
+    where: str  # path of the value
+    source: str  # old value, as text
+    target: str  # new value, as text
+    reason: str  # the rule of the policy that decided
+    mention: Mention | None = None  # the mention that is rewritten; None for a group flag
+    site: int | None = None  # offset of the operation that pushes a group flag; None for a mention
 
 
 class Renamed(NamedTuple):
-    """A key that changes.
+    """A key that changes."""
 
-    Attributes:
-        where: path of the dict, or of the list of names, before the change.
-        source: old key.
-        target: new key.
-    """
-
-    where: str
-    source: str
-    target: str
+    where: str  # path of the dict, or of the list of names, before the change
+    source: str  # old key
+    target: str  # new key
 
 
 class Dropped(NamedTuple):
-    """A part that is left out.
+    """A part that is left out."""
 
-    Attributes:
-        name: its path.
-        tensors: number of tensors in it.
-        nbytes: their size in bytes.
-        reason: ``drop``, ``only``, ``as-root``, ``tied``, or ``compact`` for bytes that no tensor reaches.
-    """
-
-    name: str
-    tensors: int
-    nbytes: int
-    reason: str
+    name: str  # its path
+    tensors: int  # number of tensors in it
+    nbytes: int  # their size in bytes
+    reason: str  # `drop`, `only`, `as-root`, `tied`, or `compact` for bytes that no tensor reaches
 
 
 class Replaced(NamedTuple):
-    """An object that is replaced by a plain value.
+    """An object that is replaced by a plain value."""
 
-    Attributes:
-        where: its path.
-        source: full name of its class or function.
-        target: the plain type, for example ``dict``.
-    """
-
-    where: str
-    source: str
-    target: str
+    where: str  # its path
+    source: str  # full name of its class or function
+    target: str  # the plain type, for example `dict`
 
 
 class Trimmed(NamedTuple):
-    """A storage that is written only as far as its tensors reach.
+    """A storage that is written only as far as its tensors reach."""
 
-    Attributes:
-        storage: its key.
-        names: tensors that view it.
-        source_nbytes: size in bytes before.
-        nbytes: size in bytes after.
-    """
-
-    storage: str
-    names: tuple[str, ...]
-    source_nbytes: int
-    nbytes: int
+    storage: str  # its key
+    names: tuple[str, ...]  # tensors that view it
+    source_nbytes: int  # size in bytes before
+    nbytes: int  # size in bytes after
 
 
 class MovePlan(NamedTuple):
-    """All changes of a conversion.
+    """All changes of a conversion."""
 
-    Attributes:
-        request: the options of the command.
-        edits: storages that change.
-        kept: tensors that a rule of the policy keeps on their device.
-        flags: group flags, ``torch.device`` objects and strings that change.
-        inflates: keys of storages that are deflated in the source and stored uncompressed in the output.
-        renamed: keys that change.
-        dropped: parts that are left out.
-        replaced: objects that are replaced by plain values.
-        trimmed: storages that become smaller.
-        format: format of the output, if it is not that of the source; else None.
-    """
-
-    request: MoveRequest
-    edits: tuple[StorageEdit, ...] = ()
-    kept: tuple[Kept, ...] = ()
-    flags: tuple[FlagEdit, ...] = ()
+    request: MoveRequest  # the options of the command
+    edits: tuple[StorageEdit, ...] = ()  # storages that change
+    kept: tuple[Kept, ...] = ()  # tensors that a rule of the policy keeps on their device
+    flags: tuple[FlagEdit, ...] = ()  # group flags, `torch.device` objects and strings that change
+    #: keys of storages that are deflated in the source and stored uncompressed in the output
     inflates: tuple[str, ...] = ()
-    renamed: tuple[Renamed, ...] = ()
-    dropped: tuple[Dropped, ...] = ()
-    replaced: tuple[Replaced, ...] = ()
-    trimmed: tuple[Trimmed, ...] = ()
-    format: str | None = None
+    renamed: tuple[Renamed, ...] = ()  # keys that change
+    dropped: tuple[Dropped, ...] = ()  # parts that are left out
+    replaced: tuple[Replaced, ...] = ()  # objects that are replaced by plain values
+    trimmed: tuple[Trimmed, ...] = ()  # storages that become smaller
+    format: str | None = None  # format of the output, if it is not that of the source; else None
 
     @property
     def is_empty(self) -> bool:
@@ -272,17 +186,11 @@ class MovePlan(NamedTuple):
 
 
 class Unmatched(NamedTuple):
-    """An option that matches nothing in the checkpoint, usually a typo.
+    """An option that matches nothing in the checkpoint, usually a typo."""
 
-    Attributes:
-        option: name of the option.
-        glob: its pattern.
-        reason: clause that names existing values instead.
-    """
-
-    option: Literal["keep", "map"]
-    glob: str
-    reason: str
+    option: Literal["keep", "map"]  # name of the option
+    glob: str  # its pattern
+    reason: str  # clause that names existing values instead
 
     def __str__(self) -> str:
         """Return the option as the user types it, and the existing values."""

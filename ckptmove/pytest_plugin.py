@@ -52,11 +52,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 def _checkpoints(globs: list[str], config: pytest.Config) -> tuple[str, ...]:
-    """The paths that match the globs, and those of ``[tool.ckptmove]`` if ``--ckptmove`` has no value.
-
-    Raises:
-        pytest.UsageError: if none is configured, or the configuration is not usable.
-    """
+    """The paths that match the globs, and those of ``[tool.ckptmove]`` if ``--ckptmove`` has no value."""
     from ckptmove.cli.app import verify
     from ckptmove.cli.config import Config, load_config
     from ckptmove.cli.configured import settings_of
@@ -88,12 +84,7 @@ class CheckpointItem(pytest.Item):
     """The test of one checkpoint."""
 
     def runtest(self) -> None:
-        """Verify the checkpoint.
-
-        Raises:
-            CheckpointFailed: if ``verify`` exits with another code than 0.
-            KeyboardInterrupt: if it was interrupted.
-        """
+        """Verify the checkpoint."""
         from ckptmove.cli.app import app
         from ckptmove.cli.config import ALLOWS_CODE
         from ckptmove.cli.outcome import INTERRUPTED

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive, DamagedPickle, LimitExceeded, UneditablePickle
 from ckptmove.formats.contract import TORCH_SUFFIXES, Container
-from ckptmove.formats.merge_pickles import replace_values
 from ckptmove.formats.nested_streams import (
     find_streams,
     insert_streams,
     name_long_keys,
     opened_calls,
     shared_streams,
+    split_key,
 )
 from ckptmove.formats.pickle_outline import read_outlines
+from ckptmove.formats.replaced_values import replace_values
 from ckptmove.io.contracts import CopySegment
 from ckptmove.io.segments import length, shifted
 from ckptmove.model import ArchiveFact, Span
@@ -41,11 +42,7 @@ _AS_TEXT: Final = "tensors as text, the form of bytes in pickle protocols 0 to 2
 
 
 class BarePickle(Container):
-    """A file of ``pickle.dump``.
-
-    Attributes:
-        byteorder: byte order of the storage elements in the streams; ``little`` without any stream.
-    """
+    """A file of ``pickle.dump``, whose byte order is that of the streams in it; little-endian without any."""
 
     name = "pickle"
     no_devices_when_empty = "there is no tensor in the pickle, and so no device to rewrite"
@@ -135,13 +132,12 @@ class BarePickle(Container):
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """Find the bytes of the storages in the streams.
 
-        Args:
-            storages: every storage; its key is ``0:KEY``, with the place of its stream and its key there.
+        The key of a storage is ``0:KEY``, with the place of its stream and its key there.
         """
         own: list[list[StorageRef]] = [[] for _ in self._streams]
         facts: list[ArchiveFact] = []
         for storage in storages:
-            at, key = self._split(storage.key)
+            at, key = split_key(storage.key, len(self._streams))
             if at is None:
                 facts.append(ArchiveFact("missing-storage", storage.key, storage.nbytes))
             else:
@@ -163,7 +159,7 @@ class BarePickle(Container):
 
     def storage_span(self, key: str) -> Span | None:
         """Span of a storage's bytes in the source; None if they are missing, or written as text."""
-        place, inner = self._split(key)
+        place, inner = split_key(key, len(self._streams))
         if place is None or self._streams[place].string is None:
             return None
         stream = self._streams[place]
@@ -189,7 +185,7 @@ class BarePickle(Container):
         outer, *inner = _split_pickles(pickle)
         cast: dict[int | None, dict[str, tuple[str, str]]] = {}
         for name, dtypes in casts.items():
-            at, key = self._split(name)
+            at, key = split_key(name, len(self._streams))
             cast.setdefault(at, {})[key] = dtypes
         shared = shared_streams(self._streams, self._machine)
         new: dict[int, tuple[list[Segment], int]] = {}
@@ -205,15 +201,8 @@ class BarePickle(Container):
         rest = CopySegment(Span(self._outline.end, self.source.size))
         return *self._outline.expand(outer, new.get), rest
 
-    def _split(self, key: str) -> tuple[int | None, str]:
-        """The place of a stream, or None if there is no such stream, and the key of a storage in it."""
-        place, _, inner = key.partition(":")
-        known = place.isdecimal() and place.isascii() and int(place) < len(self._streams)
-        return int(place) if known else None, inner
-
 
 def _split_pickles(data: bytes) -> list[bytes]:
-    """Pickles that are stored one after the other."""
     pickles: list[bytes] = []
     begin = 0
     while begin < len(data):

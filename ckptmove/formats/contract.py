@@ -28,12 +28,7 @@ TORCH_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 
 
 class ReadOnlyFormat(Refused):
-    """A file would have to change, but its format is not written.
-
-    Attributes:
-        container: the format.
-        instead: what to do instead; may be empty.
-    """
+    """A file would have to change, but its format is not written. ``instead`` says what to do; it may be empty."""
 
     kind = "read-only-format"
 

@@ -27,11 +27,7 @@ _MOST_RUNS: Final = 4096
 
 
 def read_shard(call: Call) -> LocalShard:
-    """Read the part of a DTensor that a file holds.
-
-    Args:
-        call: the result of :func:`shard_call`.
-    """
+    """Read the part of a DTensor that a file holds, given the result of :func:`shard_call`."""
     _, _, wrapper, state = arguments(call).items
     spec = attributes(slots(state).get("_spec"))
     mesh = attributes(spec.get("mesh"))

@@ -41,11 +41,8 @@ def is_zlib(head: bytes) -> bool:
 def gunzipped(data: bytes, most: int) -> bytes | None:
     """The first bytes of a gzip file, decompressed; None if it is not a gzip file.
 
-    Members in a row count as one file, as in every gzip reader. Only the first 64 members are decompressed.
-
-    Args:
-        data: the start of the file; a member may be cut off.
-        most: maximum length of the result, in bytes.
+    Members in a row count as one file, as in every gzip reader. Only the first 64 members are decompressed, the last of
+    which may be cut off.
     """
     found = b""
     for _ in range(_GZIP_MEMBERS):
@@ -82,14 +79,9 @@ def decompressed(data: bytes, most: int) -> bytes:
 
 
 def runs_inside(source: ByteSource, head: bytes, limits: Limits, *, is_cut: bool) -> tuple[str, ...] | None:
-    """The dangerous names in the pickle inside of a file; None if it holds none.
+    """The dangerous names in the pickle inside of a file, of which the source may be the start; None without one.
 
     The pickle of an array is read whole, and only the start of a compressed one.
-
-    Args:
-        source: the bytes of the file.
-        limits: resource limits for reading the pickle.
-        is_cut: whether the file is longer than ``source``.
     """
     inner: ByteSource | None
     if head.startswith(NUMPY):

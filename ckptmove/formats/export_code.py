@@ -38,10 +38,9 @@ _METHODS: Final = frozenset({
 
 
 def called_names(expressions: Iterable[str], guards: Iterable[str], targets: Iterable[str]) -> tuple[str, ...]:
-    """Full names that are looked up or called, without torch's operators and the functions of shapes.
+    """Full names that are looked up or called, each once, without torch's operators and the functions of shapes.
 
-    Returns:
-        Each name once. ``builtins.eval`` replaces a text that is more than a calculation.
+    ``builtins.eval`` replaces a text that is more than a calculation.
     """
     found: dict[str, None] = {}
     for text in (*expressions, *guards):

@@ -31,27 +31,20 @@ _MOST_INDEX: Final = (1 << 15) - 1
 
 
 class ExportDevice:
-    """A device in the text.
-
-    Attributes:
-        tag: as ``torch.save`` would write it: ``cuda:0``.
-        is_value: whether it is in a tensor's metadata; otherwise it is a node's argument.
-        is_string: whether it is a string that may have another meaning: ``torch.autocast`` stores its device so.
-    """
+    """A device in the text; its tag is as ``torch.save`` would write it: ``cuda:0``."""
 
     __slots__ = ("is_string", "is_value", "tag")
 
     def __init__(self, kind: str, index: int | None, *, is_string: bool = False) -> None:
         self.tag = kind if index is None or (kind, index) == (_WITHOUT_INDEX, 0) else f"{kind}:{index}"
-        self.is_value = False
-        self.is_string = is_string
+        self.is_value = False  # whether it is in a tensor's metadata; otherwise it is a node's argument
+        self.is_string = is_string  # it may have another meaning: `torch.autocast` stores its device so
 
 
 class JsonBudget:
     """Limits on the memory for all records of one archive together."""
 
     def __init__(self, path: str, factor: int) -> None:
-        """Start with nothing counted."""
         self._path, self._factor = path, factor
         self._taken = {"bytes": 0, "values": 0}
 
@@ -66,21 +59,13 @@ class JsonBudget:
 
 
 class ExportJson:
-    """A JSON record.
-
-    Attributes:
-        name: name of the record.
-        text: its bytes.
-        value: its parsed value, with a :class:`ExportDevice` for each device.
-        devices: in the order of the text.
-        strings: the distinct strings under the keys ``expr_str`` and ``target``.
-    """
+    """A JSON record; its value has an :class:`ExportDevice` for each device."""
 
     def __init__(self, name: str, text: bytes, path: str, budget: JsonBudget) -> None:
-        """Parse a record."""
         self.name, self.text, self._path = name, text, path
         budget.take(values=sum(text.count(mark) for mark in (b"{", b"[", b",")))
-        self.devices: list[ExportDevice] = []
+        self.devices: list[ExportDevice] = []  # in the order of the text
+        #: The distinct strings under these keys.
         self.strings: dict[str, set[str]] = {"expr_str": set(), "target": set()}
         try:
             self.value: Any = json.loads(text.decode("utf-8"), object_pairs_hook=self._object, parse_constant=_refuse)
@@ -123,9 +108,8 @@ class ExportJson:
         return found
 
 
-def _is_device(text: bytes) -> bool:
-    """Whether a quoted string names a device."""
-    return is_device_string(text[1:-1].decode("utf-8", "replace"))
+def _is_device(quoted: bytes) -> bool:
+    return is_device_string(quoted[1:-1].decode("utf-8", "replace"))
 
 
 def _refuse(text: str) -> float:

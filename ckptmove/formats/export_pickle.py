@@ -18,17 +18,12 @@ _HOOKS: Final = b"ccollections\nOrderedDict\n)R"
 
 
 class ExportPickle:
-    """A pickle under construction.
-
-    Attributes:
-        data: its bytes so far.
-    """
+    """A pickle under construction."""
 
     def __init__(self) -> None:
         self.data = bytearray(b"\x80\x02")
 
     def text(self, text: str) -> None:
-        """Push a string."""
         raw = text.encode("utf-8", "surrogatepass")
         self.data += b"X" + struct.pack("<I", len(raw)) + raw
 
@@ -58,15 +53,7 @@ class ExportPickle:
         requires_grad: bool,
         is_parameter: bool,
     ) -> None:
-        """Push a dense tensor.
-
-        Args:
-            dtype: torch's name without ``torch.``.
-            numel: number of elements of the storage.
-            offset: of the tensor in the storage, in elements.
-            stride: its strides, in elements.
-            requires_grad: as saved.
-        """
+        """Push a dense tensor in a storage of ``numel`` elements."""
         storage = DTYPE_STORAGE.get(dtype)
         flag = b"\x88" if requires_grad else b"\x89"
         self.data += b"ctorch._utils\n_rebuild_parameter\n(" if is_parameter else b""

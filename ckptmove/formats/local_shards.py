@@ -48,7 +48,6 @@ class LocalShard(NamedTuple):
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Shape of the local tensor."""
         return tuple(sum(end - first for first, end in axis) for axis in self.runs)
 
     def boxes(self) -> Iterator[tuple[Chunk, tuple[int, ...]]]:

@@ -45,12 +45,7 @@ _ITEM_BYTES: Final[dict[str, int]] = {
 
 
 class ModelJson(TorchScript):
-    """A module of ``torch.jit.save`` before 1.3.
-
-    Attributes:
-        byteorder: byte order of the storage elements.
-        torch_version: version of torch in ``model.json``.
-    """
+    """A module of ``torch.jit.save`` before 1.3; ``model.json`` names the version of torch."""
 
     _main = _LIST
     _own_pickles = (_LIST,)
@@ -63,7 +58,6 @@ class ModelJson(TorchScript):
         return (cls if is_listed else TorchScript)(source, cast("ZipDirectory", directory), limits)
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
-        """Read ``model.json``."""
         super().__init__(source, directory, limits)
         stored = {f"tensors/{key}": record for key, record in self._within("tensors/").items()}
         self._storages = {key: record.place for key, record in stored.items()}

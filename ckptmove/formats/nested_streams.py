@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import DamagedArchive, DamagedPickle
-from ckptmove.formats.merge_pickles import merge, replace_nodes
+from ckptmove.formats.replaced_values import replace_nodes
 from ckptmove.formats.torch_legacy import TorchLegacy
 from ckptmove.formats.torch_zip import TorchZip
 from ckptmove.formats.zip_archive.headers import LOCAL_SIGNATURE
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import ByteSource
     from ckptmove.limits import Limits
     from ckptmove.pickles.state import Machine
-    from ckptmove.pickles.tree import Persistent, Value
+    from ckptmove.pickles.tree import Value
 
 LOADER: Final = "torch.storage._load_from_bytes"
 _ENCODE: Final = "_codecs.encode"
-_KEY_FIELD: Final = 2
 #: POP and POP_MARK.
 _DROPPING: Final = frozenset(b"01")
 
@@ -67,12 +66,8 @@ def find_streams(root: Value, outline: PickleOutline, source: ByteSource, limits
 def insert_streams(machine: Machine, streams: tuple[NestedStream, ...], limits: Limits) -> None:
     """Read the object pickles of the streams, and replace the calls that load them by their trees.
 
-    Afterwards the machine's ``data`` holds all pickles one after the other, and every start is an offset in it.
-
-    Args:
-        machine: has read the outline; it is changed.
-        streams: the streams in it. The keys of their storages get the stream's index and a colon as a prefix.
-        limits: resource limits for reading each pickle.
+    Afterwards the data of the machine, which has read the outline, holds all pickles one after the other, and every
+    start is an offset in it. The keys of storages get the index of their stream and a colon as a prefix.
     """
     pickles = [machine.data, *(stream.container.object_pickle() for stream in streams)]
     machine.data = b"".join(pickles)
@@ -84,32 +79,32 @@ def insert_streams(machine: Machine, streams: tuple[NestedStream, ...], limits: 
         if inner.end != begin + len(pickles[place + 1]):
             raise DamagedArchive(stream.container.source.path, "unexpected bytes after the pickle of a tensor")
         for persistent in inner.persistents:
-            _rename(persistent, place)
+            persistent.prefix_key(f"{place}:")  # a key is an address, which several streams may use
         roots[id(stream.call)] = inner.root
-        merge(machine, inner)
+        machine.merge(inner)
         if isinstance(stream.container, TorchLegacy):
             machine.note_names(stream.container.around)
         begin = inner.end
     replace_nodes(machine, roots)
 
 
-def opened_calls(machine: Machine) -> frozenset[str]:
-    """The loader of streams, if all calls of it were found and read; else nothing.
+def split_key(key: str, count: int) -> tuple[int | None, str]:
+    """The index of a stream, None if it is none of this number, and the key of a storage in it."""
+    place, colon, inner = key.partition(":")
+    is_known = bool(colon) and place.isdecimal() and place.isascii() and int(place) < count
+    return int(place) if is_known else None, inner
 
-    Args:
-        machine: the machine after :func:`insert_streams`. A call that an opcode drops from the stack is in no tree.
-    """
+
+def opened_calls(machine: Machine) -> frozenset[str]:
+    """The loader of streams, if all calls of it were found and read by :func:`insert_streams`; else nothing."""
+    # A call that an opcode drops from the stack is in no tree.
     calls = (type(node) is Global and node.full_name == LOADER for node in nodes(machine.root))
     is_opened = machine.foreign.keys().isdisjoint(_DROPPING) and not any(calls)
     return frozenset({LOADER}) if is_opened else frozenset()
 
 
 def shared_streams(streams: tuple[NestedStream, ...], machine: Machine) -> frozenset[int]:
-    """Indices of the streams whose bytes, or arguments, are read through the memo: for example as a key of a dict.
-
-    Args:
-        streams: result of :func:`find_streams`.
-    """
+    """Indices of the streams whose bytes, or arguments, are read through the memo: for example as a key of a dict."""
     read = frozenset(machine.reads)  # a ``str`` of Python 2
     return frozenset(
         place
@@ -121,8 +116,7 @@ def shared_streams(streams: tuple[NestedStream, ...], machine: Machine) -> froze
 def name_long_keys(root: Value, outline: PickleOutline) -> dict[int, tuple[str, int]]:
     """Rename dict keys that are long strings: their index and length replace the placeholder of the outline.
 
-    Returns:
-        each new name and the index of its string, by the id of the name: another string may equal it.
+    Returns each new name and the index of its string, by the id of the name: another string may equal it.
     """
     names: dict[int, tuple[str, int]] = {}
     tuples: dict[int, tuple[Tuple, Tuple]] = {}  # one may be a key of many dicts; keeping it alive keeps its id unique
@@ -181,13 +175,4 @@ def _encoded(call: Call, outline: PickleOutline, source: ByteSource) -> bytes:
 
 
 def _text_of(call: Call) -> Value:
-    """The text that a call encodes."""
     return call.args.items[0] if type(call.args) is Tuple and call.args.items else None
-
-
-def _rename(node: Persistent, place: int) -> None:
-    """Add the stream's index to a storage key: the key is an address, which several streams may use."""
-    pid = node.pid
-    if type(pid) is Tuple and len(pid.items) > _KEY_FIELD and type(pid.items[_KEY_FIELD]) is str:
-        key = f"{place}:{pid.items[_KEY_FIELD]}"
-        node.pid = Tuple((*pid.items[:_KEY_FIELD], key, *pid.items[_KEY_FIELD + 1 :]), pid.starts)

@@ -37,10 +37,7 @@ def new_torch_file(
 ) -> tuple[Segment, ...]:
     """Segments of a file that ``torch.load`` reads, also with ``mmap=True``.
 
-    Args:
-        folder: folder of the records in the archive. torch takes the stem of the file's name.
-        pickle: the object pickle, of protocol 2 for ``weights_only=True``.
-        byteorder: of their elements, ``little`` or ``big``.
+    torch names the folder by the stem of the file's name. The pickle needs protocol 2 for ``weights_only=True``.
     """
     return new_archive(folder, _records(pickle, storages, byteorder), _ALIGNMENT)
 

@@ -128,12 +128,7 @@ def container_of(source: ByteSource, limits: Limits) -> Container:
 
 
 def recognise(source: ByteSource, *, is_cut: bool = False) -> str:
-    """The name of the format of a file.
-
-    Args:
-        source: its bytes.
-        is_cut: whether they are only the start of the file.
-    """
+    """The name of the format of a file, of which the source may be only the start."""
     return _examine(source, Limits(), is_cut=is_cut)[0]
 
 
@@ -154,11 +149,6 @@ def _examine(source: ByteSource, limits: Limits, *, is_cut: bool = False) -> tup
     return name, directory
 
 
-def _is_tar_in_gzip(head: bytes) -> bool:
-    """Whether a file with this head is a tar archive compressed with gzip."""
-    return is_header(gunzipped(head, BLOCK) or b"")
-
-
 def _refuse_others(start: _Start) -> None:
     """Raise NotACheckpoint if the file has the signature of another format, and is no pickle."""
     head, path = start.head, start.source.path
@@ -172,7 +162,7 @@ def _refuse_others(start: _Start) -> None:
     runs = None
     if found in _ENCLOSING:
         runs = runs_inside(start.source, head, start.limits, is_cut=start.is_cut)
-    raise NotACheckpoint(path, f"a tar archive in {found}" if _is_tar_in_gzip(head) else found, runs)
+    raise NotACheckpoint(path, f"a tar archive in {found}" if is_header(gunzipped(head, BLOCK) or b"") else found, runs)
 
 
 def _is_torchscript(start: _Start) -> bool:
@@ -188,10 +178,6 @@ def _is_torchscript(start: _Start) -> bool:
     return not _SCRIPT_RECORDS.isdisjoint(inside) or (
         "data.pkl" in inside and any(name.startswith("code/") for name in inside)
     )
-
-
-def _is_torch_export(start: _Start) -> bool:
-    return start.directory is not None and export_form(start.names) is not None
 
 
 def _is_torch_zip(start: _Start) -> bool:
@@ -225,14 +211,6 @@ def _is_torch_tar(start: _Start) -> bool:
     raise ArchiveOfFiles(start.source.path, "a tar archive", "tar")
 
 
-def _is_safetensors(start: _Start) -> bool:
-    return start.head[8:9] == b"{" and int.from_bytes(start.head[:8], "little") <= _MOST_HEADER_BYTES
-
-
-def _is_torch_legacy(start: _Start) -> bool:
-    return any(0 <= start.head.find(magic) < _LEGACY_WITHIN for magic in _LEGACY)
-
-
 def _is_distributed(start: _Start) -> bool:
     if start.directory is not None:
         return True
@@ -262,11 +240,13 @@ def _describe(head: bytes) -> str:
 #: Signature of each format, by its name, in the order of the comparison.
 SIGNATURES: Final[dict[str, Callable[[_Start], bool]]] = {
     "torchscript": _is_torchscript,
-    "torch-export": _is_torch_export,
+    "torch-export": lambda start: start.directory is not None and export_form(start.names) is not None,
     "torch-zip": _is_torch_zip,
     "torch-tar": _is_torch_tar,
-    "safetensors": _is_safetensors,
-    "torch-legacy": _is_torch_legacy,
+    "safetensors": lambda start: (
+        start.head[8:9] == b"{" and int.from_bytes(start.head[:8], "little") <= _MOST_HEADER_BYTES
+    ),
+    "torch-legacy": lambda start: any(0 <= start.head.find(magic) < _LEGACY_WITHIN for magic in _LEGACY),
     "dcp": _is_distributed,
     "pickle": _is_pickle,
 }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.pickles.state import Machine
 
-    #: New bytes of a long string in the output, or None to keep the old.
+    #: New bytes of a long string in the output by its index, as segments and their number; None keeps the old ones.
     Contents: TypeAlias = Callable[[int], "tuple[Sequence[Segment], int] | None"]
 
 _WINDOW: Final = 1 << 16
@@ -85,13 +85,7 @@ class PickleOutline(NamedTuple):
             yield place, match.start() - _WIDTHS[self.strings[place].opcode] - 1, match.end()
 
     def expand(self, data: bytes, contents: Contents) -> list[Segment]:
-        """Segments of the file for an outline.
-
-        Args:
-            data: this outline's ``data``, edited or not.
-            contents: returns the new bytes of a long string by its index, as segments and their number; None keeps
-                the old ones.
-        """
+        """Segments of the file for this outline's ``data``, edited or not."""
         changes: list[tuple[int, int, list[Segment]]] = []
         starts: list[int] = []
         growth = [0]
@@ -178,7 +172,6 @@ class _Reader:
         return self._with_marks(data, b"0" * 2 * _HASH_BYTES)
 
     def start_next(self) -> None:
-        """Start with the next pickle."""
         del self._data[: self._at]
         self._at = 0
         self._strings, self._places, self._frames = [], [], []
@@ -202,7 +195,6 @@ class _Reader:
         return code == STOP
 
     def outline(self) -> PickleOutline:
-        """The outline of the pickle that has ended."""
         end, data = self.offset, self._data[: self._at]
         # No file can contain its own hash.
         marks = hashlib.sha256(data).hexdigest()[: 2 * _HASH_BYTES].encode()

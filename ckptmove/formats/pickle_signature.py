@@ -47,12 +47,7 @@ _BLANK: Final = b" \t\r\n\0"
 
 
 def is_pickle(source: ByteSource, head: bytes, *, is_cut: bool = False) -> bool:
-    """Whether ``pickle.load`` would read the bytes of a file, or run some of them before it fails.
-
-    Args:
-        source: its bytes.
-        is_cut: whether the file is longer than ``source``.
-    """
+    """Whether ``pickle.load`` would read a file, of which the source may be only the start, or run some of it."""
     if head.startswith(_PROTO):
         return True
     is_called, end = _walk(head)
@@ -106,9 +101,6 @@ def may_be_pickle(head: bytes, size: int) -> bool:
     """Whether a file could be a pickle: its first bytes are operations that fit the stack, up to STOP or their end.
 
     A persistent id comes first in no pickle that a loader reads to its end.
-
-    Args:
-        head: the first bytes of the file.
     """
     from ckptmove.pickles.machine import interpret
 

@@ -28,13 +28,7 @@ if TYPE_CHECKING:
 
 
 def rebuild_call(name: str, dtype: str, shape: tuple[int, ...], *, requires_grad: bool = False) -> Call:
-    """The call that rebuilds a contiguous tensor; its storage has the same name.
-
-    Args:
-        name: name of the tensor and of its storage.
-        dtype: torch's name without ``torch.``.
-        requires_grad: as saved.
-    """
+    """The call that rebuilds a contiguous tensor; its storage has the same name."""
     storage = DTYPE_STORAGE.get(dtype)
     numel = prod(shape)
     count = numel if storage else numel * ITEM_BYTES[dtype]
@@ -49,12 +43,7 @@ def rebuild_call(name: str, dtype: str, shape: tuple[int, ...], *, requires_grad
 
 
 def table_machine(rows: Rows, limits: Limits, nbytes: int) -> Machine:
-    """A machine with the tree of a state_dict.
-
-    Args:
-        limits: resource limits for reading it.
-        nbytes: size of the table, which limits the walks over the tree.
-    """
+    """A machine with the tree of a state_dict; the size of the table limits the walks over the tree."""
     flat: list[Value] = []
     for name, dtype, shape in rows:
         flat += name, rebuild_call(name, dtype, shape)
@@ -66,8 +55,7 @@ def plain_table_machine(rows: Rows, limits: Limits, nbytes: int) -> Machine:
     flat: list[Value] = []
     storages: list[Persistent] = []
     for name, dtype, shape in rows:
-        form = _plain_form(dtype, shape)
-        stored, numel, size, stride, nbytes_of_one = form
+        stored, numel, size, stride, nbytes_of_one = _plain_form(dtype, shape)
         storage = PlainStorage(StorageRef(name, NO_DEVICE, stored, numel, nbytes_of_one, (), ()))
         storages.append(storage)
         flat += name, PlainTensor(storage, 0, size, stride, dtype=dtype, requires_grad=False)

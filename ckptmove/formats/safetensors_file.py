@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from ckptmove.errors import DamagedArchive, LimitExceeded, UnsupportedContainer
 from ckptmove.formats.contract import Container
@@ -74,21 +74,12 @@ class _Row(NamedTuple):
     end: int  # offset after its last byte
 
 
-class _Form(NamedTuple):
-    """What the dtype and the shape of a row mean in torch."""
-
-    dtype: str  # torch's name
-    shape: tuple[int, ...]  # sizes of the tensor
-    nbytes: int | None  # length of its bytes; None if the row has no whole number of bytes
+#: What the dtype and the shape of a row mean in torch, and their length in bytes; None if that is no whole number.
+_Form: TypeAlias = tuple[str, tuple[int, ...], int | None]
 
 
 class SafetensorsFile(Container):
-    """A file of ``safetensors.torch.save_file``.
-
-    Attributes:
-        byteorder: always ``little``.
-        producer: the ``format`` in its metadata; ``pt`` for torch.
-    """
+    """A file of ``safetensors.torch.save_file``, which is little-endian."""
 
     name = "safetensors"
     has_devices = False
@@ -103,7 +94,6 @@ class SafetensorsFile(Container):
         return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
-        """Read the header."""
         self.source = source
         self.limits = limits
         length = int.from_bytes(source.read(0, _LENGTH_BYTES), "little")
@@ -132,8 +122,8 @@ class SafetensorsFile(Container):
     def _tensors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         """Name, dtype and shape of each tensor, as in torch."""
         for name, row in self._rows.items():
-            form = self._form(name, row)
-            yield name, form.dtype, form.shape
+            dtype, shape, _ = self._form(name, row)
+            yield name, dtype, shape
 
     def object_pickle(self) -> bytes:
         """Empty: the format has no pickle."""
@@ -209,12 +199,11 @@ class SafetensorsFile(Container):
         is_long = len(row.shape) > _MOST_AXES
         if is_long or not _ALL_INT.issuperset(map(type, (*row.shape, row.start, row.end))):  # True equals 1
             raise self._damage(f"a size or an offset of tensor {name[:40]!r} is invalid")
-        if self._form(name, row).nbytes != row.end - row.start:
+        if self._form(name, row)[2] != row.end - row.start:
             raise self._damage(f"tensor {name[:40]!r} has {row.end - row.start} bytes, which do not match its shape")
 
     def _form(self, name: str, row: _Row) -> _Form:
-        """The form of a row; most rows have that of another."""
-        return self._forms.get((row.dtype, row.shape)) or self._new_form(name, row)
+        return self._forms.get((row.dtype, row.shape)) or self._new_form(name, row)  # most have that of another row
 
     def _new_form(self, name: str, row: _Row) -> _Form:
         shape = row.shape
@@ -230,13 +219,13 @@ class SafetensorsFile(Container):
             shape = (*shape[:-1], shape[-1] // numbers)
         if len(self._forms) > _MOST_FORMS:
             self._forms.clear()
-        form = self._forms[row.dtype, row.shape] = _Form(dtype, shape, nbytes if is_whole else None)
+        form = self._forms[row.dtype, row.shape] = dtype, shape, nbytes if is_whole else None
         return form
 
     def _check_cover(self) -> None:
         """Raise DamagedArchive unless every byte after the header belongs to exactly one tensor."""
         position = 0
-        for name, row in sorted(self._rows.items(), key=_place):
+        for name, row in sorted(self._rows.items(), key=lambda item: (item[1].start, item[1].end)):
             if row.start != position:
                 what = "overlaps the one before it" if row.start < position else "has a hole before it"
                 raise self._damage(f"tensor {name[:40]!r} {what}")
@@ -256,10 +245,6 @@ def _count(raw: bytes) -> tuple[int, int]:
     structure = unescaped.translate(None, _NOT_STRUCTURE)
     runs = _RUN.finditer(structure.replace(b'""', b""))
     return sum(len(run[1] or b"") for run in runs), structure.count(b'"') // 2
-
-
-def _place(item: tuple[str, _Row]) -> tuple[int, int]:
-    return item[1].start, item[1].end
 
 
 def _object(pairs: list[tuple[str, Any]]) -> _Row | dict[str, Any]:

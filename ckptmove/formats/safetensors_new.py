@@ -42,7 +42,6 @@ class NewTensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
         return sum(map(length, self.segments))
 
 
@@ -60,15 +59,7 @@ def obstacle(name: str, dtype: str, shape: tuple[int, ...]) -> str:
 
 
 def new_safetensors(tensors: Sequence[NewTensor], metadata: Mapping[str, str]) -> tuple[Segment, ...]:
-    """Lay out a file.
-
-    Args:
-        tensors: the tensors, in any order; :func:`obstacle` is empty for each.
-        metadata: the strings of ``__metadata__``.
-
-    Returns:
-        Segments of the file from its first byte to its last.
-    """
+    """Segments of a new file, from its first byte to its last; :func:`obstacle` is empty for each of the tensors."""
     rows: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     segments: list[Segment] = []
     end = 0

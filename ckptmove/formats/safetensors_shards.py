@@ -101,12 +101,7 @@ def chunk_offsets(notes: Mapping[str, str], path: str) -> Mapping[str, object]:
 
 
 def chunk_at(name: str, shape: tuple[int, ...], offsets: Mapping[str, object], path: str) -> Chunk:
-    """The chunk of a tensor in a shard; without metadata it begins at the first element.
-
-    Args:
-        offsets: as of :func:`chunk_offsets`.
-        path: path of the shard, for errors.
-    """
+    """The chunk of a tensor in a shard, by :func:`chunk_offsets`; without them it begins at the first element."""
     if not offsets:
         return Chunk((0,) * len(shape), shape)
     match offsets.get(name):
@@ -117,21 +112,12 @@ def chunk_at(name: str, shape: tuple[int, ...], offsets: Mapping[str, object], p
 
 
 class SafetensorsShards(SafetensorsFile):
-    """The shards of one folder as one table of tensors.
-
-    Attributes:
-        tensors: the tensors by name.
-    """
+    """The shards of one folder as one table of tensors."""
 
     def __init__(
         self, path: str, files: Iterable[str], pieces: Mapping[str, Sequence[ShardPiece]], limits: Limits
     ) -> None:
-        """Assemble the table.
-
-        Args:
-            pieces: chunks of each tensor, by name.
-            limits: resource limits for reading it.
-        """
+        """Assemble the table from the chunks of each tensor, by name."""
         self.source, self.limits = MemorySource(path, b""), limits
         self.tensors = {name: _assembled(name, own, path) for name, own in pieces.items()}
         self._facts = tuple(_absent(self.tensors, files, path))

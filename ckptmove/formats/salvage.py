@@ -47,30 +47,22 @@ _STORAGE: Final = re.compile(r"(?:.*/)?(?:data|constants|tensors)/\d+")
 
 
 class Salvage:
-    """Reads bytes as every loader would.
-
-    Attributes:
-        machine: holds the names; of a damaged pickle, only the dangerous ones before the damage.
-        found: what the sources are to a reader: ``a zip archive``, ``a tar archive``, ``a pickle`` with imports.
-        unread: name and size of what was not read, because it is nested too deeply or too large, or is one of too many.
-            The name of a record begins with those of the archives around it.
-    """
+    """Reads bytes as every loader would."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits._replace(string_bytes=min(limits.string_bytes, _LINE_BYTES))
         self._records = limits.factor * _MOST_RECORDS
         self._inflated = limits.factor * _MOST_INFLATED
+        #: Holds the names; of a damaged pickle, only the dangerous ones before the damage.
         self.machine = Machine(b"", limits)
+        #: What the sources are to a reader: ``a zip archive``, ``a tar archive``, ``a pickle`` with imports.
         self.found: dict[str, None] = {}
+        #: Name and size of what was not read, because it is nested too deeply or too large, or is one of too many. The
+        #: name of a record begins with those of the archives around it.
         self.unread: dict[str, int] = {}
 
     def read(self, source: ByteSource, name: str) -> None:
-        """Note the names in a source, and what it is.
-
-        Args:
-            source: the bytes.
-            name: their name in ``unread``.
-        """
+        """Note the names in a source, and what it is; it has this name in ``unread``."""
         self.found |= self._read(source, name, _DEPTH)
 
     def _read(self, source: ByteSource, name: str, depth: int) -> dict[str, None]:
@@ -113,7 +105,9 @@ class Salvage:
         array = of_objects(source) if head.startswith(NUMPY) else None
         if array is not None:
             self._read_pickles(array, name)
-        if not _imports_nothing(source) and may_be_pickle(head, source.size):
+        # A fast answer for the small pickles of torch's C++ code.
+        is_small = not source.is_remote and source.size <= _SMALL
+        if not (is_small and imports_nothing(source.read(0, source.size))) and may_be_pickle(head, source.size):
             self._read_pickles(source, name)
         return self._known != known
 
@@ -170,16 +164,7 @@ class Salvage:
             part, own_depth = PartSource(source, record.span), None if record.is_inside else depth
             yield part, record.name, own_depth
             if record.is_deflated:
-                data = self._inflate(part)
+                data = inflated(part, self._inflated)
+                self._inflated -= len(data)
                 if data:
                     yield MemorySource(source.path, data), record.name, own_depth
-
-    def _inflate(self, part: PartSource) -> bytes:
-        data = inflated(part, self._inflated)
-        self._inflated -= len(data)
-        return data
-
-
-def _imports_nothing(source: ByteSource) -> bool:
-    """Whether a source is small, and its pickle imports nothing: a fast answer for the pickles of torch's C++ code."""
-    return not source.is_remote and source.size <= _SMALL and imports_nothing(source.read(0, source.size))

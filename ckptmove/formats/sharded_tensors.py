@@ -25,11 +25,7 @@ _MOST_RANKS: Final = 1 << 16
 
 
 def read_shard(call: Call) -> LocalShard:
-    """Read the part of a ShardedTensor that a file holds.
-
-    Args:
-        call: the result of :func:`shard_call`.
-    """
+    """Read the part of a ShardedTensor that a file holds, given the result of :func:`shard_call`."""
     _, metadata, group, *_ = items(call.arguments[3])
     whole, process = attributes(metadata), attributes(group)
     shape = sizes(whole.get("size"))
@@ -67,7 +63,6 @@ def _only_shard(call: Call) -> Mapping[str, Value]:
 
 
 def _chunk(metadata: Value) -> Chunk:
-    """The place that a ``ShardMetadata`` describes."""
     own = _slots(metadata)
     return Chunk(sizes(own.get("shard_offsets")), sizes(own.get("shard_sizes")))
 

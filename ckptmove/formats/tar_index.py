@@ -66,10 +66,7 @@ class TarMember(NamedTuple):
 
 
 def read_members(source: ByteSource, limits: Limits) -> tuple[TarMember, ...]:
-    """List the members in the order of the archive.
-
-    Arguments and errors as of :func:`iterate_members`.
-    """
+    """List the members in the order of the archive."""
     return read_to_end(source, limits)[0]
 
 
@@ -79,10 +76,7 @@ def read_to_end(source: ByteSource, limits: Limits) -> tuple[tuple[TarMember, ..
     POSIX ends an archive with two blocks of zeros. GNU tar warns if there is only one, and accepts an archive without
     any, as ``tarfile`` does: an archive cut off between two members only looks shorter. One block is an end here.
 
-    Arguments and errors as of :func:`iterate_members`.
-
-    Returns:
-        The members, and the number of bytes missing from the block of zeros after them; 0 if the block is complete.
+    Returns the members, and the number of bytes missing from the block of zeros after them.
     """
     ends: list[int] = []
 
@@ -94,12 +88,7 @@ def read_to_end(source: ByteSource, limits: Limits) -> tuple[tuple[TarMember, ..
 
 
 def iterate_members(source: ByteSource, limits: Limits) -> Generator[TarMember, None, int]:
-    """Iterate over the members up to the first block of zeros or the end of the file; return its offset.
-
-    Args:
-        source: the archive, not compressed.
-        limits: resource limits for reading it; ``entries`` limits the number of members.
-    """
+    """Iterate over the members up to the first block of zeros or the end of the file; return its offset."""
     extensions: dict[bytes, bytes] = {}
     start = position = count = 0
     while (info := _read_header(source, position)) is not None:

@@ -31,13 +31,6 @@ _COUNT_BYTES: Final = 8
 _VIEW_FIELDS: Final = 4
 
 
-class TarPickle(NamedTuple):
-    """One of the pickles in the members."""
-
-    data: bytes  # its bytes
-    span: Span  # their span in the file
-
-
 class TarStorage(NamedTuple):
     """A storage; its pickle is ``(key, location, class)``."""
 
@@ -71,7 +64,7 @@ class StorageTable(NamedTuple):
     """Contents of the member ``storages``."""
 
     #: all of its pickles, in order: the number of storages, one for each, and the list of views.
-    pickles: tuple[TarPickle, ...]
+    pickles: tuple[bytes, ...]
     storages: tuple[TarStorage, ...]
     views: tuple[TarView, ...]
     rest: int  # number of bytes after the last pickle
@@ -80,20 +73,16 @@ class StorageTable(NamedTuple):
 class TensorTable(NamedTuple):
     """Contents of the member ``tensors``."""
 
-    pickles: tuple[TarPickle, ...]  # all of its pickles, in order: the number of tensors, and one for each
+    pickles: tuple[bytes, ...]  # all of its pickles, in order: the number of tensors, and one for each
     tensors: tuple[TarTensor, ...]
     rest: int  # number of bytes after the last tensor
 
 
 class MemberReader:
-    """Reads a member from its beginning, pickle by pickle.
-
-    Attributes:
-        pickles: the pickles so far.
-    """
+    """Reads a member from its beginning, pickle by pickle."""
 
     def __init__(self, source: ByteSource, member: TarMember, limits: Limits) -> None:
-        self.pickles: list[TarPickle] = []
+        self.pickles: list[bytes] = []
         self._source = PartSource(source, member.span)
         self._member = member
         self._limits = limits
@@ -109,7 +98,8 @@ class MemberReader:
     def read_pickle(self) -> bytes:
         """Read the next pickle without interpreting it."""
         data = read_pickle(self._source, self._position, self._limits)
-        self.pickles.append(TarPickle(data, self.skip(len(data))))
+        self.pickles.append(data)
+        self._position += len(data)
         return data
 
     def read_value(self) -> Value:
@@ -148,7 +138,6 @@ class MemberReader:
         return value
 
     def read_raw(self, nbytes: int) -> bytes:
-        """Read the next bytes."""
         if nbytes > self.rest:
             raise self.damage("it ends too early")
         begin = self._position
@@ -164,11 +153,7 @@ class MemberReader:
         return Span(begin, begin + nbytes)
 
     def damage(self, detail: str, runs: tuple[str, ...] = ()) -> DamagedArchive:
-        """An error about the member.
-
-        Args:
-            runs: dangerous names in the current pickle; those of the pickles before it are added.
-        """
+        """An error about the member, with the dangerous names in its pickles so far and in the current one."""
         runs = (*self._runs, *runs)
         return DamagedArchive(self._source.path, f"member '{self._member.name}': {detail}", runs=runs)
 

@@ -19,7 +19,7 @@ from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.formats.export_code import called_names
 from ckptmove.formats.export_json import ExportDevice, ExportJson, JsonBudget
 from ckptmove.formats.export_pickle import ExportPickle
-from ckptmove.formats.nested_streams import NestedStream, insert_streams, open_stream
+from ckptmove.formats.nested_streams import NestedStream, insert_streams, open_stream, split_key
 from ckptmove.formats.torch_zip import TorchZip
 from ckptmove.formats.zip_archive.index import DEFLATED, STORED
 from ckptmove.formats.zip_archive.names import EXPORT_RECORD, export_form
@@ -70,12 +70,7 @@ class _Payload(NamedTuple):
 
 
 class TorchExport(TorchZip):
-    """A program of ``torch.export.save``, or several of ``package_pt2``.
-
-    Attributes:
-        byteorder: byte order of the storage elements.
-        torch_version: version of torch in the graph.
-    """
+    """A program of ``torch.export.save``, or several of ``package_pt2``; the graph names the version of torch."""
 
     name = "torch-export"
     is_torch_save = False
@@ -158,13 +153,12 @@ class TorchExport(TorchZip):
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """Problems with the records of the storages, and weights on another device than their graph expects.
 
-        Args:
-            storages: every storage; in a pickle, its key is ``0:KEY``, with the place of the pickle and its key there.
+        In a pickle, the key of a storage is ``0:KEY``, with the place of the pickle and its key there.
         """
         inner: list[list[StorageRef]] = [[] for _ in self._streams]
         own: list[StorageRef] = []
         for storage in storages:
-            place, key = self._split(storage.key)
+            place, key = split_key(storage.key, len(self._streams))
             if place is None:
                 own.append(storage)
             else:
@@ -180,7 +174,7 @@ class TorchExport(TorchZip):
         return {*self._storages.values(), *(record.place for record in self._stream_records.values()), *opaque}
 
     def storage_span(self, key: str) -> Span | None:
-        place, inner = self._split(key)
+        place, inner = split_key(key, len(self._streams))
         if place is None:
             return super().storage_span(key)
         stream = self._streams[place]
@@ -352,12 +346,6 @@ class TorchExport(TorchZip):
             machine.globals |= dict.fromkeys(found.globals, 0)
             machine.runs |= found.runs
 
-    def _split(self, key: str) -> tuple[int | None, str]:
-        """The place of a pickle, or None if there is no such pickle, and the key of a storage in it."""
-        place, colon, inner = key.partition(":")
-        known = bool(colon) and place.isdecimal() and place.isascii() and int(place) < len(self._streams)
-        return int(place) if known else None, inner
-
     def _pickle_records(self, pickle: bytes) -> dict[int, NewRecord]:
         """Raise ReadOnlyFormat: a graph and its operators may be bound to a device in places that no plan knows."""
         raise ReadOnlyFormat(self.source.path, self.name, self.unwritten_hint)
@@ -374,7 +362,6 @@ def _inputs(graph: ExportJson) -> Iterator[tuple[str, str]]:
 
 
 def _tag(meta: dict[str, Any]) -> str:
-    """The device in the metadata of a tensor."""
     device = meta["device"]
     if type(device) is not ExportDevice:
         raise TypeError

@@ -40,10 +40,8 @@ _WINDOW: Final = 1 << 12
 class TorchLegacy(Container):
     """A checkpoint of ``torch.save`` before 1.6, or with ``_use_new_zipfile_serialization=False``.
 
-    Attributes:
-        around: a machine with the names in the four small pickles, which torch.load runs too.
-        byteorder: always ``little``: torch writes and reads the storages of a stream in little-endian order on every
-            machine, and ignores the byte order in the third pickle.
+    torch writes and reads the storages of a stream in little-endian order on every machine, and ignores the byte order
+    in the third pickle.
     """
 
     name = "torch-legacy"
@@ -56,11 +54,10 @@ class TorchLegacy(Container):
         return cls(source, limits)
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
-        """Read the five pickles."""
         self.source = source
         self.limits = limits
         self._position = 0
-        self.around = Machine(b"", limits)
+        self.around = Machine(b"", limits)  # has the names in the four small pickles, which torch.load runs too
         for what, wanted in (("magic number", MAGIC), ("protocol version", _PROTOCOL)):
             value = self._read_value(what)
             if value != wanted and not isinstance(value, MADE):
@@ -96,14 +93,8 @@ class TorchLegacy(Container):
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """Find the bytes of the storages: each starts at the end of the one before it.
 
+        A storage that the object pickle does not name cannot be skipped: only the pickle has the size of its elements.
         The machine of :meth:`read` also gets the names in pickles after the last storage.
-
-        Args:
-            storages: every storage in the object pickle. A storage that it does not name cannot be skipped: the size of
-                its elements is only in the pickle.
-
-        Returns:
-            Storages that are cut off or missing, and bytes after the last storage.
         """
         facts, end = self._locate(storages)
         rest = self.source.size - end
@@ -189,7 +180,6 @@ class TorchLegacy(Container):
         return data
 
     def _read_value(self, what: str) -> Value:
-        """Read and interpret one of the small pickles."""
         begin = self._position
         try:
             machine = interpret(self._read_pickle(), self.limits)
@@ -212,7 +202,6 @@ class TorchLegacy(Container):
         return found
 
     def _count(self, position: int) -> int:
-        """The number of elements at a position."""
         at = position - self._window_start
         if not 0 <= at <= len(self._window) - _COUNT_BYTES:
             self._window = self.source.read(position, min(position + _WINDOW, self.source.size))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.errors import DamagedArchive
 from ckptmove.formats.contract import TORCH_SUFFIXES, Container, ReadOnlyFormat
-from ckptmove.formats.merge_pickles import merge, replace_nodes
+from ckptmove.formats.replaced_values import replace_nodes
 from ckptmove.formats.tar_index import padded, read_members
 from ckptmove.formats.tar_tables import MemberReader, read_storages, read_tensors
 from ckptmove.io.contracts import CopySegment
@@ -41,11 +41,7 @@ _TAIL: Final = "bytes after the last member"
 
 
 class TorchTar(Container):
-    """A checkpoint of ``torch.save`` before 0.1.10.
-
-    Attributes:
-        byteorder: always ``little``: torch ignores the byte order in ``sys_info``.
-    """
+    """A checkpoint of ``torch.save`` before 0.1.10; little-endian: torch ignores the byte order in ``sys_info``."""
 
     name = "torch-tar"
     rewritten_as = "torch-zip"
@@ -75,7 +71,7 @@ class TorchTar(Container):
 
     def object_pickle(self) -> bytes:
         """The pickle of the saved object, followed by those of the storages and those of the tensors."""
-        return b"".join(pickle.data for pickle in self._pickles)
+        return b"".join(self._pickles)
 
     def read(self) -> Machine:
         """Interpret all pickles: the tree is the saved object, with its storages and tensors in their places."""
@@ -83,10 +79,10 @@ class TorchTar(Container):
         machine = interpret(data, self.limits)
         named = [*machine.persistents]
         roots: list[Value] = []
-        for begin in accumulate(len(pickle.data) for pickle in self._pickles[:-1]):
+        for begin in accumulate(map(len, self._pickles[:-1])):
             inner = interpret(data, self.limits, begin, machine.excess)
             roots.append(inner.root)
-            merge(machine, inner)
+            machine.merge(inner)
         storages, tensors = roots[: len(self._storages.pickles)], roots[len(self._storages.pickles) :]
         known = self._nodes_by_key(storages, tensors)
         new: dict[int, Value] = {}
@@ -135,7 +131,6 @@ class TorchTar(Container):
         return (CopySegment(Span(0, self.source.size)),)
 
     def _torch_members(self, members: tuple[TarMember, ...]) -> dict[str, TarMember]:
-        """The members that torch writes, by name."""
         found: dict[str, TarMember] = {}
         for member in members:
             if member.name in MEMBERS:

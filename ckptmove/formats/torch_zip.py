@@ -56,11 +56,7 @@ _BATCH_BYTES: Final = 1 << 25
 
 
 class TorchZip(Container):
-    """A checkpoint of ``torch.save``.
-
-    Attributes:
-        byteorder: byte order of the storage elements; ``little`` if no record names it, as in torch.
-    """
+    """A checkpoint of ``torch.save``; little-endian if no record names the byte order, as in torch."""
 
     name = "torch-zip"
     is_torch_save = True
@@ -76,9 +72,7 @@ class TorchZip(Container):
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits, folder: str | None = None) -> None:
         """Check the records in the directory, and read byte order and alignment.
 
-        Args:
-            limits: resource limits for reading it.
-            folder: folder of its records, with a slash; by default the one that holds ``data.pkl``.
+        The folder of its records, with a slash, is by default the one that holds ``data.pkl``.
         """
         records = directory.records
         names = [*records.names()]
@@ -123,7 +117,6 @@ class TorchZip(Container):
         return name.startswith(self._data_folder) and not name.endswith("/")
 
     def object_pickle(self) -> bytes:
-        """The pickle of the saved object."""
         return self._read(self._inside["data.pkl"], "pickle bytes")
 
     def read_compact(self) -> Machine:
@@ -255,9 +248,8 @@ class TorchZip(Container):
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
         """The output with a new object pickle and all storages stored plainly; everything else unchanged.
 
-        Returns:
-            Segments of the output from its first byte to its last. Storages keep their alignment, and inflated ones get
-            it: ``torch.load(mmap=True)`` reads every record as plain bytes.
+        Storages keep their alignment, and inflated ones get it: ``torch.load(mmap=True)`` reads every record as plain
+        bytes.
         """
         from ckptmove.formats.zip_archive.layout import Layout
 

@@ -42,20 +42,10 @@ _WITHOUT_BYTES: Final = "traced_inputs/"
 _CODE: Final = "code/"
 
 
-def _folder_of(directory: ZipDirectory, record: str, path: str) -> str:
-    """The folder of the archive that holds a record, with its slash."""
-    names = [name for name in directory.records.names() if name.partition("/")[2] == record]
-    if len(names) != 1:
-        raise DamagedArchive(path, f"it holds {record} {len(names)} times")
-    return names[0].removesuffix(record)
-
-
 class TorchScript(TorchZip):
     """A module of ``torch.jit.save`` since 1.3, or of ``_save_for_lite_interpreter``.
 
-    Attributes:
-        byteorder: byte order of the storage elements.
-        torch_version: None; the archive holds only versions of the format.
+    The archive holds only versions of the format, and none of torch.
     """
 
     name = "torchscript"
@@ -71,8 +61,10 @@ class TorchScript(TorchZip):
     _own_pickles = ("data.pkl", *(one.record for one in _MORE_PICKLES))
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
-        """Check the records in the directory."""
-        super().__init__(source, directory, limits, _folder_of(directory, self._main, source.path))
+        names = [name for name in directory.records.names() if name.partition("/")[2] == self._main]
+        if len(names) != 1:
+            raise DamagedArchive(source.path, f"it holds {self._main} {len(names)} times")
+        super().__init__(source, directory, limits, names[0].removesuffix(self._main))
         if directory.shift:
             raise DamagedArchive(source.path, f"{directory.shift} unexpected bytes before its first record")
         self._more = tuple(one for one in _MORE_PICKLES if one.record in self._inside)
@@ -112,9 +104,7 @@ class TorchScript(TorchZip):
     def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
         """Problems with the records of the storages, according to the directory, and with the local headers.
 
-        Args:
-            storages: every storage in the pickles. torch writes no bytes for those on ``meta`` and in the inputs of a
-                trace.
+        torch writes no bytes for storages on ``meta`` and in the inputs of a trace.
         """
         bare = {one.key for one in storages if one.device == "meta" or one.key.startswith(_WITHOUT_BYTES)}
         names = {self._directory.records.name(place) for key, place in self._storages.items() if key in bare}

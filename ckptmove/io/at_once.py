@@ -16,14 +16,10 @@ _Result = TypeVar("_Result")
 
 
 def at_once(call: Callable[[_Item], _Result], items: Iterable[_Item], jobs: int) -> Iterator[_Result]:
-    """Call a function for each item; return the results in the order of the items.
+    """Call a function, in several threads, for each item; return the results in the order of the items.
 
-    The threads are daemons: an interrupted program does not wait for them.
-
-    Args:
-        call: the function; it must be safe to run in several threads.
-        items: its arguments; the next one is taken when a call has returned.
-        jobs: number of calls at a time.
+    The next item is taken when a call has returned. The threads are daemons: an interrupted program does not wait for
+    them.
     """
     if jobs == 1:
         yield from map(call, items)
@@ -44,7 +40,6 @@ class Workers(Generic[_Item]):
     """Threads that take items one after the other. An error stops all of them."""
 
     def __init__(self, items: Iterable[_Item]) -> None:
-        """Hold the items."""
         self._left = iter(items)
         self._changed = Condition()
         self._running = 0
@@ -53,11 +48,9 @@ class Workers(Generic[_Item]):
         self._error: BaseException | None = None
 
     def run(self, call: Callable[[_Item], None], jobs: int) -> None:
-        """Call a function for each item, and wait for all calls; also after an interruption.
+        """Call a function in several threads, and wait for all calls; also after an interruption.
 
-        Args:
-            call: the function; it is safe to run in several threads, and calls :func:`go_on` now and then.
-            jobs: number of threads.
+        The function calls :func:`go_on` now and then.
         """
         try:
             for _ in range(jobs):
@@ -119,12 +112,7 @@ class Workers(Generic[_Item]):
 
 
 class _OfThread(local):
-    """What a thread does.
-
-    Attributes:
-        workers: the workers that it is one of; None for any other thread.
-    """
-
+    #: The workers that the thread is one of; None for any other thread.
     workers: Workers[Any] | None = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive
-from ckptmove.torch_facts.dtypes import CASTABLE_FLOATS, COMPLEX_PARTS, ITEM_BYTES
+from ckptmove.torch_facts.dtypes import COMPLEX_PARTS, ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 CAST_BLOCK: Final = 1 << 16
 
 
-def can_cast(source: str, target: str) -> bool:
-    """Return whether elements can be cast: between different real or different complex floating dtypes."""
-    return source != target and any({source, target} <= set(family) for family in (CASTABLE_FLOATS, COMPLEX_PARTS))
-
-
 def cast_blocks(
     blocks: Iterable[bytes | memoryview],
     segment: CastSegment,
@@ -31,14 +26,8 @@ def cast_blocks(
     """Cast the blocks of a segment, each of whole elements.
 
     Values are rounded to nearest, ties to even. Values that are too large become infinite; float8_e4m3fn has no
-    infinity, and they become its largest number, as in torch 2.13.
-
-    Args:
-        blocks: the segment's bytes, in blocks of ``CAST_BLOCK``.
-        segment: the dtypes, for which :func:`can_cast` is true, and the byte order.
-        path: for errors.
-        overflowed: called for each block with values that overflow, with the number of finite values that were too
-            large; a complex number counts as two values.
+    infinity, and they become its largest number, as in torch 2.13. ``overflowed`` is called for each block with values
+    that overflow, with the number of finite values that were too large; a complex number counts as two values.
     """
     from ckptmove.io.floats import cast
 

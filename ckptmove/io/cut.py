@@ -22,12 +22,7 @@ def cut(source: ByteSource, segment: Segment, start: int, nbytes: int) -> Segmen
     """Return a segment of a part of the output bytes of another segment.
 
     The part of a copy without a CRC is a copy. With a CRC, all bytes are read to check it, although only the part is
-    written; see :func:`ckptmove.io.segments.without_checks`.
-
-    Args:
-        segment: the whole bytes, for example of a storage.
-        start: first byte of the part; of a cast, the first byte of an element.
-        nbytes: size of the part in bytes.
+    written; see :func:`ckptmove.io.segments.without_checks`. The part of a cast begins at the first byte of an element.
     """
     whole = length(segment)
     if start + nbytes > whole:
@@ -65,11 +60,9 @@ def _part(span: Span, start: int, nbytes: int) -> Span:
 def checked_blocks(
     source: ByteSource, segment: Segment, overflowed: Callable[[int], None] | None = None
 ) -> Iterator[bytes | memoryview]:
-    """Yield the output bytes of a segment, and compare its source bytes with their CRC.
+    """Yield the output bytes of a segment of this source, whose only check covers all its bytes; compare their CRC.
 
-    Args:
-        segment: the segment, which is no ``FromSource``; its only check covers all its bytes.
-        overflowed: called with the number of values that a cast made infinite.
+    ``overflowed`` is called with the number of values that a cast made infinite.
     """
     if isinstance(segment, CopySegment):
         return _summed(blocks_of(source, (segment,)), segment.checks, source.path)

@@ -31,24 +31,17 @@ class DirectorySink:
     With ``force``, an existing directory is replaced if the new one has all of its files. It is moved into a hidden
     folder, the new one is renamed, and then the old one is removed. One of them is complete at any time; after a crash
     in between, the next run tells how to move the old one back. A symbolic link is replaced, not its target.
-
-    Attributes:
-        leftover: path of the replaced directory if the system refused to remove it; else None.
     """
 
     def __init__(self, output: str, names: frozenset[str], *, force: bool) -> None:
-        """Choose temporary names, without creating anything.
-
-        Args:
-            names: relative paths of all its files and links.
-        """
+        """Choose temporary names, without creating anything; ``names`` are the paths of all its files and links."""
         self._output = Path(output)
         self._names = names
         self._force = force
         self._claim = Claim(self._output)
         self._temp, self._aside, _ = self._claim.names
         self._folders: list[tuple[Path, int]] = []
-        self.leftover: str | None = None
+        self.leftover: str | None = None  # path of the replaced directory if the system refused to remove it
 
     def __enter__(self) -> DirectorySink:
         """Create the temporary directory."""
@@ -80,11 +73,9 @@ class DirectorySink:
         require_room(str(self._output), nbytes, self._temp)
 
     def folder(self, path: str, mode: int) -> None:
-        """Create a folder in it, after its parent.
+        """Create a folder in it, after its parent; the directory itself has an empty path.
 
-        Args:
-            path: relative path; empty for the directory itself.
-            mode: its permission bits before the umask; write permission for the owner is added.
+        ``mode`` is before the umask; write permission for the owner is added.
         """
         with self._write_errors(path):
             full = self._temp / path
@@ -100,11 +91,8 @@ class DirectorySink:
     def file(self, path: str, mode: int) -> Iterator[NewFile]:
         """Create a file in it, durable on exit; several files may be written at a time.
 
-        It has its final name from the start: the directory is hidden until :meth:`commit` has run.
-
-        Args:
-            path: relative path.
-            mode: its permission bits before the umask.
+        It has its final name from the start: the directory is hidden until :meth:`commit` has run. ``mode`` is before
+        the umask.
         """
         with self._write_errors(path):
             place = self._temp / path
@@ -119,8 +107,7 @@ class DirectorySink:
     def commit(self, settle: Callable[[], None] = do_nothing) -> None:
         """Make everything durable and rename the directory to its output.
 
-        Args:
-            settle: called right before the rename; an interruption after that comes too late.
+        ``settle`` is called right before the rename; an interruption after that comes too late.
         """
         with self._write_errors():
             before = self._output.stat().st_mode if self._output.is_dir() else ALL
@@ -129,16 +116,13 @@ class DirectorySink:
                 sync_folder(folder)
             with syncing(self._output.parent) as sync:
                 if self._check_output():
-                    self._move_aside()
+                    self._aside.mkdir(OWNER)
+                    self._output.rename(self._aside / self._output.name)
+                    sync_folder(self._aside)
                 settle()
                 self._take_name()
                 sync_name(sync, self._output)
         self._remove_replaced()
-
-    def _move_aside(self) -> None:
-        self._aside.mkdir(OWNER)
-        self._output.rename(self._aside / self._output.name)
-        sync_folder(self._aside)
 
     def _put_back(self) -> None:
         """Move the old directory back to the output, unless something else has the name."""

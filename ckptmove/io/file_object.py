@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final
+from contextlib import suppress
+from typing import BinaryIO, ClassVar, Final
 
 from ckptmove.errors import AccessFailed, SourceChanged, UsageError, reason_of
-from ckptmove.io.part import check_within
+from ckptmove.io.part import BlocksByRead, check_within
 from ckptmove.io.source import read_exactly
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckptmove.model import Span
 
 _END: Final = 2
 
 
 class OpenFile(str):
-    """The name of a file object in messages, with the object.
-
-    Attributes:
-        file: the object, which its owner closes.
-    """
+    """The name of a file object in messages, with the object, which its owner closes."""
 
     __slots__ = ("file",)
 
@@ -44,25 +36,14 @@ def location_of(file: BinaryIO) -> str:
     if not is_readable:
         raise UsageError("a file object must be binary and seekable: pass io.BytesIO(file.read())")
     name = getattr(file, "name", None)
-    if isinstance(name, str) and _is_file(file, name):
-        return name
+    with suppress(OSError, ValueError):
+        if isinstance(name, str) and os.path.samestat(os.fstat(file.fileno()), os.stat(name)):
+            return name
     return OpenFile(file)
 
 
-def _is_file(file: BinaryIO, name: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(name))
-    except (OSError, ValueError):
-        return False
-
-
-class FileObjectSource:
-    """The bytes of a file object.
-
-    Attributes:
-        path: its name in messages.
-        size: length in bytes when it was opened.
-    """
+class FileObjectSource(BlocksByRead):
+    """The bytes of a file object."""
 
     is_remote: ClassVar[bool] = False
 
@@ -78,12 +59,6 @@ class FileObjectSource:
             return read_exactly(self._read_piece, self.path, start, end)
         except (OSError, ValueError) as error:
             raise AccessFailed(self.path, reason_of(error)) from error
-
-    def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
-        """Yield the bytes of a span in blocks of at most ``block_bytes``; all of them stay valid."""
-        del buffers  # no buffer is reused
-        for start in range(span.start, span.end, block_bytes):
-            yield memoryview(self.read(start, min(start + block_bytes, span.end)))
 
     def require_unchanged(self) -> None:
         """Raise SourceChanged if the length of the object has changed."""

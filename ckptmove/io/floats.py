@@ -40,12 +40,8 @@ _FLOAT8_NAN: Final = 0x7F
 def cast(data: bytes | memoryview, source: str, target: str, order: str) -> tuple[bytes, int]:
     """Cast elements through float32, as torch does: float64 to float16 rounds twice.
 
-    Args:
-        data: elements of ``source``.
-        order: ``<`` or ``>``: byte order of both.
-
-    Returns:
-        The elements of ``target``, and the number of finite values that were too large for it.
+    Returns the elements of ``target``, and the number of finite values that were too large for it. ``order`` is the
+    byte order of both, ``<`` or ``>``.
     """
     stored = np.frombuffer(data, order + _CODES[source])
     with np.errstate(all="ignore"):
@@ -114,7 +110,7 @@ def _to_bfloat16(values: Float32s) -> Patterns:
 
 @cache
 def _float8_values(dtype: str) -> Float32s:
-    """Return the values of all 256 patterns."""
+    # The values of all 256 patterns.
     patterns = np.arange(256, dtype=np.uint16)
     if dtype == "float8_e5m2":
         return (patterns << 8).view(np.float16).astype(np.float32)  # the upper half of a float16

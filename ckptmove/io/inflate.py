@@ -17,15 +17,9 @@ _BLOCK: Final = 1 << 20
 
 
 def inflate(blocks: Iterable[bytes | memoryview], most: int, block_bytes: int) -> Iterator[bytes]:
-    """Inflate a raw deflate stream, without a header around it.
+    """Inflate a raw deflate stream, without a header around it, up to ``most`` bytes.
 
-    Args:
-        blocks: the deflated bytes.
-        most: maximum number of output bytes; the rest is not inflated.
-        block_bytes: maximum size of an output block.
-
-    Yields:
-        The inflated bytes: fewer than ``most`` if the stream ends earlier or is damaged.
+    They are fewer if the stream ends earlier or is damaged.
     """
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     left = most

@@ -40,6 +40,8 @@ _RANDOM: Final = 4  # bytes
 #: In place of the random part: the lock file that a process holds while it claims names for an output.
 _GATE: Final = "00" * _RANDOM
 _DAY: Final = 24 * 60 * 60
+#: Types of what this program leaves.
+_OURS: Final = frozenset({stat.S_IFREG, stat.S_IFDIR})
 
 
 class TemporaryNames(NamedTuple):
@@ -84,11 +86,7 @@ def is_unfinished(name: str) -> bool:
 
 
 class Claim:
-    """Temporary names that are not treated as leftovers from :meth:`take` to :meth:`release`.
-
-    Attributes:
-        names: the names, which :meth:`take` may change.
-    """
+    """Temporary names that are no leftovers from :meth:`take`, which may change them, to :meth:`release`."""
 
     def __init__(self, output: Path) -> None:
         """Choose new names for an output, without creating anything."""
@@ -139,8 +137,9 @@ def clear_leftovers(folder: Path) -> None:
     for stem, host in sorted({(match["stem"], match["host"]) for match in found}):
         names = TemporaryNames.of(folder / stem)
         with suppress(OSError), _taken(names, host) as is_taken:
-            if is_taken:
-                for message in filter(None, _clear(names)):
+            for path in names.existing if is_taken else ():
+                message = _clear_replaced(names) if path == names.old else _clear_part(names)
+                if message:
                     warnings.warn(message, LeftoversRemoved, stacklevel=2)
 
 
@@ -222,7 +221,7 @@ def _taken(names: TemporaryNames, host: str) -> Iterator[bool]:
     """
     found = [path.lstat() for path in names.existing or [names.lock]]
     is_settled = host == _hashed(host_name()) or time.time() - max(each.st_mtime for each in found) > _DAY
-    if not is_settled or any(each.st_uid != own_user() or not _is_file_or_folder(each.st_mode) for each in found):
+    if not is_settled or any(each.st_uid != own_user() or stat.S_IFMT(each.st_mode) not in _OURS for each in found):
         yield False
         return
     is_over = not os.path.lexists(names.lock)
@@ -236,16 +235,6 @@ def _taken(names: TemporaryNames, host: str) -> Iterator[bool]:
             _remove_lock(fd, names.lock)
         else:
             os.close(fd)
-
-
-def _is_file_or_folder(mode: int) -> bool:
-    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-
-
-def _clear(names: TemporaryNames) -> Iterator[str]:
-    """Clear the leftovers of one output, and yield a message for each."""
-    for path in names.existing:
-        yield _clear_replaced(names) if path == names.old else _clear_part(names)
 
 
 def _clear_part(names: TemporaryNames) -> str:

@@ -218,15 +218,6 @@ def list_directory(path: str, limits: Limits) -> Listing:
     )
 
 
-def _blobs_of(real: str) -> str | None:
-    """Folder of the files of a snapshot: ``MODEL/blobs`` for ``MODEL/snapshots/REVISION``; None for other directories.
-
-    From huggingface_hub/file_download.py ``_get_pointer_path`` and ``hf_hub_download``.
-    """
-    above, _, name = os.path.dirname(real).rpartition(os.sep)
-    return f"{above}{os.sep}blobs" if name == "snapshots" else None
-
-
 class _Lister:
     """Goes through a directory without recursion."""
 
@@ -234,7 +225,10 @@ class _Lister:
         self._path = path
         self._limits = limits
         self._real = os.path.realpath(path)
-        self._blobs = _blobs_of(self._real)
+        # Of a snapshot `MODEL/snapshots/REVISION`, the files are in `MODEL/blobs`: huggingface_hub/file_download.py
+        # `_get_pointer_path` and `hf_hub_download`.
+        above, _, name = os.path.dirname(self._real).rpartition(os.sep)
+        self._blobs = f"{above}{os.sep}blobs" if name == "snapshots" else None
         self._entries = 0
         self.files: list[ListedFile] = []
         self.folders: list[ListedFolder] = []

@@ -131,9 +131,6 @@ def default_output(path: str, tag: str) -> str:
     """Name an output next to its source: ``model.cuda0.pth`` for ``model.pth``, ``run.cuda0`` for a directory.
 
     The output of a URL is in the working directory.
-
-    Args:
-        tag: what distinguishes the output, ``cuda0``.
     """
     if isinstance(path, Address):
         path = path.name

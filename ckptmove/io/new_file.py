@@ -24,11 +24,7 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class NewFile:
-    """An empty file opened for writing, written from start to end.
-
-    Attributes:
-        path: the output, for errors.
-    """
+    """An empty file opened for writing, written from start to end; errors name the path of the output."""
 
     def __init__(self, path: str, place: Path, fd: int = -1) -> None:
         """Take over an open file."""

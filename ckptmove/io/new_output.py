@@ -14,8 +14,7 @@ from ckptmove.io.portable import SEPARATORS, shared_folder
 def require_new_file(source: str, output: str, name: str, *, force: bool) -> None:
     """Check the path of a new file, and remove what interrupted runs left in its folder.
 
-    Args:
-        name: path whose last part is suggested as a name, if the output is a folder.
+    If the output is a folder, the last part of ``name`` is suggested as a name.
     """
     clear_leftovers(Path(output).parent)
     if is_folder(output) or output.endswith(tuple(SEPARATORS)):

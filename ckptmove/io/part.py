@@ -31,14 +31,18 @@ def read_into(source: Readable, start: int, memory: memoryview) -> None:
         memory[:] = source.read(start, start + len(memory))
 
 
-class PartSource:
-    """A span of another source. Never reads beyond its end.
+class BlocksByRead:
+    """The blocks of a source whose ``read`` returns new bytes each time."""
 
-    Attributes:
-        path: the file that contains it.
-        size: its length in bytes.
-        is_remote: whether the other source is remote.
-    """
+    def blocks(self: Readable, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
+        """Yield the bytes of a span in blocks of at most ``block_bytes``; all of them stay valid."""
+        del buffers  # no buffer is reused
+        for start in range(span.start, span.end, block_bytes):
+            yield memoryview(self.read(start, min(start + block_bytes, span.end)))
+
+
+class PartSource:
+    """A span of another source. Never reads beyond its end."""
 
     def __init__(self, whole: ByteSource, span: Span) -> None:
         self.path = whole.path
@@ -67,12 +71,7 @@ class PartSource:
 
 
 class MemorySource:
-    """Bytes in memory.
-
-    Attributes:
-        path: the file that they come from.
-        size: their number.
-    """
+    """Bytes in memory; ``path`` is the file that they come from."""
 
     is_remote: ClassVar[bool] = False
 
@@ -97,14 +96,8 @@ class MemorySource:
         """Do nothing."""
 
 
-class ChangedSource:
-    """Another source with some of its bytes replaced, and another length. The replaced bytes are in memory.
-
-    Attributes:
-        path: the file.
-        size: its length in bytes after the change.
-        is_remote: whether the other source is remote.
-    """
+class ChangedSource(BlocksByRead):
+    """Another source with some of its bytes replaced, and another length. The replaced bytes are in memory."""
 
     def __init__(self, whole: ByteSource, writes: Sequence[tuple[int, bytes]], size: int) -> None:
         """Lay writes, in their order, over a source; what is longer than both is zeros."""
@@ -122,12 +115,6 @@ class ChangedSource:
                 data[first - start : last - start] = new[first - place : last - place]
         return bytes(data)
 
-    def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
-        """Yield the bytes of a span in blocks of at most ``block_bytes``; all of them stay valid."""
-        del buffers  # no buffer is reused
-        for start in range(span.start, span.end, block_bytes):
-            yield memoryview(self.read(start, min(start + block_bytes, span.end)))
-
     def close(self) -> None:
         """Do nothing: the code that opened the whole source closes it."""
 
@@ -139,13 +126,7 @@ def check_within(source: ByteSource, start: int, end: int) -> None:
 
 
 class CountedSource:
-    """Wraps a byte source and reports the bytes that it has yielded in blocks, to several threads too.
-
-    Attributes:
-        path: the input as given by the user.
-        size: its length in bytes when it was opened.
-        is_remote: whether the wrapped source is remote.
-    """
+    """Wraps a byte source and reports the bytes that it has yielded in blocks, to several threads too."""
 
     def __init__(self, source: ByteSource, progress: Progress) -> None:
         self.path = source.path

@@ -46,13 +46,10 @@ _OUTDATED: Final = "removes the journal of an interrupted conversion in place: t
 
 
 def apply_patch(path: str, patch: Patch, before: Stamp, settle: Callable[[], None] = do_nothing) -> None:
-    """Change a file: once this returns, the change is durable.
+    """Change a file, or the target of a link, with the stamp that the patch was made for; the change is durable then.
 
-    Args:
-        path: the file; for a symbolic link, its target.
-        before: stamp of the file that the patch was made for.
-        settle: called when the change is durable but can still be rolled back; an interruption after that comes too
-            late.
+    ``settle`` is called when the change is durable but can still be rolled back; an interruption after that comes too
+    late.
     """
     journal_file = journal_path(path)
     try:
@@ -115,11 +112,9 @@ def read_journal(path: str) -> Interrupted | None:
 
 
 def roll_back(path: str, found: Interrupted, settle: Callable[[], None] = do_nothing) -> None:
-    """Roll back an interrupted change, and remove its journal.
+    """Roll back the change that :func:`read_journal` has found, and remove its journal.
 
-    Args:
-        found: what :func:`read_journal` returned.
-        settle: called when the file is restored; an interruption after that comes too late.
+    ``settle`` is called when the file is restored; an interruption after that comes too late.
     """
     journal_file = journal_path(path)
     try:

@@ -53,7 +53,7 @@ class _Checker:
         self._crc = 0
         self._path = path
 
-    def feed(self, block: memoryview) -> None:
+    def feed(self, block: bytes | memoryview) -> None:
         """Process the next block of the span."""
         start, end = self._position, self._position + len(block)
         while self._check is not None and self._check.span.start < end:
@@ -76,20 +76,11 @@ def write_segments(
     overflowed: Callable[[int], None] | None = None,
     jobs: int = 1,
 ) -> int:
-    """Stream segments to a sink. The kernel copies those of files without CRC checks.
+    """Stream the segments of an output to a sink; return the number of bytes written.
 
-    Args:
-        source: source of the copied bytes, except those of a :class:`~ckptmove.io.contracts.FromSource`.
-        segments: the output from its first byte to its last.
-        sink: the output; the code that opened it commits it.
-        path: the source, for errors.
-        progress: called after each block.
-        overflowed: called with the number of values that a cast made infinite.
-        jobs: number of segments that are written at once. With more than one, all sources can be read by several
-            threads, and so can the blocks of a :class:`~ckptmove.io.contracts.StreamSegment`.
-
-    Returns:
-        Number of bytes written.
+    The kernel copies those of files without CRC checks. The code that opened the sink commits it. ``overflowed`` is
+    called with the number of values that a cast made infinite. With more than one of ``jobs``, all sources can be read
+    by several threads, and so can the blocks of a :class:`~ckptmove.io.contracts.StreamSegment`.
     """
     places = [0, *accumulate(map(length, segments))]
     count = _Counter(places[-1], progress)
@@ -110,12 +101,7 @@ def write_segments(
 
 
 class _Counter:
-    """Counts the bytes that threads have written.
-
-    Attributes:
-        done: bytes written so far.
-        total: bytes to write.
-    """
+    """Counts the bytes that threads have written."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self.done, self.total = 0, total
@@ -154,7 +140,6 @@ def _write_at_once(
 
 
 def _sources(segments: Iterable[Segment]) -> Iterator[ByteSource]:
-    """Yield the other sources of segments."""
     for segment in segments:
         if isinstance(segment, FromSource):
             yield segment.source
@@ -196,7 +181,9 @@ def _blocks(
     if isinstance(segment, InflateSegment):
         yield from inflated_blocks(source, segment, path, BLOCK)
     elif isinstance(segment, CastSegment):
-        yield from cast_blocks(_checked_elements(source, segment, path), segment, path, overflowed)
+        checker = _Checker(() if segment.check is None else (segment.check,), segment.span.start, path)
+        elements = _fed(elements_of(source, segment, path), checker.feed, None, 1)
+        yield from cast_blocks(elements, segment, path, overflowed)
     elif isinstance(segment, CopySegment):
         checker = _Checker(segment.checks, segment.span.start, path)
         yield from _fed(source.blocks(segment.span, BLOCK, BUFFERS), checker.feed, worker, BUFFERS)
@@ -213,17 +200,10 @@ def _blocks(
 
 
 def _valid_blocks(segment: Segment) -> int:
-    """Return how many blocks of a segment are valid at the same time."""
+    # How many blocks of the segment are valid at the same time.
     if isinstance(segment, FromSource):
         return _valid_blocks(segment.segment)
     return BUFFERS if isinstance(segment, CopySegment) else 1
-
-
-def _checked_elements(source: ByteSource, segment: CastSegment, path: str) -> Iterator[bytes | memoryview]:
-    checker = _Checker(() if segment.check is None else (segment.check,), segment.span.start, path)
-    for block in elements_of(source, segment, path):
-        checker.feed(memoryview(block))
-        yield block
 
 
 def _fed(

@@ -74,9 +74,7 @@ def blocks_of(
 ) -> Iterator[bytes | memoryview]:
     """Yield the output bytes of segments in blocks, without checking the CRC of copied bytes.
 
-    Args:
-        source: source of the copied bytes.
-        overflowed: called with the number of values that a cast made infinite.
+    ``overflowed`` is called with the number of values that a cast made infinite.
     """
     for segment in segments:
         if isinstance(segment, BytesSegment):

@@ -39,9 +39,8 @@ class FileSink(NewFile):
     def __init__(self, output: str, *, force: bool, mode: int = NEW_FILE) -> None:
         """Choose a temporary name, without opening anything.
 
-        Args:
-            mode: permission bits of the file, of which the umask is taken away, as ``cp`` does. A file that replaces
-                another one gets no other bits than that one has. No byte is ever in a file with more bits.
+        The umask is taken away from ``mode``, as ``cp`` does. A file that replaces another one gets no other bits than
+        that one has. No byte is ever in a file with more bits.
         """
         self._output = Path(output)
         self._force = force
@@ -75,9 +74,8 @@ class FileSink(NewFile):
     def commit(self, settle: Callable[[], None] = do_nothing, *, mode: int | None = None) -> None:
         """Make the bytes durable and rename the file to its output; the temporary name stays claimed until then.
 
-        Args:
-            settle: called right before the rename; an interruption after that comes too late.
-            mode: the permission bits of the file, whatever the umask and an earlier file are.
+        ``settle`` is called right before the rename; an interruption after that comes too late. ``mode`` counts
+        whatever the umask and an earlier file are.
         """
         with self._write_errors():
             before = self._check_output()

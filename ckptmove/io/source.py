@@ -47,11 +47,7 @@ class DiskPlace(NamedTuple):
         return self.stamp[2]
 
     def require_unchanged(self, descriptor: int | None = None) -> None:
-        """Raise SourceChanged if the file is not the one that was read.
-
-        Args:
-            descriptor: descriptor of the open file; by default the file that has the path now.
-        """
+        """Raise SourceChanged if the open file, or else the one that has the path now, is not the one that was read."""
         try:
             same = stamp_of(os.stat(self.path if descriptor is None else descriptor)) == self.stamp
         except OSError:
@@ -68,13 +64,7 @@ class DiskPlace(NamedTuple):
 
 
 class FileSource:
-    """Bytes of an open regular file.
-
-    Attributes:
-        path: path of the file as the user gave it.
-        size: length in bytes when it was opened.
-        place: place of its first byte.
-    """
+    """Bytes of an open regular file; ``place`` is that of the first."""
 
     is_remote: ClassVar[bool] = False
 
@@ -154,14 +144,7 @@ def _read_at(file: FileIO, view: memoryview, start: int) -> int:
 
 
 def read_exactly(read: Callable[[int, int], bytes], path: str, start: int, end: int) -> bytes:
-    """Read the bytes from ``start`` to ``end`` (exclusive).
-
-    Args:
-        read: returns bytes from one offset on, at most up to another; none at the end of the file.
-        path: the file that an error names.
-        start: offset of the first byte.
-        end: offset after the last one.
-    """
+    """Read the bytes from ``start`` to ``end`` (exclusive) by calls that may return fewer, none at the end of file."""
     pieces: list[bytes] = []
     while start < end:
         piece = read(start, end)

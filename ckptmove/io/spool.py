@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Final
 from ckptmove.errors import WriteFailed, reason_of
 from ckptmove.io.contracts import CastSegment, CopySegment, FromSource, InflateSegment, StreamSegment
 from ckptmove.io.cut import checked_blocks
-from ckptmove.io.part import check_within
+from ckptmove.io.part import BlocksByRead, check_within
 from ckptmove.io.segments import length
 from ckptmove.model import Span
 
@@ -33,24 +33,18 @@ def is_streamed(segment: Segment) -> bool:
 
 
 class Spool:
-    """Bytes of segments in one temporary file. It is removed by :meth:`close`, or when the process ends.
-
-    Attributes:
-        lock: held by the thread that reads or writes. The bytes of a segment are written one after the other.
-    """
+    """Bytes of segments in one temporary file. It is removed by :meth:`close`, or when the process ends."""
 
     def __init__(self) -> None:
+        #: Held by the thread that reads or writes: the bytes of a segment are written one after the other.
         self.lock = RLock()
         self._file: IO[bytes] = SpooledTemporaryFile(_MOST_IN_MEMORY)  # noqa: SIM115  # closed by `close`
 
     def hold(self, source: ByteSource, segment: Segment, overflowed: Callable[[int], None] | None = None) -> FromSource:
-        """Return a segment with the same bytes, any part of which can be read.
+        """Return a segment with the same bytes, any part of which can be read; its only check covers all its bytes.
 
-        The whole segment is read when the first part is.
-
-        Args:
-            segment: the segment; its only check covers all its bytes.
-            overflowed: called with the number of values that a cast made infinite.
+        The whole segment is read when the first part is. ``overflowed`` is called with the number of values that a cast
+        made infinite.
         """
         if isinstance(segment, FromSource):  # the original source stays known, because it must not change
             return FromSource(segment.source, self.hold(segment.source, segment.segment, overflowed))
@@ -75,14 +69,8 @@ class Spool:
         self._file.close()
 
 
-class _HeldSource:
-    """The output bytes of a segment, which are written to a spool when the first of them is read.
-
-    Attributes:
-        path: path of the segment's source.
-        size: number of bytes.
-        is_remote: whether the segment's source is remote.
-    """
+class _HeldSource(BlocksByRead):
+    """The output bytes of a segment, which are written to a spool when the first of them is read."""
 
     def __init__(
         self, spool: Spool, source: ByteSource, segment: Segment, overflowed: Callable[[int], None] | None
@@ -102,12 +90,6 @@ class _HeldSource:
                 ]
                 self._start = places[0] if places else 0
         return self._spool.read(self._start + start, self._start + end)
-
-    def blocks(self, span: Span, block_bytes: int, buffers: int = 1) -> Iterator[memoryview]:
-        """Yield the bytes of a span in blocks of at most ``block_bytes``; all of them stay valid."""
-        del buffers  # no buffer is reused
-        for start in range(span.start, span.end, block_bytes):
-            yield memoryview(self.read(start, min(start + block_bytes, span.end)))
 
     def close(self) -> None:
         """Do nothing: the spool has the bytes."""

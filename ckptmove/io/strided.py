@@ -38,13 +38,8 @@ class _Axis(NamedTuple):
 def strided_blocks(read: Read, start: int, shape: Sequence[int], stride: Sequence[int], item: int) -> Iterator[bytes]:
     """Yield the elements of a tensor in order, in blocks.
 
-    For each 32 MiB of elements, a byte of the source is read at most once.
-
-    Args:
-        start: offset of the first element in the source, in bytes.
-        shape: sizes of the tensor, none of them 0.
-        stride: strides in elements.
-        item: bytes of one element.
+    For each 32 MiB of elements, a byte of the source is read at most once. ``start`` is in bytes, ``stride`` in
+    elements of ``item`` bytes; no size is 0.
     """
     outer = _merged([_Axis(size, step * item) for size, step in zip(shape, stride, strict=True) if size != 1])
     inner: list[_Axis] = []

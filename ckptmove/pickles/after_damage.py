@@ -33,12 +33,7 @@ _MOST: Final = 1 << 20
 
 
 def uses_after(machine: Machine, position: int) -> Iterator[tuple[str, Use]]:
-    """The names that later operations import, as called if one of them calls something afterwards.
-
-    Args:
-        machine: the machine that has stopped.
-        position: the first operation that it has not read.
-    """
+    """The names that operations from ``position`` on import, as called if one of them calls something afterwards."""
     names: list[str] = []
     called = 0
     reader = _Texts(machine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ckptmove.errors import LimitExceeded
 from ckptmove.pickles.tree import ByteArray, Python2Str
@@ -44,11 +44,7 @@ def end_within(machine: Machine, end: int) -> int:
 
 
 def line(machine: Machine, position: int) -> tuple[bytes, int]:
-    """Read an argument of protocol 0: the rest of the line.
-
-    Returns:
-        The argument without its newline, and the offset after the newline.
-    """
+    """Read an argument of protocol 0: the rest of the line without its newline, and the offset after that."""
     end = machine.data.index(b"\n", position + 1)
     _check_size(machine, end - position - 1)
     return machine.data[position + 1 : end], end + 1
@@ -80,25 +76,18 @@ def _binint1(machine: Machine, position: int) -> int:
     return position + 2
 
 
-def _binint2(machine: Machine, position: int) -> int:
-    machine.stack.append(_U2(machine.data, position + 1)[0])
-    machine.starts.append(position)
-    return position + 3
+def _number(unpack: Callable[[bytes, int], tuple[Any, ...]], end: int) -> Handler:
+    def handle(machine: Machine, position: int) -> int:
+        machine.stack.append(unpack(machine.data, position + 1)[0])
+        machine.starts.append(position)
+        return position + end
+
+    return handle
 
 
-def _binint(machine: Machine, position: int) -> int:
-    machine.stack.append(_I4(machine.data, position + 1)[0])
-    machine.starts.append(position)
-    return position + 5
+def constant(value: Value) -> Handler:
+    """Handle an opcode that pushes the same value each time."""
 
-
-def _binfloat(machine: Machine, position: int) -> int:
-    machine.stack.append(_F8(machine.data, position + 1)[0])
-    machine.starts.append(position)
-    return position + 9
-
-
-def _constant(value: Value) -> Handler:
     def handle(machine: Machine, position: int) -> int:
         machine.stack.append(value)
         machine.starts.append(position)
@@ -137,10 +126,6 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogatepass")
 
 
-def _raw_unicode(raw: bytes) -> str:
-    return raw.decode("raw_unicode_escape")
-
-
 def _python2_text(raw: bytes) -> str:
     if raw.isascii():
         return raw.decode()
@@ -158,10 +143,6 @@ def _decimal(raw: bytes) -> int | bool:
     if raw in {b"00", b"01"}:
         return raw == b"01"
     return int(raw, 0)
-
-
-def _decimal_long(raw: bytes) -> int:
-    return int(raw.removesuffix(b"L"), 0)
 
 
 def _quoted(raw: bytes) -> str:
@@ -182,22 +163,22 @@ def _unescape(match: re.Match[bytes]) -> bytes:
 
 
 HANDLERS: Final[dict[int, Handler]] = {
-    ord("N"): _constant(None),
-    0x88: _constant(True),
-    0x89: _constant(False),
+    ord("N"): constant(None),
+    0x88: constant(True),
+    0x89: constant(False),
     ord("I"): _line(_decimal),
-    ord("J"): _binint,
+    ord("J"): _number(_I4, 5),
     ord("K"): _binint1,
-    ord("M"): _binint2,
-    ord("L"): _line(_decimal_long),
+    ord("M"): _number(_U2, 3),
+    ord("L"): _line(lambda raw: int(raw.removesuffix(b"L"), 0)),
     0x8A: _counted(1, _long),
     0x8B: _counted(4, _long),
     ord("F"): _line(float),
-    ord("G"): _binfloat,
+    ord("G"): _number(_F8, 9),
     ord("S"): _line(_quoted),
     ord("T"): _counted(4, _python2_text),
     ord("U"): _counted(1, _python2_text),
-    ord("V"): _line(_raw_unicode),
+    ord("V"): _line(lambda raw: raw.decode("raw_unicode_escape")),
     ord("X"): _binunicode,
     0x8C: _counted(1, _text),
     0x8D: _counted(8, _text),

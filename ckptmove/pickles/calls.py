@@ -85,7 +85,9 @@ def callable_name(value: Value) -> str:
                 attributes = (items[1], *attributes)
                 value = items[0]
             elif name == _PARTIAL and not attributes:
-                value = _function_of(value)
+                # `partial.__setstate__` replaces the function of the call.
+                items = tuple_items(value.args if value.state_start < 0 else value.state)
+                value = items[0] if items else None
             elif name in _UFUNCS and not attributes and [type(item) for item in items] == [str, str]:
                 return ".".join(map(str, items))
             elif name == _LOAD_TYPE and not attributes and len(items) == 1 and type(items[0]) is str:
@@ -97,19 +99,12 @@ def callable_name(value: Value) -> str:
     return COMPUTED
 
 
-def _function_of(partial: Call) -> Value:
-    """The function of a ``partial``; ``partial.__setstate__`` replaces that of the call."""
-    items = tuple_items(partial.args if partial.state_start < 0 else partial.state)
-    return items[0] if items else None
-
-
 def uses_of_call(
     function: Value, args: Value, kwargs: Value, opcode: int, given: list[Value]
 ) -> Iterator[tuple[str, Use]]:
     """The names that a call makes or calls, and names that it looks up.
 
-    Args:
-        given: list to which the values are added that a harmless function may call, or whose attributes it may call.
+    Values that a harmless function may call, or whose attributes it may call, are added to ``given``.
     """
     waiting: list[tuple[Value, Value, Use]] = [(function, args, "made" if opcode in _MAKING else "called")]
     for _ in range(_DEEPEST):

@@ -51,11 +51,7 @@ _TUPLE2: Final = 0x86
 
 
 def apply_plan(machine: Machine, plan: MovePlan) -> bytes:
-    """Apply a plan to the pickle that it was made for.
-
-    Returns:
-        ``machine.data`` with the changes; bytes before ``begin`` and after STOP are unchanged.
-    """
+    """Return ``machine.data`` with the changes of a plan; bytes before ``begin`` and after STOP are unchanged."""
     literals = _Literals(machine)
     draft = _Draft(machine, literals)
     for edit in plan.edits:
@@ -187,12 +183,7 @@ class _Literals:
 
 
 class _Draft:
-    """The changes of a plan, by the operations that they affect.
-
-    Attributes:
-        values: the new value of each site.
-        patches: end and new bytes of an operation, by its start.
-    """
+    """The changes of a plan, by the operations that they affect."""
 
     __slots__ = ("_literals", "_machine", "_shared", "patches", "values")
 
@@ -201,8 +192,8 @@ class _Draft:
         self._literals = literals
         shared = (one.starts for one in machine.reread.values() if type(one) is Tuple)
         self._shared = frozenset(chain.from_iterable(shared))
-        self.values: dict[int, Wanted] = {}
-        self.patches: dict[int, Patch] = {}
+        self.values: dict[int, Wanted] = {}  # the new value of each site
+        self.patches: dict[int, Patch] = {}  # end and new bytes of an operation, by its start
 
     def claim(self, site: int, value: Wanted) -> None:
         """Set the new value of a site; a site cannot have two values."""

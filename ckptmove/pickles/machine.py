@@ -140,16 +140,9 @@ def interpret_with(data: bytes, limits: Limits, handlers: dict[int, Handler]) ->
 
 
 def interpret(data: bytes, limits: Limits, begin: int = 0, excess: int = 0) -> Machine:
-    """Read one pickle as data.
+    """Read the pickle from offset ``begin`` on as data; the ``root`` of the machine after STOP is the tree.
 
-    Args:
-        data: bytes that contain the pickle.
-        limits: resource limits for reading it.
-        begin: offset of the first byte of the pickle.
-        excess: excess memory of the file's other pickles, in bytes.
-
-    Returns:
-        The machine after STOP; its ``root`` is the tree.
+    ``excess`` is the excess memory of the file's other pickles, in bytes.
     """
     _check_size(data, limits, begin)
     machine = Machine(data, limits, begin, excess)

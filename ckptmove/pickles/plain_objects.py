@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _GET: Final = rb"(?:h.|j.{4})"
 _INT: Final = rb"(?:K.|M..|J.{4}|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
-#: A new string, up to the first byte that is not ASCII; `_text` compares this with its length.
+#: A new string, up to the first byte that is not ASCII; `_read_value` compares this with its length.
 _TEXT: Final = rb"\x8c.[\x00-\x7f]{0,255}\x94"
 #: A call of ``torch.Size`` with a tuple of up to three numbers.
 _SIZE: Final = _GET + rb"(?:\)|(?:%b\x85|%b\x86|%b\x87)\x94)\x85\x94R\x94" % (_INT, _INT * 2, _INT * 3)
@@ -136,7 +136,9 @@ class PlainObjects:
 def _read_value(machine: Machine, raw: bytes) -> tuple[Value, tuple[Value, ...]]:
     code = raw[0]
     if code == _NEW_TEXT:
-        text = _text(raw)
+        if raw[1] != len(raw) - 3:  # it does not end where the pattern ends
+            raise NeedsOneOperation
+        text = raw[2:-1].decode()
         return text, (text,)
     if code not in _GETS:
         return None if code == _NONE else number(raw), ()
@@ -152,10 +154,3 @@ def _read_value(machine: Machine, raw: bytes) -> tuple[Value, tuple[Value, ...]]
     if type(value) is not str and not (type(value) is Tuple and all(type(one) is int for one in value.items)):
         raise NeedsOneOperation
     return value, ()
-
-
-def _text(raw: bytes) -> str:
-    """The argument of SHORT_BINUNICODE, if it ends where the pattern ends."""
-    if raw[1] != len(raw) - 3:
-        raise NeedsOneOperation
-    return raw[2:-1].decode()

@@ -71,7 +71,6 @@ class PlainTensors:
     """Reader of plain tensors for one pickle."""
 
     def __init__(self) -> None:
-        """Begin with nothing known."""
         # By their bytes in the pickle, see `compact_memo`.
         self._dtypes: dict[bytes, str] = {}
         self._fixed: set[tuple[bytes, bytes]] = set()

@@ -74,11 +74,7 @@ def sizes(value: Value) -> tuple[int, ...]:
 
 
 def geometry(size: Value, stride: Value) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
-    """Return the shape and stride of a dense tensor.
-
-    Returns:
-        Shape, stride, number of elements, and number of elements from the first to the last in memory (inclusive).
-    """
+    """Return shape, stride and number of elements of a dense tensor, and how many lie from the first to the last."""
     lengths = size.items if type(size) is Tuple else sizes(size)
     steps = stride.items if type(stride) is Tuple else sizes(stride)
     if len(lengths) != len(steps) or len(lengths) > _MOST_AXES:

@@ -42,11 +42,7 @@ GETS: Final = frozenset(b"ghj")
 
 
 def operation_end(data: bytes, start: int) -> int:
-    """Return the end of the operation at ``start``.
-
-    Returns:
-        Offset of the first byte after the operation and its argument.
-    """
+    """Return the offset of the first byte after the operation at ``start`` and its argument."""
     if not 0 <= start < len(data):
         raise DamagedPickle("it ends before STOP", offset=start)
     shape = SHAPE_OF.get(data[start])
@@ -59,11 +55,9 @@ def operation_end(data: bytes, start: int) -> int:
 
 
 def variable_end(data: bytes | bytearray, begin: int, shape: int) -> int:
-    """Return the end of an argument of variable length.
+    """Return the offset of the first byte after an argument of variable length; 0 if a newline is missing.
 
-    Returns:
-        Offset of the first byte after the argument. It can be past the end of the data: always if the argument's length
-        field is cut off. 0 if a newline is missing.
+    It can be past the end of the data: always if the argument's length field is cut off.
     """
     if shape == _LINE:
         return data.find(b"\n", begin) + 1
@@ -75,11 +69,7 @@ def variable_end(data: bytes | bytearray, begin: int, shape: int) -> int:
 
 
 def operations(data: bytes, start: int = 0) -> Iterator[tuple[int, int, int]]:
-    """Iterate over the operations of one pickle, up to and including STOP.
-
-    Yields:
-        Start, end (exclusive) and opcode of each operation.
-    """
+    """Yield start, end (exclusive) and opcode of the operations of one pickle, up to and including STOP."""
     opcode = -1
     while opcode != STOP:
         end = operation_end(data, start)

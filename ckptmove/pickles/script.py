@@ -12,17 +12,14 @@ from ckptmove.errors import DamagedPickle
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.scan import operations
 from ckptmove.pickles.state import Machine
-from ckptmove.pickles.tree import Call, Dict, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Dict, Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as AnySequence
 
     from ckptmove.limits import Limits
     from ckptmove.model import Span
-    from ckptmove.pickles.tree import Persistent, Value
-
-#: Index of the key in ``('storage', class, key, location, numel)``.
-_KEY_FIELD = 2
+    from ckptmove.pickles.tree import Value
 
 
 class PicklePart(NamedTuple):
@@ -35,21 +32,19 @@ class PicklePart(NamedTuple):
 
 
 def interpret_parts(data: bytes, parts: AnySequence[PicklePart], limits: Limits) -> Machine:
-    """Read several pickles as data.
+    """Read several pickles as data, into one machine after STOP.
 
-    Returns:
-        One machine after STOP. Its ``root`` is the tree of the first pickle, with the other pickles as attributes. Its
-        starts are offsets in ``data``. Its storage keys begin with the folder of their part.
+    Its ``root`` is the tree of the first pickle, with the other pickles as attributes. Its starts are offsets in
+    ``data``. Its storage keys begin with the folder of their part.
     """
     joined = Machine(data, limits)
-    joined.end = len(data)
     attributes: list[tuple[str, Value]] = []
     for part in parts:
         machine = _interpret_part(data, part, limits, joined.excess)
-        _join(joined, machine)
+        joined.merge(machine)
         if part.folder:
             for node in machine.persistents:
-                _qualify(node, part.folder)
+                node.prefix_key(part.folder)
         if part is parts[0]:
             joined.root = machine.root
         elif part.attribute and isinstance(machine.root, Sequence) and machine.root.items:
@@ -80,27 +75,6 @@ def _interpret_part(data: bytes, part: PicklePart, limits: Limits, excess: int) 
     if machine.end != part.span.end:
         raise DamagedPickle(f"bytes after STOP in {part.record}", offset=machine.end - part.span.start)
     return machine
-
-
-def _join(joined: Machine, machine: Machine) -> None:
-    joined.reads += machine.reads
-    joined.reread |= machine.reread
-    joined.excess = machine.excess
-    joined.frames += machine.frames
-    joined.persistents += machine.persistents
-    joined.note_names(machine)
-    joined.stacked |= machine.stacked
-
-
-def _qualify(node: Persistent, folder: str) -> None:
-    """Prefix the key of a storage with its folder. Copies the tuple, which other nodes may share."""
-    pid = node.pid
-    if type(pid) is Tuple:
-        items = [*pid.items]
-        key = items[_KEY_FIELD] if len(items) > _KEY_FIELD else None
-        if type(key) is str:
-            items[_KEY_FIELD] = folder + key
-            node.pid = Tuple(tuple(items), pid.starts)
 
 
 def _numbered(constants: Sequence) -> Dict:

@@ -27,92 +27,63 @@ class Machine:
     """State of the symbolic machine for one pickle.
 
     A ``start`` is the offset in ``data`` of the operation that pushed a value.
-
-    Attributes:
-        data: bytes that contain the pickle; empty after it was read in larger steps.
-        data_bytes: their number.
-        stack: values above the last mark; empty after STOP.
-        starts: starts of the values on ``stack``: a list, or an array if the tree is not edited.
-        marks: the stack below each mark.
-        memo: memoised values by index; empty after STOP.
-        memo_starts: starts of the memoised values.
-        memo_gaps: number of indices in ``memo`` without a value.
-        persistents: all persistent ids in the order of the pickle, reachable from the root or not.
-        globals: full names of all globals, each with the start of the first operation that names it.
-        runs: dangerous names among them, and those that calls reach without naming them, as torch looks them up.
-        given: values that a harmless function may call, or whose attributes it may call; empty after STOP.
-        stacked: globals that STACK_GLOBAL made of two strings, by start; they have no literal.
-        reads: operations that repeat a value: a memoised string or global, or the top of the stack (DUP). A flat array
-            of pairs: start of the operation, start of the operation that it repeats (which may be a repeat itself).
-            Sorted by start. An array, not a list, because there are about ten numbers for each tensor.
-        reread: tuples and bytes that are read again from the memo or by DUP, by their ``id``.
-        frames: start of each FRAME operation.
-        foreign: opcodes that torch's weights-only unpickler rejects, each with its first start.
-        filled: full names of classes whose objects get items, which torch's weights-only unpickler rejects.
-        begin: offset of the pickle in ``data``.
-        end: offset of the first byte after STOP.
-        containers: number of globals, lists, sets, dicts and one-item tuples.
-        counted: number of persistent ids counted so far.
-        storages: number of counted persistent ids that look like a storage.
-        excess: estimated memory of the tree beyond the size of the pickle, in bytes, with that of the file's other
-            pickles.
-        root: the tree.
     """
 
     __slots__ = (
-        "begin",
-        "containers",
-        "counted",
-        "data",
-        "data_bytes",
-        "end",
-        "excess",
-        "filled",
-        "foreign",
-        "frames",
-        "given",
-        "globals",
-        "limits",
-        "marks",
-        "memo",
-        "memo_gaps",
-        "memo_starts",
-        "persistents",
-        "reads",
-        "reread",
-        "root",
-        "runs",
-        "stack",
-        "stacked",
-        "starts",
-        "storages",
-    )
+        "begin", "containers", "counted", "data", "data_bytes", "end", "excess", "filled", "foreign", "frames",
+        "given", "globals", "limits", "marks", "memo", "memo_gaps", "memo_starts", "persistents", "reads", "reread",
+        "root", "runs", "stack", "stacked", "starts", "storages",
+    )  # fmt: skip
 
     def __init__(self, data: bytes, limits: Limits, begin: int = 0, excess: int = 0) -> None:
-        self.data, self.data_bytes = data, len(data)
+        self.data, self.data_bytes = data, len(data)  # the data is dropped once it was read in larger steps
         self.limits = limits
-        self.begin = begin
-        self.stack: list[Value] = []
-        self.starts: Starts = []
-        self.marks: list[tuple[list[Value], Starts]] = []
-        # Lists, not dicts: a pickler numbers memo entries from 0.
+        self.begin = begin  # offset of the pickle in the data
+        self.stack: list[Value] = []  # values above the last mark; empty after STOP
+        self.starts: Starts = []  # their starts: a list, or an array if the tree is not edited
+        self.marks: list[tuple[list[Value], Starts]] = []  # the stack below each mark
+        # Lists, not dicts: a pickler numbers memo entries from 0. Empty after STOP.
         self.memo: list[Value] = []
         self.memo_starts: array[int] = array("q")
-        self.memo_gaps = 0
+        self.memo_gaps = 0  # number of indices in the memo without a value
+        #: All persistent ids in the order of the pickle, reachable from the root or not.
         self.persistents: list[Persistent] = []
+        #: Full names of all globals, each with the start of the first operation that names it.
         self.globals: dict[str, int] = {}
+        #: Dangerous names among them, and those that calls reach without naming them, as torch looks them up.
         self.runs: dict[str, None] = {}
+        #: Values that a harmless function may call, or whose attributes it may call; empty after STOP.
         self.given: list[Value] = []
+        #: Globals that STACK_GLOBAL made of two strings, by start; they have no literal.
         self.stacked: dict[int, Global] = {}
+        #: Operations that repeat a value: a memoised string or global, or the top of the stack (DUP). A flat array of
+        #: pairs: start of the operation, start of the operation that it repeats (which may be a repeat itself). Sorted
+        #: by start. An array, not a list, because there are about ten numbers for each tensor.
         self.reads: array[int] = array("q")
-        self.reread: dict[int, Tuple | bytes] = {}
-        self.frames: list[int] = []
+        self.reread: dict[int, Tuple | bytes] = {}  # what is read again from the memo or by DUP, by its `id`
+        self.frames: list[int] = []  # start of each FRAME operation
+        #: Opcodes that torch's weights-only unpickler rejects, each with its first start; and full names of classes
+        #: whose objects get items, which it rejects too.
         self.foreign: dict[int, int] = {}
         self.filled: set[str] = set()
-        self.containers = self.storages = self.counted = 0
+        #: Numbers of globals, lists, sets, dicts and one-item tuples; of persistent ids counted so far; and of those
+        #: among them that look like a storage.
+        self.containers = self.counted = self.storages = 0
+        #: Estimated memory of the tree beyond the size of the pickle, in bytes, with that of the file's other pickles.
         self.excess = excess
-        self.end = begin
+        self.end = begin  # offset of the first byte after STOP
         self.root: Value = None
+
+    def merge(self, inner: Machine) -> None:
+        """Add the results of a machine that has read another pickle of the same bytes."""
+        self.reads += inner.reads
+        self.reread |= inner.reread
+        self.frames += inner.frames
+        self.persistents += inner.persistents
+        self.stacked |= inner.stacked
+        self.note_names(inner)
+        self.excess = inner.excess
+        self.end = inner.end
 
     def note_names(self, inner: Machine) -> None:
         """Record the names and opcodes of another pickle of the same file."""

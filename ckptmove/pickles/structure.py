@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
-from ckptmove.pickles.atoms import end_within, line
+from ckptmove.pickles.atoms import constant, end_within, line
 from ckptmove.pickles.calls import methods_in_items, methods_in_state, uses_of_append, uses_of_build
 from ckptmove.pickles.tree import (
     MADE,
@@ -181,14 +181,7 @@ def _mark(machine: Machine, position: int) -> int:
     return position + 1
 
 
-def _empty_tuple(machine: Machine, position: int) -> int:
-    machine.stack.append(_EMPTY_TUPLE)
-    machine.starts.append(position)
-    return position + 1
-
-
 def _empty(kind: type[List | Set | Dict]) -> Handler:
-
     def handle(machine: Machine, position: int) -> int:
         machine.containers += 1
         machine.stack.append(kind([], []))
@@ -295,8 +288,7 @@ def _setitem(machine: Machine, position: int) -> int:
 
 
 def _setitems(machine: Machine, position: int) -> int:
-    flat, starts = pop_mark(machine)
-    _assign(machine, flat, starts, position)
+    _assign(machine, *pop_mark(machine), position)
     return position + 1
 
 
@@ -338,7 +330,7 @@ HANDLERS: Final[dict[int, Handler]] = {
     0x83: _extension(2),
     0x84: _extension(4),
     ord("("): _mark,
-    ord(")"): _empty_tuple,
+    ord(")"): constant(_EMPTY_TUPLE),
     ord("]"): _empty(List),
     0x8F: _empty(Set),
     ord("}"): _empty(Dict),

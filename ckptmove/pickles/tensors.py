@@ -60,15 +60,13 @@ class TensorReader:
     """Convert calls to tensor records, and collect their storages.
 
     Use one reader for each pickle: its tensors share storages.
-
-    Attributes:
-        attached: other values of the last tensor: the Python attributes of a subclass or a parameter, the
-            ``torch.device`` of a wrapper.
-        overruns: tensors that reach past the end of their storage: name, and number of missing bytes.
     """
 
     def __init__(self) -> None:
+        #: Other values of the last tensor: the Python attributes of a subclass or a parameter, the ``torch.device`` of
+        #: a wrapper.
         self.attached: list[Node] = []
+        #: Tensors that reach past the end of their storage: name, and number of missing bytes.
         self.overruns: list[tuple[str, int]] = []
         self._storages: dict[str, StorageRef] = {}
         #: Storages by the ``id`` of their node, from `gather`.
@@ -105,8 +103,7 @@ class TensorReader:
     def tensor(self, call: Call | PlainTensor, name: str, role: Role) -> TensorRecord | None:
         """Return the record of the tensor that a call would rebuild, and set ``attached``.
 
-        Returns:
-            The record, or None if other code in the pickle computes an argument, so that the tensor is not known.
+        None if other code in the pickle computes an argument, so that the tensor is not known.
         """
         if self.attached:
             self.attached = []
@@ -160,15 +157,11 @@ class TensorReader:
             return self._functions[id(call.func)]
         except KeyError:
             found = self._REBUILDS.get(call.name)
-            if found is TensorReader._from_type:  # its arguments decide
-                return found if self._wraps_tensor(call) else None
+            if found is TensorReader._from_type:  # a subclass may have a rebuild function of its own
+                wrapped = call.arguments[0] if call.arguments else None
+                return found if type(wrapped) is Global and wrapped.full_name in self._REBUILDS else None
             self._functions[id(call.func)] = found
             return found
-
-    def _wraps_tensor(self, call: Call) -> bool:
-        """Whether a ``_rebuild_from_type`` wraps a function of `_REBUILDS`: a subclass may have its own."""
-        function = call.args.items[0] if type(call.args) is Tuple and call.args.items else None
-        return type(function) is Global and function.full_name in self._REBUILDS
 
     def _known(self, call: Call) -> _Rebuild:
         found = self._function(call)
@@ -208,10 +201,7 @@ class TensorReader:
             raise NotATensor
         record = self._nested_rebuild(rebuild, inner, name, role)
         self._attach(args, 3)
-        subclass = kind.full_name
-        if subclass in _PLAIN_TYPES:
-            return record
-        return record._replace(subclass=subclass)
+        return record if kind.full_name in _PLAIN_TYPES else record._replace(subclass=kind.full_name)
 
     def _attach(self, args: Tuple, index: int) -> None:
         value = args.items[index] if len(args.items) > index else None
@@ -268,18 +258,14 @@ class TensorReader:
             room = min(room, sum(view) * item_bytes)
             offset += view[0]
         if span and (offset + span) * item_bytes > room:
-            self._note_overrun(name, dtype, offset + span, room)
+            missing = -(-(offset + span) // PACKED.get(dtype, 1)) * item_bytes - room
+            if missing > 0:
+                self.overruns.append((name, missing))
         return TensorRecord(
             name, role, storage.device, dtype, shape, stride, storage.key, offset, numel * item_bytes,
             "tensor" if len(found) < 7 else lazy_kind(found[6]), "",  # only v2 has metadata
             len(found) > 4 and found[4] is True,  # v1 has four arguments
         )  # fmt: skip
-
-    def _note_overrun(self, name: str, dtype: str, end: int, room: int) -> None:
-        elements = PACKED.get(dtype, 1)
-        missing = -(-end // elements) * ITEM_BYTES[dtype] - room
-        if missing > 0:
-            self.overruns.append((name, missing))
 
     # --- one method for each rebuild function ------------------------------------------------------------------------
 

@@ -22,7 +22,8 @@ REDUCE: Final = ord("R")
 NEWOBJ: Final = 0x81
 NEWOBJ_EX: Final = 0x92
 OBJ: Final = ord("o")
-
+#: Index of the key in ``('storage', class, key, location, numel)``.
+_KEY_FIELD: Final = 2
 
 #: Starts of the members of a container: a list, or an array in a tree that is not edited.
 Starts: TypeAlias = "MutableSequence[int]"
@@ -39,31 +40,21 @@ class Node:
 
 
 class Global(Node):
-    """A name that the pickle would import.
-
-    Attributes:
-        module: dotted name of the module, as written.
-        name: qualified name in the module.
-        full_name: module and name joined by a dot; stored because every call needs it.
-        is_settled: whether no further call of it needs a verdict.
-    """
+    """A name that the pickle would import."""
 
     __slots__ = ("full_name", "is_settled", "module", "name")
 
     def __init__(self, module: str, name: str) -> None:
         self.module = module
         self.name = name
-        self.full_name = f"{module}.{name}"
-        self.is_settled = False
+        self.full_name = f"{module}.{name}"  # stored because every call needs it
+        self.is_settled = False  # whether no further call of it needs a verdict
 
 
 class Python2Str(str):
     """A ``str`` of Python 2 that is not ASCII: its value depends on the ``encoding`` of the reader.
 
     The text is decoded as UTF-8, as torch does; other bytes become escapes.
-
-    Attributes:
-        raw: its bytes.
     """
 
     __slots__ = ("raw",)
@@ -78,12 +69,7 @@ class ByteArray(bytes):
 
 
 class Sequence(Node):
-    """A tuple, list, set or frozenset with the start of each item.
-
-    Attributes:
-        items: the items in the order of the pickle.
-        starts: their starts, parallel to ``items``.
-    """
+    """A tuple, list, set or frozenset with the start of each item."""
 
     __slots__ = ("items", "starts")
 
@@ -140,12 +126,7 @@ class FrozenSet(Set):
 
 
 class Dict(Node):
-    """A dict as a flat list: key, value, key, value.
-
-    Attributes:
-        flat: keys and values in turn; the last value of a repeated key counts, as in Python.
-        starts: their starts, parallel to ``flat``.
-    """
+    """A dict as a flat list: key, value, key, value. The last value of a repeated key counts, as in Python."""
 
     __slots__ = ("flat", "starts")
 
@@ -175,32 +156,20 @@ class Dict(Node):
 
 
 class Call(Node):
-    """A call that REDUCE, NEWOBJ, NEWOBJ_EX, INST or OBJ would make, and what later operations add to its result.
-
-    Attributes:
-        opcode: REDUCE, NEWOBJ, NEWOBJ_EX or OBJ; OBJ also for INST.
-        func: the callable: a :class:`Global` in every pickle that torch writes.
-        args: the arguments: a :class:`Tuple` in every pickle that Python writes.
-        args_start: start of ``args``.
-        kwargs: keyword arguments of NEWOBJ_EX, else None.
-        state: argument of BUILD, for ``__setstate__`` or ``__dict__``, else None.
-        state_start: start of ``state``, -1 without one.
-        appended: items of APPEND or APPENDS, or None.
-        assigned: pairs of SETITEM or SETITEMS, or None.
-    """
+    """A call that REDUCE, NEWOBJ, NEWOBJ_EX, INST or OBJ would make, and what later operations add to its result."""
 
     __slots__ = ("appended", "args", "args_start", "assigned", "func", "kwargs", "opcode", "state", "state_start")
 
     def __init__(self, func: Value, args: Value, args_start: int, opcode: int = REDUCE) -> None:
-        self.opcode = opcode
-        self.func = func
-        self.args = args
+        self.opcode = opcode  # OBJ also for INST
+        self.func = func  # a `Global` in every pickle that torch writes
+        self.args = args  # a `Tuple` in every pickle that Python writes
         self.args_start = args_start
-        self.kwargs: Value = None
-        self.state: Value = None
-        self.state_start = -1
-        self.appended: List | None = None
-        self.assigned: Dict | None = None
+        self.kwargs: Value = None  # of NEWOBJ_EX
+        self.state: Value = None  # argument of BUILD, for `__setstate__` or `__dict__`
+        self.state_start = -1  # -1 without a state
+        self.appended: List | None = None  # items of APPEND or APPENDS
+        self.assigned: Dict | None = None  # pairs of SETITEM or SETITEMS
 
     def members(self) -> AnySequence[Value]:
         """The callable, its arguments, its state, and the items added to the result."""
@@ -219,12 +188,7 @@ class Call(Node):
 
 
 class Persistent(Node):
-    """A persistent id: an object that the pickle's reader provides. In torch: storages, and classes of modules.
-
-    Attributes:
-        pid: the id.
-        pid_start: its start.
-    """
+    """A persistent id: an object that the pickle's reader provides. In torch: storages, and classes of modules."""
 
     __slots__ = ("pid", "pid_start")
 
@@ -235,6 +199,13 @@ class Persistent(Node):
     def members(self) -> AnySequence[Value]:
         """The id."""
         return (self.pid,)
+
+    def prefix_key(self, prefix: str) -> None:
+        """Prefix the key of a storage. Copies the tuple of the id, which other nodes may share."""
+        items = tuple_items(self.pid)
+        if type(self.pid) is Tuple and len(items) > _KEY_FIELD and type(items[_KEY_FIELD]) is str:
+            items = (*items[:_KEY_FIELD], f"{prefix}{items[_KEY_FIELD]}", *items[_KEY_FIELD + 1 :])
+            self.pid = Tuple(items, self.pid.starts)
 
     @property
     def module(self) -> Value:
@@ -247,11 +218,7 @@ class Persistent(Node):
 
 
 class Opaque(Node):
-    """A value that only the pickle's reader has: an out-of-band buffer or an extension code.
-
-    Attributes:
-        description: human-readable description.
-    """
+    """A value that only the pickle's reader has: an out-of-band buffer or an extension code."""
 
     __slots__ = ("description",)
 
@@ -264,12 +231,7 @@ WITHIN: Final = Opaque("part of a plain object")
 
 
 class PlainKind:
-    """A class, and the names of the fields of an object of it.
-
-    Attributes:
-        name: full name of the class.
-        fields: names of the fields, in order.
-    """
+    """A class by its full name, and the names of the fields of an object of it, in order."""
 
     __slots__ = ("fields", "name")
 
@@ -279,18 +241,13 @@ class PlainKind:
 
 
 class PlainObject(Node):
-    """An object that is built as Python pickles a dataclass, with plain values: it replaces a call and a dict.
-
-    Attributes:
-        kind: its class and the names of its fields.
-        values: a string, an int, None, or a tuple of ints for each field; also for a ``torch.Size``.
-    """
+    """An object that is built as Python pickles a dataclass, with plain values: it replaces a call and a dict."""
 
     __slots__ = ("kind", "values")
 
     def __init__(self, kind: PlainKind, values: tuple[Value, ...]) -> None:
         self.kind = kind
-        self.values = values
+        self.values = values  # a string, an int, None, or a tuple of ints for each field; also for a `torch.Size`
 
     def get(self, field: str) -> Value:
         """Return the value of a field, or None if it is absent."""
@@ -299,11 +256,7 @@ class PlainObject(Node):
 
 
 class PlainStorage(Persistent):
-    """The persistent id of a storage that only plain tensors have.
-
-    Attributes:
-        ref: the storage; its sites are not known.
-    """
+    """The persistent id of a storage that only plain tensors have, and whose sites are not known."""
 
     __slots__ = ("ref",)
 
@@ -313,16 +266,7 @@ class PlainStorage(Persistent):
 
 
 class PlainTensor(Node):
-    """A tensor of ``_rebuild_tensor_v2`` without attributes and hooks, within its storage: it replaces a call.
-
-    Attributes:
-        storage: its storage.
-        offset: its first element in the storage.
-        shape: its sizes.
-        stride: strides in elements.
-        dtype: that of its storage, unless torch has no storage class for it.
-        requires_grad: as saved.
-    """
+    """A tensor of ``_rebuild_tensor_v2`` without attributes and hooks, within its storage: it replaces a call."""
 
     __slots__ = ("dtype", "offset", "requires_grad", "shape", "storage", "stride")
 
@@ -337,8 +281,8 @@ class PlainTensor(Node):
         requires_grad: bool,
     ) -> None:
         self.storage = storage
-        self.dtype = dtype
-        self.offset = offset
+        self.dtype = dtype  # that of its storage, unless torch has no storage class for it
+        self.offset = offset  # of its first element in the storage
         self.shape = shape
         self.stride = stride
         self.requires_grad = requires_grad

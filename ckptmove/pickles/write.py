@@ -70,40 +70,27 @@ _MOST_REPEATED: Final = 1 << 20
 
 
 def write_pickle(root: Value) -> bytes:
-    """Write a tree as one pickle.
+    """Write a tree as one pickle of protocol 2, or of the lowest later one that has an operation for every value.
 
-    A node, a string or bytes with several references is written once and read from the memo; so are equal globals.
-
-    Args:
-        root: the tree. A call with a ``state`` other than None, or a ``state_start`` of 0 or more, gets a BUILD.
-
-    Returns:
-        A pickle of protocol 2, or of the lowest later protocol that has an operation for every value.
+    A node, a string or bytes with several references is written once and read from the memo; so are equal globals. A
+    call with a ``state`` other than None, or a ``state_start`` of 0 or more, gets a BUILD.
     """
     return _Writer().write(root)
 
 
 class _Writer:
-    """State of one pickle that is being written.
-
-    Attributes:
-        out: the operations, without the PUTs.
-        places: end in ``out`` of the operation that pushes a node, a string or bytes, by ``id``.
-        indices: memo indices of the values that are read again, by their place.
-        globals: the first node of each global.
-        protocol: lowest protocol that has all operations.
-        repeated: number of items written again.
-    """
+    """State of one pickle that is being written."""
 
     __slots__ = ("globals", "indices", "out", "places", "protocol", "repeated")
 
     def __init__(self) -> None:
-        self.out = bytearray(_HEAD)
+        self.out = bytearray(_HEAD)  # the operations, without the PUTs
+        #: End in ``out`` of the operation that pushes a node, a string or bytes, by ``id``.
         self.places: dict[int, int] = {}
-        self.indices: dict[int, int] = {}
-        self.globals: dict[tuple[str, str], Global] = {}
-        self.protocol = 2
-        self.repeated = 0
+        self.indices: dict[int, int] = {}  # memo indices of the values that are read again, by their place
+        self.globals: dict[tuple[str, str], Global] = {}  # the first node of each global
+        self.protocol = 2  # lowest protocol that has all operations
+        self.repeated = 0  # number of items written again
 
     def write(self, root: Value) -> bytes:
         """Write the tree and insert the PUTs."""
@@ -214,22 +201,6 @@ def _float(writer: _Writer, value: float) -> None:
     writer.out += _F8(b"G", value)
 
 
-def _str(writer: _Writer, value: str) -> None:
-    writer.push(value, writer.counted(value.encode("utf-8", "surrogatepass"), _TEXT))
-
-
-def _python2_str(writer: _Writer, value: Python2Str) -> None:
-    writer.push(value, writer.counted(value.raw, _PYTHON2_TEXT))
-
-
-def _bytes(writer: _Writer, value: bytes) -> None:
-    writer.push(value, writer.counted(value, _BYTES))
-
-
-def _bytearray(writer: _Writer, value: ByteArray) -> None:
-    writer.push(value, writer.counted(value, _BYTEARRAY))
-
-
 def _global(writer: _Writer, node: Global) -> None:
     first = writer.globals.setdefault((node.module, node.name), node)
     if first is not node:
@@ -330,10 +301,10 @@ _WRITERS: Final[dict[type, Callable[[_Writer, Any], Members | None]]] = {
     bool: _bool,
     int: _int,
     float: _float,
-    str: _str,
-    Python2Str: _python2_str,
-    bytes: _bytes,
-    ByteArray: _bytearray,
+    str: lambda writer, value: writer.push(value, writer.counted(value.encode("utf-8", "surrogatepass"), _TEXT)),
+    Python2Str: lambda writer, value: writer.push(value, writer.counted(value.raw, _PYTHON2_TEXT)),
+    bytes: lambda writer, value: writer.push(value, writer.counted(value, _BYTES)),
+    ByteArray: lambda writer, value: writer.push(value, writer.counted(value, _BYTEARRAY)),
     Global: _global,
     Tuple: _tuple,
     List: _list,

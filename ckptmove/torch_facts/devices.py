@@ -63,14 +63,7 @@ _ALIASES: Final[dict[str, str]] = {
 
 
 def split(tag: str) -> tuple[str, int | None]:
-    """Split a tag into type and index.
-
-    Args:
-        tag: any text; the part after the first colon is an index only if it is a plain number.
-
-    Returns:
-        The device type, and the index or None.
-    """
+    """Split a tag into type and index; what follows the first colon of any text is one only if it is a plain number."""
     kind, _, index = tag.partition(":")
     return kind, int(index) if _DIGITS.fullmatch(index) else None
 
@@ -119,23 +112,14 @@ def unsupported_dtypes(tag: str) -> frozenset[str]:
 def matches(glob: str, tag: str) -> bool:
     """Whether the source glob of a mapping matches a tag.
 
-    Args:
-        glob: a glob for tags; without an index and wildcards it matches every index of its type.
-        tag: a tag; without an index it means the first device of its type.
+    A glob without an index and wildcards matches every index of its type; a tag without one means the first device.
     """
     kind, index = split(tag)
     return fnmatchcase(tag, glob) or glob == kind or (index is None and fnmatchcase(f"{kind}:0", glob))
 
 
 def parse_target(text: str) -> str:
-    """Parse the target device of a conversion.
-
-    Args:
-        text: input of the user: ``cuda``, ``cuda:1``, ``mps``; or a ``torch.device``.
-
-    Returns:
-        The tag that ``torch.save`` writes on that device: ``cuda:0``, ``cuda:1``, ``mps``.
-    """
+    """Return the tag that ``torch.save`` writes on the device that a user names: ``cuda:0`` for ``cuda``, ``mps``."""
     text = str(text)
     match = _GRAMMAR.fullmatch(text)
     kind, index = (match[1], int(match[2] or 0)) if match else ("", 0)
@@ -148,11 +132,7 @@ def parse_target(text: str) -> str:
 
 
 def parse_mapping(text: str) -> tuple[str, str]:
-    """Parse the ``SRC=DST`` of a ``--map`` option: ``cuda:*=cuda:0``.
-
-    Returns:
-        The glob for source tags, and the destination tag.
-    """
+    """Return the glob for source tags and the destination tag of a ``--map`` option: ``cuda:*=cuda:0``."""
     source, equals, destination = (part.strip() for part in text.partition("="))
     if not (source and equals and destination):
         raise UsageError(f"'{text}' is not a mapping of devices: write SRC=DST")
@@ -160,14 +140,7 @@ def parse_mapping(text: str) -> tuple[str, str]:
 
 
 def parse_pair(source: str, destination: str) -> tuple[str, str]:
-    """Parse a source and its destination, as a ``map_location`` dict pairs them.
-
-    Args:
-        source: a tag, or a glob for tags.
-
-    Returns:
-        The glob for source tags, and the destination tag.
-    """
+    """Return the glob for source tags and the destination tag of a pair in a ``map_location`` dict."""
     if not is_device_string(source) and _WILDCARDS.isdisjoint(source):
         raise UnknownDevice(source, suggest(source))
     return source, parse_target(destination)

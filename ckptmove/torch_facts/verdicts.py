@@ -136,11 +136,11 @@ def verdict(name: str, use: Use) -> Verdict:
 def _is_hidden(name: str, parts: list[str]) -> bool:
     """Whether only executing the pickle shows what a name is: it has an attribute that reaches everything else."""
     inner = parts[1:] if parts[0] in _MAIN else parts
-    return name.startswith(EXTENSION) or COMPUTED in name or any(map(_is_dunder, inner))
-
-
-def _is_dunder(part: str) -> bool:
-    return part.startswith("__") and part.endswith("__")
+    return (
+        name.startswith(EXTENSION)
+        or COMPUTED in name
+        or any(part.startswith("__") and part.endswith("__") for part in inner)
+    )
 
 
 def _is_own(parts: list[str]) -> bool:

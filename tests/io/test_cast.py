@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ckptmove.errors import DamagedArchive
-from ckptmove.io.cast import CAST_BLOCK, can_cast, cast_blocks
+from ckptmove.io.cast import CAST_BLOCK, cast_blocks
 from ckptmove.io.contracts import CastSegment
 from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import CASTABLE_FLOATS, COMPLEX_PARTS, ITEM_BYTES
@@ -149,13 +149,6 @@ def test_nothing_becomes_nothing():
 def test_half_an_element_is_damage(dtype, target, nbytes):
     with pytest.raises(DamagedArchive, match=rf": {nbytes} bytes .* {dtype} "):
         cast(bytes(nbytes), dtype, target)
-
-
-def test_a_cast_exists_between_different_dtypes_of_one_family():
-    for source, target in permutations(ITEM_BYTES, 2):
-        families = [{source, target} <= CASTABLE_FLOATS, {source, target} <= COMPLEX_PARTS.keys()]
-        assert can_cast(source, target) == any(families)
-    assert not any(can_cast(dtype, dtype) for dtype in ITEM_BYTES)
 
 
 def test_every_block_holds_whole_elements():

@@ -46,16 +46,7 @@ class ReadObject(NamedTuple):
 
 
 class DistributedCheckpoint(Container):
-    """A checkpoint of ``torch.distributed.checkpoint.save``.
-
-    Attributes:
-        source: bytes of ``.metadata``.
-        metadata: contents of ``.metadata``.
-        sizes: sizes in bytes of the files that it names.
-        objects: objects that are not tensors, by name; filled by the caller that opens the files.
-        damaged: names of objects whose pieces are damaged.
-        metadata_bytes: size in bytes of ``.metadata``, or of the ``__R.metadata`` of all ranks.
-    """
+    """A checkpoint of ``torch.distributed.checkpoint.save``; its source is ``.metadata``."""
 
     name = "dcp"
     has_devices = False
@@ -74,15 +65,12 @@ class DistributedCheckpoint(Container):
     def __init__(
         self, source: ByteSource, sizes: Mapping[str, int], limits: Limits, *, others: Sequence[ByteSource] = ()
     ) -> None:
-        """Read ``.metadata``.
+        """Read ``.metadata``, given the sizes of the files in its folder by the names that it may give them.
 
-        Args:
-            source: its bytes.
-            sizes: sizes in bytes of the files in its folder, by the names that it may give them.
-            limits: resource limits for reading it.
-            others: bytes of ``__R.metadata`` of the other ranks, if each saved its share without collectives.
+        If each rank saved its share without collectives, ``others`` are the ``__R.metadata`` of the other ranks.
         """
         self.source, self.limits = source, limits
+        #: Objects that are not tensors, by name, and the names of damaged ones; filled by the caller that opens files.
         self.objects: dict[str, ReadObject] = {}
         self.damaged: set[str] = set()
         machines = [interpret_objects(read_pickle(one, 0, limits), limits, REPEATED) for one in (source, *others)]
@@ -233,7 +221,6 @@ class DistributedCheckpoint(Container):
 
 
 def _empty(length: int | None) -> Dict | List:
-    """A dict, or a list of this length."""
     return Dict([], []) if length is None else List([None] * length, [-1] * length)
 
 

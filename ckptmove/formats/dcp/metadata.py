@@ -99,11 +99,8 @@ class DistributedMetadata(NamedTuple):
 def union(tables: Sequence[DistributedMetadata], path: str) -> DistributedMetadata:
     """Merge the contents of ``__R.metadata`` of ranks that saved one state_dict without collectives.
 
-    Each rank loads its own objects and its own copy of a replicated chunk; here those of the first rank count.
-
-    Args:
-        tables: their contents, by rank.
-        path: path of the first, for errors.
+    Each rank loads its own objects and its own copy of a replicated chunk; here those of the first rank count. Errors
+    name the path of its file.
     """
     merged: dict[str, StoredTensor | StoredObject] = {}
     chunks: dict[str, dict[Chunk, None]] = {}
@@ -188,7 +185,6 @@ class _Parser:
         return StoredTensor(name, path, dtype, shape, requires_grad, chunks)
 
     def _properties(self, value: Value, name: str) -> tuple[str, bool]:
-        """The dtype and ``requires_grad`` of a ``TensorProperties``."""
         state = properties_of(value)
         if state is None:
             self._damage(f"the properties of tensor {name[:_SHOWN]!r} are not as torch writes them")

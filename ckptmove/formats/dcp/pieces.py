@@ -54,7 +54,6 @@ class Pieces:
     """The pieces in the order of ``.metadata``. Each takes about 30 bytes; a :class:`Piece` is made when it is read."""
 
     def __init__(self, rows: Iterable[PieceRow] = ()) -> None:
-        """Copy rows into columns."""
         self._names: _Column[str] = _Column()
         self._offsets: _Column[tuple[int, ...] | None] = _Column()
         self._files: _Column[str] = _Column()
@@ -67,11 +66,9 @@ class Pieces:
             self._ends.append(end)
 
     def __len__(self) -> int:
-        """Return the number of pieces."""
         return len(self._starts)
 
     def __iter__(self) -> Iterator[Piece]:
-        """Iterate over the pieces in order."""
         return (Piece(name, offsets, file, Span(start, end)) for name, offsets, file, start, end in self.rows())
 
     def rows(self) -> Iterator[PieceRow]:
@@ -123,7 +120,6 @@ class Pieces:
 
     @cached_property
     def _rows(self) -> Mapping[str, array[int]]:
-        """The rows of each name."""
         found: dict[str, array[int]] = {name: array("I") for name in self._names.values}
         for row, name in enumerate(self._names):
             found[name].append(row)

@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 
 
 def append_records(source: ByteSource, directory: ZipDirectory, alignment: int, new: Mapping[int, NewRecord]) -> bytes:
-    """The tail that replaces records of an archive.
-
-    Args:
-        source: the archive without a tail.
-        alignment: of the data of its records, in bytes.
-        new: the new records, by place in the directory.
-    """
+    """The tail that replaces records, by their place in the directory, of an archive without a tail."""
     undo = UndoRecord(source.size, directory.start, zlib.crc32(directory.records.raw + directory.trailer))
     return Layout(LocalHeaders(source, directory), alignment).append(new, undo.encode())

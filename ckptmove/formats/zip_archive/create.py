@@ -50,12 +50,9 @@ class _Entry(NamedTuple):
 
 
 def new_archive(folder: str, records: Iterable[Record], alignment: int = 64) -> tuple[Segment, ...]:
-    """Segments of a new archive.
+    """Segments of a new archive with records in one folder, whose name has no slash.
 
-    Args:
-        folder: folder of all records, without a slash.
-        records: the records, in the order of the file. Their names differ in more than case: torch ignores it.
-        alignment: the data of each record starts at a multiple of it, in bytes.
+    Names of records differ in more than case: torch ignores it. The data of each starts at a multiple of the alignment.
     """
     segments: list[Segment] = []
     entries: list[_Entry] = []
@@ -94,7 +91,6 @@ def _descriptor(crc: RunningCrc, nbytes: int, *, is_wide: bool) -> bytes:
 
 
 def _directory(entries: Sequence[_Entry], start: int) -> bytes:
-    """The central directory and the end records."""
     directory = b"".join(
         emit_new_entry(entry.name, entry.flags, entry.crc.value, entry.nbytes, entry.offset) for entry in entries
     )

@@ -26,12 +26,7 @@ _BETWEEN: Final = 128
 def hidden_bytes(
     directory: ZipDirectory, headers: LocalHeaders, alignment: int, size: int
 ) -> Iterator[tuple[str, Span]]:
-    """Name and span of each run of bytes that belongs to no record.
-
-    Args:
-        alignment: its alignment in bytes.
-        size: its length in bytes.
-    """
+    """Name and span of each run of bytes that belongs to no record of an archive of this size."""
     room, records = alignment + _BETWEEN, directory.records
     names, offsets, sizes = records.name_bytes, records.header_offsets, records.stored_bytes
     claimed, before = 0, None

@@ -57,7 +57,6 @@ class LocalHeaders:
         return known or self.read(self.directory.records[place]).data_start
 
     def read(self, record: ZipRecord) -> LocalHeader:
-        """The local header of a record."""
         name = self.directory.records.raw_name(record.place)
         start = record.header_offset
         head = self._bytes(start, start + LOCAL.size + len(name))
@@ -106,7 +105,6 @@ class LocalHeaders:
                 data_starts[place] = data_start
 
     def extra_fields(self, record: ZipRecord, header: LocalHeader) -> tuple[tuple[int, bytes], ...]:
-        """The extra fields of a local header."""
         start = record.header_offset + LOCAL.size + len(header.name)
         return split_extra(self._bytes(start, header.data_start), self.source.path, record.name)
 

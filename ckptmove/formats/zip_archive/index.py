@@ -86,30 +86,15 @@ def obstacle(flags: int, method: int) -> str:
 
 
 class ZipRecords:
-    """Entries of the central directory in its order, as columns: objects would take five times the memory.
-
-    Attributes:
-        raw: bytes of the directory.
-        raw_starts: start of each entry in ``raw``, and the end of the last.
-        name_bytes: length of each name in bytes.
-        flags, methods, crcs, stored_bytes, nbytes, header_offsets: the attributes of :class:`ZipRecord`.
-    """
+    """Entries of the central directory in its order, as columns: objects would take five times the memory."""
 
     __slots__ = (
-        "crcs",
-        "flags",
-        "header_offsets",
-        "methods",
-        "name_bytes",
-        "nbytes",
-        "raw",
-        "raw_starts",
-        "stored_bytes",
-    )
+        "crcs", "flags", "header_offsets", "methods", "name_bytes", "nbytes", "raw", "raw_starts", "stored_bytes",
+    )  # fmt: skip
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
-        self.raw_starts = array("Q", [0])
+        self.raw_starts = array("Q", [0])  # start of each entry in the directory, and the end of the last
         self.name_bytes, self.flags, self.methods = array("H"), array("H"), array("H")
         self.crcs = array("I")
         self.stored_bytes, self.nbytes, self.header_offsets = array("Q"), array("Q"), array("Q")
@@ -128,22 +113,18 @@ class ZipRecords:
         )  # fmt: skip
 
     def names(self) -> Iterator[str]:
-        """Decode the name of each entry."""
         for start, length, flags in zip(self.raw_starts, self.name_bytes, self.flags, strict=False):
             begin = start + CENTRAL.size
             yield _decoded(self.raw[begin : begin + length], flags)
 
     def name(self, place: int) -> str:
-        """Decode the name of an entry."""
         return _decoded(self.raw_name(place), self.flags[place])
 
     def raw_name(self, place: int) -> bytes:
-        """Return the name of an entry as bytes."""
         start = self.raw_starts[place] + CENTRAL.size
         return self.raw[start : start + self.name_bytes[place]]
 
     def entry(self, place: int) -> bytes:
-        """Return the bytes of an entry."""
         return self.raw[self.raw_starts[place] : self.raw_starts[place + 1]]
 
     def mode(self, place: int) -> int:
@@ -332,12 +313,8 @@ def emit_directory(
 ) -> bytes:
     """Directory and trailer of the new archive; every byte of an entry that need not change stays.
 
-    Args:
-        start: offset of the new directory in the output.
-        offsets: new header offset of each record, in the order of the directory.
-        replaced: rewritten records, by place.
-        path: of the file, for errors.
-        removed: places of the records that are left out.
+    The directory begins at ``start``. ``offsets`` has the new header offset of each record in its order; ``replaced``
+    has rewritten records, and ``removed`` those that are left out, by place.
     """
     records = directory.records
     pieces: list[bytes] = []
@@ -351,9 +328,7 @@ def emit_directory(
         else:
             entry = _rebuild_entry(entry, records[place], offset, replacement, path)
         pieces.append(entry)
-    nbytes = sum(map(len, pieces))
-    pieces.append(_emit_trailer(directory, len(pieces), start, nbytes))
-    return b"".join(pieces)
+    return b"".join(pieces) + _emit_trailer(directory, len(pieces), start, sum(map(len, pieces)))
 
 
 def _rebuild_entry(entry: bytes, record: ZipRecord, offset: int, replacement: Replacement | None, path: str) -> bytes:

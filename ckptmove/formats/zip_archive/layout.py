@@ -57,11 +57,7 @@ class Layout:
     """Lays out one archive, record by record in the order of the file."""
 
     def __init__(self, headers: LocalHeaders, alignment: int) -> None:
-        """Start at the first byte.
-
-        Args:
-            alignment: the data of a record moves by a multiple of it, in bytes; with 1, nothing is padded.
-        """
+        """Start at the first byte. The data of a record moves by a multiple of the alignment; 1 pads nothing."""
         self._headers = headers
         self._source = headers.source
         self._directory = headers.directory
@@ -74,11 +70,7 @@ class Layout:
         self._written = 0
 
     def build(self, new: Mapping[int, NewRecord], removed: Collection[int] = ()) -> tuple[Segment, ...]:
-        """Segments of the archive with some records replaced or left out.
-
-        Args:
-            new: the new records, by place in the directory.
-        """
+        """Segments of the archive with some records replaced or left out, by place in the directory."""
         records = self._directory.records
         offsets = [0] * len(records)
         replaced: dict[int, Replacement] = {}
@@ -87,32 +79,33 @@ class Layout:
             if record.header_offset < self._taken:
                 raise DamagedArchive(self._source.path, f"record '{record.name}' overlaps another record")
             if record.place in removed:
-                self._leave_out(record, data_start)
+                self._flush(record.header_offset)
+                self._skip(record, data_start)
                 continue
-            offset = offsets[record.place] = self._at(record.header_offset)
+            # Its offset in the output, which the open copy determines.
+            offset = offsets[record.place] = self._written + record.header_offset - self._copy_from
             change = new.get(record.place)
             if change is not None:
                 replaced[record.place] = self._replace(record, change, offset)
                 continue
             if (offset - record.header_offset) % self._alignment:
                 self._realign(record, offset)
-            self._keep(record, data_start)
+            self._taken = data_start + record.stored_bytes
+            if record.crc and record.method == STORED:
+                self._checks.append(CheckedRange(Span(data_start, self._taken), record.crc, record.name))
         if not new and not removed:
             self._taken = self._source.size
             self._flush()
             return tuple(self._segments)
         self._taken = self._directory.start
         self._flush()
-        directory = emit_directory(self._directory, self._written, offsets, replaced, self._source.path, removed)
-        self._put(directory)
+        self._put(emit_directory(self._directory, self._written, offsets, replaced, self._source.path, removed))
         return tuple(self._segments)
 
     def append(self, new: Mapping[int, NewRecord], between: bytes) -> bytes:
-        """Bytes to append to the source, so that the result is an archive with some records replaced.
+        """Bytes to append to the source, so that the result is an archive with some records replaced, by place.
 
-        Args:
-            new: the new records, by place in the directory.
-            between: bytes to put before the new directory.
+        The bytes ``between`` come before the new directory.
         """
         self._written = self._source.size
         offsets = [*self._directory.records.header_offsets]
@@ -125,16 +118,6 @@ class Layout:
         self._put(emit_directory(self._directory, self._written, offsets, replaced, self._source.path))
         return b"".join(segment.data for segment in self._segments if isinstance(segment, BytesSegment))
 
-    def _at(self, source_offset: int) -> int:
-        """Offset in the output of a byte of the open copy."""
-        return self._written + source_offset - self._copy_from
-
-    def _keep(self, record: ZipRecord, data_start: int) -> None:
-        end = data_start + record.stored_bytes
-        if record.crc and record.method == STORED:
-            self._checks.append(CheckedRange(Span(data_start, end), record.crc, record.name))
-        self._taken = end
-
     def _realign(self, record: ZipRecord, offset: int) -> None:
         """Rewrite the header of a kept record, so that its data moves by a multiple of the alignment."""
         self._flush(record.header_offset)
@@ -145,16 +128,11 @@ class Layout:
         self._copy_from = self._taken = header.data_start
 
     def _replace(self, record: ZipRecord, change: NewRecord, offset: int) -> Replacement:
-        """Write a new record in the place of the old one."""
         self._flush(record.header_offset)
         header = self._headers.read(record)
         replacement = self._emit(record, header, change, offset)
         self._skip(record, header.data_start)
         return replacement
-
-    def _leave_out(self, record: ZipRecord, data_start: int) -> None:
-        self._flush(record.header_offset)
-        self._skip(record, data_start)
 
     def _skip(self, record: ZipRecord, data_start: int) -> None:
         """Continue after the data of a record and its data descriptor."""

@@ -54,14 +54,6 @@ class FoundRecord(NamedTuple):
     is_inside: bool
 
 
-class _Listed(NamedTuple):
-    """What a directory says about a record."""
-
-    offset: int  # of its local header in the file
-    method: int  # compression method
-    stored_bytes: int  # length in the archive
-
-
 def searched_bytes(source: ByteSource) -> int:
     """Number of bytes at each end of a file in which a search looks."""
     return min(source.size, _SEARCHED_REMOTELY if source.is_remote else _SEARCHED)
@@ -84,7 +76,7 @@ def find_end(source: ByteSource) -> ZipEnd | None:
 
 def find_records(source: ByteSource, end: ZipEnd | None) -> Iterator[FoundRecord]:
     """The records in the directory, then those that only have a local header, near both ends of the file."""
-    listed = {one.offset: one for one in _listed(source, end)} if end is not None else {}
+    listed = dict(_listed(source, end)) if end is not None else {}
     spans: list[Span] = []
     for offset, entry in listed.items():
         record = _record(source, offset, entry)
@@ -116,8 +108,8 @@ def local_headers(source: ByteSource) -> Iterator[int]:
             at = data.find(LOCAL_SIGNATURE, at + 1)
 
 
-def _record(source: ByteSource, offset: int, listed: _Listed | None) -> FoundRecord | None:
-    """The record at a local header; None if no header stands there."""
+def _record(source: ByteSource, offset: int, listed: tuple[int, int] | None) -> FoundRecord | None:
+    """The record at a local header, with method and length of the directory; None if no header stands there."""
     head = _at(source, offset, LOCAL_BYTES)
     if not head.startswith(LOCAL_SIGNATURE):
         return None
@@ -128,14 +120,13 @@ def _record(source: ByteSource, offset: int, listed: _Listed | None) -> FoundRec
         return None
     name = source.read(begin, begin + name_bytes).decode("utf-8", "backslashreplace")
     # torch reads what the directory says; a reader of streams, what the local header says, where 0 is unknown.
-    nbytes = listed.stored_bytes if listed is not None else stored
+    listed_method, nbytes = listed or (method, stored)
     end = start + nbytes if 0 < nbytes <= source.size - start else source.size
-    is_deflated = DEFLATED in {method, listed.method if listed is not None else method}
-    return FoundRecord(name, Span(start, end), is_deflated, is_inside=False)
+    return FoundRecord(name, Span(start, end), DEFLATED in {method, listed_method}, is_inside=False)
 
 
-def _listed(source: ByteSource, end: ZipEnd) -> Iterator[_Listed]:
-    """The entries of a directory, up to the first that is not one."""
+def _listed(source: ByteSource, end: ZipEnd) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Offset, method and stored length of each entry of a directory, up to the first that is not one."""
     raw = source.read(end.start, max(end.start, min(end.at, end.start + _MOST_BYTES)))
     position = 0
     while raw.startswith(CENTRAL_SIGNATURE, position) and position + CENTRAL.size <= len(raw):
@@ -143,7 +134,7 @@ def _listed(source: ByteSource, end: ZipEnd) -> Iterator[_Listed]:
         begin = position + CENTRAL.size + name_n
         position = begin + extra_n + comment_n
         wide = _wide(raw[begin : begin + extra_n], [nbytes, stored, offset])
-        yield _Listed(wide[2] + end.shift, method, wide[1])
+        yield wide[2] + end.shift, (method, wide[1])
 
 
 def _wide_ends(source: ByteSource, at: int) -> Iterator[tuple[int, int, int]]:

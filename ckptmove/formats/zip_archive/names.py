@@ -31,9 +31,6 @@ def object_folder(names: Sequence[str], path: str) -> str:
     """The folder of the archive that holds ``data.pkl``, with its slash.
 
     It is the stem of the file's name at the time of saving.
-
-    Args:
-        path: path of the file, for errors.
     """
     folders = [name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(folders) > 1:

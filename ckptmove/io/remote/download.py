@@ -34,13 +34,9 @@ def download(
     progress: Progress | None = None,
     settle: Callable[[], None] = do_nothing,
 ) -> None:
-    """Download a file or a directory. Folders above the target are created.
+    """Download a file, or a directory without the folders of ``exclude``. Folders above the target are created.
 
-    Args:
-        limits: resource limits for listing a directory.
-        exclude: folders in the directory that are left out, by their paths in it.
-        progress: called with the bytes done so far and the total.
-        settle: called before the last step, which cannot be undone: signals must not raise exceptions after it.
+    ``settle`` is called before the last step, which cannot be undone: signals must not raise exceptions after it.
     """
     found = open_remote(address, limits)
     make_folder(os.path.dirname(target) or ".")

@@ -76,7 +76,8 @@ def _named(error: Exception, address: Address) -> CkptMoveError:
     names = {one.__name__ for one in type(error).__mro__}
     status = _status(error)
     if isinstance(error, ImportError):
-        package = _PACKAGES.get(scheme) or _module(error)
+        module = error.name or getattr(error.__cause__, "name", None) or ""  # what fsspec could not import
+        package = _PACKAGES.get(scheme) or module.partition(".")[0] or "a package of fsspec"
         return RemoteMissing(path, scheme, package, is_extra=scheme in _PACKAGES or package == "fsspec")
     if names & _CHANGES or status == _CHANGED:
         return SourceChanged(path)
@@ -85,12 +86,6 @@ def _named(error: Exception, address: Address) -> CkptMoveError:
     if isinstance(error, PermissionError) or status in DENIED or names & _DENIALS:
         return RemoteFailed(path, f"access denied: {_first_line(error)}", scheme, is_denied=True)
     return RemoteFailed(path, _reason(error, names), scheme)
-
-
-def _module(error: ImportError) -> str:
-    """The package of the module that fsspec could not import."""
-    name = error.name or getattr(error.__cause__, "name", None)
-    return name.partition(".")[0] if name else "a package of fsspec"
 
 
 def _reason(error: Exception, names: set[str]) -> str:

@@ -139,15 +139,6 @@ def expand(address: Address) -> list[str]:
 
 
 class _SystemFile:
-    """A file of a file system of fsspec.
-
-    Attributes:
-        path: its URL without credentials.
-        size: its length in bytes.
-        head: empty.
-        version: its size and what else the file system tells of its version.
-    """
-
     head = b""
 
     def __init__(
@@ -327,7 +318,6 @@ class RemoteListing(Listing):
 
 
 def _list_directory(address: Address, place: RemotePath, limits: Limits, traffic: Traffic) -> RemoteListing:
-    """List a remote directory with everything below it."""
     traffic.add(requests=1)
     found = _find(address, place)
     if len(found) > limits.entries:
@@ -391,11 +381,7 @@ def _listing(
 
 
 def walk_remote(address: Address) -> tuple[Address, list[WalkedFile]]:
-    """List the files below a folder, without hidden ones.
-
-    Returns:
-        The address with its file system, and the files.
-    """
+    """The address of a folder with its file system, and the files below it, without hidden ones."""
     place = find_place(address)
     if address.place is None and not address.is_http:
         place.fs.invalidate_cache()  # of an earlier call in this process
@@ -428,10 +414,9 @@ def _name_in(place: RemotePath, path: str) -> str:
 
 
 def identify(address: Address) -> tuple[Address, tuple[WalkedFile, ...] | None, str | None]:
-    """Look a file or a folder up once, before it is opened.
+    """Look a file or a folder up once, before it is opened; a web server is not asked.
 
-    Returns:
-        The address with its file system, the files of a folder, and the fingerprint. A web server is not asked.
+    Returns the address with its file system, the files of a folder, and the fingerprint.
     """
     if address.is_http:
         return address, None, None

@@ -45,14 +45,7 @@ class _Answer(NamedTuple):
 
 
 class HttpFile:
-    """A file of a web server. Each answer tells its ETag, so that a change between two of them is noticed.
-
-    Attributes:
-        path: its URL without credentials.
-        size: its length in bytes.
-        head: its first bytes.
-        version: its ETag or time, and its size.
-    """
+    """A file of a web server. Each answer tells its ETag, so that a change between two of them is noticed."""
 
     def __init__(self, address: Address, fs: Any, traffic: Traffic) -> None:
         """Request the first window."""
@@ -72,13 +65,7 @@ class HttpFile:
         self.size, self.head = answer.total, answer.body
 
     def fetch(self, start: int, end: int, *, is_bulk: bool = False) -> bytes:
-        """Request the bytes from ``start`` to ``end`` (exclusive).
-
-        Args:
-            start: offset of the first byte.
-            end: offset of the byte after the last.
-            is_bulk: as of :class:`RemoteFile`.
-        """
+        """Request the bytes from ``start`` to ``end`` (exclusive); ``is_bulk`` as of :class:`RemoteFile`."""
         answer = self._answer(start, end, is_bulk=is_bulk)
         is_asked_for = answer.body is not None and answer.begin == start and len(answer.body) == end - start
         if (answer.version, answer.total) != self.version and (is_asked_for or not answer.flaw):

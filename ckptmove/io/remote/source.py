@@ -42,13 +42,10 @@ class RemoteFile(Protocol):
     version: tuple[object, ...]
 
     def fetch(self, start: int, end: int, *, is_bulk: bool = False) -> bytes:
-        """Request bytes.
+        """Request the bytes from ``start`` to ``end`` (exclusive).
 
-        Args:
-            start: offset of the first byte.
-            end: offset of the byte after the last.
-            is_bulk: whether the range is one of many that are read one after the other, which may take minutes if the
-                bytes keep coming.
+        A range ``is_bulk`` if it is one of many that are read one after the other, which may take minutes if the bytes
+        keep coming.
         """
         ...
 
@@ -71,19 +68,12 @@ class _Window(NamedTuple):
 
 
 class RemoteSource:
-    """Bytes of a remote file. Small reads are answered from windows that earlier requests have filled.
-
-    Attributes:
-        path: its URL without credentials.
-        size: its length in bytes when it was opened.
-        traffic: its requests, and the bytes that they read.
-        is_shared: whether it stays open for those that open the file again.
-    """
+    """Bytes of a remote file. Small reads are answered from windows that earlier requests have filled."""
 
     is_remote: ClassVar[bool] = True
 
     def __init__(self, file: RemoteFile, traffic: Traffic, *, is_shared: bool = False) -> None:
-        self.is_shared = is_shared
+        self.is_shared = is_shared  # it stays open for those that open the file again
         self.path, self.size = file.path, file.size
         self.traffic = traffic
         self._file = file
@@ -151,14 +141,10 @@ class RemoteSource:
         else:
             start, end = max(before, start - _AROUND), max(end, start + _AROUND)
         window = _Window(start, self._file.fetch(start, min(end, after), is_bulk=is_bulk))
-        self._keep(window)
+        if len(window.data) < CHUNK:
+            self._windows.append(window)
+            self._trim(_KEPT)
         return window
-
-    def _keep(self, window: _Window) -> None:
-        if len(window.data) >= CHUNK:
-            return
-        self._windows.append(window)
-        self._trim(_KEPT)
 
     def _trim(self, most: int) -> None:
         """Drop the windows that were not read for the longest time."""

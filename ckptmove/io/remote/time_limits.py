@@ -41,16 +41,10 @@ _LONGEST_WAIT: Final = 0.2
 class TimeLimit:
     """The time that a web server has for one range, with all attempts.
 
-    Attributes:
-        is_bulk: whether its bytes have to keep coming, in place of a time in all.
+    The bytes of one of many ranges that are read one after the other have to keep coming, in place of a time in all.
     """
 
     def __init__(self, address: Address, nbytes: int, *, is_bulk: bool) -> None:
-        """Begin the time.
-
-        Args:
-            is_bulk: whether the range is one of many that are read one after the other.
-        """
         self.is_bulk = is_bulk or nbytes > MOST_TIMED
         self._address, self._nbytes, self._received = address, nbytes, 0
         self._end = monotonic() + SECONDS
@@ -77,11 +71,7 @@ def range_seconds(nbytes: int, *, is_bulk: bool) -> float:
 
 
 def timed(address: Address, call: Callable[[], _Result], seconds: float | None = None) -> _Result:
-    """Call a function of a file system in a thread, which is left alone if it takes too long.
-
-    Args:
-        seconds: its time; None for ``SECONDS``.
-    """
+    """Call a function of a file system in a thread, left alone if it takes too long: ``SECONDS`` by default."""
     end = monotonic() + (SECONDS if seconds is None else seconds)
     result = started(lambda _: call(), None)
     while not wait([result], max(0, min(_LONGEST_WAIT, end - monotonic()))).done:

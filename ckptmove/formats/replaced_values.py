@@ -1,4 +1,4 @@
-"""Merge the trees of several pickles into one tree."""
+"""Replace values of a tree."""
 
 from __future__ import annotations
 
@@ -13,25 +13,9 @@ if TYPE_CHECKING:
     from ckptmove.pickles.tree import Value
 
 
-def merge(machine: Machine, inner: Machine) -> None:
-    """Add the results of one machine to another; both have read pickles of the same bytes."""
-    machine.reads += inner.reads
-    machine.reread |= inner.reread
-    machine.frames += inner.frames
-    machine.persistents += inner.persistents
-    machine.stacked |= inner.stacked
-    machine.note_names(inner)
-    machine.excess = inner.excess
-    machine.end = inner.end
-
-
 def replace_nodes(machine: Machine, new: Mapping[int, Value]) -> None:
-    """Replace nodes of the tree."""
-
-    def change(value: Value) -> Value:
-        return new.get(id(value), value)
-
-    machine.root = replace_values(machine.root, change)
+    """Replace nodes of the tree, by their ``id``."""
+    machine.root = replace_values(machine.root, lambda value: new.get(id(value), value))
 
 
 def replace_values(root: Value, change: Callable[[Value], Value]) -> Value:
