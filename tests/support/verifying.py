@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pasting
 import pytest
 import simulation
@@ -96,7 +98,12 @@ def make(tmp_path):
 
 @pytest.fixture
 def answers():
-    """Run the checks of the worker in this process; return them by name."""
+    """Run the checks of the worker in this process; return them by name.
+
+    Objects of earlier tests are frozen: the check of a script walks over all others.
+    """
+    gc.collect()
+    gc.freeze()
 
     def ask(path, to, **options):
         messages = []

@@ -35,13 +35,11 @@ def timeless(result):
 
 @pytest.mark.slow
 @pytest.mark.unmeasured
-@pytest.mark.parametrize(
-    ("to", "case"), [("cpu", None), pytest.param("cuda:0", "case.py:make", marks=simulation.on_a_simulated_device)]
-)
-def test_a_forked_child_answers_as_one_that_is_started(make, tmp_path, monkeypatch, to, case):
+@simulation.on_a_simulated_device
+def test_a_forked_child_answers_as_one_that_is_started(make, tmp_path, monkeypatch):
     (tmp_path / "case.py").write_text(CASE)
     monkeypatch.chdir(tmp_path)
-    path = make("AdamW", device=to)
+    path = make("AdamW")
     processes = []
 
     collect = child.Child.collect
@@ -51,9 +49,9 @@ def test_a_forked_child_answers_as_one_that_is_started(make, tmp_path, monkeypat
         return collect(started, *rest)
 
     monkeypatch.setattr(child.Child, "collect", collected)
-    forked = ckptmove.verify(path, to=to, case=case)
+    forked = ckptmove.verify(path, to="cuda:0", case="case.py:make")
     monkeypatch.setattr(child, "subprocess", subprocess)
-    started = ckptmove.verify(path, to=to, case=case)
+    started = ckptmove.verify(path, to="cuda:0", case="case.py:make")
     assert [isinstance(one, subprocess.Popen) for one in processes] == [False, True]
     assert forked.proven
     assert timeless(forked) == timeless(started)

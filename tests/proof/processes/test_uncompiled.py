@@ -106,30 +106,19 @@ def test_a_look_for_the_file_of_each_module_imports_nothing():
 
 @pytest.mark.slow
 @pytest.mark.unmeasured
-def test_what_an_optimizer_of_the_users_asks_for_is_the_real_one(make, tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
-        "import torch\n\nclass Mine(torch.optim.SGD):\n    @torch.compiler.disable(recursive=False)\n"
-        "    def step(self, closure=None):\n        return super().step(closure)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    path = make("SGD", device="cpu", lr=0.1, momentum=0.9)
-    assert ckptmove.verify(path, to="cpu", optimizer="mine:Mine").proven
-
-
-@pytest.mark.slow
-@pytest.mark.unmeasured
-def test_steps_are_made_by_one_thread_but_those_of_a_users_model(make, tmp_path, monkeypatch):
+def test_a_users_optimizer_has_the_real_module_and_one_thread_and_a_users_model_all(make, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.syspath_prepend(tmp_path)
     noted = tmp_path / "threads"
     (tmp_path / "mine.py").write_text(
-        "import pathlib, torch\n\nclass Mine(torch.optim.SGD):\n    def step(self, closure=None):\n"
+        "import pathlib, torch\n\nclass Mine(torch.optim.SGD):\n    @torch.compiler.disable(recursive=False)\n"
+        "    def step(self, closure=None):\n"
         f"        pathlib.Path({str(noted)!r}).write_text(str(torch.get_num_threads()))\n"
         "        return super().step(closure)\n\n"
         "def case(device):\n    step = Mine([torch.zeros(1, requires_grad=True)])\n    step.step()\n"
     )
     path = make("SGD", device="cpu", lr=0.1, momentum=0.9)
-    ckptmove.verify(path, to="cpu", optimizer="mine:Mine")
+    assert ckptmove.verify(path, to="cpu", optimizer="mine:Mine").proven
     assert noted.read_text() == "1"
     with pytest.raises(UsageError, match="case"):  # the value is None
         ckptmove.verify(path, to="cpu", case=f"{tmp_path / 'mine.py'}:case")

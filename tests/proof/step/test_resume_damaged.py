@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import zipfile
 
 import pytest
@@ -90,3 +91,10 @@ class Own(torch.optim.AdamW):
             raise KeyError(key) if key else KeyError
         super().step(closure)
 """
+
+
+def test_tensors_that_are_encoded_as_text_are_not_stepped(make, answers, tmp_path):
+    path = tmp_path / "run.pkl"
+    path.write_bytes(pickle.dumps(make.tree(), protocol=2))
+    step = answers(str(path), "cuda:0")["step"]
+    assert (step["status"], "protocol 4" in step["detail"]) == ("skipped", True)

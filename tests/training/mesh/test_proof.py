@@ -119,6 +119,10 @@ def test_every_layout_passes_and_every_fault_is_found(tmp_path):
         assert [one["check"]["name"] for one in first[name] if "check" in one] == [*ORDER, "rank"]
         assert facts_in(first[name])["resharded"] == (name in RESHARDED), name
         assert facts_in(first[name])["saved_by"] == (None if name in OF_FILES else 4), name
+    bare = [
+        checks_in(first[f"{name} to weights_only"])["fresh"]["evidence"] for name in ("safetensors", "consolidated")
+    ]
+    assert all(one["anew"] > one["with_state"] == 0 for one in bare), "weights alone prove no resume"
     meshes = {name: facts_in(first[f"{name} to {name}"])["mesh"] for name in ("fsdp", "hsdp", "uneven", "ddp")}
     assert meshes == {
         "fsdp": {"shape": [4], "dims": []},

@@ -116,9 +116,11 @@ def test_without_two_protocols_the_first_rank_listens_on_one(ranks, monkeypatch)
     assert ranks.start([MODE, *PASSED, ENDED], [MODE, ENDED], local_size=1).passed
 
 
-def test_a_step_that_is_not_compared_proves_nothing(ranks):
-    skipped = {"check": {**PASSED[4]["check"], "status": "skipped"}}
-    result = ranks.start([MODE, *PASSED[:4], skipped, *PASSED[5:], ENDED], [MODE, ENDED])
+@pytest.mark.parametrize(("check", "evidence"), [("parity", {}), ("fresh", {"anew": 2})])
+def test_a_step_that_is_not_compared_proves_nothing(ranks, check, evidence):
+    skipped = {"status": "skipped", "evidence": evidence}
+    made = [{"check": one["check"] | (skipped if one["check"]["name"] == check else {})} for one in PASSED]
+    result = ranks.start([MODE, *made, ENDED], [MODE, ENDED])
     assert result.passed
     assert not result.proven
 

@@ -89,26 +89,6 @@ def test_without_a_case_the_ranks_share_the_checks(run):
 
 
 @pytest.mark.slow
-def test_weights_alone_prove_no_resume(tmp_path):
-    torch.save(torch.nn.Linear(2, 2).state_dict(), tmp_path / "weights.pth")
-    (tmp_path / "train.py").write_text(
-        "import ckptmove, torch\n"
-        "def case():\n"
-        "    model = torch.nn.Linear(2, 2)\n"
-        "    optimizer = torch.optim.AdamW(model.parameters())\n"
-        "    step = lambda batch: model(batch).sum()\n"
-        "    return ckptmove.Case(model, optimizer, None, torch.ones(2, 2), step, state={'m': model.state_dict()})\n"
-    )
-    words = ["-m", "ckptmove", "verify", "weights.pth", "--to", "cpu", "--case", "train.py:case"]
-    code, output, errors = ended(torchrun([*words, "--report", "json=report.json"], ranks=1, folder=tmp_path))
-    assert code == 0, errors
-    (result,) = json.loads((tmp_path / "report.json").read_text())["results"]
-    assert not result["proven"]
-    assert [check["name"] for check in result["checks"] if check["status"] == "skipped"][-1] == "fresh"
-    assert "not proven" in output.splitlines()[-1]
-
-
-@pytest.mark.slow
 def test_a_killed_process_is_named(run):
     words = ["-m", "ckptmove", "verify", "ckpt", "--to", "cpu", "--case", "mesh_cases:kill_command", "--json"]
     code, output, errors = ended(torchrun(words, ranks=2, folder=run))

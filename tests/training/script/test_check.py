@@ -110,7 +110,6 @@ def test_a_script_runs_as_main_in_its_own_folder(ran):
     assert "as it should be" in check["detail"]
 
 
-@pytest.mark.slow
 def test_a_mapping_of_the_users_is_not_read(ran):
     """Its values may be computed, and may raise, as those of a configuration of OmegaConf do."""
     lazy = """
@@ -231,7 +230,6 @@ NETWORKS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("parts", "expected"), NETWORKS.values(), ids=NETWORKS)
 def test_a_network_with_a_file_of_its_own_is_not_compared_with_the_checkpoint(ran, make, parts, expected):
     path = make()
@@ -359,7 +357,6 @@ def test_a_device_that_the_target_lacks_has_the_option_for_it(ran):
     assert "'cuda:0'" in fix
 
 
-@pytest.mark.slow
 def test_without_a_variable_for_the_model_the_fix_is_a_sentence(ran):
     hidden = "models = [build()]\noptimizer = torch.optim.AdamW(models[0].parameters())\n"
     loaded = LOADED.replace("map_location=device", "map_location='cpu'").replace("model.load", "models[0].load")
@@ -370,7 +367,6 @@ def test_without_a_variable_for_the_model_the_fix_is_a_sentence(ran):
     )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_tensor_in_an_attribute_of_a_module_is_named(ran):
     head = HEAD + textwrap.dedent(
@@ -390,7 +386,6 @@ def test_a_tensor_in_an_attribute_of_a_module_is_named(ran):
     assert ran(head, built, loaded, LOOP)["evidence"]["tensor"] == "model.scale"
 
 
-@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_tensor_of_the_criterion_is_named_before_there_is_an_optimizer(ran):
     check = ran(HEAD, "weight = nn.Linear(3, 3)\nweight(torch.ones(3, 3, device=device))\n")
@@ -413,7 +408,6 @@ def test_a_script_that_never_loads_the_checkpoint(ran, code, loaded):
     assert not ran("import torch\n", code)["fix"], "the arguments name the checkpoint"
 
 
-@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_an_exception_after_another_file_was_loaded_names_that_file(ran):
     torch.save({}, "other.pt")
@@ -424,7 +418,6 @@ def test_an_exception_after_another_file_was_loaded_names_that_file(ran):
     assert ran(HEAD, BUILT, LOADED, "stored['nothing']")["evidence"]["loaded"] == []
 
 
-@pytest.mark.slow
 def test_a_checkpoint_that_the_script_cannot_load_needs_a_plain_copy(ran, make):
     path = make.save({**make.tree(), "path": Path("somewhere")})
     check = ran(HEAD, BUILT, LOADED, LOOP, path=path)
@@ -436,7 +429,6 @@ def test_a_checkpoint_that_the_script_cannot_load_needs_a_plain_copy(ran, make):
     assert "weights_only=False" not in error, "torch's advice"
 
 
-@pytest.mark.slow
 def test_the_refusal_of_another_file_is_not_mended_in_the_checkpoint(ran):
     torch.save({"path": Path("somewhere")}, "other.pt")
     check = ran(HEAD, BUILT, LOADED, "torch.load('other.pt')", LOOP)
@@ -445,7 +437,6 @@ def test_the_refusal_of_another_file_is_not_mended_in_the_checkpoint(ran):
     assert check["fix"] == ""
 
 
-@pytest.mark.slow
 def test_the_keys_of_another_file_are_not_renamed_in_the_checkpoint(ran, make):
     torch.save({f"x.{key}": value for key, value in make.tree()["model"].items()}, "other.pt")
     check = ran(HEAD, BUILT, "model.load_state_dict(torch.load('other.pt'))", LOADED, LOOP)
@@ -532,7 +523,6 @@ def test_keys_with_a_prefix_have_the_command_that_renames_them(ran, make, stored
     assert ("prefix" in check["evidence"]) == fix.startswith("--strip-prefix")
 
 
-@pytest.mark.slow
 def test_a_strict_load_that_fails_for_another_reason_has_no_command(ran):
     check = ran(HEAD, "nn.Linear(6, 5).load_state_dict({'weight': torch.ones(2)})")
     assert check["fix"] == ""
@@ -547,21 +537,18 @@ def test_a_script_that_ends_after_the_load_says_where_it_loaded(ran):
     assert not ran(HEAD, "torch.load(args.resume)\n")["fix"], "it trains nothing"
 
 
-@pytest.mark.slow
 def test_a_checkpoint_that_is_read_and_not_restored_is_a_fault(ran):
     check = ran(HEAD, BUILT, "torch.load(args.resume)\n", LOOP)
     assert outcome(check) == ("failed", False)
     assert check["evidence"]["tensors"] == 0
 
 
-@pytest.mark.slow
 def test_an_optimizer_that_starts_fresh_is_not_proven(ran):
     check = ran(HEAD, BUILT, LOADED.replace("optimizer.load_state_dict", "id"), LOOP)
     assert outcome(check) == ("passed", False)
     assert (check["evidence"]["entries"], check["evidence"]["of_entries"]) == (0, 4)
 
 
-@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_layer_that_is_made_anew_is_not_proven(ran):
     check = ran(HEAD, BUILT, LOADED, "nn.init.zeros_(model[1].weight)\n", LOOP)
@@ -569,7 +556,6 @@ def test_a_layer_that_is_made_anew_is_not_proven(ran):
     assert "model.1.weight" in check["evidence"]["unproven"]
 
 
-@pytest.mark.slow
 def test_state_of_parameters_in_another_order_is_not_proven(ran):
     built = BUILT.replace("model.parameters()", "[*model.parameters()][::-1]")
     early = LOOP + "    if optimizer.state[model[0].weight]['step'] == 3: break\n"  # as many as in the saved run
@@ -632,7 +618,6 @@ def test_buffers_are_compared_as_they_were_loaded(ran, make):
     assert check["evidence"]["tensors"] == check["evidence"]["of_tensors"] == 9
 
 
-@pytest.mark.slow
 def test_buffers_that_are_not_restored_and_tensors_that_are_cast_are_not_proven(ran, make):
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     model[1].running_mean += 1
@@ -720,7 +705,6 @@ def test_the_device_of_the_parameters_is_reported(ran, device):
     assert f" on {device} (simulated)" in check["detail"]
 
 
-@pytest.mark.slow
 def test_two_optimizers_of_one_model(ran, make):
     tree = make.tree("Adam")
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
@@ -798,9 +782,9 @@ def refuse(number):
 ON_THE_CPU = "for slots in optimizer.state.values():\n    slots['exp_avg'] = slots['exp_avg'].cpu()\n"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("end", ["", "raise SystemExit\n", "raise SystemExit(1)\n"])
-@pytest.mark.parametrize("rounds", [1, 100])
+@pytest.mark.parametrize(
+    ("rounds", "end"), [(100, ""), (1, ""), (1, "raise SystemExit\n"), (1, "raise SystemExit(1)\n")]
+)
 def test_a_fault_in_a_step_that_the_script_catches_is_reported(ran, rounds, end):
     head = HEAD.replace("range(100)", f"range({rounds})")
     check = ran(head, BUILT, LOADED, ON_THE_CPU, CAUGHT.format(closure=""), end)
@@ -808,7 +792,6 @@ def test_a_fault_in_a_step_that_the_script_catches_is_reported(ran, rounds, end)
     assert check["evidence"]["tensor"].startswith("optimizer.state"), check["detail"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "rounds", "status"), [(3, 100, "passed"), (100, 100, "failed"), (100, 2, "failed")])
 def test_a_step_that_raised_may_be_tried_again(ran, number, rounds, status):
     head = HEAD.replace("range(100)", f"range({rounds})")
@@ -818,7 +801,6 @@ def test_a_step_that_raised_may_be_tried_again(ran, number, rounds, status):
         assert "the script caught, at train.py:" in check["detail"]
 
 
-@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_step_before_the_load_may_raise(ran):
     early = CAUGHT.format(closure="lambda: refuse(3)")
@@ -826,7 +808,6 @@ def test_a_step_before_the_load_may_raise(ran):
     assert outcome(check) == ("passed", True)
 
 
-@pytest.mark.slow
 def test_a_step_that_always_raises_is_not_hidden_by_that_of_another_optimizer(ran, pair):
     tried = """
         def refuse(): raise ValueError
@@ -842,7 +823,6 @@ def test_a_step_that_always_raises_is_not_hidden_by_that_of_another_optimizer(ra
     assert "raised an exception" in check["detail"]
 
 
-@pytest.mark.slow
 def test_lbfgs_makes_its_step_with_a_closure(ran, make):
     loop = """
     def closure():
@@ -881,7 +861,6 @@ def test_a_gradient_scaler_may_skip_a_few_steps(ran, factor, status):
         assert ("not finite" in check["detail"]) == (status == "failed")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "load",
     [
@@ -951,7 +930,6 @@ def test_no_argument_unpickles_the_checkpoint(ran, make, tmp_path, options, stat
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("value", ["1", "0"])
 def test_no_environment_unpickles_the_checkpoint(ran, make, tmp_path, monkeypatch, value):
@@ -972,7 +950,6 @@ UNPICKLES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("line", UNPICKLES.values(), ids=UNPICKLES)
 def test_no_function_of_pickle_unpickles_the_checkpoint(ran, make, tmp_path, monkeypatch, line):
     library = types.ModuleType("library")
@@ -990,7 +967,6 @@ def test_no_function_of_pickle_unpickles_the_checkpoint(ran, make, tmp_path, mon
     assert before == [pickle.load, pickle.Unpickler, pickle._Unpickler.__init__]
 
 
-@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_other_files_are_unpickled(ran):
     code = """
@@ -1028,7 +1004,6 @@ def test_a_program_is_not_started_with_the_checkpoint(ran, line, status):
     assert status == "passed" or check["evidence"]["source"] == line
 
 
-@pytest.mark.slow
 def test_weights_in_safetensors_are_a_load_too(ran, make, tmp_path):
     from safetensors.torch import save_file
 
@@ -1047,7 +1022,6 @@ def test_weights_in_safetensors_are_a_load_too(ran, make, tmp_path):
     assert check["evidence"]["tensors"] == 4
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_directory_of_dcp_is_a_load_too(ran, make, tmp_path):
     Distributed.save(tmp_path / "dcp", {"model": make.tree()["model"]})
@@ -1079,7 +1053,6 @@ def test_a_directory_of_dcp_is_not_unpickled(ran, make, tmp_path, place):
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize(("loop", "status"), [("", "skipped"), (LOOP, "passed")])
 def test_a_directory_of_dcp_is_not_overwritten(ran, make, tmp_path, loop, status):
@@ -1097,28 +1070,35 @@ def test_a_directory_of_dcp_is_not_overwritten(ran, make, tmp_path, loop, status
     assert before == {file: file.read_bytes() for file in (tmp_path / "dcp").iterdir()}
 
 
-CHANGES = {
-    "opened": "torch.save({}, open(args.resume, 'wb'))",
-    "opened by its descriptor": "import os; os.open(args.resume, os.O_RDWR)",
-    "removed": "import os; os.remove(args.resume)",
-    "replaced": "torch.save({}, 'new.pt'); import os; os.replace('new.pt', args.resume)",
-    "moved": "import shutil; shutil.move(args.resume, 'old.pt')",
-    "cut off": "import os; os.truncate(args.resume, 3)",
-}
+CHANGES = """
+for change in (
+    lambda: torch.save({}, open(args.resume, "wb")),
+    lambda: os.open(args.resume, os.O_RDWR),
+    lambda: os.remove(args.resume),
+    lambda: os.replace("new.pt", args.resume),
+    lambda: shutil.move(args.resume, "old.pt"),
+    lambda: os.truncate(args.resume, 3),
+):
+    try:
+        change()
+    except PermissionError:
+        refused += 1
+assert refused == 6
+"""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("line", CHANGES.values(), ids=CHANGES)
-def test_the_checkpoint_is_protected_from_the_script(ran, make, line):
+def test_the_checkpoint_is_protected_from_the_script(ran, make):
     path = make()
     before = Path(path).read_bytes()
+    start = "import os, shutil\nrefused = 0\ntorch.save({}, 'new.pt')\n"
+    assert outcome(ran(HEAD, start, CHANGES, BUILT, LOADED, LOOP, path=path)) == ("passed", True)
+    line = "torch.save({}, open(args.resume, 'wb'))"
     check = ran(HEAD, line, "\n", BUILT, LOADED, LOOP, path=path)
     assert outcome(check) == ("skipped", False)
     assert check["evidence"]["source"] == line
     assert Path(path).read_bytes() == before
 
 
-@pytest.mark.slow
 def test_a_file_that_was_there_is_not_overwritten(ran, make):
     """A script saves to a fixed name, which may be the original of the checkpoint that is verified."""
     path = make()
@@ -1132,7 +1112,6 @@ def test_a_file_that_was_there_is_not_overwritten(ran, make):
     assert Path("best.pt").read_bytes() == Path(path).read_bytes() == before
 
 
-@pytest.mark.slow
 def test_a_mistyped_path_is_a_fault(ran):
     check = ran(HEAD, BUILT, LOADED, LOOP, arguments=("--resume", "typo.pth"))
     assert outcome(check) == ("failed", False)
@@ -1155,13 +1134,10 @@ def test_a_script_decides_on_the_placement(make, tmp_path, monkeypatch):
     assert judged(HEAD, BUILT, LOADED, LOOP) == ("passed", "passed", False, True)
     assert not ckptmove.verify(path, to="cuda:0").passed
     # A conversion would not mend a script that fails.
-    failing = LOOP.replace("x.to(device)", "x")
-    assert judged(HEAD, BUILT, LOADED, failing) == ("failed", "skipped", True, False)
     unmapped = LOADED.replace(", map_location=device", "")
     assert judged(HEAD, BUILT, unmapped, LOOP) == ("failed", "skipped", True, False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("frozen", "shown"),
     [("", []), ("model[0].requires_grad_(False)\n", ["0", "1"]), ("model[1].requires_grad_(False)\n", [])],
@@ -1175,33 +1151,21 @@ def test_parameters_without_state_that_are_frozen(ran, make, frozen, shown):
     assert figures["frozen"] == [f"optimizer.param_groups.0.params.{key}" for key in shown]
 
 
-@pytest.mark.slow
-def test_bytes_in_memory_of_the_same_length_are_not_the_checkpoint(ran):
-    loaded = "data = bytearray(Path(args.resume).read_bytes()); data[-1] ^= 1\ntorch.save({}, io.BytesIO(data))\n"
-    assert ran(HEAD, BUILT, "import io\nfrom pathlib import Path\n", loaded, LOADED, LOOP)["status"] == "passed"
-
-
-@pytest.mark.slow
-def test_a_copy_of_the_checkpoint_may_be_overwritten(ran):
-    saved = "import shutil\ntorch.save({}, shutil.copy(args.resume, 'last.pt'))\n"
-    assert ran(HEAD, saved, BUILT, LOADED, LOOP)["status"] == "passed"
-
-
-@pytest.mark.slow
-def test_a_script_may_write_safetensors_by_keyword(ran):
-    save = """
+def test_a_script_may_write_other_files_a_copy_and_bytes_of_the_same_length(ran):
+    saved = """
+    import io, pathlib, shutil
     from safetensors.torch import save_file
+    torch.save(model.state_dict(), "first.pt")
+    torch.save({}, shutil.copy(args.resume, "last.pt"))
     save_file(tensors={"x": torch.ones(2)}, filename="x.safetensors")
+    data = bytearray(pathlib.Path(args.resume).read_bytes())
+    data[-1] ^= 1
+    torch.save({}, io.BytesIO(data))
     """
-    assert ran(HEAD, save, BUILT, LOADED, LOOP)["status"] == "passed"
+    assert ran(HEAD, BUILT, saved, LOADED, LOOP)["status"] == "passed"
+    assert Path("first.pt").exists()
 
 
-@pytest.mark.slow
-def test_a_script_may_write_other_files(ran):
-    assert ran(HEAD, BUILT, "torch.save(model.state_dict(), 'first.pt')\n", LOADED, LOOP)["status"] == "passed"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "status"),
     [
@@ -1230,7 +1194,6 @@ def test_a_script_that_cannot_run_here_says_nothing_about_the_checkpoint(ran, co
     assert check["failures"] or check["detail"].startswith("not proven: ")
 
 
-@pytest.mark.slow
 def test_a_file_that_the_checkpoint_lacks_is_a_fault(ran, make, tmp_path):
     make.folder = tmp_path / "run"
     make.folder.mkdir()
@@ -1250,7 +1213,6 @@ def test_one_process_for_one_device_is_run_here(ran):
     assert outcome(ran(HEAD, code, "torch.multiprocessing.spawn(main, ('gpu',), nprocs=1)")) == ("passed", True)
 
 
-@pytest.mark.slow
 def test_a_script_that_catches_everything_is_ended_at_its_next_call_of_torch(ran):
     code = """
     try:
@@ -1283,7 +1245,6 @@ def exits(monkeypatch):
 WAIT = "import os, time\nwhile not os.path.exists('ended'): time.sleep(0.01)\n"
 
 
-@pytest.mark.slow
 def test_a_script_that_does_not_end_is_ended(ran, exits, monkeypatch):
     monkeypatch.setattr(recorded, "GRACE", 0.1)
     body = BUILT + LOADED + LOOP
@@ -1332,7 +1293,6 @@ HOLDERS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kept", "fix"), HOLDERS.values(), ids=HOLDERS)
 def test_a_module_of_a_holder_is_moved_where_it_is_assigned(ran, kept, fix):
     trainer = f"""
@@ -1352,7 +1312,6 @@ trainer = Trainer(build(), device)
     assert fix in check["evidence"]["fix"]
 
 
-@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_module_whose_device_a_tensor_was_made_on_is_named(ran):
     noise = """
@@ -1375,7 +1334,6 @@ noise = Noise()
     assert check["evidence"]["fix"].endswith("noise.to(device)")
 
 
-@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_state_that_a_line_moves_to_the_cpu_is_fixed_there(ran):
     moved = """
@@ -1387,7 +1345,6 @@ for slots in optimizer.state.values():
     assert check["evidence"]["fix"].startswith("slots[key] = value")
 
 
-@pytest.mark.slow
 def test_a_tensor_that_an_exception_handler_reads_is_moved(ran):
     loop = """
 torch.save(torch.randn(4, 6), "rows.pt")

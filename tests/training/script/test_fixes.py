@@ -135,7 +135,6 @@ CALLED = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("call", "text"), CALLED.values(), ids=CALLED)
 def test_a_value_that_two_lines_use_is_mended_where_it_is_returned(mended, call, text):
     loop = f"""
@@ -188,7 +187,6 @@ for _ in range(3):
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("loop", "text"), CONTAINERS.values(), ids=CONTAINERS)
 def test_a_container_is_moved_where_it_has_a_name(mended, loop, text):
     assert mended(HEAD, YIELDED, LOADED, loop + "\n", STEP) == [text]
@@ -239,7 +237,6 @@ TO_NUMPY = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("lines", "texts"), TO_NUMPY.values(), ids=TO_NUMPY)
 def test_numpy_is_given_copies_of_tensors_and_not_of_their_list(mended, lines, texts):
     loop = f"""
@@ -295,7 +292,6 @@ ATTRIBUTES = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("parts", "texts"), ATTRIBUTES.values(), ids=ATTRIBUTES)
 def test_an_attribute_that_two_methods_read_is_mended_where_it_is_made(mended, parts, texts):
     named = {"kind": "", "early": "", "init": "", "prepare": "pass", "predict": "return x / self.scale", **parts}
@@ -310,7 +306,6 @@ for _ in range(3):
     assert (BUFFER in fixes) == (texts == [BUFFER])
 
 
-@pytest.mark.slow
 def test_an_attribute_that_is_set_from_outside_is_made_on_the_device(mended):
     named = {"kind": "", "early": "", "init": "", "prepare": "pass", "predict": "return x"}
     setting = RESTORED.replace("optimizer =", "model.scale = torch.ones(6)\noptimizer =", 1)
@@ -319,7 +314,6 @@ def test_an_attribute_that_is_set_from_outside_is_made_on_the_device(mended):
     assert fixes == ["model.scale = torch.ones(6, device=device)"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variables", ["kind = 'cuda'\nplace = kind", "place = torch.device(device)\nkind = device"])
 def test_the_model_is_moved_to_what_the_script_itself_moves_it_to(mended, variables):
     script = f"""
@@ -352,7 +346,6 @@ LOADS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("call", "text"), LOADS.values(), ids=LOADS)
 def test_a_load_of_a_device_that_is_not_there_gets_map_location(run, make, call, text):
     loaded = LOADED.replace("torch.load(sys.argv[1], map_location=device)", call)
@@ -366,14 +359,12 @@ def test_a_load_of_a_device_that_is_not_there_gets_map_location(run, make, call,
     )
 
 
-@pytest.mark.slow
 def test_a_load_without_a_known_device_goes_to_the_cpu(run, make):
     script = "def read(path):\n    import torch\n    return torch.load(path)\nimport sys\nread(sys.argv[1])\n"
     check = run(script, make(device="cuda:3"), devices=1)
     assert check["evidence"]["fix"] == 'return torch.load(path, map_location="cpu")'
 
 
-@pytest.mark.slow
 def test_of_the_keys_that_do_not_fit_the_first_are_named(run, make):
     few = run(HEAD + "nn.Linear(6, 5).load_state_dict({})\n", make())["detail"]
     assert ('"weight", "bias"' in few, " more" in few) == (True, False)
@@ -398,7 +389,6 @@ def test_an_optimizer_of_another_class_is_named_with_the_stored_one(run, make, s
     assert f"build {stored}" in check["fix"]
 
 
-@pytest.mark.slow
 def test_a_missing_key_of_the_same_class_or_of_no_optimizer_is_no_other_class(run, make):
     tree = make.tree()
     del tree["optimizer"]["state"][0]["exp_avg"]
@@ -441,7 +431,6 @@ for _ in range(3):
 """
 
 
-@pytest.mark.slow
 def test_a_loss_that_was_not_scaled_is(mended):
     assert mended(HEAD, LOADED, SCALED.format("loss.backward()")) == ["scaler.scale(loss).backward()"]
 
@@ -452,7 +441,6 @@ def test_a_loss_that_something_else_differentiates_is_scaled_by_hand(run):
     assert "scaler.scale(loss).backward()" in check["evidence"]["fix"]
 
 
-@pytest.mark.slow
 def test_parameters_in_half_precision_are_kept_in_float32(run, make):
     check = run(HEAD + LOADED.replace(".to(device)", ".to(device, torch.float16)")
                 + SCALED.format("scaler.scale(loss).backward()"), make(dtype=torch.float16))  # fmt: skip

@@ -25,7 +25,31 @@ data = torch.utils.data.TensorDataset(torch.rand(16, 6), torch.randint(3, (16,))
 loader = torch.utils.data.DataLoader(data, batch_size=4)
 device = "cuda" if args.resume else "cpu"
 """
+#: The first is that of the quick set: its imports are the shortest.
 SCRIPTS = {
+    "accelerate": """
+        import argparse, torch
+        from accelerate import Accelerator
+        from torch import nn
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--resume")
+        args = parser.parse_args()
+        data = torch.utils.data.TensorDataset(torch.rand(16, 6), torch.randint(3, (16,)))
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.AdamW(model.parameters())
+        accelerator = Accelerator()
+        model, optimizer, loader = accelerator.prepare(
+            model, optimizer, torch.utils.data.DataLoader(data, batch_size=4)
+        )
+        if args.resume:
+            accelerator.load_state(args.resume)
+        for x, y in loader:
+            accelerator.backward(nn.functional.cross_entropy(model(x), y))
+            optimizer.step()
+        if not args.resume:
+            accelerator.save_state("checkpoint-1")
+        """,
     "transformers": """
         import argparse, torch
         from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
@@ -76,33 +100,9 @@ for x, y in fabric.setup_dataloaders(loader):
 if not args.resume:
     fabric.save("checkpoint-1", state)
 """,
-    "accelerate": """
-        import argparse, torch
-        from accelerate import Accelerator
-        from torch import nn
-
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--resume")
-        args = parser.parse_args()
-        data = torch.utils.data.TensorDataset(torch.rand(16, 6), torch.randint(3, (16,)))
-        model = nn.Linear(6, 3)
-        optimizer = torch.optim.AdamW(model.parameters())
-        accelerator = Accelerator()
-        model, optimizer, loader = accelerator.prepare(
-            model, optimizer, torch.utils.data.DataLoader(data, batch_size=4)
-        )
-        if args.resume:
-            accelerator.load_state(args.resume)
-        for x, y in loader:
-            accelerator.backward(nn.functional.cross_entropy(model(x), y))
-            optimizer.step()
-        if not args.resume:
-            accelerator.save_state("checkpoint-1")
-        """,
 }
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("skip_what_this_torch_cannot_simulate")
 @pytest.mark.parametrize("library", SCRIPTS)
 def test_the_trainer_of_a_library_resumes(tmp_path, monkeypatch, library):

@@ -94,7 +94,6 @@ optimizer = Own(model.parameters())
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("lines", "expected"), OPTIONS.values(), ids=OPTIONS)
 def test_an_option_that_is_lost_is_not_proven(ran, lines, expected):
     evidence = ran(BUILT, lines, LOOP, to="cpu")
@@ -174,7 +173,6 @@ for one, state in zip(both, stored["schedulers"]):
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("more", "line", "left"), PARTS.values(), ids=PARTS)
 def test_a_part_that_nothing_takes_is_not_proven(ran, more, line, left):
     evidence = ran(BUILT, LOADED, line, LOOP, **more)
@@ -206,15 +204,17 @@ for key, one in ema.named_parameters():
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("to", ["cuda:0", "cpu"])
 @pytest.mark.parametrize(("line", "is_taken"), AVERAGES.values(), ids=AVERAGES)
-def test_an_average_is_taken_if_the_script_holds_its_values(ran, line, is_taken, to):
-    evidence = ran(BUILT, LOADED, line, LOOP, to=to, ema=EMA)
-    assert evidence["not_taken"] == ([] if is_taken else ["ema"])
+def test_an_average_is_taken_if_the_script_holds_its_values(ran, line, is_taken):
+    assert ran(BUILT, LOADED, line, LOOP, ema=EMA)["not_taken"] == ([] if is_taken else ["ema"])
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("name", ["values of a module", "a variable"])
+def test_an_average_on_the_cpu_itself(ran, name):
+    line, is_taken = AVERAGES[name]
+    assert ran(BUILT, LOADED, line, LOOP, to="cpu", ema=EMA)["not_taken"] == ([] if is_taken else ["ema"])
+
+
 @pytest.mark.parametrize("to", ["cuda:0", "cpu"])
 def test_tensors_without_plain_memory_are_no_average(ran, to):
     lines = """
@@ -225,7 +225,6 @@ freed.untyped_storage().resize_(0)
     assert ran(BUILT, LOADED, lines, LOOP, to=to, ema=EMA)["not_taken"] == ["ema"]
 
 
-@pytest.mark.slow
 def test_a_frozen_average_is_not_taken_by_the_model(ran, make):
     average = {**make.tree(lr=0.125)["model"], "extra": torch.rand(3)}
     assert ran(BUILT, LOADED, LOOP, ema=average)["not_taken"] == ["ema"]
@@ -237,20 +236,17 @@ def test_a_class_of_the_script_is_noted(ran):
     assert ran(BUILT, line, LOADED, load, LOOP, ema=EMA)["not_taken"] == []
 
 
-@pytest.mark.slow
 def test_what_is_restored_before_the_load_is_not_noted(ran):
     early = "torch.manual_seed(0); torch.set_rng_state(torch.get_rng_state())\n"
     early += "optimizer.load_state_dict(optimizer.state_dict())\n"
     assert ran(BUILT, early, LOADED, LOOP)["proven"]
 
 
-@pytest.mark.slow
 def test_a_second_load_and_another_file_take_nothing(ran):
     other = "torch.save([torch.rand(5)], 'data.pt'); data = torch.load('data.pt')\n"
     assert ran(BUILT, LOADED, other, LOADED, LOOP, scaler=SCALER)["not_taken"] == ["scaler"]
 
 
-@pytest.mark.slow
 def test_a_class_whose_attributes_cannot_be_set_is_left_alone(ran, monkeypatch):
     class Kind(type):
         def __setattr__(cls, name, value):
