@@ -181,20 +181,14 @@ def test_a_script_of_torch_1_0_is_only_read(tmp_path):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_of_tensors_is_the_one_that_torch_reads(name):
+def test_tensors_of_a_table_lie_where_it_says(name):
     with (CORPUS / name).open("rb") as file:
         table, start = safetensors_table(file)
     table.pop("__metadata__", None)
     with open_checkpoint(str(CORPUS / name)) as checkpoint:
-        inventory = checkpoint.inventory
-        spans = {tensor.name: checkpoint.file.span(tensor.storage) for tensor in inventory.tensors}
-    assert (inventory.container, inventory.facts, inventory.globals) == ("safetensors", (), ())
-    assert list(spans) == list(table)
-    for tensor in inventory.tensors:
-        theirs, span = table[tensor.name], spans[tensor.name]
-        assert list(tensor.shape) == theirs["shape"]
-        assert [span.start - start, span.end - start] == theirs["data_offsets"]
-        assert theirs["dtype"] == {"int64": "I64", "float32": "F32", "bool": "BOOL"}[tensor.dtype]
+        spans = [(tensor.name, checkpoint.file.span(tensor.storage)) for tensor in checkpoint.inventory.tensors]
+    offsets = [(key, [span.start - start, span.end - start]) for key, span in spans]
+    assert offsets == [(key, row["data_offsets"]) for key, row in table.items()]
 
 
 @pytest.mark.parametrize("name", TARS)
