@@ -273,11 +273,11 @@ def cut(path) -> None:
 
 
 def swollen(path) -> None:
-    """Make its pickle one of more operations than the limits allow."""
+    """Make its pickle one of more open marks than the limits allow."""
     with zipfile.ZipFile(path) as archive:
         name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, b"\x80\x02" + b"K\x010" * 20_000_000 + b"K\x01.")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, b"\x80\x02" + b"(" * 20_000 + b"N.")
 
 
 def test_a_file_that_cannot_be_read_does_not_hide_the_others(ask, say, run) -> None:
@@ -301,15 +301,6 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(ask, say, run) -> N
     assert re.search(r"; 2 files .*\(D103\)$", say("inspect", "run", "-q").out.splitlines()[0])
     for command in (("convert", "run", "--to", "cpu"), ("verify", "run"), ("diff", "run", "run")):
         assert ask(*command)["error"]["path"] == "run/epoch_1.pth"
-
-
-@pytest.mark.slow
-def test_a_file_over_a_limit_does_not_hide_the_others(ask, run) -> None:
-    swollen(run / "epoch_1.pth")
-    document = ask("inspect", "run")
-    assert document["exit_code"] == 4
-    assert [error["path"] for error in document["errors"]] == ["run/epoch_1.pth"]
-    assert [file["path"] for file in document["checkpoints"][0]["files"]] == ["epoch_2.pth"]
 
 
 def test_where_no_file_can_be_read_each_has_its_error(ask, say, run) -> None:
@@ -336,13 +327,15 @@ def test_where_the_only_file_cannot_be_read_its_error_is_the_answer(ask, run) ->
         ckptmove.inspect(run, keep_going=True)
 
 
-@pytest.mark.slow
 def test_the_gravest_of_several_errors_is_the_exit_code(ask, say, run) -> None:
+    shutil.copy(run / "epoch_1.pth", run / "epoch_3.pth")
     cut(run / "epoch_1.pth")
     swollen(run / "epoch_2.pth")
     document = ask("inspect", "run")
     assert [error["exit_code"] for error in document["errors"]] == [3, 4]
     assert document["exit_code"] == 4
+    assert [file["path"] for file in document["checkpoints"][0]["files"]] == ["epoch_3.pth"]
+    (run / "epoch_3.pth").unlink()
     assert say("inspect", "run", "run.pth", "-q").out.splitlines()[0] == "run: refused"
 
 

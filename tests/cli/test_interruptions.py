@@ -127,7 +127,7 @@ def test_the_answer_so_far_is_one_document(validator, number) -> None:
 
 
 @pytest.mark.unmeasured
-@each
+@pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_the_lines_so_far_are_whole(number) -> None:
     words = ["inspect", "run.pth", "dragged.pth", "--format", "jsonl", "--jobs", "2", "-q"]
     patch = """
@@ -211,7 +211,7 @@ def test_the_handlers_are_those_of_before_when_the_line_has_ended() -> None:
 
 
 @pytest.mark.unmeasured
-@each
+@pytest.mark.parametrize("number", [signal.SIGINT])
 def test_people_keep_what_they_have_read(number) -> None:
     words = ["inspect", "run.pth", "dragged.pth", "--quiet", "--select", "N"]
     code, out, err = interrupted(SLOW, words, number)
@@ -219,7 +219,7 @@ def test_people_keep_what_they_have_read(number) -> None:
 
 
 @pytest.mark.unmeasured
-@each
+@pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_the_conversion_of_a_directory_leaves_nothing(bench, number) -> None:
     (bench / "run").mkdir()
     for name in ("run.pth", "dragged.pth"):
@@ -266,8 +266,7 @@ CHANGES = {
 
 
 @pytest.mark.unmeasured
-@each
-@pytest.mark.parametrize("case", CHANGES)
+@pytest.mark.parametrize(("number", "case"), [*zip(CODES, CHANGES, strict=True)])
 def test_what_is_done_is_told_although_a_signal_has_come(bench, number, case) -> None:
     words, output = CHANGES[case]
     (bench / "folder").mkdir()
@@ -280,7 +279,7 @@ def test_what_is_done_is_told_although_a_signal_has_come(bench, number, case) ->
     assert (bench / output).exists()
 
 
-@each
+@pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_undo_is_told_too(bench, number) -> None:
     before = (bench / "run.pth").read_bytes()
     subprocess.run([*COMMAND, "convert", "run.pth", "--to", "cpu", "--in-place", "-q"], check=True)
@@ -331,8 +330,7 @@ def test_an_answer_stands_and_one_that_is_not_there_is_an_interruption(bench, nu
 
 
 @pytest.mark.unmeasured
-@pytest.mark.parametrize("child", [CHILD, FORK], ids=["started", "forked"])
-@each
+@pytest.mark.parametrize(("number", "child"), [*zip(CODES, [CHILD, FORK, CHILD], strict=True)])
 def test_verify_ends_its_child(bench, number, child) -> None:
     pytest.importorskip("torch")
 
@@ -409,7 +407,7 @@ def test_only_a_process_that_ends_is_left_deaf(ends):
 
 
 @pytest.mark.unmeasured
-@each
+@pytest.mark.parametrize("number", [signal.SIGINT])
 def test_a_request_that_is_not_answered(tmp_path, number) -> None:
     """asyncio would write a line for the request when Python exits."""
     asked, ended = threading.Event(), threading.Event()

@@ -189,17 +189,19 @@ def test_what_torch_load_does_not_read_is_not_loaded_with_it(say, tmp_path):
 
 
 @pytest.mark.unmeasured
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("words", "code", "closed"),
     [
-        ("inspect adam-mps.pt", 0),
-        ("inspect adamw-cuda3.pth --devices 1", 1),
-        ("inspect none.pth", 3),
-        ("inspect --bogus", 2),
-        ("convert adam-mps.pt --to cpu -o {}/out.pt", 0),
-        ("verify tutorial-sgd-cpu.pth", 0),
-        ("verify none.pth", 3),
+        ("inspect adam-mps.pt", 0, ">&-"),
+        ("inspect adamw-cuda3.pth --devices 1", 1, ">&-"),
+        ("inspect none.pth", 3, ">&-"),
+        ("inspect none.pth", 3, "2>&-"),
+        ("inspect none.pth", 3, "<&- >&- 2>&-"),
+        ("inspect --bogus", 2, "<&- 2>&-"),
+        ("convert adam-mps.pt --to cpu -o {}/out.pt", 0, "<&- 2>&-"),
+        ("convert adam-mps.pt --to cpu -o {}/out.pt", 0, "<&- >&- 2>&-"),
+        ("verify tutorial-sgd-cpu.pth", 0, "<&- >&- 2>&-"),
+        ("verify none.pth", 3, "2>&-"),
     ],
 )
 def test_closed_streams_do_not_change_the_exit_code(tmp_path, words, code, closed):

@@ -110,22 +110,16 @@ def test_a_format_that_is_only_read_refuses_every_change(read_only):
 
 
 @pytest.mark.unmeasured
-@pytest.mark.parametrize("nbytes", [14, 63, 64, 65, 300, 500, 5000, 70_000])
-def test_with_another_pickle_everything_else_is_the_same(pickled, pickle_of, nbytes):
+@pytest.mark.parametrize("nbytes", [14, 64, 70_000])
+def test_with_another_pickle_everything_else_is_the_same_and_aligned(pickled, pickle_of, nbytes):
     pickled.container.locate(pickled.storages())
     pickle = pickle_of(nbytes) + pickled.specimen.more_pickles
-    after = pickled.look(pickled.output(pickled.container.lay_out(pickle, {})))
+    data = pickled.output(pickled.container.lay_out(pickle, {}))
+    after = pickled.look(data)
     assert after.pickle == pickle
     assert after.storages == pickled.seen.storages
-
-
-@pytest.mark.unmeasured
-@pytest.mark.parametrize("nbytes", [14, 64, 65, 300, 5000])
-def test_storages_keep_their_alignment(pickled, pickle_of, nbytes):
-    pickled.container.locate(pickled.storages())
-    data = pickled.output(pickled.container.lay_out(pickle_of(nbytes) + pickled.specimen.more_pickles, {}))
     old = pickled.path.read_bytes()
-    for raw in pickled.seen.storages.values():
+    for raw in after.storages.values():
         if len(raw) > 100:
             begin = 0 if pickled.specimen.deflated else old.find(raw)
             assert (data.find(raw) - begin) % pickled.specimen.alignment == 0

@@ -67,7 +67,7 @@ def in_a_tar(path, data):
 def test_a_file_that_is_cut_off_is_refused_by_both(opened, tmp_path, place):
     data, kind = opened.path.read_bytes(), type(opened.container)
     codes = []
-    for share in SHARES:
+    for share in SHARES if place is alone else SHARES[1::4]:
         dry, real = answers(place(tmp_path / "made.pt", data[: int(len(data) * share)]))
         assert dry == real, share
         codes.append(real[0])

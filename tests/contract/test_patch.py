@@ -25,7 +25,7 @@ def opened(data):
     return container_of(MemorySource("specimen.pt", data), Limits())
 
 
-@pytest.mark.parametrize("nbytes", [14, 64, 65, 5000, 70_000])
+@pytest.mark.parametrize("nbytes", [14, 64, 70_000])
 def test_everything_but_the_pickle_is_the_same_and_where_it_was(roomy, pickle_of, nbytes):
     old = roomy.path.read_bytes()
     pickle = pickle_of(nbytes) + roomy.specimen.more_pickles

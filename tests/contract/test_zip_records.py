@@ -36,7 +36,7 @@ def test_a_flipped_bit_is_named(opened_zip):
         assert facts == ()
 
 
-@pytest.mark.parametrize("nbytes", [14, 63, 64, 65, 300, 500, 5000, 70_000])
+@pytest.mark.parametrize("nbytes", [14, 64, 70_000])
 def test_another_pickle_changes_no_other_record(opened_zip, pickle_of, nbytes):
     opened_zip.container.locate(opened_zip.storages())
     data = opened_zip.output(opened_zip.container.lay_out(pickle_of(nbytes), {}))

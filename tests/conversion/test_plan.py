@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.conversion.plan import plan_move
@@ -407,7 +407,6 @@ def sends_on(request):
     return any(policy.destination(end) not in {None, end} for end in ends)
 
 
-@settings(max_examples=300, deadline=None)
 @given(checkpoints(), requests())
 def test_a_plan_carried_out_leaves_nothing_to_do(inventory, request):
     if sends_on(request):

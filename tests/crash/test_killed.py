@@ -147,7 +147,7 @@ def mode(request, tmp_path, monkeypatch):
 
 def test_wherever_it_is_killed_the_next_run_finds_all_of_it_and_clears_the_rest(mode):
     states = set()
-    for place in spread(mode.calls, 8, last=9):
+    for place in spread(mode.calls, 5, last=7):
         mode.put()
         kill_at(place, mode.change)
         left = held()

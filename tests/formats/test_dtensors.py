@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.formats.dtensors import local_tensor, read_shard
@@ -76,7 +76,6 @@ def meshes(draw):
     return shape, sizes, [draw(st.sampled_from(kinds)) for _ in sizes]
 
 
-@settings(max_examples=60, deadline=None)
 @given(meshes())
 def test_each_rank_has_what_torch_splits_for_it(drawn) -> None:
     shape, sizes, placements = drawn

@@ -132,8 +132,9 @@ def test_devices_are_those_that_torch_meets(tmp_path):
 
 
 @pytest.mark.unmeasured
-@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("form", "protocol"), [(tarfile.PAX_FORMAT, 2), (tarfile.GNU_FORMAT, 0), (tarfile.USTAR_FORMAT, 5)]
+)
 def test_it_becomes_a_zip_with_the_same_values(value, form, protocol, tmp_path):
     source, away = (tmp_path / name for name in ("source", "away"))
     source.write_bytes(tar_of(value, form=form, protocol=protocol))

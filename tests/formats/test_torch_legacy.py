@@ -290,7 +290,7 @@ def test_before_anything_is_located_nothing_is(tmp_path):
             container.lay_out(b"", {"k": ("float64", "float32")})
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_is_broken_only_our_errors_escape(tmp_path, data):
     good = saved({"w": torch.arange(4), "v": torch.ones(2, dtype=torch.float64)})

@@ -277,7 +277,7 @@ PATCHES = st.lists(st.tuples(st.integers(0, 10240), st.integers(0, 255)), min_si
 
 @pytest.mark.unmeasured
 @given(PATCHES, st.booleans())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_bytes_change_only_our_errors_escape(tmp_path, changes, is_pax):
     data = tar_of(STATE, form=tarfile.PAX_FORMAT if is_pax else tarfile.USTAR_FORMAT)
     (tmp_path / "x.pth").write_bytes(patched(data, changes))

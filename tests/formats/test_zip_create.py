@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.formats.zip_archive.create import Record, new_archive
@@ -42,7 +42,6 @@ def record(name, data, *, is_known=True):
     return Record(name, segments, zlib.crc32(data) if is_known else None)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     contents=st.dictionaries(
         NAMES.filter(lambda name: name not in {"version", "byteorder"}), st.binary(max_size=200), max_size=6

@@ -48,9 +48,7 @@ def run(*words):
 def test_every_bomb_ends(name, tmp_path) -> None:
     path, output = tmp_path / "bomb", tmp_path / "out"
     path.write_bytes(BOMBS[name]())
-    run("inspect", str(path))
     run("inspect", str(path), "--tree", "--check", "--expect", "cpu")
-    run("convert", str(path), "--to", "mps", "--dry-run")
     run("convert", str(path), "--to", "mps", "--cast", "--rewrite-strings", "-o", str(output))
     run("diff", str(path), str(output) if output.exists() else str(path))
 
@@ -59,7 +57,6 @@ def test_every_bomb_ends(name, tmp_path) -> None:
 @pytest.mark.parametrize("name", sorted(FOLDERS))
 def test_every_folder_ends(name, tmp_path) -> None:
     FOLDERS[name](tmp_path / "run")
-    run("inspect", str(tmp_path / "run"))
     run("inspect", str(tmp_path / "run"), "--tree", "--check")
     run("convert", str(tmp_path / "run"), "--to", "mps", "--dry-run")
     run("convert", str(tmp_path / "run"), "--to", "mps", "-o", str(tmp_path / "out"))
@@ -196,7 +193,7 @@ def rows(count):
 
 @pytest.mark.slow
 @pytest.mark.unmeasured
-@pytest.mark.parametrize(("make", "count"), [(numbers, 1_500_000), (rows, 200_000)])
+@pytest.mark.parametrize(("make", "count"), [(numbers, 500_000), (rows, 100_000)])
 def test_many_names_take_sixteen_times_their_bytes(make, count, file_of) -> None:
     data = make(count)
     limit, mib = peak(file_of(data))

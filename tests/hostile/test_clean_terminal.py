@@ -24,7 +24,8 @@ from fuzz.seeds import STORAGE, archive_of
 
 pytestmark = pytest.mark.unmeasured
 
-SOME = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+#: Each example runs up to a dozen commands.
+SOME = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 #: Any text, and more often than not one that wants something.
 NASTY = st.sampled_from([
     "\x1b[2J", "\x1b]0;x\x07", "\x9b31m", "\u202e", "\u2066", "\n", "\r", "\t", "\0", "\ud800", "\udfff", "\u2028",
@@ -77,7 +78,6 @@ def said(*words: str) -> None:
         json.loads(result.stdout)
 
 
-@pytest.mark.slow
 @SOME
 @given(st.lists(TEXT, min_size=6, max_size=6))
 def test_a_file_says_nothing_to_the_terminal(tmp_path, words) -> None:
@@ -135,11 +135,10 @@ def test_the_names_of_files_say_nothing_to_the_terminal(word) -> None:
         said("convert", folder, "--to", "mps", "-o", f"{folder}.out", "--dry-run")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", range(6))
-def test_a_name_of_ten_megabytes(tmp_path, place) -> None:
+def test_a_name_of_a_megabyte(tmp_path, place) -> None:
     words = ["a", "cpu", "b", "cuda:0", "m", "lr"]
-    words[place] = "\x1b" * 10_000_000
+    words[place] = "\x1b" * 1_000_000
     (tmp_path / "hostile").write_bytes(checkpoint(words))
     result = CliRunner().invoke(app, ["inspect", str(tmp_path / "hostile"), "--tensors", "--tree", "--globals"])
     assert result.exit_code in {0, 1, 3, 4}

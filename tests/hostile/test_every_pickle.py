@@ -268,9 +268,9 @@ FAMILIES = [
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("unit", FAMILIES, ids=repr)
 def test_cheap_operations_are_refused(unit) -> None:
-    limits = Limits(tree_bytes=1 << 22, depth=1 << 20)
+    limits = Limits(tree_bytes=1 << 21, depth=1 << 20)
     with pytest.raises(LimitExceeded) as caught:
-        interpret(b"Nq\0" + unit * 300_000 + b".", limits)
+        interpret(b"Nq\0" + unit * 150_000 + b".", limits)
     assert caught.value.limit == limits.tree_bytes
     assert caught.value.actual < 2 * limits.tree_bytes
 

@@ -104,7 +104,7 @@ def test_mutations_of_seeds_hold(target) -> None:
         return bytes(changed)
 
     outcomes = set()
-    for _ in range(100):
+    for _ in range(50):
         data = random.choice(SEEDS[target])
         for _ in range(random.randint(1, 3)):
             data = mixed(TARGETS[target].mutator, data, random, plain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.io import strided
@@ -45,7 +45,6 @@ def small(monkeypatch):
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32, torch.int64, torch.complex128])
-@settings(max_examples=60)
 @given(axes=AXES, start=st.integers(0, 9))
 def test_elements_in_the_order_of_torch(dtype, axes, start) -> None:
     shape, stride = zip(*axes, strict=True)

@@ -6,7 +6,7 @@ import zipfile
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from object_graphs import PICKLES, dumped, graphs
 
@@ -17,11 +17,9 @@ from ckptmove.pickles.scan import WEIGHTS_ONLY_OPCODES
 from ckptmove.pickles.tree import ByteArray, Call, Dict, FrozenSet, Global, List, Node, Set, Tuple
 
 LIMITS = Limits()
-EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.unmeasured
-@EXAMPLES
 @given(value=graphs(), **PICKLES)
 def test_the_tree_stands_for_what_pickle_loads(value, protocol, style, evaluate, same):
     data = dumped(value, protocol, style)
@@ -59,7 +57,6 @@ STRINGS = {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 
 
 @pytest.mark.unmeasured
-@EXAMPLES
 @given(value=graphs(), **PICKLES)
 def test_each_start_is_the_operation_that_pushed_the_value(value, protocol, style, nodes):
     data = dumped(value, protocol, style)
@@ -109,7 +106,6 @@ def expected_notes(data: bytes) -> tuple[list[tuple[int, int]], dict[str, int], 
 
 
 @pytest.mark.unmeasured
-@EXAMPLES
 @given(value=graphs(), before=st.binary(max_size=9), after=st.binary(max_size=9), **PICKLES)
 def test_reads_globals_frames_and_foreign_opcodes_are_noted_wherever_the_pickle_lies(
     value, before, after, protocol, style
@@ -126,7 +122,6 @@ def test_reads_globals_frames_and_foreign_opcodes_are_noted_wherever_the_pickle_
 
 
 @pytest.mark.unmeasured
-@EXAMPLES
 @given(value=graphs(), before=st.binary(max_size=9), protocol=st.integers(0, 5))
 def test_a_pickle_at_an_offset_stands_for_the_same(value, before, protocol, evaluate, same):
     data = pickle.dumps(value, protocol)

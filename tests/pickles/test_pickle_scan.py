@@ -7,7 +7,7 @@ import zipfile
 from collections import OrderedDict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.limits import Limits
@@ -66,7 +66,6 @@ def checkpoint() -> object:
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, "module": model}
 
 
-@settings(max_examples=150, deadline=None)
 @given(value=VALUES, protocol=st.integers(0, 5), optimized=st.booleans())
 def test_operations_agree_with_genops(value, protocol, optimized):
     data = pickle.dumps(value, protocol)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.errors import DamagedPickle, LimitExceeded
@@ -73,7 +73,6 @@ PLAIN = st.one_of(
 OTHER = st.sampled_from([1.5, True, "é", "a" * 256, [1], (1, 2), 2**70, torch.Size([1, 2, 3, 4]), b"x", {}])
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.builds(Place, PLAIN, PLAIN, PLAIN) | st.builds(Two, PLAIN, PLAIN), min_size=1), st.data())
 def test_plain_objects_are_read_in_one_step(objects, data):
     shared = data.draw(st.lists(st.sampled_from(objects), max_size=2))
@@ -84,7 +83,6 @@ def test_plain_objects_are_read_in_one_step(objects, data):
     assert shared or count or len(objects) <= 3
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.builds(Place, PLAIN | OTHER, OTHER, PLAIN) | st.builds(Two, OTHER, PLAIN | OTHER), max_size=4))
 def test_other_objects_are_read_operation_by_operation(objects):
     for protocol in (2, 4):

@@ -7,7 +7,7 @@ import pickle
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
@@ -39,7 +39,6 @@ class Counting:
 
 
 @pytest.mark.unmeasured
-@settings(max_examples=200, deadline=None)
 @given(tree=TREES, protocol=st.integers(0, 5), before=st.binary(max_size=9), after=st.binary(max_size=9))
 def test_it_ends_where_python_ends(tree, protocol, before, after):
     data = before + pickle.dumps(tree, protocol) + after
@@ -106,7 +105,6 @@ def test_the_limits_hold_before_much_is_read(head, limits):
     assert source.furthest <= 1 << 22
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=60))
 def test_only_our_errors_escape(data):
     try:

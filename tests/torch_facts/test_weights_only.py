@@ -59,20 +59,19 @@ def test_versions_are_numbers_and_no_text():
     assert newest([]) == "2.4"
 
 
-@pytest.mark.parametrize("name", sorted(WEIGHTS_ONLY_SINCE))
-def test_what_torch_allows_is_safe(name):
-    use = classify(name)
-    assert (use.weights_only, use.weights_only_since, use.verdict) == (True, WEIGHTS_ONLY_SINCE[name], "safe")
+def test_what_torch_allows_is_safe():
+    uses = {name: classify(name) for name in WEIGHTS_ONLY_SINCE}
+    assert {name: use.weights_only_since for name, use in uses.items()} == WEIGHTS_ONLY_SINCE
+    assert {(use.weights_only, use.verdict) for use in uses.values()} == {(True, "safe")}
 
 
-@pytest.mark.parametrize(("module", "name"), sorted(NAME_MAPPING))
-def test_names_of_python_2_are_looked_up_as_torch_does(module, name):
-    assert modern_name(f"{module}.{name}") == ".".join(NAME_MAPPING[module, name])
-
-
-@pytest.mark.parametrize("module", sorted(IMPORT_MAPPING))
-def test_modules_of_python_2_are_looked_up_as_torch_does(module):
-    assert modern_name(f"{module}.something") == f"{IMPORT_MAPPING[module]}.something"
+def test_names_of_python_2_are_looked_up_as_torch_does():
+    assert {name: modern_name(".".join(name)) for name in NAME_MAPPING} == {
+        name: ".".join(modern) for name, modern in NAME_MAPPING.items()
+    }
+    assert {name: modern_name(f"{name}.something") for name in IMPORT_MAPPING} == {
+        name: f"{modern}.something" for name, modern in IMPORT_MAPPING.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["__builtin__.set", "builtins.set", "my_package.Net", "collections.OrderedDict"])

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.checkpoint.inventory.build import build_inventory
@@ -114,7 +114,7 @@ def test_a_web_of_objects_is_walked_once(read_pickle):
         (b"ctorch._utils\n_rebuild_parameter\n", b"\x89N\x87R"),
     ],
 )
-@pytest.mark.parametrize("depth", [5, 100_000])
+@pytest.mark.parametrize("depth", [5, 20_000])
 def test_depth(opening, closing, depth, read_pickle):
     data = pickled(opening * depth + b"N" + closing * depth)
     try:
@@ -384,7 +384,6 @@ WHOLE = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_a_damaged_pickle_is_an_error_of_ours(data, tmp_path_factory):
     whole = bytearray(pickled(b"}(" + text("w") + tensor() + text("o") + data.draw(st.sampled_from(WHOLE)) + b"u"))

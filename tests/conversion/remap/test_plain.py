@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from allow_list import restored_allow_list
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plain_files import foreign, loaded, plain, saved
 
@@ -525,7 +525,6 @@ def simplified(value: object) -> object:
     return str(value) if isinstance(value, pathlib.PurePath) else value
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(VALUES, st.integers(2, 5))
 def test_any_objects(value, protocol) -> None:
     assert unpickled(pickle.dumps(value, protocol)) == simplified(value)

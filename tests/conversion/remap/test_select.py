@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
@@ -406,7 +406,6 @@ def matches(path, globs):
     return any(fnmatchcase(".".join(path[:end]), glob) for end in range(1, len(path) + 1) for glob in globs)
 
 
-@settings(max_examples=60)
 @given(TREES.filter(lambda tree: isinstance(tree, dict)), st.sets(GLOBS, max_size=2), st.sets(GLOBS, max_size=2))
 def test_the_values_that_stay_are_those_that_the_globs_say(value, only, drop) -> None:
     inventory = Inventory(path="x", container="torch-zip", layout="plain", size_bytes=0)

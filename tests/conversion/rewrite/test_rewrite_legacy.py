@@ -75,7 +75,7 @@ def test_what_moves_nothing_is_the_same_file(tmp_path):
     assert (tmp_path / "b.pth").read_bytes() == source.read_bytes()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     numels=st.lists(st.integers(0, 2000), max_size=6),
     targets=st.lists(st.sampled_from(["cpu", "cuda:0", "cuda:123", "mps", "xpu:1"]), min_size=1, max_size=4),

@@ -69,7 +69,7 @@ def test_it_is_what_torch_itself_would_write(tmp_path, rewrite):
     assert data == wanted.read_bytes()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.integers(0, 400), min_size=1, max_size=4), numels=st.lists(st.integers(0, 90), max_size=5))
 def test_any_change_of_length_keeps_every_storage(tmp_path, lengths, numels, rewrite):
     source = save(tmp_path / "a.pt", [torch.arange(numel) for numel in numels])
@@ -297,7 +297,7 @@ def test_the_limit_on_pickles(tmp_path, opened):
         container.object_pickle()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_is_broken_only_our_errors_escape(tmp_path, data, rewrite, opened):
     source = tmp_path / "a.pt"

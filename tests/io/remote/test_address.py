@@ -6,7 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.io.locations import default_output, inside, without_suffix
@@ -91,7 +91,6 @@ def test_the_text_of_an_address_has_no_credentials(url, shown) -> None:
     assert address.url == url
 
 
-@settings(max_examples=60, deadline=None)
 @given(SECRETS, SECRETS, st.sampled_from(["https", "http", "s3", "ftp"]))
 def test_secrets_are_hidden_wherever_they_are(user, value, scheme) -> None:
     url = f"{scheme}://{user}:{value}@host/dir/a.pth?token={value}&x={user}"

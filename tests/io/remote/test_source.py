@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.errors import DamagedArchive
@@ -38,7 +38,6 @@ def pattern(size):
 SMALL = pattern(5_000)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 5_000)).map(sorted), max_size=12),
     st.sampled_from([0, 40]),
