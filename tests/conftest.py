@@ -53,8 +53,6 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Compile the package once: where Python writes no bytecode, each process that a test starts would compile it."""
     settings.load_profile("quick" if config.getoption("--quick") else "any_machine")
-    # Rewriting the asserts of all tests takes most of a collection, and each worker of xdist collects.
-    sys.dont_write_bytecode = False
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(Path(ckptmove.__file__).parent, quiet=2)
 
@@ -136,10 +134,23 @@ def started_children(monkeypatch):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Exclude a million permanent objects from garbage collection."""
+    """Keep the rewritten asserts, and exclude a million permanent objects from garbage collection.
+
+    Rewriting takes most of a collection, and each worker of xdist collects. Code of the tests themselves is not kept:
+    a file that is written twice in a second would be the first one.
+    """
     gc.disable()
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
     try:
         return (yield)
     finally:
+        sys.dont_write_bytecode = before
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap():
+    """Freeze what earlier modules left: the check of a script walks over all other objects."""
+    gc.collect()
+    gc.freeze()
