@@ -27,5 +27,5 @@ def hinted() -> Iterator[None]:
         error.message = spelled_in_python(error.message)
         error.args = (error.message,)
         error.hint = hint_in_python(error)
-        error.__notes__ = [f"hint: {error.hint}"] if error.hint else []
+        error.__dict__["__notes__"] = [f"hint: {error.hint}"] if error.hint else []  # Python 3.10 has no `add_note`
         raise

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum
 from typing import Any
 
 import typer
 
 
-class Group(StrEnum):
+class Group(str, Enum):
     """Headings of ``--help``, in their order."""
 
     QUESTION = "Question"
@@ -19,6 +19,8 @@ class Group(StrEnum):
     SCALE = "Scale"
     REPORTS = "Reports"
     HELP = "Help"
+
+    __str__ = str.__str__
 
     def flag(self, names: str, help: str, **more: Any) -> Any:  # noqa: A002  # Typer's name
         """An option without a value; ``names`` are its spellings, separated by spaces."""

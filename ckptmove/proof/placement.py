@@ -42,7 +42,7 @@ class _Tally:
     #: step counts that ``load_state_dict`` leaves on an accelerator.
     counters: Counter[str] = field(default_factory=Counter)
     mended: int = 0  # counters that `load_state_dict` moves
-    #: names of the tensors that no restore of torch repairs.
+    #: names of the tensors that no restore of torch repairs, by the device in the file and the right one.
     stuck: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
     def lines(self, context: Context) -> Iterator[str]:

@@ -220,7 +220,7 @@ def shown_everywhere(modes: Callable[[], AbstractContextManager[None]]) -> Itera
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(bindings, _group_tensors_by_device_and_dtype=grouped))
         stack.enter_context(replaced(torch.Tensor, _make_wrapper_subclass=staticmethod(made)))
-        stack.enter_context(replaced(bindings._autograd, _push_saved_tensors_default_hooks=pushed))  # see above
+        stack.enter_context(replaced(bindings._autograd, _push_saved_tensors_default_hooks=pushed))  # as at `push`
         stack.enter_context(replaced(DeviceContext, __torch_function__=in_context))
         stack.enter_context(replaced(threading.Thread, start=started))
         stack.enter_context(replaced(torch.UntypedStorage, device=property(of_storage)))

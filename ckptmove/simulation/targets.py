@@ -187,7 +187,7 @@ def meant_by(asked: Any) -> torch.device | None:
     if isinstance(asked, int) and _ENTERED:
         return require_device(device_at(asked))
     device = _device("cpu" if asked is None else asked)
-    index: int | None = device.index  # see above
+    index: int | None = device.index  # torch's annotation leaves the None out
     if device.type == BACKEND:
         return current() if index is None else require_device(device)
     if device.type not in _kinds():

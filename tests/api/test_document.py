@@ -123,6 +123,11 @@ def test_the_verdict_never_leaves_out_where_it_ran() -> None:
     assert verification.outcome(stood_in) == (
         "passed, cpu, but not proven to resume: a value missing from the file was replaced"
     )
+    ranks = replace(
+        result(), checks=(CheckResult(name="keys", status="passed", detail=""), lost.checks[0]), proven=False
+    )
+    said = "passed, simulated cuda:0: every shard equal, but not proven to resume: without state; more"
+    assert verification.outcome(ranks) == said
     assert verification.brief_line(result(passed=False)) == "a.pth: failed, simulated cuda:0 (step)"
     unmade = replace(result(passed=False), checks=(CheckResult(name="step", status="failed", detail="not proven"),))
     assert verification.outcome(unmade) == "failed, cuda:0", "nothing was simulated"

@@ -54,11 +54,12 @@ HOMES = {
     "typing_extensions": ("simulation", "proof", "training", "api"),
 }
 
-#: Rooms that handle paths: files of the user (``api.hints``, ``cli``, ``case``), of this package or of the system (the
-#: others).
+#: Rooms that handle paths: files of the user (``api.hints``, ``cli``, ``training``), of this package or of the system
+#: (the others).
 PATH_ROOMS = (
-    "io", "api.hints", "cli", "testing", "training", "proof.source_edits", "proof.processes", "proof.restored.pages",
-    "proof.step.optimizer_class",
+    "io", "api.hints", "cli", "testing", "training.case", "training.code", "training.fixes", "training.script",
+    "proof.source_edits", "proof.processes.forking", "proof.processes.memory", "proof.processes.strays",
+    "proof.restored.pages", "proof.step.optimizer_class",
 )  # fmt: skip
 PATH_MODULES = {"pathlib", "glob", "stat", "shutil", "tempfile"}
 #: Names in ``os`` that take no path.

@@ -126,6 +126,8 @@ def test_what_is_cut_off_is_a_finding(tmp_path):
     (tmp_path / "x.pth").write_bytes(saved()[:-1])
     (finding,) = ckptmove.inspect(str(tmp_path / "x.pth")).findings
     assert (finding.code, finding.where) in {("F802", ("a.weight",)), ("F802", ("a.bias",))}
+    with pytest.raises(DamagedArchive, match="ends before the end of storage"):
+        ckptmove.convert(tmp_path / "x.pth", to="cuda:0", output=tmp_path / "y.pth")
 
 
 def test_bytes_behind_the_last_storage(tmp_path, facts_of):

@@ -23,7 +23,7 @@ from ckptmove.training.fixes.edits import NO_FIX, Fix
 from ckptmove.training.fixes.lines import of_message, on_mps, returned
 from ckptmove.training.fixes.modules import reachable_module, where_assigned
 from ckptmove.training.fixes.moves import where_used
-from ckptmove.training.fixes.scene import knows_target, made_by, where_called, where_made
+from ckptmove.training.fixes.scene import knows_target, made_by, target_name, where_called, where_made
 from ckptmove.training.fixes.tensors import of_tensor
 from ckptmove.training.fixes.training import of_training
 
@@ -216,7 +216,10 @@ def _culprit(stray: torch.Tensor, frames: list[Running], scene: Scene) -> _Culpr
     name = f"the tensor of {made_by(root)}" if root is not None and is_here else f"a tensor that {through or of} made"
     if root is not None and (is_here or knows_target(root, scene)):
         fix = where_made(root, scene)
-        if used is None or fix.where:
+        # A constant of the module with the target's name would tie the script to this target.
+        is_tied = root.spot.code.co_name == "<module>" and target_name(scene) in fix.text
+        is_better = used is not None and bool(used[1].where) and target_name(scene) not in used[1].text
+        if (used is None or fix.where) and not (is_tied and is_better):
             return _Culprit(used[0] if used is not None else name if is_here else own or name, fix, made)
     if used is not None:
         return _Culprit(*used, made)

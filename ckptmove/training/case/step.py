@@ -44,7 +44,7 @@ def one_batch(batch: Any) -> Any:
 
 def moved(value: Any, device: torch.device) -> Any:
     """A batch on a device: tensors in tuples, lists and dicts, and objects with ``to``, as a tokenizer's output."""
-    if callable(getattr(value, "to", None)):
+    if callable(getattr(type(value), "to", None)):
         return value.to(device)
     if isinstance(value, Mapping):
         return {key: moved(one, device) for key, one in value.items()}
@@ -156,7 +156,7 @@ def _whole_step(case: Case, batch: Any, own: Mapping[str, OwnSteps]) -> dict[str
         raise UnusableCase(
             "step never calls optimizer.step(): with a dict of optimizers, it is the whole body of the loop"
         )
-    return {way: one for way, one in parts(result) if _is_loss(one)}
+    return {way: one for way, one in parts(result, mappings=(Mapping,)) if _is_loss(one)}
 
 
 def _is_loss(value: object) -> TypeGuard[torch.Tensor | float]:

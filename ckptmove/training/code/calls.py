@@ -13,6 +13,7 @@ import torch
 
 from ckptmove.case import Case
 from ckptmove.simulation.replaced import replaced
+from ckptmove.training.code.containers import attributes_of
 from ckptmove.training.code.source import (
     FUNCTIONS,
     Running,
@@ -54,7 +55,7 @@ def variables(sought: object, frames: Iterable[Running]) -> Iterator[Variable]:
         for name, value in frame.f_locals.items():
             if value is sought:
                 yield Variable(name, is_assignable(running, name))
-        for name, value in getattr(frame.f_locals.get("self"), "__dict__", {}).items():
+        for name, value in attributes_of(frame.f_locals.get("self")).items():
             if value is sought:
                 yield Variable(f"self.{name}", is_assignable=not is_expression(frame))
         for name in frame.f_code.co_names:
@@ -71,7 +72,7 @@ def _attributes_of(sought: object, running: Running) -> Iterator[ast.Attribute]:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             owner = frame.f_locals.get(node.value.id, frame.f_globals.get(node.value.id))
             kind = owner if isinstance(owner, type) else type(owner)
-            if any(one.get(node.attr) is sought for one in (getattr(owner, "__dict__", {}), *map(vars, kind.__mro__))):
+            if any(one.get(node.attr) is sought for one in (attributes_of(owner), *map(vars, kind.__mro__))):
                 yield node
 
 
@@ -148,7 +149,7 @@ def user_frames(entrance: Entrance, frame: FrameType | None) -> list[UserFrame]:
     found = []
     while (frame := entrance.caller(frame)) is not None:
         here = locals_of(frame)
-        own = {f"self.{key}": one for key, one in getattr(here.get("self"), "__dict__", {}).items()}
+        own = {f"self.{key}": one for key, one in attributes_of(here.get("self")).items()}
         named = {**here, **own}
         modules = {name: weakref.ref(one) for name, one in named.items() if isinstance(one, torch.nn.Module)}
         tensors = {name for name, one in named.items() if isinstance(one, Iterator) or any(tensors_in(one))}

@@ -16,7 +16,7 @@ from torch import nn
 from ckptmove.training.code.source import nodes_of_class, read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 #: The mappings whose items are searched. Those of another class may be computed, or raise, as OmegaConf's do.
 MAPPINGS: Final = (dict, UserDict)
@@ -43,6 +43,15 @@ def _returns(kind: type) -> bool:
     return own is None or any(isinstance(one, ast.Return) and one.value is not None for one in ast.walk(own))
 
 
+def attributes_of(value: object) -> Mapping[str, Any]:
+    """The attributes that an object holds. Its own ``__getattr__`` is not called: it may raise anything."""
+    try:
+        held: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:  # it has slots
+        return {}
+    return held
+
+
 def has_to(value: object) -> bool:
     """Whether an object that is neither a tensor nor a module has a method ``to`` that returns the moved object."""
     kind: Any = type(value)
@@ -57,30 +66,30 @@ def _is_record(value: object) -> bool:
     return isinstance(value, SimpleNamespace) or (is_settable and not isinstance(value, nn.Module))
 
 
-def ways(name: str, value: object) -> Iterator[tuple[str, object]]:
+def ways(name: str, value: object, mappings: tuple[type, ...] = MAPPINGS) -> Iterator[tuple[str, object]]:
     """A value and the values in it that can be moved with it, each with its expression; the outermost first."""
     waiting, seen = [(name, value)], set[int]()
     for way, one in waiting:  # grows in the loop
         yield way, one
         if id(one) not in seen:
             seen.add(id(one))
-            waiting += _entries(way, one)
+            waiting += _entries(way, one, mappings)
 
 
-def _entries(way: str, value: Any) -> list[tuple[str, object]]:
-    fields = getattr(value, "_fields", None)
-    if isinstance(value, tuple) and fields is not None:
-        return [(f"{way}.{key}", one) for key, one in zip(fields, value, strict=False)]
-    if isinstance(value, (*MAPPINGS, tuple, list)):
+def _entries(way: str, value: Any, mappings: tuple[type, ...] = MAPPINGS) -> list[tuple[str, object]]:
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return [(f"{way}.{key}", one) for key, one in zip(value._fields, value, strict=False)]
+    kinds: Any = (*mappings, tuple, list)
+    if isinstance(value, kinds):
         is_small = len(value) <= _MOST
         return [(f"{way}[{key!r}]", one) for key, one in islice(_items(value), _MOST * is_small)]
     if has_to(value) or _is_record(value):
-        return [(f"{way}.{key}", one) for key, one in getattr(value, "__dict__", {}).items()]
+        return [(f"{way}.{key}", one) for key, one in attributes_of(value).items()]
     return []
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:
-    yield from value.items() if isinstance(value, MAPPINGS) else enumerate(value)
+    yield from enumerate(value) if isinstance(value, (tuple, list)) else value.items()
 
 
 class _Unwritten(Exception):

@@ -6,13 +6,14 @@ Tensors are compared by identity.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import nn
 
 from ckptmove.training.case.parts import models_of, optimizers_of
-from ckptmove.training.code.containers import MAPPINGS, ways
+from ckptmove.training.code.containers import MAPPINGS, attributes_of, ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,14 +55,16 @@ def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, torch.Tenso
     return ((way, one) for way, one in parts(value, path) if isinstance(one, torch.Tensor))
 
 
-def parts(value: object, path: str = "", around: tuple[int, ...] = ()) -> Iterator[tuple[str, object]]:
-    """The leaves of nested tuples, lists and dicts, each with its Python expression; a cycle ends there."""
-    if not isinstance(value, (*MAPPINGS, tuple, list)):
+def parts(
+    value: object, path: str = "", mappings: tuple[type, ...] = MAPPINGS, around: tuple[int, ...] = ()
+) -> Iterator[tuple[str, object]]:
+    """The leaves of nested tuples, lists and mappings, each with its Python expression; a cycle ends there."""
+    if not isinstance(value, (*mappings, tuple, list)):
         yield path, value
     elif id(value) not in around:
-        items = value.items() if isinstance(value, MAPPINGS) else enumerate(value)
+        items: Any = enumerate(value) if isinstance(value, (tuple, list)) else cast("Any", value).items()
         for key, one in items:
-            yield from parts(one, f"{path}[{key!r}]", (*around, id(value)))
+            yield from parts(one, f"{path}[{key!r}]", mappings, (*around, id(value)))
 
 
 def _of_model(case: Case) -> Iterator[NamedTensor]:
@@ -112,13 +115,13 @@ def _of_criterion(case: Case) -> Iterator[NamedTensor]:
         for path, tensor in tensors_in(criterion.keywords, "criterion.keywords"):
             yield NamedTensor(path, "criterion", tensor)
     elif criterion is not None:
-        for key, value in getattr(criterion, "__dict__", {}).items():
+        for key, value in attributes_of(criterion).items():
             for path, tensor in tensors_in(value, f"criterion.{key}"):
                 yield NamedTensor(path, "criterion", tensor)
 
 
 def _of_batch(case: Case) -> Iterator[NamedTensor]:
-    for path, one in ways("batch", case.batch):
+    for path, one in ways("batch", case.batch, (Mapping,)):
         if isinstance(one, torch.Tensor):
             yield NamedTensor(path, "batch", one, path.removeprefix("batch"))
 

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from ckptmove.training.code.calls import devices_of, late_names, user_frames
+from ckptmove.training.code.containers import attributes_of
 from ckptmove.training.code.source import Line, Spot, assigned, callee, line_of, locals_of, spot_of, tree_of
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def targets_in(frame: FrameType, spot: Spot, device: torch.device) -> tuple[Iter
     late = late_names(spot)
     found = locals_of(frame)
     names = {name: one for name, one in found.items() if name not in late}
-    kept = {f"self.{key}": one for key, one in getattr(found.get("self"), "__dict__", {}).items()}
+    kept = {f"self.{key}": one for key, one in attributes_of(found.get("self")).items()}
     shared = {name: one for name, one in list(frame.f_globals.items()) if name not in late}
     passed, constant = _names_in(tree_of(spot.line.path))
     visible = shared | names

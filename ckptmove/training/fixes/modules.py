@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from ckptmove.training.code.calls import devices_of, is_expression, required_device
+from ckptmove.training.code.containers import attributes_of
 from ckptmove.training.code.source import (
     FUNCTIONS,
     assigned,
@@ -80,7 +81,7 @@ def _values(frame: FrameType) -> Iterator[tuple[str, Any, object]]:
         if _is_modules(value) and name != "self":
             yield name, value, None
         elif not isinstance(value, (nn.Module, ModuleType, type)):
-            parts = [*getattr(value, "__dict__", {}).items()]
+            parts = [*attributes_of(value).items()]
             yield from ((f"{name}.{key}", one, value) for key, one in parts if _is_modules(one))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ckptmove.training.code.calls import device_parameter, is_assignable, is_expression, variables
-from ckptmove.training.code.containers import Move, assignment, moved, ways
+from ckptmove.training.code.containers import Move, assignment, attributes_of, moved, ways
 from ckptmove.training.code.source import (
     SCOPES,
     callee,
@@ -108,7 +108,7 @@ def _carriers(tensor: torch.Tensor, running: Running, more: Iterable[str]) -> It
         yield from (one._replace(is_assignable=False) for one in found if one.name.startswith("self."))
     yield from (one for one in found if one.is_assignable)
     yield from (one for one in found if not one.is_assignable and "." not in one.name)
-    kept = getattr(frame.f_locals.get("self"), "__dict__", {}).items()
+    kept = attributes_of(frame.f_locals.get("self")).items()
     own = {f"self.{key}": one for key, one in kept if key not in OF_MODULES}
     read = {name: frame.f_globals[name] for name in frame.f_code.co_names if name in frame.f_globals}
     held = []

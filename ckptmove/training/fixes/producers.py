@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ckptmove.training.code.calls import devices_of, required_device
-from ckptmove.training.code.containers import Move, moved
+from ckptmove.training.code.containers import Move, attributes_of, moved
 from ckptmove.training.code.source import (
     SCOPES,
     assigned,
@@ -85,7 +85,7 @@ def _called(node: ast.expr, frame: FrameType) -> tuple[Any, object]:
         found = frame.f_locals.get(node.id, frame.f_globals.get(node.id))
     elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         owner = frame.f_locals.get(node.value.id, frame.f_globals.get(node.value.id))
-        holders = (getattr(owner, "__dict__", {}), *map(vars, type(owner).__mro__))
+        holders = (attributes_of(owner), *map(vars, type(owner).__mro__))
         found = next((one[node.attr] for one in holders if node.attr in one), None)
     return getattr(found, "__wrapped__", found), owner  # a decorator may wrap it
 

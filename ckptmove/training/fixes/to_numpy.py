@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from ckptmove.training.code.containers import Move, moved
+from ckptmove.training.code.containers import Move, attributes_of, moved
 from ckptmove.training.code.source import (
     callee,
     full_name,
@@ -91,7 +91,7 @@ def _value(node: ast.expr, running: Running) -> Any:
     if isinstance(node, ast.Name):
         return running.frame.f_locals.get(node.id, running.frame.f_globals.get(node.id))
     if isinstance(node, ast.Attribute):
-        return getattr(_value(node.value, running), "__dict__", {}).get(node.attr)
+        return attributes_of(_value(node.value, running)).get(node.attr)
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         held, key = _value(node.value, running), node.slice.value
         if isinstance(held, dict):

@@ -460,6 +460,11 @@ def test_what_step_is_follows_from_the_optimizers_and_not_from_the_models(case_c
     ("old", "new", "said"),
     [
         ("return lossD, lossG", "return {'D': lossD, 'G': lossG * float('nan')}", "the loss['G'] is nan"),
+        (
+            "return lossD, lossG",
+            "return __import__('types').MappingProxyType({'G': lossG * float('nan')})",
+            "the loss['G'] is nan",
+        ),
         ("return lossD, lossG", "return float('inf')", "the loss is inf"),
         ("lossG = -netD(fake).mean()", "lossG = -netD(fake).mean() * 1e38 * 1e38", "model['netG'].0.weight is not fin"),
         ("optG.step()", "netG.zero_grad(); optG.step()", "changed in optimizer['optG'].step()"),

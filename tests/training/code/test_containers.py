@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptmove.training.code.containers import Move, assignment, has_to, moved, ways
+from ckptmove.training.code.containers import Move, assignment, attributes_of, has_to, moved, ways
 
 MOVE = Move("double()", "torch")
 
@@ -54,6 +54,22 @@ class Frozen:
 
 def one(number=1.0):
     return torch.tensor([number])
+
+
+class Settings(dict):
+    """The attributes are the items, as many scripts have it: a missing one is a KeyError."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_attributes_of_an_object_are_not_computed():
+    class Slots:
+        __slots__ = ("x",)
+
+    assert attributes_of(Settings(x=one())) == {}
+    assert attributes_of(Slots()) == {}
+    assert [*attributes_of(Batch(1))] == ["x"]
+    assert [way for way, _ in ways("s", Settings(x=1))] == ["s", "s['x']"]
 
 
 LEAVES = st.one_of(st.builds(one), st.integers(), st.text(max_size=2), st.none())

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 from pasting import HEAD, case
+
+from ckptmove.training.fixes import moves
 
 CLASSES = """
 import collections
@@ -210,3 +214,11 @@ def test_a_generated_file_is_not_changed(fault_of, tmp_path, tmp_path_factory):
     (line,) = (n for n, one in enumerate((HEAD + body + case(step=step)).splitlines(), 1) if "made.scaled" in one)
     assert (evidence["line"], "made.py" in detail) == (line, False)
     assert "made.py" not in evidence["fix_at"]
+
+
+def test_a_read_that_any_device_allows_is_no_operand():
+    tree = ast.parse("n = x.shape\npacked = pack_padded_sequence(y, x)\nz = model(x)")
+    for one in ast.walk(tree):
+        for inner in ast.iter_child_nodes(one):
+            inner.parent = one
+    assert [one.lineno for one in moves._operands(ast.walk(tree), "x")] == [3]

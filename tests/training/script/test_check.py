@@ -129,6 +129,17 @@ def test_a_mapping_of_the_users_is_not_read(ran):
     assert outcome(check) == ("passed", True), check["detail"]
 
 
+def test_settings_whose_missing_attribute_is_a_key_error_hide_no_fault(ran):
+    settings = """
+    class Settings(dict):
+        __getattr__ = dict.__getitem__
+
+    settings = Settings(vars(args), nested=Settings(rate=0.1))
+    """
+    check = ran(HEAD, settings, BUILT, LOADED, LOOP.replace("x.to(device)", "x"))
+    assert (check["evidence"]["tensor"], bool(check["evidence"]["fix"])) == ("x", True), check["detail"]
+
+
 @pytest.mark.unmeasured
 def test_a_forgotten_move_is_named_with_its_line(ran):
     check = ran(HEAD, BUILT, LOADED, LOOP.replace("x.to(device)", "x"))

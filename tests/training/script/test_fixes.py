@@ -483,3 +483,33 @@ def test_each_refusal_of_a_gradient_scaler_has_a_remedy(calls, cuda):
     watch = Watch(torch.device("cpu"), None)
     assert MISUSES[calls] in str(of_training(_misused(*calls), None, watch))
     assert "float32" in str(of_training("Attempting to unscale FP16 gradients.", None, watch))
+
+
+CONSTANT = """
+import sys
+import torch
+from torch import nn
+
+WEIGHT = torch.tensor([1.0, 2.0, 0.5])
+
+def loss_of(prediction, y):
+    return (WEIGHT * (prediction - y) ** 2).mean()
+
+def main():
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    stored = torch.load(sys.argv[1], map_location=device)
+    model.load_state_dict(stored["model"])
+    optimizer.load_state_dict(stored["optimizer"])
+    loss = loss_of(model(torch.randn(4, 6).to(device)), torch.randn(4, 3).to(device))
+    loss.backward()
+    optimizer.step()
+
+main()
+"""
+
+
+def test_a_constant_of_the_script_is_moved_where_it_is_used(mended):
+    """With the name of the target where it is made, the script would run on no other one."""
+    assert mended(CONSTANT) == ["return (WEIGHT.to(prediction.device) * (prediction - y) ** 2).mean()"]
