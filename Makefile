@@ -23,11 +23,11 @@ demo: $(STAMP) ## inspect, convert and verify a sample; nothing is needed before
 	$(BIN)/ckptmove verify mended.pth --to cuda:0
 
 test: $(STAMP) ## the quick set: the same tests every time, minutes
-	$(BIN)/python -m pytest -q --quick -n auto --dist worksteal
+	$(BIN)/python -m pytest -q --quick -n auto --maxprocesses 8 --dist worksteal
 
 cover: $(STAMP) ## every test, with branch coverage of ckptmove/ at 100 %
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal --cov --cov-report=term
 
 crash: $(STAMP) ## kill conversions at every call and at 200 instants, and have every call fail: minutes
 	CRASHES=all $(BIN)/python -m pytest -n 2 --dist worksteal tests/crash
