@@ -174,7 +174,7 @@ def _(error: PackageMissing) -> str:
 
 @_hint.register(NotWhole)
 def _(error: NotWhole) -> str:
-    return error.remedy
+    return _filled(error.remedy, error.path or "", _folder_of(error.path or ""))
 
 
 @_hint.register(errors.UnknownDevice)

@@ -8,7 +8,6 @@ optimizer state are split like their parameters (torch/distributed/fsdp/_fully_s
 
 from __future__ import annotations
 
-import os
 import re
 from bisect import bisect_left
 from collections import Counter
@@ -22,7 +21,7 @@ from ckptmove.conversion.shards import parse_size
 from ckptmove.errors import UsageError
 from ckptmove.formats.local_shards import CLASSES
 from ckptmove.formats.safetensors_shards import shard_name
-from ckptmove.text import Argument, Phrase, amount, quoted, size
+from ckptmove.text import Argument, Phrase, amount, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +49,7 @@ class NotWhole(UsageError):
     """The checkpoint has not all parameters of a model, or those of several would be added.
 
     Attributes:
-        remedy: what to do instead.
+        remedy: what to do instead. ``{folder}`` is the folder of the file.
     """
 
     is_of_checkpoint = True
@@ -179,7 +178,7 @@ def find_fit(inventory: Inventory, pairings: Sequence[Pairing], devices: Devices
 
 def _require_whole(inventory: Inventory) -> None:
     path, several = inventory.path, checkpoints_in(inventory)
-    name = "" if isinstance(inventory, DirectoryInventory) else os.path.split(path)[1]
+    name = "" if isinstance(inventory, DirectoryInventory) else path.replace("\\", "/").rpartition("/")[2]
     if any(map(is_partitioned, inventory.optimizers)):
         raise NotWhole(path, "needs whole parameters, and ZeRO saves partitions", "gather them first, by convert -o")
     if shard_name(name) is not None or any(one.subclass in CLASSES for one in inventory.tensors):
@@ -195,7 +194,7 @@ def _require_whole(inventory: Inventory) -> None:
 def _require_shards(inventory: Inventory) -> None:
     """Raise an error for shards of a model without the others."""
     path, files = inventory.path, [inventory.path]
-    remedy = f"name its directory: {quoted(os.path.split(path)[0] or os.curdir)}"
+    remedy = "name its directory: {folder}"
     if isinstance(inventory, DirectoryInventory):
         files, remedy = [file.path for file in inventory.files if not file.is_piece], "copy the others too"
     shards = Counter(match.groups() for match in map(_SHARD.match, files) if match is not None)
