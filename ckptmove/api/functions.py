@@ -102,7 +102,8 @@ def inspect(
         check: whether to read every record and compare its CRC.
         outline: whether to build the outline too.
         keep_going: whether to leave out files of a directory or an archive that cannot be read. Their errors are in
-            ``unreadable``, and no finding depends on their content. The first error is raised if no file is left.
+            ``unreadable``, and no finding depends on their content. The first error is raised if no file is left, and
+            with ``fit``, which needs all files.
         jobs: number of threads that compare CRCs of local files (default: the number of available cores).
         progress: called with the bytes checked so far and the total; from other threads, one at a time.
         limits: resource limits for reading it.
@@ -143,7 +144,7 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
         request.limits,
         # A plan needs the sites of the storages.
         tree="edit" if request.outline or request.expect is not None else "inventory",
-        keep_going=request.keep_going,
+        keep_going=request.keep_going and request.fit is None,  # it would leave out a part of the training
         check=request.check,
         jobs=request.jobs or cores(),
         outline=request.outline,

@@ -119,7 +119,7 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     remap_errors.NothingLeft: Phrase("name the parts to keep: ", Argument("only", "GLOB")),
     remote_errors.NotLocal: "use a local path",
     NotDownloaded: Phrase("add ", Argument("download", "DIR"), ", which downloads it first"),
-    FitUnreadable: "a number of devices, at most 1,048,576, and the memory of each with its unit: 64x80GiB",
+    FitUnreadable: "at most 1,048,576 devices, and the memory of each in KB to TB or KiB to TiB, such as 64x80GiB",
     MissingDevice: 'load it on a device of this machine: map_location="cpu"',
     ScriptUnusable: Phrase(
         "name a Python file",
@@ -174,7 +174,7 @@ def _(error: PackageMissing) -> str:
 
 @_hint.register(NotWhole)
 def _(error: NotWhole) -> str:
-    return error.remedy
+    return _filled(error.remedy, error.path or "", _folder_of(error.path or ""))
 
 
 @_hint.register(errors.UnknownDevice)

@@ -69,7 +69,8 @@ def inspect(
     fit: Annotated[
         str | None,
         Group.QUESTION.option(
-            "NxSIZE", "Exit 1 unless training with FSDP2 fits into N devices of this memory: 64x80GiB."
+            "NxSIZE",
+            "Exit 1 unless training with FSDP2 fits into N devices of this memory (KB to TB, KiB to TiB): 64x80GiB.",
         ),
     ] = None,
     strict: Annotated[bool, Group.QUESTION.flag("--strict", "Exit 1 on warnings too.")] = False,

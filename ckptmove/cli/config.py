@@ -40,6 +40,11 @@ _CODE: Final = ("case", "script", "optimizer")
 _WITH_CODE: Final = ("script_args", "fix", "dry_run", "limit_factor")
 #: Keys with files that are written.
 _WRITTEN: Final = frozenset({"junit", "report", "download"})
+#: Options that write to files of the user. A near spelling does not suggest them.
+WRITERS: Final = frozenset({"fix", "force", "in_place", "undo"})
+#: Options of earlier versions that ``inspect --fit`` replaces.
+MOVED: Final = frozenset({"fit", "device_memory"})
+_USE_FIT: Final = "use ckptmove inspect PATH --fit NxSIZE"
 #: Findings that warn of a hostile file.
 _WARN: Final = frozenset({"S702", "F805", "F815"})
 #: Words for a boolean in the environment, as Typer takes them.
@@ -161,12 +166,18 @@ def _known_only(texts: Mapping[str, str], known: Mapping[str, type]) -> dict[str
     names = {parameter.upper() for parameter in known}
     own = {variable.removeprefix(_PREFIX): variable for variable in texts}
     for name in sorted(own.keys() - names):
-        near = get_close_matches(name, names, 1)
-        meant = f"; did you mean {_PREFIX}{near[0]}?" if near else ""
+        near = _near(name.lower(), known)
+        meant = f"; did you mean {_PREFIX}{near.upper()}?" if near else ""
+        meant = f"; {_USE_FIT}" if name.lower() in MOVED else meant
         warnings.warn(
             f"{own[name]} is ignored: no option of verify has this name{meant}", UnknownVariable, stacklevel=2
         )
     return {own[name]: texts[own[name]] for name in own.keys() & names}
+
+
+def _near(name: str, known: Mapping[str, type]) -> str:
+    """The parameter with a name close to an unknown one, unless it writes to files of the user; empty without one."""
+    return "".join(one for one in get_close_matches(name, known, 1) if one not in WRITERS)
 
 
 def _require_one(layer: Mapping[str, _Value], place: str) -> None:
@@ -245,8 +256,10 @@ def _of_table(table: Mapping[str, object], known: Mapping[str, type], path: str,
     keys = {parameter.replace("_", "-"): parameter for parameter in known}
     unknown = sorted(table.keys() - keys.keys())
     if unknown:
-        near = get_close_matches(unknown[0], keys, 1)
-        rest = f"did you mean '{near[0]}'?" if near else "the keys are 'checkpoints' and the options of verify"
+        parameter = unknown[0].replace("-", "_")
+        near = _near(parameter, known).replace("_", "-")
+        rest = f"did you mean '{near}'?" if near else "the keys are 'checkpoints' and the options of verify"
+        rest = _USE_FIT if parameter in MOVED else rest
         raise UsageError(f"unknown key '{unknown[0]}' in {_TABLE}; {rest}", path=path)
     start = os.path.relpath(Path(path).parent, folder.absolute())
     found: dict[str, _Value] = {}

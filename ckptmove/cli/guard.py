@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from ckptmove.api.failures import BUG, USAGE, Failure, failure_of
 from ckptmove.checkpoint.state_dicts import WRAPPERS
-from ckptmove.cli.config import set_format, set_reports
+from ckptmove.cli.config import MOVED, WRITERS, set_format, set_reports
 from ckptmove.cli.configured import runs_script
 from ckptmove.cli.meant import with_command
 from ckptmove.cli.outcome import interruption, retyped, without
@@ -192,6 +192,8 @@ def _mended(mends: Sequence[Phrase], hint: str, words: Sequence[str]) -> str:
 
 def _usage(error: Any, words: Sequence[str]) -> Failure:
     command = error.ctx.command_path if error.ctx is not None else PROGRAM
+    if not WRITERS.isdisjoint(map(_parameter_of, getattr(error, "possibilities", None) or ())):
+        error.possibilities = None  # near spellings
     message = _NOT_A_NUMBER.sub("is not a whole number", " ".join(error.format_message().split()))
     if command == PROGRAM and message.startswith("Option "):  # an option of the command, which Typer has not parsed yet
         command = f"{PROGRAM} {words[0]}"
@@ -209,13 +211,30 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
         and any("--expect" in parameter.opts for parameter in error.ctx.command.params)
     ):
         hint = f"did you mean: {retyped(PROGRAM, words, option, '--expect')}"
-    elif option == "--fit" and command != PROGRAM and message.startswith("No such"):
+    elif option and _parameter_of(option) in MOVED and command != PROGRAM and message.startswith("No such"):
         message = f"No such option: {option}"
-        hint = f"it is an option of inspect: {PROGRAM} inspect PATH {option} NxSIZE"
+        hint = f"did you mean: {_with_fit(_own(words), option)}"
     elif command == PROGRAM and message.startswith("No such"):
         known = {name: {*chain(*(one.opts for one in own.params))} for name, own in error.ctx.command.commands.items()}
         hint = with_command(PROGRAM, words, known)
     return Failure(kind="usage", message=message, hint=hint, path=None, exit_code=USAGE)
+
+
+def _parameter_of(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
+
+
+def _with_fit(own: Sequence[str], option: str) -> str:
+    """The command line of ``inspect --fit`` in place of another command; with PATH if that has more options."""
+    at = next(index for index, word in enumerate(own) if word.partition("=")[0] == option)
+    typed, is_joined, value = own[at].partition("=")
+    if not is_joined:
+        value = "".join(word for word in own[at + 1 : at + 2] if not word.startswith("-"))
+    paths = [*own[1:at], *own[at + (1 if is_joined or not value else 2) :]]
+    if not paths or any(word.startswith("-") for word in paths):
+        paths = ["PATH"]
+    devices = value if typed == "--fit" else f"1x{value}"
+    return command_line([PROGRAM, "inspect", *paths, "--fit", devices if value else "NxSIZE"])
 
 
 def _bug(error: Exception) -> Failure:

@@ -38,7 +38,8 @@ def after_inspection(answer: InspectAnswer) -> str:
         return ""  # the path as shown has no credentials
     findings = [finding for finding in answer.result.findings if finding.severity is not Severity.INFO]
     is_ambiguous = any(fact.kind == "second-reading" for fact in inventory.facts)
-    if answer.result.unreadable or is_ambiguous or any(finding.code in _HOPELESS for finding in findings):
+    is_large = answer.result.fit is not None and not answer.result.fit.fits
+    if answer.result.unreadable or is_ambiguous or is_large or any(one.code in _HOPELESS for one in findings):
         return ""
     if answer.result.expectation is not None and answer.result.expectation.misplaced:
         from ckptmove.findings.context import Context, available_device

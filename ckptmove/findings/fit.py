@@ -9,6 +9,8 @@ optimizer state are split like their parameters (torch/distributed/fsdp/_fully_s
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -18,6 +20,7 @@ from ckptmove.checkpoint.summary import counted_parameters
 from ckptmove.conversion.shards import parse_size
 from ckptmove.errors import UsageError
 from ckptmove.formats.local_shards import CLASSES
+from ckptmove.formats.safetensors_shards import shard_name
 from ckptmove.text import Argument, Phrase, amount, size
 
 if TYPE_CHECKING:
@@ -29,20 +32,24 @@ if TYPE_CHECKING:
 #: Most devices, and the limit of the search for a number that is enough.
 _MOST_RANKS: Final = 1 << 20
 _FORM: Final = re.compile(r"\s*([0-9]{1,7})\s*[xX*×]\s*(\S.*)")
+#: Path or URL of a shard of a model (transformers): what all shards share, their number, and the suffix.
+_SHARD: Final = re.compile(r"(.*-)\d{5}-of-(\d{5})\.(bin|safetensors)(?:\?.*)?$")
 
 
 class FitUnreadable(UsageError):
     """The value of ``--fit`` has another form."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(Phrase(Argument("fit"), f" takes the form 64x80GiB, not {text[:40]!r}"))
+        super().__init__(
+            Phrase(Argument("fit"), f" takes the form 64x80GiB, in units of KB to TB or KiB to TiB, not {text[:40]!r}")
+        )
 
 
 class NotWhole(UsageError):
-    """The parameters are not whole in the checkpoint, or those of several would be added.
+    """The checkpoint has not all parameters of a model, or those of several would be added.
 
     Attributes:
-        remedy: what to do instead.
+        remedy: what to do instead. ``{folder}`` is the folder of the file.
     """
 
     is_of_checkpoint = True
@@ -68,8 +75,7 @@ class Fit(NamedTuple):
 
     ranks: int  # number of devices
     capacity: int  # memory of each
-    #: whether ``total``, and on several devices the largest parameter gathered, is at most ``capacity``. False without
-    #: parameters.
+    #: whether ``total``, and on several devices the largest parameter gathered, is at most ``capacity``
     fits: bool
     parameters: int  # pieces of the parameters
     gradients: int  # pieces of the gradients, in the dtype of the parameters
@@ -77,15 +83,19 @@ class Fit(NamedTuple):
     buffers: int  # buffers, which every rank has whole
     total: int  # sum of these four
     free: int  # rest of the memory, for activations and gathered parameters; negative if `total` is more
-    largest_name: str  # name of the largest parameter; empty without parameters
+    largest_name: str  # name of the largest parameter
     largest_parameter: int  # the largest parameter, whole
     least_ranks: int  # the smallest number of devices that is enough, 0 if there is none
-    least_bytes: int  # bytes on each of the most devices, with the largest parameter gathered
+    least_bytes: int  # the fewest bytes that each of any number of devices needs, with the largest parameter gathered
+
+    @property
+    def verdict(self) -> str:
+        """``fits`` or ``does not fit``; without optimizer state, weights and gradients alone may fit."""
+        if not self.fits:
+            return "does not fit"
+        return "fits" if self.optimizer else "weights and gradients fit"
 
     def __str__(self) -> str:
-        verdict = f"{'fits' if self.fits else 'does not fit'} on {Devices(self.ranks, self.capacity)}: "
-        if not self.largest_name:
-            return f"{verdict}the checkpoint has no parameters of a model"
         is_split = self.ranks > 1
         named = (
             (self.parameters, "parameters"),
@@ -94,8 +104,11 @@ class Fit(NamedTuple):
             (self.buffers, "buffers"),
         )
         sizes = ", ".join(f"{name} {size(nbytes)}" for nbytes, name in named if nbytes)
-        text = f"{verdict}{size(self.total)}{' on the fullest' * is_split} ({sizes})"
-        text += "" if self.optimizer else "; the checkpoint has no optimizer state"
+        text = f"{self.verdict} on {Devices(self.ranks, self.capacity)}"
+        if not self.optimizer:
+            moments = f"AdamW adds twice the gradients ({size(2 * self.gradients)})"
+            text += f"; the checkpoint has no optimizer state: {moments}"
+        text += f"{': ' if self.optimizer else '; '}{size(self.total)}{' on the fullest' * is_split} ({sizes})"
         if self.free >= 0:
             text += f"; {size(self.free)} left for activations"
         if self.free >= 0 and is_split:
@@ -103,8 +116,10 @@ class Fit(NamedTuple):
             text += f" and gathered parameters: the largest, {self.largest_name}, takes {largest}"
         if self.fits:
             return text
+        enough = f"{amount(self.least_ranks, 'device')} {'is' if self.least_ranks == 1 else 'are'} enough"
+        enough += "" if self.optimizer else " for weights and gradients"
         least = f"no number of devices is enough: each needs {size(self.least_bytes)}"
-        return f"{text}; {f'{self.least_ranks:,} devices are enough' if self.least_ranks else least}"
+        return f"{text}; {enough if self.least_ranks else least}"
 
 
 class _Parts(NamedTuple):
@@ -123,8 +138,12 @@ class _Parts(NamedTuple):
 
     def needed(self, ranks: int) -> int:
         """Bytes on the first rank, and those of the largest parameter while it is gathered."""
-        gathered = max((one.nbytes for one in self.parameters), default=0) if ranks > 1 else 0
-        return sum(self.on_first(ranks)) + gathered
+        return sum(self.on_first(ranks)) + (self.largest.nbytes if ranks > 1 else 0)
+
+    @property
+    def largest(self) -> TensorRecord:
+        """The largest parameter."""
+        return max(self.parameters, key=lambda one: one.nbytes)
 
 
 def parse_fit(text: str) -> Devices:
@@ -140,30 +159,48 @@ def find_fit(inventory: Inventory, pairings: Sequence[Pairing], devices: Devices
     """Compute the memory of a training from a checkpoint."""
     _require_whole(inventory)
     parts = _parts(inventory, pairings)
-    largest = max(parts.parameters, key=lambda one: one.nbytes, default=None)
+    if not parts.parameters:
+        why = "needs the parameters of a model, and there are none in this checkpoint"
+        raise NotWhole(inventory.path, why, "name the file of the model, or the directory with all files")
     figures = parts.on_first(devices.ranks)
-    fits = largest is not None and parts.needed(devices.ranks) <= devices.capacity
     return Fit(
         *devices,
-        fits,
+        parts.needed(devices.ranks) <= devices.capacity,
         *figures,
         total=sum(figures),
         free=devices.capacity - sum(figures),
-        largest_name="" if largest is None else largest.name,
-        largest_parameter=0 if largest is None else largest.nbytes,
-        least_ranks=devices.ranks if fits else _least_ranks(parts, devices),
-        least_bytes=parts.needed(_MOST_RANKS),
+        largest_name=parts.largest.name,
+        largest_parameter=parts.largest.nbytes,
+        least_ranks=_least_ranks(parts, devices.capacity),
+        least_bytes=min(parts.needed(1), parts.needed(_MOST_RANKS)),
     )
 
 
 def _require_whole(inventory: Inventory) -> None:
     path, several = inventory.path, checkpoints_in(inventory)
+    name = "" if isinstance(inventory, DirectoryInventory) else path.replace("\\", "/").rpartition("/")[2]
     if any(map(is_partitioned, inventory.optimizers)):
         raise NotWhole(path, "needs whole parameters, and ZeRO saves partitions", "gather them first, by convert -o")
-    if any(one.subclass in CLASSES for one in inventory.tensors):
+    if shard_name(name) is not None or any(one.subclass in CLASSES for one in inventory.tensors):
         raise NotWhole(path, "needs whole parameters, and this file has the shards of one rank", "name the folder")
     if several:
         raise NotWhole(path, f"counts one checkpoint, not {len(several):,}", f"name one, such as {several[-1]}")
+    lost = [fact.record for fact in inventory.facts if fact.kind in {"missing-rank", "absent-shard"}]
+    if lost:
+        raise NotWhole(path, f"needs all files, and one may be missing: {lost[0]}", "copy that file too")
+    _require_shards(inventory)
+
+
+def _require_shards(inventory: Inventory) -> None:
+    """Raise an error for shards of a model without the others."""
+    path, files = inventory.path, [inventory.path]
+    remedy = "name its directory: {folder}"
+    if isinstance(inventory, DirectoryInventory):
+        files, remedy = [file.path for file in inventory.files if not file.is_piece], "copy the others too"
+    shards = Counter(match.groups() for match in map(_SHARD.match, files) if match is not None)
+    for (_, number, _), count in shards.items():
+        if count < int(number):
+            raise NotWhole(path, f"needs all {int(number):,} shards of the model, not {count:,}", remedy)
 
 
 def _parts(inventory: Inventory, pairings: Sequence[Pairing]) -> _Parts:
@@ -207,12 +244,13 @@ def _bytes_on_first(record: TensorRecord, ranks: int) -> int:
     return record.nbytes * -(-rows // ranks) // rows
 
 
-def _least_ranks(parts: _Parts, devices: Devices) -> int:
-    """The smallest number of ranks that fits; 0 if there is none."""
-    if not parts.parameters or parts.needed(_MOST_RANKS) > devices.capacity:
-        return 0
-    low, high = devices.ranks, _MOST_RANKS
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if parts.needed(middle) <= devices.capacity else (middle, high)
-    return high
+def _least_ranks(parts: _Parts, capacity: int) -> int:
+    """The smallest number of ranks that fits; 0 if there is none.
+
+    From 2 ranks on, each rank needs less with more ranks. A single rank gathers nothing.
+    """
+    if parts.needed(1) <= capacity:
+        return 1
+    several = range(2, _MOST_RANKS + 1)
+    found = bisect_left(several, True, key=lambda ranks: parts.needed(ranks) <= capacity)
+    return several[found] if found < len(several) else 0

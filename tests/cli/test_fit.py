@@ -21,7 +21,9 @@ def test_every_report_agrees_with_the_exit_code(say, ask, bench, fit, code, word
     (answer,) = ask("inspect", "run.pth", "--fit", fit)["checkpoints"]
     assert answer["fit"]["fits"] is (code == 0)
     brief = say("inspect", "run.pth", "--fit", fit, "-q").out
-    assert brief.rstrip().endswith("; does not fit") is bool(code)
+    assert brief.rstrip().endswith(f"; {word}")
+    assert said.out.splitlines()[-1] == line
+    assert ("next: " in said.err) is (code == 0)
     level = "error" if code else "notice"
     notes = say("inspect", "run.pth", "--fit", fit, *more, "--format", "github").out.splitlines()
     assert [one for one in notes if one.endswith(line)] == [f"::{level} file=run.pth,title=fit::{line}"]
@@ -61,8 +63,35 @@ def test_a_value_of_another_form_is_an_error_before_any_file_is_read(say) -> Non
     assert said.err.count("error: ") == said.err.count("hint: ") == 1
 
 
-@pytest.mark.parametrize("command", ["verify", "convert"])
-def test_another_command_names_inspect(say, command) -> None:
-    said = say(command, "run.pth", "--fit", "2x1GB")
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("verify run.pth --fit 2x1GB", "run.pth --fit 2x1GB"),
+        ("convert --fit=2x1GB run.pth", "run.pth --fit 2x1GB"),
+        ("verify run.pth --fit 2x1GB --to cpu", "PATH --fit 2x1GB"),
+        ("verify run.pth --fit --to cpu", "PATH --fit NxSIZE"),
+        ("verify --fit", "PATH --fit NxSIZE"),
+        ("verify run.pth --device-memory 24GB", "run.pth --fit 1x24GB"),
+        ("inspect run.pth --device-memory=24GB", "run.pth --fit 1x24GB"),
+    ],
+)
+def test_another_command_names_inspect(say, words, line) -> None:
+    said = say(*words.split())
     assert said.code == 2
-    assert "ckptmove inspect PATH --fit" in said.err
+    assert said.err.endswith(f"ckptmove inspect {line}\n")
+    assert "Possible" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("verify run.pth --fixx", "--fix"),
+        ("convert run.pth --in-plac", "--in-place"),
+        ("convert run.pth --forc", "--f"),
+    ],
+)
+def test_no_option_that_writes_is_suggested(say, words, option) -> None:
+    said = say(*words.split())
+    assert said.code == 2
+    assert option not in said.err.replace(words.split()[-1], "")
+    assert "--strict" in say("verify", "run.pth", "--strikt").err

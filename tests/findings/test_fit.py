@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import pytest
 import torch
 import zero_runs
+from safetensors.torch import save_file
 from torch import nn
 
 import ckptmove
-from ckptmove.errors import UsageError
+from ckptmove.errors import UnreadableInput, UsageError
 from ckptmove.findings.fit import NotWhole, parse_fit
 
 pytest.importorskip("torch.distributed.fsdp", reason="no FSDP2")
@@ -84,8 +86,7 @@ def measured(rank, ranks):
         dist.destroy_process_group()
 
 
-@pytest.mark.unmeasured
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(one, marks=pytest.mark.unmeasured) for one in (1, 2, 8, 64))])
 def test_the_figures_are_those_of_fsdp(saved, ranks) -> None:
     fit = ckptmove.inspect(saved, fit=f"{ranks}x1GB").fit
     buffers = nbytes([Net().norm.num_batches_tracked])
@@ -119,6 +120,31 @@ def test_what_no_number_of_devices_is_enough_for(saved, devices) -> None:
     assert (fit.largest_name, fit.largest_parameter) == ("model.up.weight", 33 * 12 * 4)
 
 
+@pytest.mark.parametrize(
+    ("devices", "least"), [("1x110MB", 1), ("2x110MB", 1), ("9x250MB", 1), ("8x110MB", 1), ("1x90MB", 0)]
+)
+def test_fewer_devices_may_be_enough(tmp_path, devices, least) -> None:
+    """A single device gathers nothing, so that it may need less than two."""
+    model = nn.Sequential(nn.Embedding(1, 95 << 18, _weight=torch.empty(1, 95 << 18)), nn.Linear(3, 3))
+    model[0].requires_grad_(requires_grad=False)
+    optimizer = torch.optim.AdamW(model[1].parameters())
+    model[1](torch.ones(3)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pth")
+    fit = ckptmove.inspect(tmp_path / "run.pth", fit=devices).fit
+    assert fit.fits is (devices in {"1x110MB", "9x250MB"})
+    assert fit.least_ranks == least
+    whole = ckptmove.inspect(tmp_path / "run.pth", fit="1x1GB").fit
+    assert fit.least_bytes == whole.total
+    assert ("; 1 device is enough" in str(fit)) is (not fit.fits and least == 1)
+
+
+def test_fewer_than_asked_of_several_devices(saved) -> None:
+    fits = {ranks: ckptmove.inspect(saved, fit=f"{ranks}x4KB").fit for ranks in (1, 2, 64)}
+    assert len({one.least_ranks for one in fits.values()}) == 1
+    assert fits[64].fits
+
+
 def test_a_gathered_parameter_has_to_fit(saved) -> None:
     for ranks in (1, 64):
         fit = ckptmove.inspect(saved, fit=f"{ranks}x1GB").fit
@@ -138,14 +164,15 @@ def test_weights_alone(tmp_path) -> None:
     odd = nn.Linear(3, 1)
     odd.weight, odd.scale = nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.tensor(1.0))
     torch.save(odd.state_dict(), tmp_path / "odd.pth")
-    torch.save({"epoch": 3}, tmp_path / "other.pth")
     fit = ckptmove.inspect(tmp_path / "weights.pth", fit="4x1GB").fit
     assert (fit.optimizer, fit.gradients) == (0, fit.parameters)
+    assert str(fit).startswith("weights and gradients fit on 4 devices of 953.7 MiB; the checkpoint has no optimizer ")
+    assert f" AdamW adds twice the gradients ({2 * fit.gradients / 1024:.1f} KiB)" in str(fit)
+    small = ckptmove.inspect(tmp_path / "weights.pth", fit="1x4KB").fit
+    assert str(small).startswith("does not fit on 1 device")
+    assert str(small).endswith(f"; {small.least_ranks} devices are enough for weights and gradients")
     odd = ckptmove.inspect(tmp_path / "odd.pth", fit="4x1GB").fit
     assert odd.parameters == 8  # the bias, on the first rank; a scalar is on every rank, and no row on none
-    other = ckptmove.inspect(tmp_path / "other.pth", fit="4x1GB")
-    assert (other.ok, other.fit.least_ranks) == (False, 0)
-    assert "no parameters" in str(other.fit)
 
 
 def test_a_sharded_checkpoint(tmp_path) -> None:
@@ -156,7 +183,51 @@ def test_a_sharded_checkpoint(tmp_path) -> None:
         dcp.save({"model": Net().state_dict()}, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
     sharded, whole = tmp_path / "dcp", tmp_path / "whole.pth"
     torch.save({"model": Net().state_dict()}, whole)
-    assert ckptmove.inspect(sharded, fit="3x1GB").fit.parameters >= ckptmove.inspect(whole, fit="3x1GB").fit.parameters
+    tied, once = (ckptmove.inspect(path, fit="3x1GB").fit for path in (sharded, whole))
+    embedding = 2 * 12 * 4  # two of five rows: a distributed checkpoint has them twice
+    assert tied.parameters - once.parameters == tied.gradients - once.gradients == embedding
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """A model in two files with an index, and a directory with one of them alone."""
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for place in ("whole", "lost", "bare"):
+        folder = tmp_path / place
+        folder.mkdir()
+        for name in names[: 2 if place == "whole" else 1]:
+            save_file({f"{name[:11]}.weight": torch.zeros(4, 4)}, folder / name)
+        if place != "bare":
+            index = {"weight_map": {f"{name[:11]}.weight": name for name in names}}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return tmp_path
+
+
+def test_a_model_with_a_shard_missing_is_refused(shards) -> None:
+    assert ckptmove.inspect(shards / "whole", fit="1x1GB").fit.parameters == 2 * 4 * 4 * 4
+    with pytest.raises(NotWhole) as caught:
+        ckptmove.inspect(shards / "whole" / "model-00001-of-00002.safetensors", fit="1x1GB")
+    assert caught.value.hint.endswith(str(shards / "whole"))
+    with pytest.raises(NotWhole):
+        ckptmove.inspect(shards / "bare", fit="1x1GB")
+    with pytest.raises(UnreadableInput, match="model-00002-of-00002"):
+        ckptmove.inspect(shards / "lost", fit="1x1GB", keep_going=True)
+    assert ckptmove.inspect(shards / "lost", keep_going=True).unreadable
+
+
+def test_a_shard_of_a_rank_alone_is_refused(tmp_path) -> None:
+    save_file({"weight": torch.zeros(4, 4)}, tmp_path / "shard-00001-model-00001-of-00001.safetensors")
+    with pytest.raises(NotWhole):
+        ckptmove.inspect(tmp_path / "shard-00001-model-00001-of-00001.safetensors", fit="1x1GB")
+
+
+def test_a_file_without_parameters_is_refused(tmp_path) -> None:
+    torch.save(step(Net()).state_dict(), tmp_path / "optimizer.pt")
+    torch.save({"epoch": 3}, tmp_path / "other.pth")
+    for name in ("optimizer.pt", "other.pth"):
+        with pytest.raises(NotWhole) as caught:
+            ckptmove.inspect(tmp_path / name, fit="1x1GB")
+        assert caught.value.hint
 
 
 def test_partitions_of_parameters(tmp_path) -> None:

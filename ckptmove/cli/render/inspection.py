@@ -73,14 +73,14 @@ def inspection_lines(page: Page, answer: InspectAnswer) -> Iterator[str]:
     yield from finding_lines(page, findings, verbose=detail.verbose)
     if answer.result.expectation is not None:
         yield from _expectation(page, answer.result.expectation, verbose=detail.verbose)
+    if answer.result.unchecked:
+        yield from page.wrap(unchecked_line(answer.result), 2)
+    yield findings_summary(page, findings) + _unread(answer)
     fit = answer.result.fit
     if fit is not None:
         first, *rest = page.wrap(sentence(str(fit)), 2)
         yield page.paint(first, "bold green" if fit.fits else "bold red")
         yield from rest
-    if answer.result.unchecked:
-        yield from page.wrap(unchecked_line(answer.result), 2)
-    yield findings_summary(page, findings) + _unread(answer)
 
 
 def unchecked_line(inspection: Inspection) -> str:
@@ -114,7 +114,7 @@ def brief_line(answer: InspectAnswer) -> str:
     expectation = answer.result.expectation
     unmet = f"; not on {clean(expectation.device)}" if expectation is not None and expectation.misplaced else ""
     fit = answer.result.fit
-    unmet += "; does not fit" if fit is not None and not fit.fits else ""
+    unmet += f"; {fit.verdict}" if fit is not None else ""
     found = f"{counted(finding.severity.value for finding in findings)}{_unread(answer)}"
     unchecked = "; no CRCs" if answer.result.unchecked else ""
     return f"{clean(answer.result.inventory.path)}: {found}{f' ({codes})' if codes else ''}{unchecked}{unmet}"

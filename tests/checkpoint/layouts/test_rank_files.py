@@ -591,10 +591,14 @@ def test_one_file_of_a_rank_loads_too(saved, answers) -> None:
         assert not [one for one in find_all(checkpoint.inventory, Context()) if one.severity == "error"]
 
 
-def test_memory_is_computed_from_the_folder_and_not_from_a_file_of_a_rank(saved) -> None:
+def test_memory_is_computed_from_the_files_of_all_ranks(saved, copy) -> None:
     assert ckptmove.inspect(saved / "strided", fit="2x1GB").fit.fits
     with pytest.raises(UsageError):
         ckptmove.inspect(saved / "strided" / "rank01.pt", fit="2x1GB")
+    folder = copy("strided")
+    (folder / "rank02.pt").unlink()
+    with pytest.raises(UsageError, match=r"rank02\.pt"):
+        ckptmove.inspect(folder, fit="2x1GB")
 
 
 def test_the_shards_of_two_processes_are_added() -> None:
