@@ -53,6 +53,7 @@ FIRST: Final = 30
 _OTHER: Final = {"and": "or", "<": "<=", ">": ">=", "==": "!=", "in": "not in", "is": "is not"}
 _OTHER_OPERATOR: Final = _OTHER | {new: old for old, new in _OTHER.items()}
 _OPERATOR: Final = re.compile(r"#.*|is\s+not\b|not\s+in\b|and\b|or\b|in\b|is\b|[<>=!]=|[<>]")
+_NOTHING_RAN: Final = {4, 5}  # codes of pytest for a usage error, and for no tests
 _SELECTION: Final = "MUTANTS_SELECTION"  # a name that ckptmove does not read as an option
 _COVERAGE: Final = """\
 [run]
@@ -229,25 +230,29 @@ class Copy:
             end_processes(self.folder)
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def judge(self, mutant: Mutant, tests: Sequence[str], timeout: int) -> str:
+    def judge(self, mutant: Mutant, tests: Sequence[str], timeout: int, *options: str) -> str:
         """Whether one of the tests catches a mutant."""
         target = self.tree / mutant.path
-        target.write_bytes(mutant.applied((TREE / mutant.path).read_bytes()))
-        os.utime(target, (mutant.start, mutant.start))  # cached bytecode is valid for a size and a second
-        for part in (tests[:FIRST], tests[FIRST:]):
+        for part in filter(None, (tests[:FIRST], tests[FIRST:])):
+            target.write_bytes(mutant.applied((TREE / mutant.path).read_bytes()))
+            os.utime(target, (mutant.start, mutant.start))  # cached bytecode is valid for a size and a second
             self.selection.write_text(json.dumps([timeout, part]))
-            code = (
-                part
-                and self.pytest(
-                    *("-n", "0", "-x", "-p", "no:cacheprovider", "-p", "mutants", "--hypothesis-seed=0"),
-                    *dict.fromkeys(test.partition("::")[0] for test in part),
-                    **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL),
-                ).returncode
-            )
+            arguments = [*options, *dict.fromkeys(test.partition("::")[0] for test in part)]
+            code = self._run(*arguments)
+            shutil.copy2(TREE / mutant.path, target)
+            # A mutant can keep `conftest.py` from being imported, or the tests from having their names.
+            if code in _NOTHING_RAN and self._run("--collect-only", *arguments):
+                raise SystemExit(f"pytest ends with {code} and runs none of these tests: {' '.join(part)}")
             if code:
-                break
-        shutil.copy2(TREE / mutant.path, target)
-        return "timeout" if code == -signal.SIGALRM else "caught" if code else "survives"
+                return "timeout" if code == -signal.SIGALRM else "caught"
+        return "survives"
+
+    def _run(self, *arguments: str) -> int:
+        """The code that pytest ends with, of the selected tests."""
+        return self.pytest(
+            *("-n", "0", "-x", "-p", "no:cacheprovider", "-p", "mutants", "--hypothesis-seed=0", *arguments),
+            **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL),
+        ).returncode
 
 
 def end_processes(folder: str | Path) -> None:
@@ -352,10 +357,14 @@ def run(chosen: Sequence[Mutant], options: argparse.Namespace) -> None:
 
         def judge(mutant: Mutant, reached: Sequence[str]) -> tuple[str, str, float]:
             copy, start = free.get(), time.monotonic()
-            by_quick = by_all = copy.judge(mutant, [test for test in reached if test in quick], options.timeout)
-            if by_quick == "survives":
-                by_all = copy.judge(mutant, [test for test in reached if test not in quick], options.timeout)
-            free.put(copy)
+            try:
+                chosen_tests = [test for test in reached if test in quick]
+                by_quick = by_all = copy.judge(mutant, chosen_tests, options.timeout, "--quick")
+                if by_quick == "survives":
+                    # The quick ones again, after the others: hypothesis tries more examples.
+                    by_all = copy.judge(mutant, sorted(reached, key=quick.__contains__), options.timeout)
+            finally:
+                free.put(copy)
             return by_quick, by_all, time.monotonic() - start
 
         print("| room | line | mutation | tests | quick | all | s |\n|---|---|---|---:|---|---|---:|", flush=True)

@@ -42,7 +42,7 @@ CHEAP = [
     "api",
 ]
 # How long an example takes depends on what else the machine does.
-settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any_machine", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("any_machine"), max_examples=25, derandomize=True)
 
 

@@ -16,8 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
+from system_calls import spread
 
-#: Maximum number of combinations of lost calls; of more, a sample of this size is drawn.
+#: Maximum number of combinations of lost calls; of more, a sample of this size is drawn. Some tests draw fewer, except
+#: in the complete test.
 MOST_COMBINATIONS = 400
 _REAL = {
     name: getattr(os, name)
@@ -255,9 +257,9 @@ class Crashes:
         """States after the process alone is killed: the system keeps all calls that were made."""
         return [_contents(recorder.initial, recorder.calls[:count]) for count in range(len(recorder.calls) + 1)]
 
-    def states(self, recorder, most=MOST_COMBINATIONS):
+    def states(self, recorder, fast=MOST_COMBINATIONS):
         """Distinct states that a crash of the machine can leave, with at most so many combinations after each call."""
-        generator = random.Random(0)
+        generator, most = random.Random(0), len(spread(MOST_COMBINATIONS, fast))
         found = {}
         for count in range(len(recorder.calls) + 1):
             for left in _combinations(recorder.calls[:count], generator, most):
@@ -304,7 +306,10 @@ def crashes(tmp_path, monkeypatch):
     return Crashes(folder, monkeypatch)
 
 
-@pytest.fixture(params=[errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
+CODES = [errno.EIO, errno.ENOSPC, errno.EROFS]
+
+
+@pytest.fixture(params=[CODES[place] for place in spread(len(CODES), 2)], ids=errno.errorcode.get)
 def failure(request):
     """An error of the system."""
     return lambda: OSError(request.param, os.strerror(request.param))

@@ -75,7 +75,7 @@ def test_a_crash_while_it_is_rolled_back_changes_nothing_about_that(crashes, cha
     for state in crashes.killed(recorder):
         crashes.put(state)
         rollback = crashes.record(lambda: undo(crashes))
-        for again in crashes.states(rollback, most=60):
+        for again in crashes.states(rollback, fast=60):
             crashes.put(again)
             undo(crashes)
             assert crashes.held() in (old, new)
@@ -85,7 +85,7 @@ def test_a_crash_while_it_is_rolled_back_changes_nothing_about_that(crashes, cha
 def test_short_writes_make_no_difference(crashes, change):
     recorder = crashes.record(change, most_bytes=1500)
     old, new = recorder.initial, crashes.held()
-    for state in crashes.states(recorder, most=60):
+    for state in crashes.states(recorder, fast=60):
         crashes.put(state)
         undo(crashes)
         assert crashes.held() in (old, new)

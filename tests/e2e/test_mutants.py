@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
+import shutil
+import subprocess
+import sys
 
 import pytest
-from mutants import choose, mutants
+from mutants import FIRST, TREE, Copy, choose, mutants
 
 SOURCE = '''
 LIMIT = 1
@@ -80,3 +84,60 @@ def test_each_room_has_mutants_by_its_share_and_unchanged_lines_keep_theirs():
     moved = {"ckptmove/lazy/a.py": b"import x\n" + sources["ckptmove/io/a.py"]}
     assert [it.what for it in choose(moved, 10, seed=0)] == [it.what for it in chosen[:10]]
     assert choose(sources, 16, seed=1) != chosen
+
+
+@pytest.fixture
+def judged(tmp_path, monkeypatch):
+    """Judge a mutant by a pytest that ends with the given codes; return the answer, and how pytest was started."""
+    monkeypatch.setattr(Copy, "__init__", lambda *_: None)
+    copy = Copy(tmp_path)
+    copy.tree, copy.selection = tmp_path, tmp_path / "selection.json"
+    mutant = mutants("ckptmove/text.py", source := (TREE / "ckptmove" / "text.py").read_bytes())[0]
+    target = tmp_path / mutant.path
+    target.parent.mkdir()
+
+    def judge(codes, tests, *options):
+        codes, started = iter(codes), []
+
+        def pytest_in_the_copy(*arguments, **_streams):
+            is_broken = target.read_bytes() == mutant.applied(source)
+            started.append((is_broken, json.loads(copy.selection.read_text()), arguments))
+            return subprocess.CompletedProcess(arguments, next(codes))
+
+        shutil.copy2(TREE / mutant.path, target)
+        monkeypatch.setattr(copy, "pytest", pytest_in_the_copy)
+        try:
+            return copy.judge(mutant, tests, 9, *options), started
+        finally:
+            assert target.read_bytes() == source
+            assert not [*codes]
+
+    return judge
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mutants run on Linux")
+def test_a_mutant_is_caught_by_a_pytest_that_ran_tests(judged):
+    for codes, answer in [
+        ([0], "survives"),
+        *(([code], "caught") for code in (1, 2, 3, -11)),
+        ([-14], "timeout"),
+        *(([code, 0], "caught") for code in (4, 5)),  # without the mutant, pytest collects the tests
+    ]:
+        found, started = judged(codes, ["tests/test_text.py::test_a"])
+        assert (codes, found) == (codes, answer)
+        assert [is_broken for is_broken, *_ in started] == [True, False][: len(codes)]
+        assert ["--collect-only" in arguments for *_, arguments in started] == [False, True][: len(codes)]
+    for codes in ([4, 4], [5, 5], [5, 4]):
+        with pytest.raises(SystemExit, match=f"ends with {codes[0]} "):
+            judged(codes, ["tests/test_text.py::test_a"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mutants run on Linux")
+def test_each_pytest_of_a_mutant_has_the_options_and_its_part_of_the_tests(judged):
+    tests = [f"tests/test_text.py::test_{number}" for number in range(FIRST + 1)]
+    assert judged([], [], "--quick") == ("survives", [])
+    answer, started = judged([0, 1], tests, "--quick")
+    assert answer == "caught"
+    assert [selection for _, selection, _ in started] == [[9, tests[:FIRST]], [9, tests[FIRST:]]]
+    for *_, arguments in started:
+        assert arguments[-2:] == ("--quick", "tests/test_text.py")

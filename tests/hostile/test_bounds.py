@@ -193,7 +193,7 @@ def rows(count):
 
 @pytest.mark.slow
 @pytest.mark.unmeasured
-@pytest.mark.parametrize(("make", "count"), [(numbers, 500_000), (rows, 100_000)])
+@pytest.mark.parametrize(("make", "count"), [(numbers, 1_500_000), (rows, 200_000)])
 def test_many_names_take_sixteen_times_their_bytes(make, count, file_of) -> None:
     data = make(count)
     limit, mib = peak(file_of(data))

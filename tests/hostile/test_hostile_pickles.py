@@ -10,7 +10,7 @@ from collections import OrderedDict
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
@@ -95,10 +95,13 @@ def test_a_pickle_that_is_cut_anywhere_is_damaged(data):
             list(operations(data[:cut]))
 
 
+#: An example takes a millisecond, so there are four times as many as in the profile.
+MANY = settings(max_examples=4 * settings().max_examples)
 FLIPS = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1)
 
 
 @pytest.mark.unmeasured
+@MANY
 @given(data=st.sampled_from(SAMPLES), flips=FLIPS)
 def test_flipped_bytes_raise_only_our_errors(data, flips):
     damaged = bytearray(data)
@@ -107,17 +110,20 @@ def test_flipped_bytes_raise_only_our_errors(data, flips):
     survives(bytes(damaged))
 
 
+@MANY
 @given(data=st.binary(max_size=200), begin=st.integers(0, 3))
 def test_random_bytes_raise_only_our_errors(data, begin):
     survives(data, begin)
 
 
 @pytest.mark.unmeasured
+@MANY
 @given(codes=st.lists(st.sampled_from(sorted(SHAPE_OF)), max_size=40), argument=st.binary(min_size=1, max_size=12))
 def test_random_operations_raise_only_our_errors(codes, argument):
     survives(b"".join(bytes([code]) + argument[: max(0, SHAPE_OF[code])] for code in codes) + b".")
 
 
+@MANY
 @given(data=st.binary(max_size=60), begin=st.integers(0, 3))
 def test_scanning_random_bytes_raises_only_our_errors(data, begin):
     found = []
