@@ -91,6 +91,7 @@ def test_a_sound_stream_has_no_facts(facts_of):
     assert facts_of(saved({})) == []
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("protocol", [1, 2, 4])
 def test_cut_off_anywhere(tmp_path, facts_of, refused_by_torch, protocol):

@@ -172,6 +172,7 @@ def peak(path):
     return limit, int(kib) / 1024
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("name", NESTS)
 def test_a_nest_is_refused_before_it_takes_memory(name, file_of) -> None:

@@ -78,6 +78,7 @@ def said(*words: str) -> None:
         json.loads(result.stdout)
 
 
+@pytest.mark.slow
 @SOME
 @given(st.lists(TEXT, min_size=6, max_size=6))
 def test_a_file_says_nothing_to_the_terminal(tmp_path, words) -> None:
@@ -107,6 +108,7 @@ def test_its_verification_says_nothing_to_the_terminal(tmp_path, words) -> None:
     assert document.dumps(document.result_to_json(result)).isascii()
 
 
+@pytest.mark.slow
 @SOME
 @given(TEXT)
 def test_what_is_typed_is_not_repeated_to_the_terminal(word) -> None:

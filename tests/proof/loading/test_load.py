@@ -75,6 +75,7 @@ def test_every_sample_that_torch_loads(name) -> None:
         assert loaded_differences(theirs, ours) == []
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not next to the repository")
