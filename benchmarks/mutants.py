@@ -372,7 +372,7 @@ def run(chosen: Sequence[Mutant], options: argparse.Namespace) -> None:
             print(mutant.row, "{} | {} | {} | {:.0f} |".format(len(reached), *answer), flush=True)
             caught.update(quick=answer[0] != "survives", all=answer[1] != "survives")
     share = caught["quick"] / max(caught["all"], 1)
-    print(f"\n{len(chosen)} mutants, {tests.count([])} of which no test executes.")
+    print(f"\n{len(chosen)} mutants. No test executes {tests.count([])} of them.")
     print(f"All tests catch {caught['all']}, the quick ones {caught['quick']}: {share:.0%}")
 
 

@@ -74,7 +74,7 @@ class Remap(NamedTuple):
 
 
 def checked_globs(option: str, globs: str | Sequence[str]) -> tuple[str, ...]:
-    """The globs of an option, none of which is empty, as the value of an unset variable of a shell is."""
+    """The globs of an option. An empty one is refused: an unset variable of a shell gives it."""
     found = (globs,) if isinstance(globs, str) else tuple(globs)
     if "" in found:
         raise UsageError(Phrase(Argument.typed(option), " takes a glob of names, not an empty text"))

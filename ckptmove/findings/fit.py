@@ -85,7 +85,7 @@ class Fit(NamedTuple):
     free: int  # rest of the memory, for activations and gathered parameters; negative if `total` is more
     largest_name: str  # name of the largest parameter
     largest_parameter: int  # the largest parameter, whole
-    least_ranks: int  # the smallest number of devices that is enough, 0 if there is none
+    least_ranks: int  # the smallest number of devices that is enough; 0 if no number is
     least_bytes: int  # the fewest bytes that each of any number of devices needs, with the largest parameter gathered
 
     @property
@@ -160,7 +160,7 @@ def find_fit(inventory: Inventory, pairings: Sequence[Pairing], devices: Devices
     _require_whole(inventory)
     parts = _parts(inventory, pairings)
     if not parts.parameters:
-        why = "needs the parameters of a model, and there are none in this checkpoint"
+        why = "needs the parameters of a model, and this checkpoint has no model"
         raise NotWhole(inventory.path, why, "name the file of the model, or the directory with all files")
     figures = parts.on_first(devices.ranks)
     return Fit(
@@ -245,7 +245,7 @@ def _bytes_on_first(record: TensorRecord, ranks: int) -> int:
 
 
 def _least_ranks(parts: _Parts, capacity: int) -> int:
-    """The smallest number of ranks that fits; 0 if there is none.
+    """The smallest number of ranks on which the training fits; 0 if no number is enough.
 
     From 2 ranks on, each rank needs less with more ranks. A single rank gathers nothing.
     """

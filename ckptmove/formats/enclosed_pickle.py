@@ -79,7 +79,7 @@ def decompressed(data: bytes, most: int) -> bytes:
 
 
 def runs_inside(source: ByteSource, head: bytes, limits: Limits, *, is_cut: bool) -> tuple[str, ...] | None:
-    """The dangerous names in the pickle inside of a file, of which the source may be the start; None without one.
+    """The dangerous names in the pickle inside a file; None without a pickle. The source may be the start of the file.
 
     The pickle of an array is read whole, and only the start of a compressed one.
     """

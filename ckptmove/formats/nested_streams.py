@@ -89,7 +89,7 @@ def insert_streams(machine: Machine, streams: tuple[NestedStream, ...], limits: 
 
 
 def split_key(key: str, count: int) -> tuple[int | None, str]:
-    """The index of a stream, None if it is none of this number, and the key of a storage in it."""
+    """The index of a stream and the key of a storage in it; the index is None if no stream has this number."""
     place, colon, inner = key.partition(":")
     is_known = bool(colon) and place.isdecimal() and place.isascii() and int(place) < count
     return int(place) if is_known else None, inner

@@ -128,7 +128,7 @@ def container_of(source: ByteSource, limits: Limits) -> Container:
 
 
 def recognise(source: ByteSource, *, is_cut: bool = False) -> str:
-    """The name of the format of a file, of which the source may be only the start."""
+    """The name of the format of a file. The source may be the start of the file."""
     return _examine(source, Limits(), is_cut=is_cut)[0]
 
 

@@ -47,7 +47,7 @@ _BLANK: Final = b" \t\r\n\0"
 
 
 def is_pickle(source: ByteSource, head: bytes, *, is_cut: bool = False) -> bool:
-    """Whether ``pickle.load`` would read a file, of which the source may be only the start, or run some of it."""
+    """Whether ``pickle.load`` would read a file or run some of it. The source may be the start of the file."""
     if head.startswith(_PROTO):
         return True
     is_called, end = _walk(head)

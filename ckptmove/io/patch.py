@@ -96,7 +96,7 @@ class Interrupted(NamedTuple):
 
 
 def read_journal(path: str) -> Interrupted | None:
-    """Read the journal next to a file; None if there is none, or it is the journal of another file."""
+    """Read the journal next to a file; None without a journal, or for that of another file."""
     journal_file = journal_path(path)
     try:
         with _locked(path, os.O_RDONLY) as fd:

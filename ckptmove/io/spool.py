@@ -41,7 +41,7 @@ class Spool:
         self._file: IO[bytes] = SpooledTemporaryFile(_MOST_IN_MEMORY)  # noqa: SIM115  # closed by `close`
 
     def hold(self, source: ByteSource, segment: Segment, overflowed: Callable[[int], None] | None = None) -> FromSource:
-        """Return a segment with the same bytes, any part of which can be read; its only check covers all its bytes.
+        """Return a segment with the same bytes. Any part of it can be read; its check covers all its bytes.
 
         The whole segment is read when the first part is. ``overflowed`` is called with the number of values that a cast
         made infinite.
