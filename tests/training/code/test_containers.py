@@ -66,6 +66,9 @@ def test_attributes_of_an_object_are_not_computed():
     class Slots:
         __slots__ = ("x",)
 
+        def __getattr__(self, name):
+            raise KeyError(name)
+
     assert attributes_of(Settings(x=one())) == {}
     assert attributes_of(Slots()) == {}
     assert [*attributes_of(Batch(1))] == ["x"]
