@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.checkpoint.inventory.mentions import is_in_code, named_ids
@@ -288,3 +288,7 @@ def _code_fix(lines: list[Mention]) -> str:
         f"convert cannot change code: in the module's source, replace {lines[0].value} by x.device of an input x, "
         f"then torch.jit.save(torch.jit.script(module), ...) again"
     )
+
+
+#: The rules, in the order of the codes.
+RULES: Final = (mixed_devices, optimizer_device, device_index, device_mention)

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.trainers import resumes_despite
-from ckptmove.findings.beside import dangerous_beside
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import checkpoint_of, look_at_each
-from ckptmove.findings.remedies import choose
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OLDEST_TORCH, Severity
 from ckptmove.text import Command, amount, quoted, some
@@ -96,7 +94,11 @@ def _remedy(inventory: Inventory, context: Context, files: Sequence[FileRecord])
     subject = checkpoint_of(inventory, [file.path for file in files])
     if subject is None:
         return look_at_each(inventory)
-    remedy = None if context.source is None else choose(inventory, context.source, subject[0], files)
+    if context.source is None:
+        return ""
+    from ckptmove.findings.remedies import choose
+
+    remedy = choose(inventory, context.source, subject[0], files)
     return "" if remedy is None else remedy.command
 
 
@@ -139,7 +141,10 @@ def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Findin
         files = [file.path for file in rows if file.runs]
         message = f"{some(files, _SHOWN)}: {'; '.join(parts)}" if files else "; ".join(parts)
         yield found("S702", message, [*files, *names], _do_not_load(inventory))
-    yield from dangerous_beside(inventory)
+    if isinstance(inventory, DirectoryInventory):
+        from ckptmove.findings.beside import dangerous_beside
+
+        yield from dangerous_beside(inventory)
 
 
 def weights_only_older(inventory: Inventory, _context: Context) -> Iterator[Finding]:
@@ -211,3 +216,7 @@ def _older_refusals(later: Sequence[GlobalUse]) -> tuple[str, str]:
     first = newest(use.weights_only_since for use in later)
     names = [f"{use.name}{'' if (at := use.weights_only_since) == first else f' (since {at})'}" for use in later]
     return first, f"{amount(len(names), 'name')}: {some(names, _SHOWN)}"
+
+
+#: The rules, in the order of the codes.
+RULES: Final = (weights_only, dangerous_global, weights_only_older)
