@@ -19,8 +19,7 @@ from ckptmove.checkpoint.parts import FilePart, read_file
 from ckptmove.checkpoint.summary import summarize
 from ckptmove.cli.render import conversion, github, inspection
 from ckptmove.cli.render.answers import Detail, InspectAnswer
-from ckptmove.cli.render.page import Page
-from ckptmove.cli.render.text import sentence
+from ckptmove.cli.render.text import Page, sentence
 from ckptmove.comparison.compare import TensorComparison
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.comparison.differences import Criteria

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptmove.api.figures import shares
+from ckptmove.api.figures import Expectation, shares
 from ckptmove.api.shown import Shown
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.checkpoint.summary import CheckpointSummary, summarize
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
-from ckptmove.findings.remedies import Source
+from ckptmove.findings.trials import Source
 from ckptmove.io.cores import cores
 from ckptmove.limits import Limits
 from ckptmove.model import OneLine, fails_run
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import Progress, Traffic
     from ckptmove.io.walk import WalkedFile
     from ckptmove.model import Finding, Inventory, TensorRecord
-    from ckptmove.moves import MovePlan, StorageEdit
+    from ckptmove.moves import MovePlan
 
 
 class InspectRequest(NamedTuple):
@@ -49,25 +49,6 @@ class InspectRequest(NamedTuple):
     limits: Limits = Limits()
     #: the files of a directory that belong to the checkpoint, as a search has found them; None for all.
     members: Sequence[WalkedFile] | None = None
-
-
-class Expectation(NamedTuple):
-    """The result of ``--expect``.
-
-    Attributes:
-        device: the expected device.
-        misplaced: moves that would meet the expectation; empty if it is met.
-        unplaced: number of tensors that are stored without a device.
-    """
-
-    device: str
-    misplaced: tuple[StorageEdit, ...]
-    unplaced: int
-
-    @property
-    def misplaced_names(self) -> list[str]:
-        """Names of the misplaced tensors; a storage without a name has its key."""
-        return [name for edit in self.misplaced for name in edit.names or (edit.storage,)]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -173,7 +154,7 @@ def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None
         tree="edit" if request.outline or request.expect is not None else "inventory",
         keep_going=request.keep_going and request.fit is None,  # it would leave out a part of the training
         check=request.check,
-        jobs=request.jobs or cores(),
+        jobs=request.jobs or (cores() if request.check else 1),
         outline=request.outline,
         progress=progress,
         members=request.members,

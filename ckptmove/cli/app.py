@@ -13,11 +13,10 @@ from ckptmove.cli import completion, options
 from ckptmove.cli.config import load_config
 from ckptmove.cli.configured import ConfiguredCommand, TypedCommand, settings_of
 from ckptmove.cli.examples import epilog
-from ckptmove.cli.groups import Group
 from ckptmove.cli.guard import GuardedGroup
+from ckptmove.cli.options import Group
 from ckptmove.cli.outcome import PROGRAM
 from ckptmove.cli.paths import as_operand, download_paths, single_path
-from ckptmove.cli.ranks import own_rank
 from ckptmove.cli.render.renderer import Renderer
 from ckptmove.cli.render.reports import reporting
 from ckptmove.cli.selection import selection
@@ -95,9 +94,8 @@ def inspect(
     """
     from ckptmove.api.inspection import InspectRequest
     from ckptmove.cli.inspect_command import run_inspect
+    from ckptmove.cli.paths import find_targets
     from ckptmove.cli.render.answers import Detail
-    from ckptmove.cli.search import find_targets
-    from ckptmove.cli.seen import Seen
 
     config = load_config(Path(), lambda: settings_of(verify))
     is_strict = strict or config.strict
@@ -111,6 +109,11 @@ def inspect(
 
         parse_fit(fit)  # its error is not one of each checkpoint
     found = find_targets(paths or (), config)
+    seen = None
+    if skip_seen is not None:
+        from ckptmove.cli.seen import Seen
+
+        seen = Seen(skip_seen)
     request = InspectRequest(
         path="",
         target=config.to if expect is None else None,
@@ -133,7 +136,7 @@ def inspect(
             match=match,
             detail=detail,
             jobs=jobs,
-            seen=None if skip_seen is None else Seen(skip_seen),
+            seen=seen,
         )
     raise typer.Exit(code)
 
@@ -212,7 +215,7 @@ def convert(
     from ckptmove.api.arguments import move_request
     from ckptmove.api.functions import with_default_output
     from ckptmove.cli import convert_command
-    from ckptmove.cli.search import search
+    from ckptmove.cli.paths import search
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.conversion.remap.options import remap_options
     from ckptmove.conversion.shards import parse_size
@@ -359,7 +362,8 @@ def verify(
     Needs torch. A device that this machine lacks is simulated on the CPU, and the verdict says so. Exits 1 if a check
     fails.
     """
-    from ckptmove.cli.search import search
+    from ckptmove.cli.paths import search
+    from ckptmove.cli.ranks import own_rank
     from ckptmove.cli.verify_command import run_verify
     from ckptmove.conversion.remap.options import remap_options
     from ckptmove.moves import checked_globs

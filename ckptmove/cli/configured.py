@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from ckptmove.cli.config import from_source, load_config
-from ckptmove.cli.groups import Group
+from ckptmove.cli.options import Group
 from ckptmove.errors import UsageError
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ckptmove.api.inspection import Inspection, InspectRequest
+    from ckptmove.cli.paths import Target, Targets
     from ckptmove.cli.render.answers import Detail
     from ckptmove.cli.render.renderer import Renderer
-    from ckptmove.cli.search import Target, Targets
     from ckptmove.cli.seen import Seen
     from ckptmove.cli.selection import Selection
     from ckptmove.errors import CkptMoveError
@@ -127,7 +127,7 @@ class _Look:
         if target.error is not None:
             raise target.error
         if self._is_versioned:
-            from ckptmove.cli.search import identified
+            from ckptmove.cli.paths import identified
 
             target = identified(target)
         if self._seen is not None and self._seen.has(target.path, target.version):

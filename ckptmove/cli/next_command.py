@@ -64,7 +64,7 @@ def after_inspection(answer: InspectAnswer) -> str:
 def _conversion(request: InspectRequest, inventory: Inventory, to: Argument) -> str:
     """The command that converts a checkpoint, with a cast of dtypes that the target lacks; empty if it would fail."""
     from ckptmove.conversion.remap.options import with_options
-    from ckptmove.findings.remedies import dry_run, is_certain
+    from ckptmove.findings.trials import dry_run, is_certain
 
     for options in ([to], [to, Argument("cast", True)]):
         is_possible = is_certain(inventory, options)

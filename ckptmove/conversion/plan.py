@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from ckptmove.checkpoint.inventory.mentions import mesh_owners
 from ckptmove.checkpoint.state_dicts import with_wrappers
-from ckptmove.conversion.keep import mesh_owners
 from ckptmove.conversion.policy import DESTINATION_RULES, DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RULES, Policy
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
 from ckptmove.formats.opening import container_class

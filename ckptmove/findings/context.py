@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.directories import FileRecord
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.findings.candidates import Lacking
-    from ckptmove.findings.remedies import Source
+    from ckptmove.findings.trials import Source
     from ckptmove.model import Inventory, TensorRecord
 
 

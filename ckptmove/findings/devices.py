@@ -6,10 +6,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
-from ckptmove.checkpoint.inventory.mentions import is_in_code, named_ids
+from ckptmove.checkpoint.inventory.mentions import is_in_code, mesh_owners, named_ids
 from ckptmove.checkpoint.pickled import PickledObjects
 from ckptmove.checkpoint.state_dicts import with_wrappers
-from ckptmove.conversion.keep import mesh_owners
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import (
     census,

@@ -17,7 +17,7 @@ from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import UsageError
 from ckptmove.findings.context import Context, devices_needed, known_count, target_device
 from ckptmove.findings.registry import find_all
-from ckptmove.findings.remedies import Source
+from ckptmove.findings.trials import Source
 from ckptmove.formats.opening import container_class
 from ckptmove.io.cores import cores
 from ckptmove.moves import MoveRequest, Remap

@@ -14,7 +14,7 @@ from ckptmove.api.failures import Failure
 from ckptmove.api.figures import RoleOnDevice, shares
 from ckptmove.checkpoint.trainers import TRAINERS
 from ckptmove.cli.render import verification
-from ckptmove.cli.render.page import Page
+from ckptmove.cli.render.text import Page
 from ckptmove.formats.signatures import SIGNATURES
 from ckptmove.model import TensorRecord
 from ckptmove.proof.evidence import CheckResult, Verdict

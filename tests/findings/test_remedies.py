@@ -25,7 +25,8 @@ import ckptmove
 from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError
 from ckptmove.findings import remedies
-from ckptmove.findings.remedies import Source, below, choose, loads, note_on
+from ckptmove.findings.remedies import choose, note_on
+from ckptmove.findings.trials import Source, below, loads
 from ckptmove.io.remote.address import Address
 from ckptmove.limits import Limits
 from ckptmove.model import ArchiveFact, GlobalUse

@@ -1,13 +1,14 @@
-"""Find the names in pickles of a file that a load of the checkpoint does not read, and what other readers see in it."""
+"""The names that the pickles of a file import: those of the checkpoint, and those that a load of it does not read."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.checkpoint.inventory.storages import SCRIPT_NAMES, judged
 from ckptmove.formats.two_readers import other_readings
 from ckptmove.io.part import MemorySource
 from ckptmove.model import ArchiveFact
+from ckptmove.torch_facts.verdicts import uses_of_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +18,18 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import ByteSource
     from ckptmove.model import GlobalUse
     from ckptmove.pickles.state import Machine
+
+
+#: Classes of an archive's own code, functions of TorchScript's reader, and modules lowered to a backend
+#: (torch/csrc/jit/backends/backend_detail.cpp). No load imports one of them.
+SCRIPT_NAMES: Final = re.compile(r"__torch__\..*|torch\.jit\._pickle\..*|torch\.jit\.\w+LoweredModule")
+
+
+def judged(machine: Machine, container: Container) -> tuple[GlobalUse, ...]:
+    """The names that a pickle imports; those whose calls the container has read itself are not dangerous."""
+    opened = container.opened
+    uses = uses_of_names(machine.globals, machine.runs)
+    return tuple(use._replace(verdict="unknown") if use.name in opened else use for use in uses)
 
 
 class Apart(NamedTuple):

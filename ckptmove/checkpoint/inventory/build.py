@@ -6,13 +6,11 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.inventory.apart import find_apart
+from ckptmove.checkpoint.inventory.apart import SCRIPT_NAMES, find_apart, judged
 from ckptmove.checkpoint.inventory.budget import Budget
-from ckptmove.checkpoint.inventory.megatron import gathered_optimizers, is_state
 from ckptmove.checkpoint.inventory.mentions import code_mentions
 from ckptmove.checkpoint.inventory.partitions import of_partitions
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, string_keys
-from ckptmove.checkpoint.inventory.storages import SCRIPT_NAMES, judged
 from ckptmove.checkpoint.inventory.walk import Walk
 from ckptmove.checkpoint.roles import role_of_key
 from ckptmove.checkpoint.trainers import read_counters, trainer_by_classes, trainer_by_keys
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Last parts of names of optimizer state: moments of ``torch.optim``.
 _MOMENTS: Final = frozenset({"exp_avg", "exp_avg_sq", "exp_inf", "square_avg", "momentum_buffer", "acc_delta"})
+#: Key of the options of Megatron in one file that was made of its checkpoint: the name of ``common.pt``.
+_COMMON: Final = "common"
 _MOST_MENTIONS: Final = 100_000
 
 
@@ -49,8 +49,12 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
     layout, producer, torch_version = _detect_layout(machine.root, walk.modules, machine.globals)
     root_keys = _root_keys(machine.root)
     own = of_partitions([draft.freeze() for draft in walk.optimizers], walk.tensors, machine.root)
-    budget = Budget(limits, machine.end - machine.begin)
-    optimizers = gathered_optimizers(own, walk.tensors, machine.root, budget.spend)
+    optimizers = own
+    if any(key.rpartition("/")[2] == _COMMON for key in root_keys):
+        from ckptmove.checkpoint.inventory.megatron import gathered_optimizers
+
+        budget = Budget(limits, machine.end - machine.begin)
+        optimizers = gathered_optimizers(own, walk.tensors, machine.root, budget.spend)
     if not keep_tree:
         machine.root, machine.persistents = None, []
     located = container.locate(storages)
@@ -186,6 +190,8 @@ def _complete(inventory: Inventory) -> Inventory:
 
 def _is_in_optimizer(name: str) -> bool:
     """Whether a name begins with the key of an optimizer, as in Megatron, which saves its state with the model."""
+    from ckptmove.checkpoint.inventory.megatron import is_state
+
     first, dot, _ = name.partition(".")
     return bool(dot) and (role_of_key(first) == "optimizer" or is_state(name))
 

@@ -87,6 +87,25 @@ def is_mesh_type(key: str, value: str) -> bool:
     return key in _MESH_TYPE and is_device_string(value)
 
 
+def mesh_owners(inventory: Inventory) -> dict[str, str]:
+    """The path of the device type of each mesh inside a DTensor, and the name of that DTensor.
+
+    A mesh that several DTensors share is listed inside the first. A ``meta`` DTensor does not tell where its mesh is.
+    """
+    owners: dict[str, str] = {}
+    if not any(mention.kind == "device_mesh" for mention in inventory.mentions):
+        return owners
+    wrappers = {one.name for one in inventory.tensors if one.kind == "wrapper-subclass" and one.device != "meta"}
+    for mention in inventory.mentions:
+        if mention.kind == "device_mesh":
+            path = mention.where
+            while path and path not in wrappers:
+                path = path.rpartition(".")[0]
+            if path in wrappers:
+                owners[mention.where] = path
+    return owners
+
+
 def is_in_code(inventory: Inventory, mention: Mention) -> bool:
     """Whether a mention is in TorchScript code, in a single file or in a file of a directory."""
     may_have_code = inventory.container == "directory" or container_class(inventory.container).is_script

@@ -66,7 +66,7 @@ class MarkdownDocument(Document):
     def inspect(self, answer: InspectAnswer) -> None:
         """Add a row for the checkpoint, and a table of its findings."""
         from ckptmove.cli.render.inspection import findings_summary, summary_facts
-        from ckptmove.cli.render.page import Page
+        from ckptmove.cli.render.text import Page
         from ckptmove.text import size
 
         inventory, findings = answer.result.inventory, printed(answer).result.findings

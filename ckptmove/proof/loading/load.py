@@ -180,7 +180,7 @@ def _use(move: MoveRequest | None) -> TreeUse:
 
 
 def _refusal(request: LoadRequest, uses: Iterable[GlobalUse], name: str) -> NotWeightsOnly:
-    from ckptmove.findings.remedies import loads
+    from ckptmove.findings.trials import loads
     from ckptmove.torch_facts.registered import modules_of
 
     refused = [use for use in uses if not use.weights_only]

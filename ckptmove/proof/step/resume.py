@@ -15,7 +15,7 @@ from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import UncastableDtype, UnreadableInput, UnsupportedDtype
 from ckptmove.findings.context import Context, available_device, tried_command
-from ckptmove.findings.remedies import Source
+from ckptmove.findings.trials import Source
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OPAQUE
 from ckptmove.moves import MoveRequest

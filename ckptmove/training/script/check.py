@@ -19,7 +19,8 @@ from typing import IO, TYPE_CHECKING, Final
 import torch
 
 from ckptmove.conversion.notes import is_refused
-from ckptmove.findings.remedies import Source, choose
+from ckptmove.findings.remedies import choose
+from ckptmove.findings.trials import Source
 from ckptmove.formats.opening import container_class
 from ckptmove.proof.checks import SCRIPT, failed, skipped
 from ckptmove.text import Argument, some

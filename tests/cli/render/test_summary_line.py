@@ -8,7 +8,7 @@ from ckptmove.api.inspection import Inspection, InspectRequest
 from ckptmove.checkpoint.summary import CheckpointSummary
 from ckptmove.cli.render.answers import InspectAnswer
 from ckptmove.cli.render.inspection import inspection_lines
-from ckptmove.cli.render.page import Page
+from ckptmove.cli.render.text import Page
 from ckptmove.model import Inventory
 
 

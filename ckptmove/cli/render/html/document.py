@@ -46,7 +46,7 @@ class HtmlDocument(Document):
     def convert(self, answer: ConvertAnswer) -> None:
         """Add a plan and its outcome."""
         from ckptmove.cli.render import conversion
-        from ckptmove.cli.render.page import Page
+        from ckptmove.cli.render.text import Page
 
         path, result = answer.request.path, answer.result
         warnings = *map(str, result.unmatched), *result.warnings
