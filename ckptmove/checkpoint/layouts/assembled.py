@@ -19,8 +19,8 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ckptmove.checkpoint.elements import StoredBytes
     from ckptmove.formats.chunks import Chunk
+    from ckptmove.lazy.stored import StoredBytes
     from ckptmove.model import TensorRecord
 
 

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Final, cast
 
-from ckptmove.checkpoint.elements import StoredBytes, extent_span, overlaps
+from ckptmove.checkpoint.elements import extent_span, overlaps
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
@@ -33,6 +33,7 @@ from ckptmove.errors import CrcMismatch
 from ckptmove.formats.chunks import Chunk
 from ckptmove.formats.dcp.metadata import StoredObject
 from ckptmove.io.part import PartSource
+from ckptmove.lazy.stored import StoredBytes
 from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 

@@ -7,11 +7,11 @@ from itertools import accumulate
 from threading import Lock, local
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from ckptmove.checkpoint.elements import StoredBytes
 from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.checkpoint.layouts.tree_part import NewTreePart
 from ckptmove.errors import CrcMismatch
 from ckptmove.formats.chunks import Chunk
+from ckptmove.lazy.stored import StoredBytes
 from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 

@@ -10,7 +10,7 @@ from math import prod
 from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from ckptmove.checkpoint.elements import StoredBytes, extent_span
+from ckptmove.checkpoint.elements import extent_span
 from ckptmove.checkpoint.inventory.build import build_inventory
 from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.checkpoint.layouts.merge import file_record, moved_inventory
@@ -22,6 +22,7 @@ from ckptmove.formats.chunks import flaw_of
 from ckptmove.formats.local_shards import CLASSES
 from ckptmove.formats.rank_files import RankFiles
 from ckptmove.formats.rebuild_calls import rebuild_call
+from ckptmove.lazy.stored import StoredBytes
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.tree import Persistent, Tuple, nodes

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ckptmove.checkpoint.directories import FileRecord
-from ckptmove.checkpoint.elements import StoredBytes
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.build import build_inventory
 from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
@@ -25,6 +24,7 @@ from ckptmove.formats.safetensors_shards import (
     chunk_offsets,
     shard_name,
 )
+from ckptmove.lazy.stored import StoredBytes
 from ckptmove.model import Span
 from ckptmove.pickles.rebuild_arguments import contiguous
 

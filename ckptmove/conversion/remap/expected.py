@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.directories import DirectoryInventory
-from ckptmove.checkpoint.elements import StoredBytes
 from ckptmove.checkpoint.inventory.partitions import is_partitioned
 from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.layouts.merge import merge_inventories, moved_inventory
@@ -26,6 +25,7 @@ from ckptmove.io.cast import CAST_BLOCK, cast_blocks
 from ckptmove.io.contracts import CastSegment
 from ckptmove.io.part import MemorySource
 from ckptmove.io.segments import blocks_of
+from ckptmove.lazy.stored import StoredBytes
 from ckptmove.model import Span
 from ckptmove.moves import MovePlan, MoveRequest, Remap
 from ckptmove.pickles.build import new_dict, ordered_dict

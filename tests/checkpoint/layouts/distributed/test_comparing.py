@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 import ckptmove
-from ckptmove.checkpoint.elements import StoredBytes
 from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.comparison.differences import Change, Gap, Uncompared
 from ckptmove.errors import LimitExceeded, MissingShard
 from ckptmove.formats.chunks import Chunk
 from ckptmove.io.part import MemorySource
+from ckptmove.lazy.stored import StoredBytes
 from ckptmove.limits import Limits
 from ckptmove.model import Span, TensorRecord
 
