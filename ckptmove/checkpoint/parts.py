@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.directories import FileRecord
     from ckptmove.checkpoint.inventory.budget import Budget
     from ckptmove.checkpoint.inventory.outline import OutlineLine
-    from ckptmove.checkpoint.layouts.open_files import OpenFiles
+    from ckptmove.checkpoint.open_files import OpenFiles
     from ckptmove.formats.bare_pickle import BarePickle
     from ckptmove.formats.contract import Container
     from ckptmove.io.contracts import ByteSource, Progress

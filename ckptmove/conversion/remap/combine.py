@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.inventory.build import tree_inventory
 from ckptmove.checkpoint.inventory.shapes import as_dict, optimizer_state
-from ckptmove.checkpoint.layouts.merge import split_plan
+from ckptmove.checkpoint.merge import split_plan
 from ckptmove.conversion.policy import Policy
 from ckptmove.conversion.remap.errors import NotRemappable
 from ckptmove.errors import UneditablePickle

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final, cast
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.inventory.partitions import is_partitioned
 from ckptmove.checkpoint.inventory.shapes import as_dict
-from ckptmove.checkpoint.layouts.merge import merge_inventories, moved_inventory
-from ckptmove.checkpoint.layouts.tree_part import NewTreePart
+from ckptmove.checkpoint.merge import merge_inventories, moved_inventory
 from ckptmove.checkpoint.parts import FilePart, OpenPart
+from ckptmove.checkpoint.tree_part import NewTreePart
 from ckptmove.conversion.remap.errors import NotInFormat
 from ckptmove.conversion.remap.gather import gathered_names
 from ckptmove.conversion.remap.kept_files import replaced_by_shards

@@ -16,10 +16,10 @@ from itertools import accumulate
 from math import ceil, prod
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
+from ckptmove.assembled.gathered_part import GatheredPart, Run
+from ckptmove.assembled.zero_files import EXPERT_FILE, MODEL_FILE, OPTIMIZER_FILE
 from ckptmove.checkpoint.inventory.partitions import HOLDER, PARTITIONS, is_partitioned, partitions
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
-from ckptmove.checkpoint.layouts.gathered_part import GatheredPart, Run
-from ckptmove.checkpoint.layouts.zero_files import EXPERT_FILE, MODEL_FILE, OPTIMIZER_FILE
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.combine import rename_storages, set_devices
 from ckptmove.conversion.remap.errors import NotGathered
