@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.api import document
-from ckptmove.api.functions import InspectRequest
-from ckptmove.api.results import Inspection
+from ckptmove.api.inspection import Inspection, InspectRequest
 from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.checkpoint.parts import FilePart, read_file

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckptmove.api.failures import Failure
-    from ckptmove.api.figures import Expectation
+    from ckptmove.api.inspection import Expectation
     from ckptmove.checkpoint.directories import FileRecord
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.checkpoint.summary import CheckpointSummary

@@ -1,4 +1,4 @@
-"""Figures of an inspected checkpoint: its tensors by device and role, and the tensors that are not where expected."""
+"""The tensors of a checkpoint by device and role."""
 
 from __future__ import annotations
 
@@ -6,26 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ckptmove.model import TensorRecord
-    from ckptmove.moves import StorageEdit
-
-
-class Expectation(NamedTuple):
-    """The result of ``--expect``.
-
-    Attributes:
-        device: the expected device.
-        misplaced: moves that would meet the expectation; empty if it is met.
-        unplaced: number of tensors that are stored without a device.
-    """
-
-    device: str
-    misplaced: tuple[StorageEdit, ...]
-    unplaced: int
-
-    @property
-    def misplaced_names(self) -> list[str]:
-        """Names of the misplaced tensors; a storage without a name has its key."""
-        return [name for edit in self.misplaced for name in edit.names or (edit.storage,)]
 
 
 class RoleOnDevice(NamedTuple):

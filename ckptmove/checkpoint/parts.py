@@ -233,7 +233,21 @@ def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> 
     Only a tree to edit has the sites of the storages, and no plain tensors; others take less time and memory.
     """
     with naming_dangers(source, limits):
-        return _read(source, limits, tree)
+        try:
+            container = container_of(source, limits)
+        except DamagedArchive as error:
+            if source.path.endswith(".distcp"):  # between its archives, objects may have written their own bytes
+                raise DistributedFile(source.path) from error
+            raise
+        if container.name == "torch-zip" and source.path.endswith(".distcp"):
+            raise DistributedFile(source.path)  # a file of one piece looks like any other torch.save
+        with collector_paused():
+            # Without devices, a load edits the tree.
+            if tree == "inventory" or (tree != "edit" and container.has_devices):
+                # Damage is reported as by the reading of every operation.
+                with suppress(DamagedPickle, NeedsEveryOperation):
+                    return _content(container, container.read_compact(), limits, tree)
+            return _content(container, container.read(), limits, "edit")
 
 
 #: Errors of a file whose bytes another reader may accept.
@@ -265,24 +279,6 @@ def dangerous_names(source: ByteSource, limits: Limits) -> tuple[str, ...]:
     except (SourceChanged, AccessFailed):
         return ()  # the error that is raised says more
     return (*salvage.machine.runs,)
-
-
-def _read(source: ByteSource, limits: Limits, tree: TreeUse) -> FileContent:
-    path = source.path
-    try:
-        container = container_of(source, limits)
-    except DamagedArchive as error:
-        if path.endswith(".distcp"):  # between its archives, objects may have written their own bytes
-            raise DistributedFile(path) from error
-        raise
-    if container.name == "torch-zip" and path.endswith(".distcp"):
-        raise DistributedFile(path)  # a file of one piece looks like any other torch.save
-    with collector_paused():
-        if tree == "inventory" or (tree != "edit" and container.has_devices):  # without devices, a load edits the tree
-            # Damage is reported as by the reading of every operation.
-            with suppress(DamagedPickle, NeedsEveryOperation):
-                return _content(container, container.read_compact(), limits, tree)
-        return _content(container, container.read(), limits, "edit")
 
 
 def _content(container: Container, machine: Machine, limits: Limits, tree: TreeUse) -> FileContent:

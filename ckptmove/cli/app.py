@@ -18,8 +18,8 @@ from ckptmove.cli.guard import GuardedGroup
 from ckptmove.cli.outcome import PROGRAM
 from ckptmove.cli.paths import as_operand, download_paths, single_path
 from ckptmove.cli.ranks import own_rank
-from ckptmove.cli.render.formats import reporting
 from ckptmove.cli.render.renderer import Renderer
+from ckptmove.cli.render.reports import reporting
 from ckptmove.cli.selection import selection
 from ckptmove.cli.signals import signals_raised
 from ckptmove.cli.streams import write_answer
@@ -93,7 +93,7 @@ def inspect(
 
     Needs no torch and no GPU, and never executes the file. Exits 1 if a finding is an error, which breaks a resume.
     """
-    from ckptmove.api.functions import InspectRequest
+    from ckptmove.api.inspection import InspectRequest
     from ckptmove.cli.inspect_command import run_inspect
     from ckptmove.cli.render.answers import Detail
     from ckptmove.cli.search import find_targets

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.api import functions as api
+from ckptmove.api import inspection as api
 from ckptmove.checkpoint.trainers import is_spoiled
 from ckptmove.cli.batch import for_each
 from ckptmove.cli.outcome import NO, YES
@@ -20,8 +20,7 @@ from ckptmove.text import amount
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ckptmove.api.functions import InspectRequest
-    from ckptmove.api.results import Inspection
+    from ckptmove.api.inspection import Inspection, InspectRequest
     from ckptmove.cli.render.answers import Detail
     from ckptmove.cli.render.renderer import Renderer
     from ckptmove.cli.search import Target, Targets

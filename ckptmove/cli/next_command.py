@@ -6,7 +6,6 @@ import posixpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.api import functions as api
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.cli.render.text import sentence
 from ckptmove.errors import CkptMoveError, UsageError
@@ -20,8 +19,7 @@ from ckptmove.torch_facts.devices import is_accelerator, parse_target
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.api.functions import InspectRequest
-    from ckptmove.api.results import Inspection
+    from ckptmove.api.inspection import Inspection, InspectRequest
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer
     from ckptmove.model import Inventory
 
@@ -114,9 +112,11 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
         target == request.to for source, target in request.mapping if ("map", source) not in unmatched
     ):
         return command_line([*verify, "--to", request.to, *options, *against])
+    from ckptmove.api.inspection import InspectRequest, inspect_checkpoint
+
     # Tensors that no mapping matches have stayed on their device: only the new file shows which one.
     try:
-        inspection = api.inspect(output, limits=answer.request.limits)
+        inspection = inspect_checkpoint(InspectRequest(output, limits=answer.request.limits))
     except CkptMoveError:
         return ""  # the file was removed meanwhile: the conversion has succeeded all the same
     if _may_resume(inspection):

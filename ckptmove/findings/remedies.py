@@ -14,8 +14,7 @@ from ckptmove.checkpoint.parts import FilePart
 from ckptmove.errors import CkptMoveError
 from ckptmove.formats.local_shards import SHARDED_TENSOR
 from ckptmove.formats.opening import container_class
-from ckptmove.io.file_object import OpenFile
-from ckptmove.io.locations import default_output
+from ckptmove.io.locations import OpenFile, default_output
 from ckptmove.io.remote.address import Address
 from ckptmove.limits import Limits
 from ckptmove.model import LACKING, OLDEST_TORCH

@@ -8,7 +8,7 @@ import re
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from ckptmove.errors import WriteFailed
 from ckptmove.io.portable import ALL, NEW_FILE, SEPARATORS
@@ -21,6 +21,20 @@ if TYPE_CHECKING:
 _MOST_ENTRIES: Final = 1000
 _NEARLY: Final = 0.8
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
+
+
+class OpenFile(str):
+    """The name of a file object in messages, with the object, which its owner closes."""
+
+    __slots__ = ("file",)
+
+    file: BinaryIO
+
+    def __new__(cls, file: BinaryIO) -> OpenFile:
+        """Name a file object by its class."""
+        named = super().__new__(cls, f"<{type(file).__name__}>")
+        named.file = file
+        return named
 
 
 def is_folder(path: str) -> bool:

@@ -10,22 +10,20 @@ from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
 from ckptmove.checkpoint.parts import FilePart, naming_dangers, read_file
 from ckptmove.errors import ArchiveOfFiles
-from ckptmove.io.file_object import FileObjectSource, OpenFile
-from ckptmove.io.listing import list_directory
-from ckptmove.io.locations import is_folder
+from ckptmove.io.locations import OpenFile, is_folder
 from ckptmove.io.recovery import require_settled
 from ckptmove.io.remote.address import Address, as_location
-from ckptmove.io.source import open_source
+from ckptmove.io.source import FileSource, open_source
 from ckptmove.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from ckptmove.checkpoint.parts import TreeUse
-    from ckptmove.io.contracts import Progress, Traffic
+    from ckptmove.checkpoint.parts import FileContent, TreeUse
+    from ckptmove.io.contracts import ByteSource, Progress, Traffic
+    from ckptmove.io.file_object import FileObjectSource
     from ckptmove.io.listing import Listing
     from ckptmove.io.remote.source import RemoteSource
-    from ckptmove.io.source import DiskPlace, FileSource
     from ckptmove.io.walk import WalkedFile
 
 
@@ -67,23 +65,25 @@ def open_checkpoint(
     limits = limits or Limits()
     with ExitStack() as stack:
         with naming(location):  # later errors may be about another checkpoint
-            location = as_location(location)
-            traffic = None
-            if isinstance(location, Address):
-                found, traffic = _remote(location, limits, stack, files=files, tree=tree, members=members)
-            elif is_folder(location):
-                found = list_directory(location, limits)
-                if members is not None:
-                    found = found.only({member.path for member in members})
-            else:
-                found = _file(location, limits, stack, files=files, tree=tree)
-            if isinstance(found, OpenCheckpoint):
-                checkpoint = _looked_into(found, check=check, jobs=jobs, outline=outline, progress=progress)
-            else:
+            source, listing, traffic = _bytes_or_listing(as_location(location), limits, members)
+            if source is not None:
+                stack.callback(source.close)
+                try:
+                    checkpoint = _of_one_file(read_file(source, limits, tree=tree), source, limits, stack)
+                except ArchiveOfFiles:
+                    if not files or isinstance(location, OpenFile):
+                        raise
+                    listing = _members(source, limits)
+                else:
+                    if check or outline:
+                        checkpoint = _looked_into(
+                            checkpoint, check=check, jobs=jobs, outline=outline, progress=progress
+                        )
+            if listing is not None:
                 from ckptmove.opening.reading import Reader
 
                 reader = Reader(
-                    found.without(exclude),
+                    listing.without(exclude),
                     limits,
                     objects=objects,
                     ranks=ranks,
@@ -97,58 +97,46 @@ def open_checkpoint(
                 stack.callback(reader.close)
                 checkpoint = reader.read()
         opened = [replace(checkpoint, traffic=traffic)]
-        del checkpoint, found
+        del checkpoint
         yield opened.pop()  # this function keeps no reference, so a caller can free the inventory
 
 
-def _file(path: str, limits: Limits, stack: ExitStack, *, files: bool, tree: TreeUse) -> OpenCheckpoint | Listing:
-    """Read a checkpoint file, or list an archive of files."""
-    if isinstance(path, OpenFile):
-        return _read(FileObjectSource(path), None, limits, stack, files=files, tree=tree)
-    require_settled(path)
-    source = open_source(path)
-    return _read(source, source.place, limits, stack, files=files, tree=tree)
+def _bytes_or_listing(
+    location: str, limits: Limits, members: Sequence[WalkedFile] | None
+) -> tuple[FileSource | FileObjectSource | RemoteSource | None, Listing | None, Traffic | None]:
+    """The bytes of a file, or the listing of a directory; and the requests for either, if it is remote."""
+    if isinstance(location, Address):
+        from ckptmove.io.remote.filesystem import list_members, open_remote
+        from ckptmove.io.remote.source import RemoteSource
+
+        found = open_remote(location, limits) if members is None else list_members(location, members)
+        return (found, None, found.traffic) if isinstance(found, RemoteSource) else (None, found, found.traffic)
+    if isinstance(location, OpenFile):
+        from ckptmove.io.file_object import FileObjectSource
+
+        return FileObjectSource(location), None, None
+    if is_folder(location):
+        from ckptmove.io.listing import list_directory
+
+        listing = list_directory(location, limits)
+        return None, listing if members is None else listing.only({member.path for member in members}), None
+    require_settled(location)
+    return open_source(location), None, None
 
 
-def _remote(
-    address: Address,
-    limits: Limits,
-    stack: ExitStack,
-    *,
-    files: bool,
-    tree: TreeUse,
-    members: Sequence[WalkedFile] | None,
-) -> tuple[OpenCheckpoint | Listing, Traffic]:
-    """Read a remote checkpoint file, or list a remote directory or archive; and the requests."""
-    from ckptmove.io.remote.filesystem import list_members, open_remote
-    from ckptmove.io.remote.source import RemoteSource
+def _members(source: ByteSource, limits: Limits) -> Listing:
+    """List an archive of files."""
+    from ckptmove.opening.archive import list_archive
 
-    found = open_remote(address, limits) if members is None else list_members(address, members)
-    if isinstance(found, RemoteSource):
-        return _read(found, None, limits, stack, files=files, tree=tree), found.traffic
-    return found, found.traffic
+    with naming_dangers(source, limits):
+        return list_archive(source, limits)
 
 
-def _read(
-    source: FileSource | FileObjectSource | RemoteSource,
-    place: DiskPlace | None,
-    limits: Limits,
-    stack: ExitStack,
-    *,
-    files: bool,
-    tree: TreeUse,
-) -> OpenCheckpoint | Listing:
-    """Read a checkpoint file, or list an archive of files."""
-    stack.callback(source.close)
-    try:
-        part = FilePart(read_file(source, limits, tree=tree), limits, place)
-    except ArchiveOfFiles:
-        if not files or isinstance(source, FileObjectSource):
-            raise
-        from ckptmove.opening.archive import list_archive
-
-        with naming_dangers(source, limits):
-            return list_archive(source, limits)
+def _of_one_file(
+    content: FileContent, source: FileSource | FileObjectSource | RemoteSource, limits: Limits, stack: ExitStack
+) -> OpenCheckpoint:
+    place = source.place if isinstance(source, FileSource) else None
+    part = FilePart(content, limits, place)
     stack.callback(part.close)
     source.require_unchanged()
     return OpenCheckpoint(part.inventory, (part,), () if place is None else (place,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.formats.tar_header import BLOCK
+from ckptmove.formats.head import BLOCK
 from ckptmove.formats.tar_index import padded, read_to_end, resized_header
 from ckptmove.io.contracts import BytesSegment, CopySegment
 from ckptmove.io.segments import length

@@ -13,7 +13,8 @@ from posixpath import dirname, join, normpath
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, MustBeUnpacked, NotACheckpoint
-from ckptmove.formats.opening import EMPTY_ZIP, NUMPY_ARRAY, recognise
+from ckptmove.formats.opening import recognise
+from ckptmove.formats.signatures import EMPTY_ZIP, NUMPY_ARRAY
 from ckptmove.formats.zip_archive.headers import LocalHeaders
 from ckptmove.formats.zip_archive.index import DEFLATED, read_directory
 from ckptmove.formats.zip_archive.layout import Layout, NewRecord

@@ -107,7 +107,7 @@ def test_check_tells_how_far_it_is(source: Path) -> None:
 
 
 def test_what_is_expected_comes_from_the_same_reading(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckptmove.api import functions as api
+    from ckptmove.api import inspection as api
 
     opened: list[str] = []
     real = api.open_checkpoint

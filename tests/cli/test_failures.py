@@ -12,6 +12,7 @@ import pytest
 
 from ckptmove import errors
 from ckptmove.api import functions as api
+from ckptmove.api import inspection
 from ckptmove.api.arguments import NotAccepted, OutputsCollide
 from ckptmove.api.failures import failure_of
 from ckptmove.cli.ended import retyped
@@ -172,7 +173,7 @@ def test_ctrl_c(say, ask, monkeypatch, trouble) -> None:
     def interrupt(*_args, **_options):
         raise trouble
 
-    monkeypatch.setattr(api, "inspect_checkpoint", interrupt)
+    monkeypatch.setattr(inspection, "inspect_checkpoint", interrupt)
     said = say("inspect", "run.pth")
     assert (said.code, said.out) == (130, "")
     assert said.err.strip() == "error: interrupted"
@@ -183,7 +184,7 @@ def test_a_bug_keeps_its_traceback(say, ask, monkeypatch) -> None:
     def broken(*_args, **_options):
         raise KeyError("weights\x1b[2J")
 
-    monkeypatch.setattr(api, "inspect_checkpoint", broken)
+    monkeypatch.setattr(inspection, "inspect_checkpoint", broken)
     said = say("inspect", "run.pth")
     assert (said.code, said.out) == (70, "")
     assert said.err.startswith("Traceback (most recent call last):\n")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ckptmove.api.functions import InspectRequest
 from ckptmove.api.hints import hint_for
-from ckptmove.api.results import Inspection
+from ckptmove.api.inspection import Inspection, InspectRequest
 from ckptmove.cli.next_command import after_inspection
 from ckptmove.cli.render.answers import InspectAnswer
 from ckptmove.cli.render.conversion import conversion_lines

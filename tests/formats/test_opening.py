@@ -24,7 +24,8 @@ from ckptmove.errors import (
     NotACheckpoint,
     UnsupportedContainer,
 )
-from ckptmove.formats.opening import SIGNATURES, container_class, recognise
+from ckptmove.formats.opening import container_class, recognise
+from ckptmove.formats.signatures import SIGNATURES
 from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
 
@@ -122,7 +123,7 @@ def test_a_zip_archive_has_the_format_of_its_directory(name_of, place, mark):
     assert name_of(bytes(data)) == "dcp"
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
+@pytest.mark.parametrize("name", ["torchscript", "torch-export", "torch-zip", *SIGNATURES])
 def test_each_format_has_its_class(name):
     assert container_class(name).name == name
 

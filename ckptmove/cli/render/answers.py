@@ -10,8 +10,7 @@ if TYPE_CHECKING:
 
     from ckptmove.api.document import Json
     from ckptmove.api.failures import Failure
-    from ckptmove.api.functions import InspectRequest
-    from ckptmove.api.results import Inspection
+    from ckptmove.api.inspection import Inspection, InspectRequest
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.conversion.results import Converted
     from ckptmove.model import Finding, TensorRecord

@@ -1,22 +1,17 @@
-"""Open the reports of a command: on stdout in the format of ``--format``, and in files.
+"""The formats of reports: on stdout, by the names of ``--format``; in files, by the kinds of ``--report``.
 
 The module of a format is imported for a report in this format, and not for its name.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cli.streams import Output
-from ckptmove.errors import UsageError
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
 
-    from ckptmove.cli.options import OutputOptions
-    from ckptmove.cli.render.renderer import Renderer
+    from ckptmove.cli.render.renderer import Document, Renderer
+    from ckptmove.cli.streams import Output
 
 
 def _human(out: Output) -> Renderer:
@@ -43,6 +38,36 @@ def _github(out: Output) -> Renderer:
     return GitHubRenderer(out)
 
 
+def _json_document() -> Document:
+    from ckptmove.cli.render.json_report import JsonDocument
+
+    return JsonDocument()
+
+
+def _junit() -> Document:
+    from ckptmove.cli.render.junit import JUnitDocument
+
+    return JUnitDocument()
+
+
+def _markdown() -> Document:
+    from ckptmove.cli.render.markdown import MarkdownDocument
+
+    return MarkdownDocument()
+
+
+def _sarif() -> Document:
+    from ckptmove.cli.render.sarif import SarifDocument
+
+    return SarifDocument()
+
+
+def _html() -> Document:
+    from ckptmove.cli.render.html.document import HtmlDocument
+
+    return HtmlDocument()
+
+
 #: Formats of ``--format``.
 RENDERERS: Final[dict[str, Callable[[Output], Renderer]]] = {
     "human": _human,
@@ -50,50 +75,12 @@ RENDERERS: Final[dict[str, Callable[[Output], Renderer]]] = {
     "jsonl": _json_lines,
     "github": _github,
 }
+#: Kinds of ``--report``.
+DOCUMENTS: Final[dict[str, Callable[[], Document]]] = {
+    "json": _json_document,
+    "junit": _junit,
+    "markdown": _markdown,
+    "sarif": _sarif,
+    "html": _html,
+}
 DEFAULT: Final = "human"
-#: The format of ``--json``.
-_JSON: Final = "json"
-_LINES: Final = "jsonl"
-
-
-@contextmanager
-def reporting(
-    options: OutputOptions, command: str, reports: Sequence[str] | None = None, paths: Sequence[str] = ()
-) -> Iterator[Renderer]:
-    """Open the reports of a command. An error that ends the command is also written to the files.
-
-    No report may replace one of the paths, which the command reads or writes.
-    """
-    form = options.format
-    if options.json and form not in {None, _JSON}:
-        raise UsageError(f"--json means --format {_JSON}, and cannot be combined with --format {form}")
-    if form == _LINES:
-        from ckptmove.cli.render.json_lines import JsonLinesRenderer
-
-        if command not in JsonLinesRenderer.commands:
-            commands = " and ".join(JsonLinesRenderer.commands)
-            raise UsageError(f"--format {_LINES} is a format of {commands}; {command} has --format {_JSON}")
-    out = Output(quiet=options.quiet, verbose=options.verbose)
-    main = RENDERERS[_JSON if options.json else form or DEFAULT](out)
-    if not reports:
-        yield main
-        return
-    from ckptmove.cli.render.report_files import with_files
-
-    with with_files(main, command, reports, paths) as renderer:
-        yield renderer
-
-
-def open_error_report(words: Sequence[str], default: str = "") -> Renderer:
-    """Start a report for an error of a command line that may not have been parsed, in the format that it names.
-
-    If it names none, the default counts, or the human format if that is unknown.
-    """
-    pairs = {*words, *(f"{first}={second}" for first, second in pairwise(words))}
-    named = _JSON if "--json" in words else next((one for one in RENDERERS if f"--format={one}" in pairs), default)
-    return RENDERERS.get(named, RENDERERS[DEFAULT])(Output())
-
-
-def open_default_report() -> Renderer:
-    """Start a report in the default format."""
-    return RENDERERS[DEFAULT](Output())

@@ -16,8 +16,7 @@ from ckptmove.torch_facts.devices import NO_DEVICE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ckptmove.api.figures import Expectation
-    from ckptmove.api.results import Inspection
+    from ckptmove.api.inspection import Expectation, Inspection
     from ckptmove.checkpoint.summary import CheckpointSummary
     from ckptmove.cli.render.answers import InspectAnswer
     from ckptmove.cli.render.page import Page

@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from ckptmove.api.failures import failure_of
 from ckptmove.cli.render.answers import Summary
-from ckptmove.cli.render.documents import DOCUMENTS
+from ckptmove.cli.render.formats import DOCUMENTS
 from ckptmove.cli.render.renderer import Renderer
 from ckptmove.errors import CkptMoveError, OutputIsNoReport, ReportFailed, UsageError, WriteFailed, reason_of
 from ckptmove.io.locations import shared_mode

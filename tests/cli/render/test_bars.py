@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove.api.functions import InspectRequest, inspect_checkpoint
+from ckptmove.api.inspection import InspectRequest, inspect_checkpoint
 from ckptmove.cli.render.answers import Detail, InspectAnswer
 from ckptmove.cli.render.inspection import inspection_lines
 from ckptmove.cli.render.page import Page

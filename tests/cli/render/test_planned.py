@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove.api.functions import InspectRequest, convert, inspect_checkpoint
+from ckptmove.api.functions import convert
+from ckptmove.api.inspection import InspectRequest, inspect_checkpoint
 from ckptmove.cli.render.answers import InspectAnswer
 from ckptmove.cli.render.planned import conversion_of
 from ckptmove.errors import UncastableDtype

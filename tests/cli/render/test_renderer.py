@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckptmove.cli import completion, verify_command
-from ckptmove.cli.render.documents import DOCUMENTS
-from ckptmove.cli.render.formats import RENDERERS
+from ckptmove.cli.render.formats import DOCUMENTS, RENDERERS
 from ckptmove.cli.render.renderer import Document, Renderer
 from ckptmove.cli.streams import Output
 from ckptmove.proof.evidence import CheckResult, Verdict

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptmove.api.functions import InspectRequest
-from ckptmove.api.results import Inspection
+from ckptmove.api.inspection import Inspection, InspectRequest
 from ckptmove.checkpoint.summary import CheckpointSummary
 from ckptmove.cli.render.answers import InspectAnswer
 from ckptmove.cli.render.inspection import inspection_lines
