@@ -36,6 +36,8 @@ CHEAP = [
     "formats",
     "contract",
     "checkpoint",
+    "assembled",
+    "opening",
     "conversion",
     "comparison",
     "findings",

@@ -24,7 +24,6 @@ from ckptmove.api.arguments import (
 from ckptmove.api.figures import Expectation
 from ckptmove.api.hinting import hinted
 from ckptmove.api.results import ConvertResult, DiffResult, Inspection, VerifyResult
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.summary import summarize
 from ckptmove.errors import Refused, UsageError
 from ckptmove.io.cores import cores
@@ -34,6 +33,7 @@ from ckptmove.io.remote.address import Address
 from ckptmove.io.remote.errors import NotLocal
 from ckptmove.limits import Limits
 from ckptmove.moves import checked_globs
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.collector import collector_paused
 from ckptmove.proof.tensors.measuring import measure_with_torch
 from ckptmove.text import Argument, Phrase, spelled_for_python

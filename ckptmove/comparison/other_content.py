@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.inventory.difference import TreeChange, kept_changes, tree_changes
 from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.inventory.tensor_nodes import TensorNodes
-from ckptmove.checkpoint.layouts.detect import is_index
 from ckptmove.comparison.counterparts import seen_from_top
 from ckptmove.comparison.differences import Change, Uncompared
 from ckptmove.comparison.rekeyed import ABSENT
 from ckptmove.formats.dcp.checkpoint import UNREAD
 from ckptmove.formats.opening import container_class
 from ckptmove.model import OPAQUE
+from ckptmove.opening.detect import is_index
 from ckptmove.text import some
 
 if TYPE_CHECKING:

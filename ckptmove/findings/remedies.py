@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.errors import CkptMoveError
 from ckptmove.formats.local_shards import SHARDED_TENSOR
@@ -21,6 +20,7 @@ from ckptmove.io.remote.address import Address
 from ckptmove.limits import Limits
 from ckptmove.model import LACKING, OLDEST_TORCH
 from ckptmove.moves import MovePlan, MoveRequest, Remap
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.text import Argument, Command, in_python, python_command, quoted
 from ckptmove.torch_facts.devices import unsupported_dtypes
 from ckptmove.torch_facts.registered import modules_of

@@ -145,7 +145,7 @@ def test_a_torch_that_cannot_be_imported(source: Path, monkeypatch: pytest.Monke
 
 
 def ckptmove_open(path: Path):
-    from ckptmove.checkpoint.opening import open_checkpoint
+    from ckptmove.opening.checkpoint import open_checkpoint
 
     return open_checkpoint(str(path))
 

@@ -12,11 +12,11 @@ import pytest
 from ckptmove import limits
 from ckptmove.api.functions import convert, inspect
 from ckptmove.checkpoint.inventory import build
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded, UneditablePickle
 from ckptmove.formats import model_json
 from ckptmove.limits import Limits
 from ckptmove.model import ArchiveFact
+from ckptmove.opening.checkpoint import open_checkpoint
 
 MODULE = b"\x80\x02c__torch__\nM\n)\x81}%sb."
 EMPTY = b"\x80\x02)."

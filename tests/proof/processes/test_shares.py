@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from ckptmove.api.functions import verify
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.errors import UsageError
 from ckptmove.io.cores import cores
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.processes.child import worker_command
 from ckptmove.proof.processes.shares import share
 from ckptmove.proof.request import VerifyRequest
