@@ -37,6 +37,7 @@ CHEAP = [
     "contract",
     "checkpoint",
     "assembled",
+    "lazy",
     "opening",
     "conversion",
     "comparison",

@@ -70,7 +70,6 @@ RESHARDED = ["fsdp to hsdp", "fsdp to tp", "fsdp to ddp", "fsdp to plain"]
 
 
 def answers_of(folder, ranks):
-    folder.mkdir()
     command = [sys.executable, Path(mesh_driver.__file__), folder, str(ranks)]
     code, errors = forked_ranks.ended(command, timeout=300, cwd=folder)
     assert code == 0, errors[-5000:]
@@ -102,15 +101,9 @@ def check_simulated(answers, first):
     assert status == {**dict.fromkeys(ORDER, "skipped"), "step": "failed", "rank": "passed"}
 
 
-@pytest.mark.slow
-def test_every_layout_passes_and_every_fault_is_found(tmp_path):
-    of_four = answers_of(tmp_path / "four", 4)
-    assert {*of_four} == {*mesh_driver.ON_FOUR_RANKS}
-    of_two = answers_of(tmp_path / "two", 2)
-    assert {*of_two} == {*mesh_driver.ON_TWO_RANKS, *SIMULATED, "accelerator", "late"}
-    answers = of_two | of_four
+def check_layouts_and_faults(answers):
+    """Check that each healthy scenario passes, and that each fault is found by its check."""
     first = {scenario: ranks[0] for scenario, ranks in answers.items()}
-
     healthy = [
         name
         for name in answers
@@ -124,27 +117,8 @@ def test_every_layout_passes_and_every_fault_is_found(tmp_path):
         assert [one["check"]["name"] for one in first[name] if "check" in one] == [*ORDER, "rank"]
         assert facts_in(first[name])["resharded"] == (name in RESHARDED), name
         assert facts_in(first[name])["saved_by"] == (None if name in OF_FILES else len(answers[name])), name
-    bare = [
-        checks_in(first[f"{name} to weights_only"])["fresh"]["evidence"] for name in ("safetensors", "consolidated")
-    ]
-    assert all(one["anew"] > one["with_state"] == 0 for one in bare), "weights alone prove no resume"
-    meshes = {name: facts_in(first[f"{name} to {name}"])["mesh"] for name in ("fsdp", "hsdp", "uneven", "ddp")}
-    assert meshes == {
-        "fsdp": {"shape": [4], "dims": []},
-        "hsdp": {"shape": [2, 2], "dims": ["replicate", "shard"]},
-        "uneven": {"shape": [2, 2], "dims": ["dp", "tp"]},
-        "ddp": None,
-    }
-
-    losses = {
-        name: checks_in(first[f"fsdp to {name}"])["case"]["evidence"]["loss"] for name in ("no_loss", "float_loss")
-    }
-    assert losses["no_loss"] == []
-    assert len({*losses["float_loss"]}) == 2
-    assert "loss" not in checks_in(first["fsdp to no_loss"])["case"]["detail"]
-    assert checks_in(first["truncated"])["restore"]["detail"].endswith("EOFError (the file ends too early)")
-
-    for name, (check, of_ranks) in FOUND_BY.items():
+    for name in FOUND_BY.keys() & answers.keys():
+        check, of_ranks = FOUND_BY[name]
         found = checks_in(first[name])
         ranks = of_ranks and [*range(len(answers[name]))][of_ranks]
         assert [one for one in ORDER if found[one]["status"] == "failed"] == [check], name
@@ -152,6 +126,43 @@ def test_every_layout_passes_and_every_fault_is_found(tmp_path):
         assert found[check]["evidence"].get("ranks") == ranks, name
         named = {one["rank"] for one in facts_in(first[name]).get("rank_faults", [])}
         assert named == {*(ranks or [])}, name
+    # Only the first rank answers the checks; the others tell how they ended.
+    assert all([*checks_in(one)] == ["rank"] for ranks in answers.values() for one in ranks[1:] if checks_in(one))
+    return first
+
+
+@pytest.mark.slow
+def test_layouts_of_four_ranks(tmp_path):
+    answers = answers_of(tmp_path, 4)
+    assert {*answers} == {*mesh_driver.ON_FOUR_RANKS}
+    first = check_layouts_and_faults(answers)
+    meshes = {name: facts_in(first[f"{name} to {name}"])["mesh"] for name in ("fsdp", "hsdp", "uneven", "ddp")}
+    assert meshes == {
+        "fsdp": {"shape": [4], "dims": []},
+        "hsdp": {"shape": [2, 2], "dims": ["replicate", "shard"]},
+        "uneven": {"shape": [2, 2], "dims": ["dp", "tp"]},
+        "ddp": None,
+    }
+    assert checks_in(first["truncated"])["restore"]["detail"].endswith("EOFError (the file ends too early)")
+
+
+@pytest.mark.slow
+@pytest.mark.measured
+def test_every_layout_passes_and_every_fault_is_found_on_two_ranks(tmp_path):
+    answers = answers_of(tmp_path, 2)
+    assert {*answers} == {*mesh_driver.ON_TWO_RANKS, *SIMULATED, "accelerator", "late"}
+    assert FOUND_BY.keys() <= {*mesh_driver.ON_TWO_RANKS, *mesh_driver.ON_FOUR_RANKS}
+    first = check_layouts_and_faults(answers)
+    bare = [
+        checks_in(first[f"{name} to weights_only"])["fresh"]["evidence"] for name in ("safetensors", "consolidated")
+    ]
+    assert all(one["anew"] > one["with_state"] == 0 for one in bare), "weights alone prove no resume"
+    losses = {
+        name: checks_in(first[f"fsdp to {name}"])["case"]["evidence"]["loss"] for name in ("no_loss", "float_loss")
+    }
+    assert losses["no_loss"] == []
+    assert len({*losses["float_loss"]}) == 2
+    assert "loss" not in checks_in(first["fsdp to no_loss"])["case"]["detail"]
 
     for name in UNUSABLE:
         assert all([*one[-1]] == ["unusable"] for one in answers[name]), name
@@ -173,5 +184,3 @@ def test_every_layout_passes_and_every_fault_is_found(tmp_path):
         assert not late["waits"]
     check_simulated(answers, first)
     assert checks_in(first["accelerator"])["step"]["status"] == "passed"
-    # Only the first rank answers the checks; the others tell how they ended.
-    assert all([*checks_in(one)] == ["rank"] for ranks in answers.values() for one in ranks[1:] if checks_in(one))
