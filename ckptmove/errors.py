@@ -497,7 +497,7 @@ class ReportFailed(WriteFailed):
 
 
 class ArchiveOfFiles(NotACheckpoint):
-    """A zip or a tar of files. ``checkpoint.layouts`` reads it like a directory."""
+    """A zip or a tar of files. ``opening`` reads it like a directory."""
 
     def __init__(self, path: str, found: str, form: ArchiveForm) -> None:
         super().__init__(path, found)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.api.figures import Expectation, shares
 from ckptmove.api.shown import Shown
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.checkpoint.summary import CheckpointSummary, summarize
 from ckptmove.findings.context import Context
@@ -16,6 +15,7 @@ from ckptmove.findings.trials import Source
 from ckptmove.io.cores import cores
 from ckptmove.limits import Limits
 from ckptmove.model import OneLine, fails_run
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.collector import collector_paused
 from ckptmove.text import amount, size
 from ckptmove.torch_facts.devices import NO_DEVICE, parse_target

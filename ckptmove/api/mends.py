@@ -8,7 +8,6 @@ from functools import singledispatch
 from typing import TYPE_CHECKING, Final
 
 from ckptmove import errors
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.conversion.convert import convert
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.conversion.remap.options import with_options
@@ -16,6 +15,7 @@ from ckptmove.formats.opening import container_class
 from ckptmove.io.locations import exists, without_suffix
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.remote.address import Address
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.text import Argument, Phrase
 
 if TYPE_CHECKING:

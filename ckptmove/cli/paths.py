@@ -20,9 +20,9 @@ from ckptmove.io.remote.address import Address, as_location
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ckptmove.checkpoint.layouts.discover import FoundCheckpoint
     from ckptmove.cli.config import Config
     from ckptmove.io.walk import WalkedFile
+    from ckptmove.opening.discover import FoundCheckpoint
 
 #: A pattern for all checkpoints below a folder.
 _SEARCH: Final = re.compile(r"(?P<folder>(?:.*[/\\])?)\*\*(?:[/\\]\*?)?", re.DOTALL)
@@ -212,8 +212,8 @@ def _search(folder: str, word: str) -> tuple[list[Target], int]:
 
 def _below(top: str, shown: str) -> tuple[list[Target], int, int]:
     """The checkpoints below one folder, the number of its files, and how many of them are no part of one."""
-    from ckptmove.checkpoint.layouts.discover import find_checkpoints
     from ckptmove.io.walk import fingerprint, walk
+    from ckptmove.opening.discover import find_checkpoints
 
     if isinstance(top, Address):
         from ckptmove.io.remote.filesystem import child, walk_remote

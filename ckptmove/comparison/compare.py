@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ckptmove.checkpoint.elements import blocks, fills_extent, overlaps, raw_blocks
 from ckptmove.checkpoint.file_names import SHARD_FILE
 from ckptmove.checkpoint.open_checkpoint import side_by_side
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.comparison.differences import Change, Criteria, Differences, Uncompared
@@ -25,6 +24,7 @@ from ckptmove.formats.opening import container_class
 from ckptmove.io.cast import cast_blocks
 from ckptmove.io.contracts import CastSegment
 from ckptmove.moves import Remap
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.text import amount, some
 from ckptmove.torch_facts.devices import NO_DEVICE
 from ckptmove.torch_facts.dtypes import CAST_DOWN, PACKED

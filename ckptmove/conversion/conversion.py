@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.assembled.rank_part import RankFilesPart
 from ckptmove.checkpoint.directories import DirectoryInventory
-from ckptmove.checkpoint.layouts.merge import split_plan
-from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
+from ckptmove.checkpoint.merge import split_plan
 from ckptmove.conversion.notes import (
     conversion_notes,
     is_refused,

@@ -6,8 +6,8 @@ from contextlib import closing
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.layouts.merge import split_plan
-from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
+from ckptmove.assembled.pieced_part import PiecedPart
+from ckptmove.checkpoint.merge import split_plan
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.folder import RemappedFolder
@@ -21,7 +21,7 @@ from ckptmove.io.rewrite import write_segments
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
-    from ckptmove.checkpoint.layouts.distributed import PiecesOfFile
+    from ckptmove.assembled.distributed import PiecesOfFile
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.conversion.conversion import Conversion
     from ckptmove.io.contracts import ByteSink, Progress

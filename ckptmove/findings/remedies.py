@@ -9,11 +9,11 @@ import posixpath
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError
 from ckptmove.findings.trials import Source, folder_of, is_hidden
 from ckptmove.formats.opening import container_class
 from ckptmove.io.remote.address import Address
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.text import Argument, Command, in_python, python_command, quoted
 from ckptmove.torch_facts.registered import modules_of
 from ckptmove.torch_facts.weights_only import SHARDED_TENSOR

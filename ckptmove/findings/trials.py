@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.errors import CkptMoveError
 from ckptmove.formats.opening import container_class
@@ -15,6 +14,7 @@ from ckptmove.io.locations import OpenFile, default_output
 from ckptmove.io.remote.address import Address
 from ckptmove.limits import Limits
 from ckptmove.model import LACKING, OLDEST_TORCH
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.text import Argument
 from ckptmove.torch_facts.devices import unsupported_dtypes
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, cast
 
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.conversion.keep import kept_tensors
 from ckptmove.conversion.remap.expected import expected
@@ -21,6 +20,7 @@ from ckptmove.findings.trials import Source
 from ckptmove.formats.opening import container_class
 from ckptmove.io.cores import cores
 from ckptmove.moves import MoveRequest, Remap
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.checks import CASE, CHECKS, SCRIPT, skipped
 from ckptmove.proof.evidence import Verdict
 from ckptmove.proof.file_checks import check_file, check_structure

@@ -23,8 +23,11 @@ ROWS: list[list[str]] = [
     ["simulation.*"],
     ["io.*"],
     ["pickles.*"],
+    ["lazy.*"],
     ["formats.*"],
     ["checkpoint.*"],
+    ["assembled.*"],
+    ["opening.*"],
     ["conversion.*"],
     ["comparison.*"],
     ["findings.*"],
@@ -44,12 +47,12 @@ HOMES = {
     "typer": ("cli",),
     "pytest": ("pytest_plugin",),
     "rich": ("cli",),
-    # In `checkpoint` for a pyproject.toml beside a checkpoint: the parser of `cli` decides which code it names.
-    "tomli": ("cli", "checkpoint"),
+    # In `opening` for a pyproject.toml beside a checkpoint: the parser of `cli` decides which code it names.
+    "tomli": ("cli", "opening"),
     "filelock": ("io",),
     "fsspec": ("io",),
     "aiohttp": ("io",),
-    "numpy": ("io",),
+    "numpy": ("io", "lazy"),
     # For the type checker alone, until Python 3.11 is the oldest: torch requires it.
     "typing_extensions": ("simulation", "proof", "training", "api"),
 }

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.torch_facts.weights_only import SHARDED_TENSOR
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import ckptmove
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import UnsupportedDtype
+from ckptmove.opening.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from ckptmove.api.functions import convert
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.formats.opening import container_class
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.restored.loaded import load, named_tensors
 from ckptmove.proof.tensors.stored import StoredTensors, bits

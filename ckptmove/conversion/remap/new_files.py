@@ -31,15 +31,15 @@ from ckptmove.pickles.write import write_pickle
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from ckptmove.checkpoint.elements import StoredBytes
-    from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
-    from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
+    from ckptmove.assembled.pieced_part import PiecedPart
+    from ckptmove.assembled.rank_part import RankFilesPart
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.conversion.conversion import Conversion
     from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.conversion.to_safetensors import FlatState
     from ckptmove.io.contracts import ByteSource, Segment
+    from ckptmove.lazy.stored import StoredBytes
     from ckptmove.model import Inventory
     from ckptmove.pickles.tree import Value
 

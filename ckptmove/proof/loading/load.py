@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import torch
 
 from ckptmove.checkpoint.naming import naming
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError
 from ckptmove.formats.opening import container_class
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.tree import Dict, nodes
 from ckptmove.proof.loading.errors import NotLoadable, NotRebuilt, NotWeightsOnly
 from ckptmove.proof.loading.objects import NotAllowed, build

@@ -17,8 +17,8 @@ from torch._utils import _get_obj_state
 from torch.storage import TypedStorage, UntypedStorage
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
-from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
+from ckptmove.assembled.pieced_part import PiecedPart
+from ckptmove.assembled.rank_part import RankFilesPart
 from ckptmove.formats.opening import container_class
 from ckptmove.proof.refusal import UnpicklingError, reason_of
 from ckptmove.proof.restored.byte_source_file import as_file

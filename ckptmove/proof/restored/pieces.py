@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ckptmove.checkpoint.layouts.pieced_part import PiecedPart, StoredPiece
+    from ckptmove.assembled.pieced_part import PiecedPart, StoredPiece
     from ckptmove.model import TensorRecord
     from ckptmove.proof.restored.loaded import Loaded
 

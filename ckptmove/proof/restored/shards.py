@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from ckptmove.checkpoint.layouts.rank_part import span_of
+from ckptmove.assembled.rank_part import span_of
 from ckptmove.proof.checks import Joined, Offenders
 from ckptmove.proof.restored.pages import PageRelease
 from ckptmove.proof.tensors.stored import same_bits
@@ -19,7 +19,7 @@ from ckptmove.text import amount
 if TYPE_CHECKING:
     import torch
 
-    from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
+    from ckptmove.assembled.rank_part import RankFilesPart
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.model import Span, TensorRecord
     from ckptmove.proof.restored.loaded import Loaded, LoadedFiles

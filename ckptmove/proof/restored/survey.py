@@ -24,7 +24,7 @@ from ckptmove.text import amount, quoted, some
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
-    from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
+    from ckptmove.assembled.pieced_part import PiecedPart
     from ckptmove.model import Inventory, TensorRecord
     from ckptmove.proof.evidence import CheckResult
     from ckptmove.proof.processes.shares import ProcessGroup, Share

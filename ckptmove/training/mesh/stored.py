@@ -11,9 +11,9 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.tensor import DTensor
 
-from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
-from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
-from ckptmove.checkpoint.layouts.shards import ShardsPart
+from ckptmove.assembled.distributed_part import DistributedPart
+from ckptmove.assembled.rank_part import RankFilesPart
+from ckptmove.assembled.shards import ShardsPart
 from ckptmove.errors import UsageError
 from ckptmove.proof.loading.objects import NotAllowed, build
 from ckptmove.proof.loading.storages import Storages

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import ckptmove
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.cli.app import app
 from ckptmove.conversion.remap import zero
 from ckptmove.conversion.remap.errors import NotGathered
 from ckptmove.errors import CrcMismatch, DamagedArchive
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 
 
 def gathered(folder, output, **options):
@@ -437,10 +437,10 @@ def test_files_of_that_name_may_be_anything(tmp_path):
 
 
 def test_missing_bytes_are_damage(tmp_path):
-    from ckptmove.checkpoint.layouts.gathered_part import GatheredPart, Run
-    from ckptmove.checkpoint.opening import open_checkpoint
+    from ckptmove.assembled.gathered_part import GatheredPart, Run
     from ckptmove.formats.rebuild_calls import rebuild_call
     from ckptmove.limits import Limits
+    from ckptmove.opening.checkpoint import open_checkpoint
 
     torch.save({"a": torch.ones(3)}, tmp_path / "a.pt")
     with open_checkpoint(str(tmp_path)) as found:

@@ -12,12 +12,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import ckptmove
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import AccessFailed, DamagedArchive, SourceChanged
 from ckptmove.formats.bare_pickle import BarePickle
 from ckptmove.formats.torch_zip import TorchZip
 from ckptmove.formats.torchscript import TorchScript
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.restored import loaded, pages
 from ckptmove.proof.restored.loaded import Loaded, LoadedFiles, load, named_tensors
 from ckptmove.proof.restored.numbers import NumbersTally
