@@ -12,7 +12,6 @@ import typer
 from ckptmove.cli import completion, options
 from ckptmove.cli.config import load_config
 from ckptmove.cli.configured import ConfiguredCommand, TypedCommand, settings_of
-from ckptmove.cli.examples import epilog
 from ckptmove.cli.guard import GuardedGroup
 from ckptmove.cli.options import Group
 from ckptmove.cli.outcome import PROGRAM
@@ -39,7 +38,7 @@ app = typer.Typer(
 )
 
 
-@app.callback(invoke_without_command=True, epilog=epilog())
+@app.callback(invoke_without_command=True)
 def start(context: typer.Context, _version: options.Version = False, _help: options.Help = False) -> None:
     """Inspect, convert and verify PyTorch checkpoints that move to another device.
 
@@ -50,7 +49,7 @@ def start(context: typer.Context, _version: options.Version = False, _help: opti
         raise typer.Exit(2)
 
 
-@app.command(cls=TypedCommand, epilog=epilog("inspect"))
+@app.command(cls=TypedCommand)
 @options.TakesRecords
 def inspect(
     paths: options.Paths = None,
@@ -141,9 +140,7 @@ def inspect(
     raise typer.Exit(code)
 
 
-@app.command(
-    cls=TypedCommand, epilog=epilog("convert"), short_help="Rewrite a checkpoint for another device, format or dtype."
-)
+@app.command(cls=TypedCommand, short_help="Rewrite a checkpoint for another device, format or dtype.")
 @options.TakesRecords
 def convert(
     context: typer.Context,
@@ -273,9 +270,7 @@ def convert(
     raise typer.Exit(code)
 
 
-@app.command(
-    cls=ConfiguredCommand, epilog=epilog("verify"), short_help="Prove that a checkpoint resumes, by one optimizer step."
-)
+@app.command(cls=ConfiguredCommand, short_help="Prove that a checkpoint resumes, by one optimizer step.")
 @options.TakesRecords
 def verify(
     context: typer.Context,
@@ -416,7 +411,7 @@ def verify(
     raise typer.Exit(code)
 
 
-@app.command(cls=TypedCommand, epilog=epilog("diff"))
+@app.command(cls=TypedCommand)
 @options.TakesRecords
 def diff(
     first: Annotated[
@@ -443,7 +438,7 @@ def diff(
     raise typer.Exit(code)
 
 
-@app.command(cls=TypedCommand, epilog=epilog("rules"))
+@app.command(cls=TypedCommand)
 @options.TakesRecords
 def rules(
     code: Annotated[

@@ -73,6 +73,13 @@ class TypedCommand(TyperCommand):
             with formatter.section(heading):
                 formatter.write_dl(records)
 
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples."""
+        from ckptmove.cli.examples import epilog
+
+        self.epilog = epilog(self.name or "")
+        super().format_epilog(ctx, formatter)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after the command."""
         if not ctx.resilient_parsing:

@@ -62,6 +62,13 @@ class GuardedGroup(TyperGroup):
             code = _report(error, words) if code is None else code
         sys.exit(code)
 
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples."""
+        from ckptmove.cli.examples import epilog
+
+        self.epilog = epilog()
+        super().format_epilog(ctx, formatter)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Ctrl-C becomes an exception, because Typer's exit code for it could be an answer."""
         try:

@@ -12,7 +12,6 @@ from ckptmove.errors import CkptMoveError, UsageError
 from ckptmove.formats.opening import container_class
 from ckptmove.io.remote.address import Address, is_url
 from ckptmove.model import Severity
-from ckptmove.moves import MoveRequest, Remap
 from ckptmove.text import Argument, Command, command_line, quoted
 from ckptmove.torch_facts.devices import is_accelerator, parse_target
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from ckptmove.api.inspection import Inspection, InspectRequest
     from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer
     from ckptmove.model import Inventory
+    from ckptmove.moves import Remap
 
 #: Findings that no other command helps with: bytes or files are lost or of another save, or loading or unpacking the
 #: file is an attack.
@@ -65,6 +65,7 @@ def _conversion(request: InspectRequest, inventory: Inventory, to: Argument) -> 
     """The command that converts a checkpoint, with a cast of dtypes that the target lacks; empty if it would fail."""
     from ckptmove.conversion.remap.options import with_options
     from ckptmove.findings.trials import dry_run, is_certain
+    from ckptmove.moves import MoveRequest
 
     for options in ([to], [to, Argument("cast", True)]):
         is_possible = is_certain(inventory, options)
@@ -102,12 +103,13 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
     options = [word for glob in kept for word in ("--keep", glob)]
     verify = ["ckptmove", "verify", output]
     against = []
-    if not answer.result.in_place and (request.remap != Remap() or answer.result.plan.format):
+    remapped = _remap_words(request.remap)
+    if not answer.result.in_place and (remapped or answer.result.plan.format):
         # verify reads local originals only, and one that holds the new file is another checkpoint now
         original = answer.request.path
         is_lost = isinstance(original, Address) or Path(output).resolve().is_relative_to(Path(original).resolve())
         against = [] if is_lost else ["--against", original]
-        against += _remap_words(request.remap) if against else []
+        against += remapped if against else []
     if request.to and all(
         target == request.to for source, target in request.mapping if ("map", source) not in unmatched
     ):
@@ -127,7 +129,7 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
 def _remap_words(remap: Remap) -> list[str]:
     """The options of a remapping, as typed."""
     words: list[str] = []
-    given = [pair for pair in remap._asdict().items() if pair[1] != Remap._field_defaults[pair[0]]]
+    given = [pair for pair in remap._asdict().items() if pair[1] != remap._field_defaults[pair[0]]]
     for name, value in sorted(given, key=lambda pair: (pair[0] == "strip_prefix", pair[1] is True)):
         option = f"--{name.replace('_', '-')}"
         if name == "strip_prefix":  # the last: its value is optional

@@ -9,7 +9,6 @@ import os
 import re
 from bisect import bisect_left
 from functools import partial
-from glob import glob, has_magic
 from itertools import islice, takewhile, zip_longest
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -91,7 +90,11 @@ def expand_glob(pattern: str) -> Sequence[str]:
     pattern = as_operand(pattern)
     if isinstance(pattern, Address):
         return _expand_url(pattern)
-    if os.path.lexists(pattern) or not has_magic(pattern) or "\0" in pattern:  # no path has a null character
+    if os.path.lexists(pattern) or "\0" in pattern:  # no path has a null character
+        return [pattern]
+    from glob import glob, has_magic
+
+    if not has_magic(pattern):
         return [pattern]
     # Path.glob rejects absolute patterns before Python 3.13, and drops a leading `./`.
     return sorted(glob(pattern, recursive=True)) or [pattern]

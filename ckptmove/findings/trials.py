@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
@@ -34,15 +33,21 @@ _UNSURE: Final = _UNWRITTEN | LACKING | {"damaged-piece"}
 _TRIED_BYTES: Final = 1 << 22
 
 
-@dataclass(frozen=True)
 class Source:
-    """A checkpoint that is open, to try remedies on it."""
+    """A checkpoint that is open, to try remedies on it. No remedy changes its trees."""
 
-    location: str  # its path, URL or file object
-    checkpoint: OpenCheckpoint  # what was read from there. No remedy changes its trees.
-    limits: Limits = field(default_factory=Limits)  # resource limits for reading it
-    move: MoveRequest | None = None  # changes that the user has asked for anyway
-    tried: dict[tuple[str, tuple[Argument, ...]], Converted | None] = field(default_factory=dict)  # of dry runs
+    def __init__(
+        self, location: str, checkpoint: OpenCheckpoint, limits: Limits | None = None, move: MoveRequest | None = None
+    ) -> None:
+        """Hold a checkpoint.
+
+        Args:
+            location: its path, URL or file object, from which it was read.
+            limits: resource limits for reading it.
+            move: changes that the user has asked for anyway.
+        """
+        self.location, self.checkpoint, self.limits, self.move = location, checkpoint, limits or Limits(), move
+        self._tried: dict[tuple[str, tuple[Argument, ...]], Converted | None] = {}
 
     def becomes_plain(self, folder: str = "") -> bool:
         """Whether ``convert --plain`` can write a copy of a folder, or of all, that weights-only mode accepts.
@@ -90,14 +95,14 @@ class Source:
 
     def _converted(self, path: str, options: tuple[Argument, ...]) -> Converted | None:
         """The result of a dry run, which is made once; None if it fails."""
-        if (path, options) not in self.tried:
+        if (path, options) not in self._tried:
             from ckptmove.conversion.remap.options import with_options
             from ckptmove.moves import MoveRequest
 
             output = next((str(one.value) for one in options if one.name == "output"), None)
             move = with_options(self.move or MoveRequest(None), [one for one in options if one.name != "output"])
-            self.tried[path, options] = dry_run(path, move, self.limits, output)
-        return self.tried[path, options]
+            self._tried[path, options] = dry_run(path, move, self.limits, output)
+        return self._tried[path, options]
 
     def loads(self, folder: str) -> bool:
         """Whether ``ckptmove.load`` can read it without changes."""

@@ -5,7 +5,6 @@ Text of a file must not control the terminal.
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.text import escaped
@@ -107,6 +106,8 @@ class Page(NamedTuple):
         """Wrap a cleaned text; lines after the first are indented by ``indent`` columns."""
         if self.columns is None:
             return [text]
+        import textwrap
+
         # Names and commands are not broken, so that they can be copied.
         return textwrap.wrap(
             text,
