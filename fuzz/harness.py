@@ -18,7 +18,7 @@ from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.checkpoint.parts import FilePart, read_file
 from ckptmove.checkpoint.summary import summarize
 from ckptmove.cli.render import conversion, github, inspection
-from ckptmove.cli.render.answers import Detail, InspectAnswer
+from ckptmove.cli.render.renderer import Detail, InspectAnswer
 from ckptmove.cli.render.text import Page, sentence
 from ckptmove.comparison.compare import TensorComparison
 from ckptmove.comparison.counterparts import find_counterparts

@@ -94,7 +94,7 @@ def inspect(
     from ckptmove.api.inspection import InspectRequest
     from ckptmove.cli.inspect_command import run_inspect
     from ckptmove.cli.paths import find_targets
-    from ckptmove.cli.render.answers import Detail
+    from ckptmove.cli.render.renderer import Detail
 
     config = load_config(Path(), lambda: settings_of(verify))
     is_strict = strict or config.strict

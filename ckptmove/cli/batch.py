@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ckptmove.cli.outcome import YES, interruption
-from ckptmove.cli.render.answers import Summary
+from ckptmove.cli.render.renderer import Summary
 from ckptmove.cli.signals import Terminated
 from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UsageError
 from ckptmove.io.remote.address import redacted

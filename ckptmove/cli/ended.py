@@ -17,7 +17,7 @@ from ckptmove.cli.configured import runs_script
 from ckptmove.cli.meant import with_command
 from ckptmove.cli.outcome import PROGRAM, interruption
 from ckptmove.cli.ranks import own_rank
-from ckptmove.cli.render.answers import Summary
+from ckptmove.cli.render.renderer import Summary
 from ckptmove.cli.render.report_files import replace_earlier
 from ckptmove.cli.render.reports import open_default_report, open_error_report
 from ckptmove.cli.render.text import sentence

@@ -11,7 +11,7 @@ from ckptmove.checkpoint.trainers import is_spoiled
 from ckptmove.cli.batch import for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
-from ckptmove.cli.render.answers import InspectAnswer
+from ckptmove.cli.render.renderer import InspectAnswer
 from ckptmove.cli.streams import say
 from ckptmove.errors import NotACheckpoint
 from ckptmove.io.remote.address import Address
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from ckptmove.api.inspection import Inspection, InspectRequest
     from ckptmove.cli.paths import Target, Targets
-    from ckptmove.cli.render.answers import Detail
-    from ckptmove.cli.render.renderer import Renderer
+    from ckptmove.cli.render.renderer import Detail, Renderer
     from ckptmove.cli.seen import Seen
     from ckptmove.cli.selection import Selection
     from ckptmove.errors import CkptMoveError

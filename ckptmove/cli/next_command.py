@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptmove.api.inspection import Inspection, InspectRequest
-    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer
+    from ckptmove.cli.render.renderer import ConvertAnswer, InspectAnswer
     from ckptmove.model import Inventory
     from ckptmove.moves import Remap
 

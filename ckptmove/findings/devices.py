@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.checkpoint.inventory.mentions import is_in_code, mesh_owners, named_ids
-from ckptmove.checkpoint.pickled import PickledObjects
 from ckptmove.checkpoint.state_dicts import with_wrappers
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import (
@@ -67,6 +66,8 @@ def _mixed(tensors: list[TensorRecord], inventory: Inventory, context: Context) 
 
 def _has_mixed_module(tensors: Iterable[TensorRecord], inventory: Inventory) -> bool:
     """Whether one pickled module has tensors on several devices."""
+    from ckptmove.checkpoint.pickled import PickledObjects
+
     modules, homes = PickledObjects(inventory), dict[str, str]()
     return any(
         not same_device(homes.setdefault(module, tensor.device), tensor.device)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NothingToUndo
 from ckptmove.formats.contract import TORCH_SUFFIXES, Container
-from ckptmove.formats.zip_archive.gaps import hidden_bytes
-from ckptmove.formats.zip_archive.headers import LOCAL_BYTES, LocalHeaders
+from ckptmove.formats.zip_archive.headers import LOCAL_BYTES, LocalHeaders, hidden_bytes
 from ckptmove.formats.zip_archive.index import DEFLATED, STORED, ZipDirectory, ZipRecord
 from ckptmove.formats.zip_archive.names import (
     KNOWN_RECORDS,

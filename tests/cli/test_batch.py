@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from ckptmove.cli.render.answers import Summary
 from ckptmove.cli.render.human import HumanRenderer
+from ckptmove.cli.render.renderer import Summary
 from ckptmove.cli.streams import Output
 from ckptmove.errors import LimitExceeded
 

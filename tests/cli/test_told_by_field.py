@@ -7,8 +7,8 @@ import pytest
 from ckptmove.api.hints import hint_for
 from ckptmove.api.inspection import Inspection, InspectRequest
 from ckptmove.cli.next_command import after_inspection
-from ckptmove.cli.render.answers import InspectAnswer
 from ckptmove.cli.render.conversion import conversion_lines
+from ckptmove.cli.render.renderer import InspectAnswer
 from ckptmove.cli.render.text import Page
 from ckptmove.conversion.results import Converted
 from ckptmove.errors import EmptyDirectory, NothingToUndo

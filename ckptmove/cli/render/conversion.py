@@ -12,7 +12,7 @@ from ckptmove.text import Command, amount, size, some
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckptmove.cli.render.answers import ConvertAnswer
+    from ckptmove.cli.render.renderer import ConvertAnswer
     from ckptmove.cli.render.text import Page
     from ckptmove.conversion.results import Converted, UndoResult
     from ckptmove.moves import Dropped, Kept, MovePlan, StorageEdit

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ckptmove.api.figures import Expectation
     from ckptmove.api.inspection import Inspection
     from ckptmove.checkpoint.summary import CheckpointSummary
-    from ckptmove.cli.render.answers import InspectAnswer
+    from ckptmove.cli.render.renderer import InspectAnswer
     from ckptmove.cli.render.text import Page
     from ckptmove.model import Finding, Inventory, OptimizerRecord, TensorRecord
 

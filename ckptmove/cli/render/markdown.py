@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cli.render.answers import printed
-from ckptmove.cli.render.renderer import Document
+from ckptmove.cli.render.renderer import Document, printed
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.model import Severity
 from ckptmove.text import amount
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ckptmove.api.failures import Failure
-    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.cli.render.renderer import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.comparison.differences import Differences
     from ckptmove.model import Finding
     from ckptmove.proof.evidence import CheckResult

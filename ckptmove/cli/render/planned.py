@@ -17,7 +17,7 @@ from ckptmove.torch_facts.devices import parse_target
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckptmove.cli.render.answers import InspectAnswer
+    from ckptmove.cli.render.renderer import InspectAnswer
     from ckptmove.model import Inventory
     from ckptmove.moves import MovePlan
 

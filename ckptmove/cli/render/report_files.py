@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 from ckptmove.api.failures import failure_of
-from ckptmove.cli.render.answers import Summary
 from ckptmove.cli.render.formats import DOCUMENTS
-from ckptmove.cli.render.renderer import Renderer
+from ckptmove.cli.render.renderer import Renderer, Summary
 from ckptmove.errors import CkptMoveError, OutputIsNoReport, ReportFailed, UsageError, WriteFailed, reason_of
 from ckptmove.io.locations import shared_mode
 from ckptmove.io.portable import NEW_FILE
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.api.failures import Failure
-    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, VerifyAnswer
-    from ckptmove.cli.render.renderer import Document
+    from ckptmove.cli.render.renderer import ConvertAnswer, Document, InspectAnswer, VerifyAnswer
     from ckptmove.comparison.differences import Differences
     from ckptmove.io.sink import FileSink
     from ckptmove.proof.evidence import FixedFile

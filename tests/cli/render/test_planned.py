@@ -10,8 +10,8 @@ import pytest
 
 from ckptmove.api.functions import convert
 from ckptmove.api.inspection import InspectRequest, inspect_checkpoint
-from ckptmove.cli.render.answers import InspectAnswer
 from ckptmove.cli.render.planned import conversion_of
+from ckptmove.cli.render.renderer import InspectAnswer
 from ckptmove.errors import UncastableDtype
 
 SAMPLES = Path(__file__).parents[3] / "sample_ckpts"

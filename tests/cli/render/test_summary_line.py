@@ -6,8 +6,8 @@ import pytest
 
 from ckptmove.api.inspection import Inspection, InspectRequest
 from ckptmove.checkpoint.summary import CheckpointSummary
-from ckptmove.cli.render.answers import InspectAnswer
 from ckptmove.cli.render.inspection import inspection_lines
+from ckptmove.cli.render.renderer import InspectAnswer
 from ckptmove.cli.render.text import Page
 from ckptmove.model import Inventory
 

@@ -11,8 +11,8 @@ from ckptmove.cli.render.renderer import Document
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.cli.render.html.markup import Markup
+    from ckptmove.cli.render.renderer import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.comparison.differences import Differences
 
 
