@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,8 @@ from ckptmove.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from typer.models import CommandInfo
 
     from ckptmove.cli.config import Config
 
@@ -468,11 +471,25 @@ def main(*, ends: bool = False) -> None:
 
 @contextmanager
 def _only_typed_command(words: list[str]) -> Iterator[None]:
-    """Register only the command that is typed: building all commands takes a fifteenth of an ``inspect``."""
+    """Register only the command that is typed; for the help of the program, all of them without their options.
+
+    Building all commands takes a third of ``--help``, and a fifteenth of an ``inspect``.
+    """
     commands = app.registered_commands
     named = [one for one in commands if one.callback is not None and one.callback.__name__ in words]
-    app.registered_commands = named or commands
+    app.registered_commands = [*map(_listed, commands)] if words in (["--help"], ["-h"]) else named or commands
     try:
         yield
     finally:
         app.registered_commands = commands
+
+
+def _listed(command: CommandInfo) -> CommandInfo:
+    """A command of the same name and help, without its options."""
+
+    def listed() -> None: ...
+
+    listed.__name__, listed.__doc__ = getattr(command.callback, "__name__", ""), command.callback.__doc__
+    shown = copy(command)
+    shown.callback = listed
+    return shown

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ckptmove.api import inspection as api
+from ckptmove.cli import options
 from ckptmove.cli.app import app, main
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,10 @@ def test_torch_is_not_imported(environment, words) -> None:
     assert "ckptmove.cli.app" in loaded
     assert {"torch", "numpy"}.isdisjoint(loaded)
     assert ("ckptmove.api.functions" in loaded) is (words[0] == "convert")
+    rooms = {name.split(".")[1] for name in loaded if name.startswith("ckptmove.")}
+    needless = {"assembled", "comparison", "conversion", "proof", "simulation", "training"}
+    assert words[0] == "convert" or rooms.isdisjoint(needless)
+    assert ("ckptmove.checkpoint.pairing" in loaded) is (words[0] == "inspect")
 
 
 def test_json_does_not_wait_for_rich(environment) -> None:
@@ -64,6 +69,20 @@ def test_only_the_command_that_is_named_is_made(monkeypatch, capsys) -> None:
         main()
     assert made == ["inspect"]
     assert list(map(_name, app.registered_commands)) == ["inspect", "convert", "verify", "diff", "rules"]
+
+
+def test_the_help_of_the_program_makes_no_options(monkeypatch, capsys) -> None:
+    def refuse(_self):
+        raise AssertionError("the options of a command were made")
+
+    for words in (["--help"], ["-h"]):
+        monkeypatch.setattr(options.TakesRecords, "__signature__", property(refuse))
+        monkeypatch.setattr(sys, "argv", ["ckptmove", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr().out
+        assert ended.value.code == 0
+        assert [name for name in map(_name, app.registered_commands) if f"\n  {name} " not in shown] == []
 
 
 def _name(command) -> str:
