@@ -10,7 +10,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.errors import ArchiveOfFiles, DamagedArchive, NotACheckpoint
+from ckptmove.errors import ArchiveOfFiles, DamagedArchive, DistributedFile, NotACheckpoint
 from ckptmove.formats.enclosed_pickle import BZIP2, GZIP, NUMPY, XZ, gunzipped, is_zlib, runs_inside
 from ckptmove.formats.pickle_signature import HEAD_BYTES, is_pickle
 from ckptmove.formats.tar_header import BLOCK, is_header
@@ -79,7 +79,7 @@ class _Start(NamedTuple):
 
 @cache
 def container_class(name: str) -> type[Container]:  # noqa: PLR0911  # one import for each format
-    """The class of a format, with its properties; of a directory or an archive of files, the base class."""
+    """The class of a format."""
     if name == "torch-zip":
         from ckptmove.formats.torch_zip import TorchZip
 
@@ -104,26 +104,16 @@ def container_class(name: str) -> type[Container]:  # noqa: PLR0911  # one impor
         from ckptmove.formats.safetensors_file import SafetensorsFile
 
         return SafetensorsFile
-    if name == "pickle":
-        from ckptmove.formats.bare_pickle import BarePickle
+    from ckptmove.formats.bare_pickle import BarePickle
 
-        return BarePickle
-    if name == "dcp":
-        from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
-
-        return DistributedCheckpoint
-    if name == "rank-files":
-        from ckptmove.formats.rank_files import RankFiles
-
-        return RankFiles
-    from ckptmove.formats.contract import Container
-
-    return Container
+    return BarePickle
 
 
 def container_of(source: ByteSource, limits: Limits) -> Container:
     """Open a source as the container of its format."""
     name, directory = _examine(source, limits)
+    if name == "dcp":
+        raise DistributedFile(source.path)  # it is read with the sizes of the files that it names
     return container_class(name).open(source, directory, limits)
 
 

@@ -14,7 +14,7 @@ from ckptmove.checkpoint.merge import split_plan
 from ckptmove.conversion.policy import Policy
 from ckptmove.conversion.remap.errors import NotRemappable
 from ckptmove.errors import UneditablePickle
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.pickles.rebuild_arguments import view_of
 from ckptmove.pickles.tree import Call, Dict, Global, Persistent, Sequence, Tuple, items_of, nodes
 from ckptmove.torch_facts.devices import split
@@ -44,7 +44,7 @@ def combine(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits) -> Value
 
 
 def _part_tree(part: OpenPart, plan: MovePlan, limits: Limits) -> Value:
-    kind = container_class(part.inventory.container)
+    kind = facts_of(part.inventory.container)
     if kind.has_code:
         raise NotRemappable(part.path, part.inventory.container, _CODE)
     root = part.whole_tree()
