@@ -22,7 +22,7 @@ from ckptmove.assembled.dcp_pieces import (
 )
 from ckptmove.assembled.part import AssembledPart
 from ckptmove.assembled.table import OpenChunk, Placed, TableEntry
-from ckptmove.checkpoint.elements import StoredBytes, extent_span, overlaps
+from ckptmove.checkpoint.elements import extent_span, overlaps
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.outline import outline as make_outline
 from ckptmove.checkpoint.merge import moved_inventory
@@ -31,6 +31,7 @@ from ckptmove.errors import CrcMismatch
 from ckptmove.formats.chunks import Chunk
 from ckptmove.formats.dcp.metadata import StoredObject
 from ckptmove.formats.dcp.pieces import Piece
+from ckptmove.lazy.stored import StoredBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -10,7 +10,6 @@ from ckptmove.assembled.hf_table import ShardPiece, absent_shards, sharded_tenso
 from ckptmove.assembled.part import AssembledPart
 from ckptmove.assembled.table import OpenChunk, Placed, TableEntry
 from ckptmove.checkpoint.directories import FileRecord
-from ckptmove.checkpoint.elements import StoredBytes
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.build import machine_inventory
 from ckptmove.checkpoint.merge import moved_inventory
@@ -20,6 +19,7 @@ from ckptmove.errors import DamagedArchive
 from ckptmove.formats.rebuild_calls import plain_table_machine, table_machine
 from ckptmove.formats.safetensors_file import SafetensorsFile
 from ckptmove.formats.safetensors_shards import chunk_at, chunk_offsets, shard_name
+from ckptmove.lazy.stored import StoredBytes
 from ckptmove.pickles.rebuild_arguments import contiguous
 
 if TYPE_CHECKING:

@@ -8,14 +8,13 @@ from math import prod
 from threading import Lock, local
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from ckptmove.assembled.chunked import AssembledTensor, ChunkElements
 from ckptmove.assembled.table import OpenChunk
-from ckptmove.checkpoint.elements import StoredBytes, extent_span
+from ckptmove.checkpoint.elements import extent_span
 from ckptmove.checkpoint.parts import OpenPart
 from ckptmove.formats.chunks import flaw_of
-from ckptmove.io.part import read_into
-from ckptmove.model import Span
-from ckptmove.torch_facts.dtypes import ITEM_BYTES
+from ckptmove.lazy.chunked import Chunked
+from ckptmove.lazy.stored import StoredBytes, Strided, as_strided
+from ckptmove.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from ckptmove.assembled.table import Placed, TableEntry
     from ckptmove.formats.chunks import Chunk
     from ckptmove.io.contracts import ByteSource, Progress
-    from ckptmove.model import ArchiveFact, TensorRecord
+    from ckptmove.lazy.tensor import Elements
+    from ckptmove.model import ArchiveFact, Span, TensorRecord
 
 #: Tensors that each thread keeps the places of: a parameter and its moments are read in turn.
 _MOST_RECENT: Final = 8
@@ -99,10 +99,11 @@ class AssembledPart(OpenPart):
     def storage(self, key: str) -> StoredBytes | None:
         """The elements of a tensor in order, as if they were contiguous, or the bytes of the storage of one file."""
         found = self._whole(key)
-        if found is None or self.entry(key).is_storage:
+        entry = self.entry(key)
+        if found is None or entry.is_storage:
             return None if found is None else found.storage
         # The places of the chunks take more memory than a row of the table: those of many tensors are found again.
-        return StoredBytes(_Elements(self, key), found.storage.span, self.byteorder)
+        return as_strided(_OfPart(self, key, entry)).storage
 
     def require_sound(self, key: str) -> None:
         """Compare the chunks of a tensor with their CRCs, if they have any."""
@@ -135,9 +136,9 @@ class AssembledPart(OpenPart):
         """Return nothing: the files have no content outside their tensors."""
         return {}
 
-    def assembled(self, key: str) -> StoredBytes:
-        """The elements of a tensor that is complete."""
-        return cast("_Whole", self._whole(key)).storage
+    def tensor(self, key: str) -> LazyTensor:
+        """A tensor that is complete."""
+        return cast("Elements", cast("_Whole", self._whole(key)).storage.source).tensor
 
     def _whole(self, key: str) -> _Whole | None:
         """All bytes of a key; None if some are missing or damaged. The last ones of each thread are kept."""
@@ -169,26 +170,25 @@ class AssembledPart(OpenPart):
                 return None
             self._complete.add(key)
 
-        def load(place: int) -> ChunkElements:
+        def load(place: int) -> LazyTensor:
             # It was opened before, and all of it is there.
             storage, local, _ = cast("OpenChunk", self.opened(key, distinct[place]))
             own = cast("TensorRecord", local)
-            return ChunkElements(storage, own, cast("Span", extent_span(storage.span, own)))
+            return Strided(storage, own.dtype, own.shape, own.stride, own.storage_offset)
 
-        whole = AssembledTensor(entry.shape, entry.dtype, chunks, load)
-        return _Whole(distinct, StoredBytes(whole, Span(0, numel * ITEM_BYTES[entry.dtype]), self.byteorder))
+        return _Whole(distinct, as_strided(Chunked(entry.shape, entry.dtype, chunks, load)).storage)
 
 
-class _Elements:
-    """The elements of a tensor, whose chunks are found when they are read."""
+class _OfPart(LazyTensor):
+    """A tensor of a part, whose chunks are found when it is read."""
 
-    def __init__(self, part: AssembledPart, key: str) -> None:
+    def __init__(self, part: AssembledPart, key: str, entry: TableEntry) -> None:
+        self.dtype, self.shape = entry.dtype, entry.shape
         self._part, self._key = part, key
 
-    def read(self, start: int, end: int) -> bytes:
-        """Bytes from ``start`` to ``end`` (exclusive), both between two elements; errors as of the files."""
-        return self._part.assembled(self._key).source.read(start, end)
+    @property
+    def block_bytes(self) -> int:
+        return self._part.tensor(self._key).block_bytes
 
-    def read_into(self, start: int, memory: memoryview) -> None:
-        """Read bytes from ``start`` on until the memory is full; limits and errors as of :meth:`read`."""
-        read_into(self._part.assembled(self._key).source, start, memory)
+    def read_into(self, first: int, memory: memoryview) -> None:
+        self._part.tensor(self._key).read_into(first, memory)

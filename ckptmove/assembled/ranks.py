@@ -20,6 +20,7 @@ from ckptmove.formats.local_shards import CLASSES
 from ckptmove.formats.rebuild_calls import rebuild_call
 from ckptmove.model import ArchiveFact
 from ckptmove.pickles.state import Machine
+from ckptmove.pickles.storage_id import KEY, storage_ids, with_key, with_location
 from ckptmove.pickles.tree import Persistent, Tuple, nodes
 from ckptmove.torch_facts.devices import NO_DEVICE
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 #: Beginnings of the keys of storages: of assembled tensors, and of those of the first rank.
 _SHARDS, _DATA = "shards/", "data/"
-#: Fields of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
-_KEY, _LOCATION = 2, 3
 _FORMAT: Final = "rank-files"
 
 
@@ -184,12 +183,8 @@ class RankFilesPart(AssembledPart):
                 f"{_SHARDS}{numbers[path]}", saved.local.dtype, saved.shard.shape, requires_grad=requires_grad
             )
             call.func, call.args, call.state = new.func, new.args, None
-        for node in nodes(root):
-            pid = node.pid if type(node) is Persistent else None
-            if type(node) is Persistent and type(pid) is Tuple and pid.items[:1] == ("storage",):
-                fields = [*pid.items]
-                key = str(fields[_KEY])
-                if not key.startswith(_SHARDS):
-                    fields[_KEY], fields[_LOCATION] = _DATA + key, NO_DEVICE
-                    node.pid = Tuple(tuple(fields), pid.starts)
+        for node, pid in storage_ids(nodes(root)):
+            key = str(pid.items[KEY])
+            if not key.startswith(_SHARDS):
+                node.pid = with_location(with_key(pid, _DATA + key), NO_DEVICE)
         return root

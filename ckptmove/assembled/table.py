@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ckptmove.checkpoint.elements import StoredBytes
     from ckptmove.formats.chunks import Chunk
+    from ckptmove.lazy.stored import StoredBytes
     from ckptmove.model import Span, TensorRecord
 
 

@@ -9,7 +9,7 @@ import sys
 from array import array
 from itertools import repeat
 from math import prod
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal
 
 from ckptmove.io.cut import in_blocks
 from ckptmove.model import Span
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ckptmove.io.part import Readable
+    from ckptmove.lazy.stored import StoredBytes
     from ckptmove.model import TensorRecord
 
 #: Elements in a block; the largest element has 16 bytes.
@@ -28,14 +29,6 @@ _MOST_READ: Final = 32 << 20
 #: Formats of memoryview and array by word size.
 _WORDS: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _LARGEST_WORD: Final = 8
-
-
-class StoredBytes(NamedTuple):
-    """The bytes of a storage."""
-
-    source: Readable  # source of the bytes
-    span: Span  # their position in the source
-    byteorder: str  # byte order of the elements, `little` or `big`
 
 
 def extent_span(storage: Span, record: TensorRecord) -> Span | None:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.checkpoint.directories import FileRecord
-    from ckptmove.checkpoint.elements import StoredBytes
     from ckptmove.checkpoint.inventory.budget import Budget
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.open_files import OpenFiles
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from ckptmove.formats.dcp.metadata import DistributedMetadata
     from ckptmove.io.contracts import ByteSource, Progress
     from ckptmove.io.source import DiskPlace
+    from ckptmove.lazy.stored import StoredBytes
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, Inventory, Span, TensorRecord
     from ckptmove.pickles.state import Machine
@@ -409,7 +409,7 @@ class FilePart(OpenPart):
         return self._few_spans[key]
 
     def storage(self, key: str) -> StoredBytes | None:
-        from ckptmove.checkpoint.elements import StoredBytes
+        from ckptmove.lazy.stored import StoredBytes
 
         span = self.span(key)
         return None if span is None else StoredBytes(self.source, span, self.byteorder)

@@ -14,11 +14,12 @@ from ckptmove.cli.config import load_config
 from ckptmove.cli.configured import ConfiguredCommand, TypedCommand, settings_of
 from ckptmove.cli.examples import epilog
 from ckptmove.cli.groups import Group
-from ckptmove.cli.guard import PROGRAM, GuardedGroup
+from ckptmove.cli.guard import GuardedGroup
+from ckptmove.cli.outcome import PROGRAM
 from ckptmove.cli.paths import as_operand, download_paths, single_path
 from ckptmove.cli.ranks import own_rank
+from ckptmove.cli.render.formats import reporting
 from ckptmove.cli.render.renderer import Renderer
-from ckptmove.cli.render.report_files import reporting
 from ckptmove.cli.selection import selection
 from ckptmove.cli.signals import signals_raised
 from ckptmove.cli.streams import write_answer

@@ -50,6 +50,6 @@ def formats() -> list[str]:
 
 def report_kinds() -> list[str]:
     """Beginnings of ``--report``."""
-    from ckptmove.cli.render.formats import DOCUMENTS
+    from ckptmove.cli.render.documents import DOCUMENTS
 
     return [f"{kind}=" for kind in DOCUMENTS]

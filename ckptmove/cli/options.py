@@ -12,7 +12,8 @@ import typer
 from ckptmove import __version__
 from ckptmove.cli import completion
 from ckptmove.cli.groups import Group
-from ckptmove.cli.render.formats import DEFAULT, DOCUMENTS, RENDERERS
+from ckptmove.cli.render.documents import DOCUMENTS
+from ckptmove.cli.render.formats import DEFAULT, RENDERERS
 from ckptmove.cli.streams import write_answer
 
 if TYPE_CHECKING:

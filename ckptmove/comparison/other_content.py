@@ -279,11 +279,9 @@ class ObjectComparison:
             else:
                 yield f"{where} has different keys on the other side: {how}"
         if self.uncompared:
-            more = f" and {len(self.uncompared) - 1:,} more" * (len(self.uncompared) > 1)
-            yield f"{self.uncompared[0]}{more} not compared: stored differently in a distributed checkpoint"
+            yield f"{some(self.uncompared)} not compared: stored differently in a distributed checkpoint"
         if self.opaque:
-            more = f" and {len(self.opaque) - 1:,} more" * (len(self.opaque) > 1)
-            yield f"{self.opaque[0]}{more} not compared: not a plain value"
+            yield f"{some(self.opaque)} not compared: not a plain value"
 
     def is_apart(self, path: str, key: str) -> bool:
         """Whether a key of the dict at a path in the part is compared parameter by parameter."""

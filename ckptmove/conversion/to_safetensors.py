@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
-from ckptmove.checkpoint.elements import StoredBytes, blocks, extent_numel, is_contiguous, little_endian
+from ckptmove.checkpoint.elements import blocks, extent_numel, is_contiguous, little_endian
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, unique
 from ckptmove.conversion.remap.errors import NotInFormat
 from ckptmove.formats.safetensors_new import NewTensor, obstacle
@@ -20,6 +20,7 @@ from ckptmove.io.contracts import CopySegment, FromSource, StreamSegment
 from ckptmove.io.cut import checked_blocks, cut
 from ckptmove.io.segments import length, without_checks
 from ckptmove.io.spool import Spool, is_streamed
+from ckptmove.lazy.stored import StoredBytes
 from ckptmove.moves import Dropped
 from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import Call, Dict, List, Node, Persistent, Set, Tuple

@@ -19,6 +19,7 @@ from ckptmove.pickles.state import Machine
 from ckptmove.pickles.stream import read_pickle
 from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import MADE, List, Tuple
+from ckptmove.text import some
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -154,8 +155,8 @@ class TorchLegacy(Container):
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
         """The output with a new object pickle; everything else unchanged."""
         if self._cut_off:
-            more = f" and {len(self._cut_off) - 1} more" if len(self._cut_off) > 1 else ""
-            raise self._damage(f"it ends before the end of storage '{self._cut_off[0]:.40}'{more}")
+            cut_off = some(f"'{key:.40}'" for key in self._cut_off)
+            raise self._damage(f"it ends before the end of storage {cut_off}")
         new: list[tuple[Span, Segment]] = []
         if pickle != self._pickle:
             new.append((self._pickle_span, BytesSegment(pickle)))

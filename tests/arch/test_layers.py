@@ -23,6 +23,7 @@ ROWS: list[list[str]] = [
     ["simulation.*"],
     ["io.*"],
     ["pickles.*"],
+    ["lazy.*"],
     ["formats.*"],
     ["checkpoint.*"],
     ["assembled.*"],
@@ -51,7 +52,7 @@ HOMES = {
     "filelock": ("io",),
     "fsspec": ("io",),
     "aiohttp": ("io",),
-    "numpy": ("io",),
+    "numpy": ("io", "lazy"),
     # For the type checker alone, until Python 3.11 is the oldest: torch requires it.
     "typing_extensions": ("simulation", "proof", "training", "api"),
 }

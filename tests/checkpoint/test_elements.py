@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from ckptmove.checkpoint import elements
-from ckptmove.checkpoint.elements import StoredBytes, blocks, is_contiguous
+from ckptmove.checkpoint.elements import blocks, is_contiguous
+from ckptmove.lazy.stored import StoredBytes
 from ckptmove.model import Span, TensorRecord
 
 RECORD = TensorRecord("w", "model", "cpu", "float32", (2, 3), (3, 1), "0", 0, 24)

@@ -17,7 +17,8 @@ from ckptmove.cli import completion
 from ckptmove.cli.app import app
 from ckptmove.cli.examples import EXAMPLES, epilog
 from ckptmove.cli.groups import Group
-from ckptmove.cli.render.formats import DOCUMENTS, RENDERERS
+from ckptmove.cli.render.documents import DOCUMENTS
+from ckptmove.cli.render.formats import RENDERERS
 from ckptmove.conversion.remap.options import remap_options
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.torch_facts.devices import parse_target

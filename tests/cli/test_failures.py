@@ -14,7 +14,7 @@ from ckptmove import errors
 from ckptmove.api import functions as api
 from ckptmove.api.arguments import NotAccepted, OutputsCollide
 from ckptmove.api.failures import failure_of
-from ckptmove.cli.outcome import retyped
+from ckptmove.cli.ended import retyped
 from ckptmove.conversion.archive import UnsafeMember
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.conversion.results import TwoReadings

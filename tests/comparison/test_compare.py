@@ -28,6 +28,7 @@ from ckptmove.comparison import compare as comparison
 from ckptmove.comparison.differences import Change, Gap, LoneNan, Uncompared
 from ckptmove.errors import LimitExceeded, MissingFile
 from ckptmove.io.part import MemorySource
+from ckptmove.lazy.stored import StoredBytes
 from ckptmove.limits import Limits
 from ckptmove.model import Span, TensorRecord
 from ckptmove.proof.tensors import measuring
@@ -878,7 +879,7 @@ def held(tensor):
         name="w", role="model", device="cpu", dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape),
         stride=tuple(tensor.stride()), storage="0", storage_offset=tensor.storage_offset(), nbytes=tensor.nbytes,
     )  # fmt: skip
-    stored = elements.StoredBytes(MemorySource("w", data), Span(0, len(data)), sys.byteorder)
+    stored = StoredBytes(MemorySource("w", data), Span(0, len(data)), sys.byteorder)
     return stored, record, elements.extent_span(stored.span, record)
 
 

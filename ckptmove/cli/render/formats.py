@@ -1,43 +1,54 @@
-"""The formats of reports: on stdout, by the names of ``--format``; in files, by the kinds of ``--report``.
+"""Open the reports of a command: on stdout in the format of ``--format``, and in files.
 
-Their modules import what they need when they write an answer, because ``--help`` imports them all.
+The module of a format is imported for a report in this format, and not for its name.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cli.render.github import GitHubRenderer
-from ckptmove.cli.render.html.document import HtmlDocument
-from ckptmove.cli.render.human import HumanRenderer
-from ckptmove.cli.render.json_lines import JsonLinesRenderer
-from ckptmove.cli.render.json_report import JsonDocument, JsonRenderer
-from ckptmove.cli.render.junit import JUnitDocument
-from ckptmove.cli.render.markdown import MarkdownDocument
-from ckptmove.cli.render.sarif import SarifDocument
 from ckptmove.cli.streams import Output
 from ckptmove.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from ckptmove.cli.render.renderer import Document, Renderer
+    from ckptmove.cli.options import OutputOptions
+    from ckptmove.cli.render.renderer import Renderer
+
+
+def _human(out: Output) -> Renderer:
+    from ckptmove.cli.render.human import HumanRenderer
+
+    return HumanRenderer(out)
+
+
+def _json(out: Output) -> Renderer:
+    from ckptmove.cli.render.json_report import JsonRenderer
+
+    return JsonRenderer(out)
+
+
+def _json_lines(out: Output) -> Renderer:
+    from ckptmove.cli.render.json_lines import JsonLinesRenderer
+
+    return JsonLinesRenderer(out)
+
+
+def _github(out: Output) -> Renderer:
+    from ckptmove.cli.render.github import GitHubRenderer
+
+    return GitHubRenderer(out)
+
 
 #: Formats of ``--format``.
 RENDERERS: Final[dict[str, Callable[[Output], Renderer]]] = {
-    "human": HumanRenderer,
-    "json": JsonRenderer,
-    "jsonl": JsonLinesRenderer,
-    "github": GitHubRenderer,
-}
-#: Kinds of ``--report``.
-DOCUMENTS: Final[dict[str, Callable[[], Document]]] = {
-    "json": JsonDocument,
-    "junit": JUnitDocument,
-    "markdown": MarkdownDocument,
-    "sarif": SarifDocument,
-    "html": HtmlDocument,
+    "human": _human,
+    "json": _json,
+    "jsonl": _json_lines,
+    "github": _github,
 }
 DEFAULT: Final = "human"
 #: The format of ``--json``.
@@ -45,14 +56,32 @@ _JSON: Final = "json"
 _LINES: Final = "jsonl"
 
 
-def open_report(form: str | None, command: str, *, as_json: bool, quiet: bool, verbose: bool) -> Renderer:
-    """Start the report of a command."""
-    if as_json and form not in {None, _JSON}:
+@contextmanager
+def reporting(
+    options: OutputOptions, command: str, reports: Sequence[str] | None = None, paths: Sequence[str] = ()
+) -> Iterator[Renderer]:
+    """Open the reports of a command. An error that ends the command is also written to the files.
+
+    No report may replace one of the paths, which the command reads or writes.
+    """
+    form = options.format
+    if options.json and form not in {None, _JSON}:
         raise UsageError(f"--json means --format {_JSON}, and cannot be combined with --format {form}")
-    if form == _LINES and command not in JsonLinesRenderer.commands:
-        commands = " and ".join(JsonLinesRenderer.commands)
-        raise UsageError(f"--format {_LINES} is a format of {commands}; {command} has --format {_JSON}")
-    return RENDERERS[_JSON if as_json else form or DEFAULT](Output(quiet=quiet, verbose=verbose))
+    if form == _LINES:
+        from ckptmove.cli.render.json_lines import JsonLinesRenderer
+
+        if command not in JsonLinesRenderer.commands:
+            commands = " and ".join(JsonLinesRenderer.commands)
+            raise UsageError(f"--format {_LINES} is a format of {commands}; {command} has --format {_JSON}")
+    out = Output(quiet=options.quiet, verbose=options.verbose)
+    main = RENDERERS[_JSON if options.json else form or DEFAULT](out)
+    if not reports:
+        yield main
+        return
+    from ckptmove.cli.render.report_files import with_files
+
+    with with_files(main, command, reports, paths) as renderer:
+        yield renderer
 
 
 def open_error_report(words: Sequence[str], default: str = "") -> Renderer:

@@ -70,7 +70,7 @@ class Renderer:
 class Document(Renderer, ABC):
     """Collects the answers of a command for one document, as ``--report`` writes to a file.
 
-    A kind of document is a subclass with a line in :data:`ckptmove.cli.render.formats.DOCUMENTS`.
+    A kind of document is a subclass with a line in :data:`ckptmove.cli.render.documents.DOCUMENTS`.
     """
 
     #: Name of the format, for messages.

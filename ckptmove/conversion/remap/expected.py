@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.directories import DirectoryInventory
-from ckptmove.checkpoint.elements import StoredBytes
 from ckptmove.checkpoint.inventory.partitions import is_partitioned
 from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.merge import merge_inventories, moved_inventory
@@ -26,9 +25,11 @@ from ckptmove.io.cast import CAST_BLOCK, cast_blocks
 from ckptmove.io.contracts import CastSegment
 from ckptmove.io.part import MemorySource
 from ckptmove.io.segments import blocks_of
+from ckptmove.lazy.stored import StoredBytes
 from ckptmove.model import Span
 from ckptmove.moves import MovePlan, MoveRequest, Remap
-from ckptmove.pickles.tree import Call, Dict, Global, Tuple
+from ckptmove.pickles.build import new_dict, ordered_dict
+from ckptmove.pickles.tree import Call, Dict, Tuple
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -170,10 +171,7 @@ def _table(result: Remapped) -> Value:
     root, sizes = result.root, {storage.key: storage.nbytes for storage in result.inventory.storages}
     tied = tied_names(dense_records(root), sizes)
     pairs = cast("Dict", as_dict(root)).pairs()
-    flat = [item for key, value, _ in pairs if key not in tied for item in (key, _without_grad(value))]
-    table = Call(Global("collections", "OrderedDict"), Tuple((), ()), -1)
-    table.assigned = Dict(flat, [-1] * len(flat))
-    return table
+    return ordered_dict(new_dict((key, _without_grad(value)) for key, value, _ in pairs if key not in tied))
 
 
 def _without_grad(value: Value) -> Value:

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from ckptmove.assembled.part import AssembledPart
-    from ckptmove.checkpoint.elements import StoredBytes
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.conversion.conversion import Conversion
     from ckptmove.conversion.remap.remapping import Remapped
     from ckptmove.conversion.to_safetensors import FlatState
     from ckptmove.io.contracts import ByteSource, Segment
+    from ckptmove.lazy.stored import StoredBytes
     from ckptmove.model import Inventory
     from ckptmove.pickles.tree import Value
 

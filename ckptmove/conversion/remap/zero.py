@@ -27,8 +27,9 @@ from ckptmove.conversion.remap.experts import Experts, shares_of
 from ckptmove.errors import DamagedArchive
 from ckptmove.formats.rebuild_calls import rebuild_call
 from ckptmove.model import TensorRecord
+from ckptmove.pickles.build import new_dict, new_list
 from ckptmove.pickles.rebuild_arguments import NotATensor, sizes
-from ckptmove.pickles.tree import Dict, List, items_of, nodes
+from ckptmove.pickles.tree import Dict, items_of, nodes
 from ckptmove.torch_facts.optimizers import is_elementwise
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def gather_partitions(checkpoint: OpenCheckpoint, limits: Limits) -> OpenCheckpo
         return None
     storages: dict[str, Callable[[], Iterable[Run]]] = {}
     roots: list[tuple[Value, Value]] = [(own.name, _Gathering(checkpoint, own, storages).root()) for own in found]
-    root = _dict(roots) if len(roots) > 1 else roots[0][1]
+    root = new_dict(roots) if len(roots) > 1 else roots[0][1]
     part = GatheredPart(checkpoint.path, root, storages, limits)
     container, facts = checkpoint.inventory.container, checkpoint.outside
     inventory = replace(part.inventory, container=container, layout="deepspeed", facts=facts)
@@ -150,7 +151,7 @@ class _Gathering:
         self._storages = storages
         self._state = self._pairs(self._kept(first.part).get(HOLDER), HOLDER)
         self._model = self._kept(files.models[0])
-        self._config = as_dict(self._model.get("ds_config")) or Dict([], [])
+        self._config = as_dict(self._model.get("ds_config")) or new_dict()
         self._experts = [self._kept(part) for part in files.experts]
         algorithm = first.optimizer.algorithm
         if algorithm is not None and not is_elementwise(algorithm):
@@ -170,14 +171,14 @@ class _Gathering:
         }
         weights.update(self._frozen())
         module = self._pairs(self._model.get("module"), "module")
-        shared = as_dict(self._model.get("shared_params")) or Dict([], [])
+        shared = as_dict(self._model.get("shared_params")) or new_dict()
         sources = {key_text(name): key_text(source) for name, source, _ in shared.pairs()}
         kept = {key_text(key): value for one in (module, *self._experts) for key, value, _ in one.pairs()}
         found = {name: weights.get(sources.get(name, name), value) for name, value in kept.items()}
         found |= {name: value for name, value in weights.items() if name not in found}
-        values = {"module": _dict(found.items()), "optimizer": self._optimizer(whole)}
+        values = {"module": new_dict(found.items()), "optimizer": self._optimizer(whole)}
         pairs = [(key, values.get(key_text(key), value)) for key, value, _ in self._model.pairs()]
-        root = _dict((key, value) for key, value in pairs if key_text(key) not in _OF_PARTITIONS)
+        root = new_dict((key, value) for key, value in pairs if key_text(key) not in _OF_PARTITIONS)
         set_devices(root, {})
         return root
 
@@ -343,8 +344,8 @@ class _Gathering:
                     state.append((number, self._entry(own, parameters[places[key]][name])))
             options = [(key, value) for key, value, _ in stored.pairs() if key != "params"]
             names: list[Value] = [name for name, _ in owners]
-            groups.append(_dict([*options, ("params", _list(numbers)), ("param_names", _list(names))]))
-        return _dict([("state", _dict(state)), ("param_groups", _list(groups))])
+            groups.append(new_dict([*options, ("params", new_list(numbers)), ("param_names", new_list(names))]))
+        return new_dict([("state", new_dict(state)), ("param_groups", new_list(groups))])
 
     def _in_order(self, names: list[str], ranks: int) -> list[str]:
         """The parameters of a group in the order of the script.
@@ -362,7 +363,7 @@ class _Gathering:
         found = dict(state.scalars)
         for key, (own, is_whole) in state.tensors.items():
             found[key] = self._gathered(*(parameter if is_whole else _Parameter(own[0].shape, [_Slice(0, 0, 1)])), own)
-        return _dict(cast("Iterable[tuple[Value, Value]]", found.items()))
+        return new_dict(cast("Iterable[tuple[Value, Value]]", found.items()))
 
     def _state_of(self, key: str, index: int) -> _State | None:
         """The state for a partition; None if no rank has any."""
@@ -387,13 +388,3 @@ class _Gathering:
             else:
                 raise NotGathered(self._path, f"{record.name} is not state of single elements, or not of all ranks")
         return state
-
-
-def _dict(pairs: Iterable[tuple[Value, Value]]) -> Dict:
-    flat: list[Value] = [item for pair in pairs for item in pair]
-    return Dict(flat, [-1] * len(flat))
-
-
-def _list(items: Iterable[Value]) -> List:
-    listed = [*items]
-    return List(listed, [-1] * len(listed))

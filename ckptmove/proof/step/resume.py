@@ -39,7 +39,7 @@ from ckptmove.proof.step.verdicts import StepReport, conclude, not_proven, witho
 from ckptmove.proof.tensors.pieces import WINDOW_ELEMENTS, is_dense, select
 from ckptmove.proof.tensors.stored import StoredTensors
 from ckptmove.proof.tensors.wrappers import WithWrappers, copied
-from ckptmove.text import Argument, amount
+from ckptmove.text import Argument, amount, some
 from ckptmove.torch_facts.devices import supports_capturable
 from ckptmove.torch_facts.optimizers import BY_NAME, is_elementwise, keeps_state_on_first, steps_together
 
@@ -348,8 +348,7 @@ def _doubts(
     if recipe.assumed:
         doubts.append(f"{', '.join(recipe.assumed)} not stored as plain values: defaults used instead")
     if extra:
-        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
-        doubts.append(f"the optimizer's own {extra[0]}{more} not stepped")
+        doubts.append(f"the optimizer's own {some(extra)} not stepped")
     if pairing.how == "ambiguous":
         where = optimizer.where or "the optimizer"
         doubts.append(f"which tensors {where} trains is ambiguous: {pairing.reason}")

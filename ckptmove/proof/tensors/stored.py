@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ckptmove.checkpoint.elements import StoredBytes
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.io.source import DiskPlace
+    from ckptmove.lazy.stored import StoredBytes
     from ckptmove.model import TensorRecord
     from ckptmove.proof.tensors.pieces import Window
 

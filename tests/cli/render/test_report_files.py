@@ -12,7 +12,7 @@ import pytest
 
 from ckptmove.cli import completion, verify_command
 from ckptmove.cli.render import sarif
-from ckptmove.cli.render.formats import DOCUMENTS
+from ckptmove.cli.render.documents import DOCUMENTS
 from ckptmove.cli.render.report_files import open_document
 from ckptmove.errors import StdoutFailed
 from ckptmove.proof.evidence import FixedFile, Verdict
