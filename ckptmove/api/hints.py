@@ -495,8 +495,8 @@ def _(error: remap_errors.NotRemappable) -> str:
     return "change its module, and save it again" if facts_of(error.container).has_code else ""
 
 
-@_hint.register(remap_errors.NotGathered)
-def _(error: remap_errors.NotGathered) -> str:
+@_hint.register(errors.NotGathered)
+def _(error: errors.NotGathered) -> str:
     if error.folder:
         one = posixpath.join(error.path or "", error.folder)
         return f"give the path of one of them: {quoted(one)}"

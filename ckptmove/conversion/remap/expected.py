@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
+from ckptmove.assembled.zero import gather_partitions
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.inventory.partitions import is_partitioned
 from ckptmove.checkpoint.inventory.shapes import as_dict
@@ -17,7 +18,6 @@ from ckptmove.conversion.remap.gather import gathered_names
 from ckptmove.conversion.remap.kept_files import replaced_by_shards
 from ckptmove.conversion.remap.new_files import merged_metadata
 from ckptmove.conversion.remap.remapping import remap
-from ckptmove.conversion.remap.zero import gather_partitions
 from ckptmove.conversion.shards import INDEX_NAME, shard_names
 from ckptmove.conversion.to_safetensors import dense_records, tied_names
 from ckptmove.formats.facts import facts_of

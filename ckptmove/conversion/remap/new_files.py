@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.parts import RANKS_MISSING, FilePart
 from ckptmove.checkpoint.state_dicts import RootKeys
-from ckptmove.conversion.remap.combine import rename_storages, storage_keys
 from ckptmove.conversion.remap.errors import MixedByteOrders, NothingLeft, NotInFormat
 from ckptmove.conversion.remap.kept_files import has_unreached
 from ckptmove.conversion.remap.storages import changed_bytes
@@ -25,6 +24,7 @@ from ckptmove.io.outputs import do_nothing
 from ckptmove.io.part import MemorySource, read_into
 from ckptmove.io.segments import length
 from ckptmove.io.spool import Spool
+from ckptmove.pickles.storage_id import rename_storages, storage_keys
 from ckptmove.pickles.tree import nodes
 from ckptmove.pickles.write import write_pickle
 
