@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.errors import CkptMoveError
+from ckptmove.formats.facts import facts_of
 from ckptmove.formats.local_shards import SHARDED_TENSOR
-from ckptmove.formats.opening import container_class
 from ckptmove.io.locations import OpenFile, default_output
 from ckptmove.io.remote.address import Address
 from ckptmove.limits import Limits
@@ -65,7 +65,7 @@ class Source:
         if self.move.remap != Remap() or not is_read:
             return self.is_written(folder, Argument("plain", True))
         inventories = [part.inventory for part in parts]
-        if any(container_class(one.container).has_code for one in inventories):
+        if any(facts_of(one.container).has_code for one in inventories):
             return False
         if any(fact.kind in _UNWRITTEN for one in inventories for fact in one.facts):
             return False
@@ -108,7 +108,7 @@ class Source:
         """Whether ``ckptmove.load`` can read it without changes."""
         only = self.checkpoint.parts[0]
         if self.checkpoint.is_whole and isinstance(only, FilePart):
-            return not container_class(only.inventory.container).has_code
+            return not facts_of(only.inventory.container).has_code
         return loads(below(self.location, folder), self.limits)
 
 
@@ -117,7 +117,7 @@ def is_certain(inventory: Inventory, options: Sequence[Argument]) -> bool:
     files = inventory.files if isinstance(inventory, DirectoryInventory) else (inventory,)
     lacking = frozenset[str]().union(*(unsupported_dtypes(str(one.value)) for one in options if one.name == "to"))
     return (
-        all((kind := container_class(one.container)).is_torch_save or kind.is_table for one in files)
+        all((kind := facts_of(one.container)).is_torch_save or kind.is_table for one in files)
         and not inventory.foreign_opcodes
         and _UNSURE.isdisjoint(fact.kind for fact in inventory.facts)
         and lacking.isdisjoint(one.dtype for one in inventory.storages)
@@ -234,7 +234,7 @@ def _import(inventory: Inventory, refused: Collection[str], files: Sequence[File
     modules = modules_of(refused)
     is_member = isinstance(inventory, DirectoryInventory) and inventory.form is not None
     container = files[0].container if files else inventory.container
-    if not modules or is_member or not container_class(container).is_torch_save:
+    if not modules or is_member or not facts_of(container).is_torch_save:
         return None
     path = posixpath.join(inventory.path, files[0].path) if files else inventory.path
     load = f"torch.load({in_python(path)}, map_location={in_python('cpu')}, weights_only=True)"
@@ -247,7 +247,7 @@ def note_on(made: Converted, request: ConvertRequest) -> Iterator[str]:
 
     A URL is not opened again: its note names nothing that helps.
     """
-    if not container_class(made.container).is_torch_save:
+    if not facts_of(made.container).is_torch_save:
         return
     note = "torch.load(weights_only=True) still refuses it (S701)"
     if isinstance(request.path, Address):

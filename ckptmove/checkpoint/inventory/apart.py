@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.checkpoint.inventory.storages import SCRIPT_NAMES, judged
+from ckptmove.formats.facts import facts_of
 from ckptmove.formats.two_readers import other_readings
 from ckptmove.io.part import MemorySource
 from ckptmove.model import ArchiveFact
@@ -59,6 +60,6 @@ def _unread(salvage: Salvage) -> Iterator[ArchiveFact]:
 
 
 def _uses(record: str, names: Machine, container: Container) -> Iterator[GlobalUse]:
-    for use in judged(names, container):
-        if not (container.has_code and SCRIPT_NAMES.fullmatch(use.name)):
+    for use in judged(names, container.opened):
+        if not (facts_of(container.name).has_code and SCRIPT_NAMES.fullmatch(use.name)):
             yield use._replace(record=record)

@@ -10,6 +10,8 @@ from ckptmove.pickles.tensors import TensorReader
 from ckptmove.torch_facts.verdicts import uses_of_names
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ckptmove.formats.contract import Container
     from ckptmove.model import GlobalUse
     from ckptmove.pickles.state import Machine
@@ -32,12 +34,11 @@ def storage_inventory(container: Container, machine: Machine) -> Inventory:
         layout="other",
         size_bytes=container.source.size,
         storages=storages,
-        globals=judged(machine, container),
+        globals=judged(machine, container.opened),
     )
 
 
-def judged(machine: Machine, container: Container) -> tuple[GlobalUse, ...]:
-    """The names that a pickle imports; those whose calls the container has read itself are not dangerous."""
-    opened = container.opened
+def judged(machine: Machine, opened: Collection[str] = ()) -> tuple[GlobalUse, ...]:
+    """The names that a pickle imports; ``opened``, whose calls the container has read itself, are not dangerous."""
     uses = uses_of_names(machine.globals, machine.runs)
     return tuple(use._replace(verdict="unknown") if use.name in opened else use for use in uses)
