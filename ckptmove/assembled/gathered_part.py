@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from itertools import accumulate
-from threading import Lock, local
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckptmove.assembled.chunked import AssembledTensor, ChunkElements
+from ckptmove.assembled.part import AssembledPart
+from ckptmove.assembled.table import Placed, TableEntry
 from ckptmove.checkpoint.tree_part import NewTreePart
 from ckptmove.errors import CrcMismatch
 from ckptmove.formats.chunks import Chunk
-from ckptmove.lazy.stored import StoredBytes
-from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.limits import Limits
@@ -37,74 +33,35 @@ class Run(NamedTuple):
         return cls(part, record._replace(shape=(end - start,), stride=(1,), storage_offset=place, nbytes=nbytes))
 
 
-class _Recent(local):
-    """What each thread has read last: key of a storage, and its elements."""
-
-    last: tuple[str, AssembledTensor] | None = None
-
-
-class _Elements:
-    """The bytes of a storage of a gathered part."""
-
-    def __init__(self, part: GatheredPart, key: str) -> None:
-        self._part, self._key = part, key
-
-    def read(self, start: int, end: int) -> bytes:
-        """Bytes from ``start`` to ``end`` (exclusive), both between two elements; errors as of the files."""
-        return self._part.assembled(self._key).read(start, end) if start < end else b""
-
-
-class GatheredPart(NewTreePart):
+class GatheredPart(AssembledPart, NewTreePart):
     """A new tree whose storages are concatenations of runs."""
 
-    is_distributed = False
     has_checksums = True
-    byteorder = sys.byteorder
 
     def __init__(
         self, path: str, root: Value, storages: Mapping[str, Callable[[], Iterable[Run]]], limits: Limits
     ) -> None:
         """Hold a new tree. ``storages`` are functions that return runs, by key: all runs together are many."""
-        super().__init__("", path, root, limits)
+        AssembledPart.__init__(self)
+        NewTreePart.__init__(self, "", path, root, limits)
         self._storages = storages
-        self._sound: set[str] = set()
-        self._checking = Lock()
-        self._recent = _Recent()
+        self.members: dict[str, FilePart] = {}
 
-    def storage(self, key: str) -> StoredBytes | None:
-        nbytes = 0
-        for run in self._storages[key]():
-            if run.record.nbytes and run.part.bytes_of(run.record) is None:
-                return None
-            nbytes += run.record.nbytes
-        return StoredBytes(_Elements(self, key), Span(0, nbytes), self.byteorder)
+    def entry(self, key: str) -> TableEntry:
+        placed: list[Placed] = []
+        end, dtype = 0, "uint8"
+        for part, record in self._storages[key]():
+            self.members[part.name] = part
+            chunk, dtype = Chunk((end,), record.shape), record.dtype
+            placed.append(Placed(chunk, part.name, key=part.own_key(record) or "", local=record))
+            end += record.shape[0]
+        return TableEntry(dtype, (end,), placed)
 
-    def assembled(self, key: str) -> AssembledTensor:
-        """The elements of a storage; of each thread, only those of the last one stay in memory."""
-        last = self._recent.last
-        if last is None or last[0] != key:
-            last = key, self._assemble([run for run in self._storages[key]() if run.record.nbytes])
-            self._recent.last = last
-        return last[1]
-
-    @staticmethod
-    def _assemble(runs: Sequence[Run]) -> AssembledTensor:
-        ends = list(accumulate((run.record.shape[0] for run in runs), initial=0))
-        chunks = [Chunk((start,), run.record.shape) for start, run in zip(ends, runs, strict=False)]
-
-        def load(place: int) -> ChunkElements:
-            part, record = runs[place]
-            stored, span = cast("tuple[StoredBytes, Span]", part.bytes_of(record))  # `storage` found them
-            return ChunkElements(stored, record, span)
-
-        return AssembledTensor((ends[-1],), runs[0].record.dtype, chunks, load)
-
-    def require_sound(self, key: str) -> None:
-        """Compare the files of a storage with their CRCs, each once."""
-        with self._checking:
-            for part in {run.part.name: run.part for run in self._storages[key]()}.values():
-                if part.name not in self._sound:
-                    for fact in (*part.check(), *part.flaws()):
-                        if fact.kind == "crc-mismatch":
-                            raise CrcMismatch(part.path, fact.record)
-                    self._sound.add(part.name)
+    def check_chunk(self, key: str, placed: Placed) -> None:
+        del key
+        part, own = self.members[placed.file], (placed.file, "")
+        with self._lock:  # each file is read once
+            for fact in () if own in self._sound else (*part.check(), *part.flaws()):
+                if fact.kind == "crc-mismatch":
+                    raise CrcMismatch(part.path, fact.record)
+            self._sound.add(own)

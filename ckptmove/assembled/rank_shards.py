@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import zlib
 from itertools import islice
 from math import isnan, prod
@@ -335,11 +336,6 @@ def _numbered(name: str) -> range:
 
 
 def _agree(files: Sequence[RankFile]) -> bool:
-    """Whether the files have shards of the same tensors."""
-    first, *others = files
-    like = {path: saved.like for path, saved in first.shards.items()}
-    return all(
-        {path: saved.like for path, saved in other.shards.items()} == like
-        and other.part.byteorder == first.part.byteorder
-        for other in others
-    )
+    """Whether the files have shards of the same tensors, in the byte order in which tensors are assembled."""
+    like = [{path: saved.like for path, saved in file.shards.items()} for file in files]
+    return all(own == like[0] for own in like) and all(file.part.byteorder == sys.byteorder for file in files)

@@ -11,7 +11,7 @@ from ckptmove.checkpoint.directories import DirectoryInventory, FileRecord
 from ckptmove.checkpoint.file_names import UNIVERSAL_FILE
 from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.checkpoint.trainers import Counters, agreed, file_role, with_file_role
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.torch_facts.weights_only import newest
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def moved_inventory(path: str, inventory: Inventory, base: int) -> Inventory:
     place = "optimizer" if UNIVERSAL_FILE.fullmatch(path) else file_role(path.rpartition("/")[2])
     mover = _Mover(path, base, place)
     # Code in an archive depends on dtypes, so its storages are not cast: they get no class sites.
-    is_code = container_class(inventory.container).has_code
+    is_code = facts_of(inventory.container).has_code
     storages = map(mover.storage, inventory.storages)
     roles = (place,) if place in {"scheduler", "scaler", "rng"} else ()
     return replace(
@@ -88,7 +88,7 @@ def merge_inventories(path: str, container: str, parts: Sequence[OpenPart], size
     """Merge the inventories of all parts; the layout is left to the caller."""
     each = [part.inventory for part in parts]
     counters = agreed(Counters(one.epoch, one.step) for one in each)
-    programs = (one.producer for one in each if not container_class(one.container).is_table)
+    programs = (one.producer for one in each if not facts_of(one.container).is_table)
     return DirectoryInventory(
         path=path,
         container=container,
@@ -105,7 +105,7 @@ def merge_inventories(path: str, container: str, parts: Sequence[OpenPart], size
             use
             for one in each
             for use in one.globals
-            if use.verdict == "dangerous" or not container_class(one.container).is_distributed
+            if use.verdict == "dangerous" or not facts_of(one.container).is_distributed
         ),
         apart=tuple(chain.from_iterable(one.apart for one in each)),
         foreign_opcodes=_once(chain.from_iterable(one.foreign_opcodes for one in each)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.cli.render.text import sentence
 from ckptmove.errors import CkptMoveError, UsageError
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.io.remote.address import Address, is_url
 from ckptmove.model import Severity
 from ckptmove.text import Argument, Command, command_line, quoted
@@ -87,7 +87,7 @@ def after_conversion(answer: ConvertAnswer) -> Iterator[str]:
     request = result.plan.request
     targets = (request.to, *(target for _, target in request.mapping))
     # Other formats hold no optimizer, or torch.load does not read them. A note names what weights_only mode refuses.
-    is_loadable = container_class(result.container).is_torch_save and not result.is_refused
+    is_loadable = facts_of(result.container).is_torch_save and not result.is_refused
     if is_loadable and any(target is not None and is_accelerator(target) for target in targets):
         # map_location would move the RNG states and step counters again, which the conversion has just fixed.
         yield f"load it without map_location: {sentence(f'torch.load({result.output!r}, weights_only=True)')}"

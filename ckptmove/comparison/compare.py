@@ -20,7 +20,7 @@ from ckptmove.comparison.gaps import gap_between
 from ckptmove.comparison.other_content import OtherContent
 from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import DamagedArchive, LimitExceeded, Refused, UsageError
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.io.cast import cast_blocks
 from ckptmove.io.contracts import CastSegment
 from ckptmove.moves import Remap
@@ -89,7 +89,7 @@ def _as_file(side: OpenCheckpoint, file: OpenCheckpoint, limits: Limits) -> Open
     found = expected(side, file, Remap(), limits)
     if found is side or side.listing is None:
         return found
-    known = {part.name: container_class(part.inventory.container).has_devices for part in side.parts}
+    known = {part.name: facts_of(part.inventory.container).has_devices for part in side.parts}
     (part,) = found.parts
     # The class of a state_dict is in none of its shards.
     part.is_distributed = part.is_distributed or all(SHARD_FILE.fullmatch(one.name) for one in side.parts)

@@ -16,7 +16,7 @@ from ckptmove.comparison.counterparts import seen_from_top
 from ckptmove.comparison.differences import Change, Uncompared
 from ckptmove.comparison.rekeyed import ABSENT
 from ckptmove.formats.dcp.checkpoint import UNREAD
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.model import OPAQUE
 from ckptmove.opening.detect import is_index
 from ckptmove.text import some
@@ -262,7 +262,7 @@ class ObjectComparison:
         #: Optimizers compared parameter by parameter. If the parameters cannot be matched, they are compared as stored.
         self._wheres = {ours.own_name(optimizer.one.where) for optimizer in self._rekeyed if optimizer.keys}
         self.keeps_less = any(
-            part.is_distributed or container_class(part.inventory.container).is_table for part in (ours, theirs)
+            part.is_distributed or facts_of(part.inventory.container).is_table for part in (ours, theirs)
         )
         self.is_mixed = ours.is_distributed != theirs.is_distributed
         self.uncompared: list[str] = []

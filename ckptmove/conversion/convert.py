@@ -104,8 +104,8 @@ def _gathered(request: ConvertRequest, checkpoint: OpenCheckpoint) -> tuple[Open
     """The checkpoint without partitions of ZeRO, if its files become one and have any; and notes on that."""
     if request.format_for(checkpoint.inventory) == "same":
         return checkpoint, []
+    from ckptmove.assembled.zero import gather_partitions
     from ckptmove.assembled.zero_files import is_expert_file, is_zero_file
-    from ckptmove.conversion.remap.zero import gather_partitions
 
     found = gather_partitions(checkpoint, request.limits)
     if found is None:

@@ -9,7 +9,7 @@ from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, remap_command
 from ckptmove.findings.safety import dangerous_global
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.model import Severity
 from ckptmove.text import Argument, amount, quoted, some
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
@@ -73,7 +73,7 @@ def compressed_records(inventory: Inventory, context: Context) -> Iterator[Findi
     facts = [fact for fact in inventory.facts if fact.kind == "compressed-storage"]
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
-        container = container_class(inventory.container)
+        container = facts_of(inventory.container)
         is_script = container.has_code
         harm = f"{container.loader} inflates them, mmap is impossible" if is_script else "mmap=True reads garbage"
         message = f"{amount(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): {harm}"

@@ -20,7 +20,7 @@ from ckptmove.findings.context import (
     known_count,
     target_device,
 )
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.model import Severity
 from ckptmove.text import Argument, amount
 from ckptmove.torch_facts.devices import is_accelerator, same_device, split
@@ -185,7 +185,7 @@ def _graph_device(inventory: Inventory) -> Iterator[Finding]:
         named = [one.value for one in inventory.mentions if one.kind == "torch.device" and ".values." in one.where]
         home = next((tag for tag in named if not any(same_device(tag, place) for place in places)), "cpu")
         message = f"the graph expects {amount(len(names), 'tensor')} on {home}, but the file has them elsewhere"
-        fix = container_class("torch-export").unwritten_hint
+        fix = facts_of("torch-export").unwritten_hint
         yield found("D104", message, names, fix)._replace(severity=Severity.ERROR)
 
 

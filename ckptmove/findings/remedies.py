@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.errors import CkptMoveError
 from ckptmove.findings.trials import Source, folder_of, is_hidden
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.io.remote.address import Address
 from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.text import Argument, Command, in_python, python_command, quoted
@@ -85,7 +85,7 @@ def _import(inventory: Inventory, refused: Collection[str], files: Sequence[File
     modules = modules_of(refused)
     is_member = isinstance(inventory, DirectoryInventory) and inventory.form is not None
     container = files[0].container if files else inventory.container
-    if not modules or is_member or not container_class(container).is_torch_save:
+    if not modules or is_member or not facts_of(container).is_torch_save:
         return None
     path = posixpath.join(inventory.path, files[0].path) if files else inventory.path
     load = f"torch.load({in_python(path)}, map_location={in_python('cpu')}, weights_only=True)"
@@ -98,7 +98,7 @@ def note_on(made: Converted, request: ConvertRequest) -> Iterator[str]:
 
     A URL is not opened again: its note names nothing that helps.
     """
-    if not container_class(made.container).is_torch_save:
+    if not facts_of(made.container).is_torch_save:
         return
     note = "torch.load(weights_only=True) still refuses it (S701)"
     if isinstance(request.path, Address):

@@ -13,7 +13,7 @@ from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.trainers import resumes_despite
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import checkpoint_of, look_at_each
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.model import OLDEST_TORCH, Severity
 from ckptmove.text import Command, amount, quoted, some
 from ckptmove.torch_facts.weights_only import DTENSOR_MODULE, DTENSOR_NAMES, WEIGHTS_ONLY_UNTIL, newest
@@ -39,7 +39,7 @@ def weights_only(inventory: Inventory, context: Context) -> Iterator[Finding]:
     does not read, it names what no library of torch writes there.
     """
     yield from _strangers(inventory)
-    container = container_class(inventory.container)
+    container = facts_of(inventory.container)
     if container.is_distributed:
         return
     refused, files = _refused(inventory)
@@ -74,7 +74,7 @@ def weights_only(inventory: Inventory, context: Context) -> Iterator[Finding]:
 
 def _strangers(inventory: Inventory) -> Iterator[Finding]:
     """S701 for names of other packages in a pickle that has no weights-only mode, or that no load reads."""
-    if container_class(inventory.container).is_distributed:
+    if facts_of(inventory.container).is_distributed:
         names = [use.name for use in inventory.globals if use.verdict == "unknown"]
         if names:
             message = f"loading unpickles .metadata, which imports {amount(len(names), 'name')}: {some(names, _SHOWN)}"
@@ -113,7 +113,7 @@ def _dtensors(inventory: Inventory, context: Context, *, is_alone: bool) -> Iter
     If other names are refused too, the finding for those has the remedy.
     """
     names = [use.name for use in inventory.globals if use.name in DTENSOR_NAMES]
-    if names and container_class(inventory.container).loader == "torch.load":
+    if names and facts_of(inventory.container).loader == "torch.load":
         rows = inventory.files if isinstance(inventory, DirectoryInventory) else ()
         files = [file for file in rows if not DTENSOR_NAMES.isdisjoint(file.refused)]
         message = f"torch.load(weights_only=True) accepts its DTensors after 'import {DTENSOR_MODULE}'"
@@ -128,7 +128,7 @@ def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Findin
     apart = [use for use in inventory.apart if use.verdict == "dangerous"]
     parts: list[str] = []
     if names:
-        loader = container_class(inventory.container).loader
+        loader = facts_of(inventory.container).loader
         loading = loader if loader == "torch.export.load" else "loading without weights_only"
         parts.append(f"{loading} could run {some(names, _SHOWN)}")
     if apart:
@@ -206,7 +206,7 @@ def _do_not_load(inventory: Inventory) -> str:
 
 def _newer_names(inventory: Inventory) -> list[GlobalUse]:
     """Return the names that the newest torch accepts, but not every supported torch."""
-    if not isinstance(inventory, DirectoryInventory) and not container_class(inventory.container).is_torch_save:
+    if not isinstance(inventory, DirectoryInventory) and not facts_of(inventory.container).is_torch_save:
         return []
     return [use for use in inventory.globals if use.weights_only_since not in {None, OLDEST_TORCH}]
 

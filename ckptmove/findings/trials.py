@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.errors import CkptMoveError
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.io.locations import OpenFile, default_output
 from ckptmove.io.remote.address import Address
 from ckptmove.limits import Limits
@@ -64,7 +64,7 @@ class Source:
         if (self.move is not None and self.move.remap != Remap()) or not is_read:
             return self.is_written(folder, Argument("plain", True))
         inventories = [part.inventory for part in parts]
-        if any(container_class(one.container).has_code for one in inventories):
+        if any(facts_of(one.container).has_code for one in inventories):
             return False
         if any(fact.kind in _UNWRITTEN for one in inventories for fact in one.facts):
             return False
@@ -108,7 +108,7 @@ class Source:
         """Whether ``ckptmove.load`` can read it without changes."""
         only = self.checkpoint.parts[0]
         if self.checkpoint.is_whole and isinstance(only, FilePart):
-            return not container_class(only.inventory.container).has_code
+            return not facts_of(only.inventory.container).has_code
         return loads(below(self.location, folder), self.limits)
 
 
@@ -117,7 +117,7 @@ def is_certain(inventory: Inventory, options: Sequence[Argument]) -> bool:
     files = inventory.files if isinstance(inventory, DirectoryInventory) else (inventory,)
     lacking = frozenset[str]().union(*(unsupported_dtypes(str(one.value)) for one in options if one.name == "to"))
     return (
-        all((kind := container_class(one.container)).is_torch_save or kind.is_table for one in files)
+        all((kind := facts_of(one.container)).is_torch_save or kind.is_table for one in files)
         and not inventory.foreign_opcodes
         and _UNSURE.isdisjoint(fact.kind for fact in inventory.facts)
         and lacking.isdisjoint(one.dtype for one in inventory.storages)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.errors import DamagedArchive
+from ckptmove.errors import DamagedArchive, DistributedFile
 from ckptmove.formats.head import HEAD_BYTES
 from ckptmove.formats.zip_archive.headers import LOCAL_SIGNATURE
 from ckptmove.formats.zip_archive.index import END_BYTES, END_SIGNATURE, read_directory
@@ -29,7 +29,7 @@ _SCRIPT_RECORDS: Final = frozenset({"constants.pkl", "model.json"})
 
 @cache
 def container_class(name: str) -> type[Container]:  # noqa: PLR0911  # one import for each format
-    """The class of a format, with its properties; of a directory or an archive of files, the base class."""
+    """The class of a format."""
     if name == "torch-zip":
         from ckptmove.formats.torch_zip import TorchZip
 
@@ -54,21 +54,9 @@ def container_class(name: str) -> type[Container]:  # noqa: PLR0911  # one impor
         from ckptmove.formats.safetensors_file import SafetensorsFile
 
         return SafetensorsFile
-    if name == "pickle":
-        from ckptmove.formats.bare_pickle import BarePickle
+    from ckptmove.formats.bare_pickle import BarePickle
 
-        return BarePickle
-    if name == "dcp":
-        from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
-
-        return DistributedCheckpoint
-    if name == "rank-files":
-        from ckptmove.formats.rank_files import RankFiles
-
-        return RankFiles
-    from ckptmove.formats.contract import Container
-
-    return Container
+    return BarePickle
 
 
 def container_of(source: ByteSource, limits: Limits) -> Container:
@@ -76,10 +64,14 @@ def container_of(source: ByteSource, limits: Limits) -> Container:
     head = source.read(0, min(HEAD_BYTES, source.size))
     if head.startswith(LOCAL_SIGNATURE):
         directory = read_directory(source, limits)
-        return container_class(_zip_format(directory, source)).open(source, directory, limits)
-    from ckptmove.formats.signatures import format_of
+        name = _zip_format(directory, source)
+    else:
+        from ckptmove.formats.signatures import format_of
 
-    return container_class(format_of(source, head, limits)).open(source, None, limits)
+        directory, name = None, format_of(source, head, limits)
+    if name == "dcp":
+        raise DistributedFile(source.path)  # it is read with the sizes of the files that it names
+    return container_class(name).open(source, directory, limits)
 
 
 def recognise(source: ByteSource, *, is_cut: bool = False) -> str:

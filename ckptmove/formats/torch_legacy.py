@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive, DamagedPickle, LimitExceeded
-from ckptmove.formats.contract import TORCH_SUFFIXES, Container
+from ckptmove.formats.contract import Container
 from ckptmove.io.contracts import BytesSegment, CastSegment, CopySegment
 from ckptmove.io.part import PartSource
 from ckptmove.model import ArchiveFact, Span
@@ -46,9 +46,6 @@ class TorchLegacy(Container):
     """
 
     name = "torch-legacy"
-    is_torch_save = True
-    rewritten_as = "torch-zip"
-    suffixes = (*TORCH_SUFFIXES, ".tar")
 
     @classmethod
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> TorchLegacy:

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.errors import DamagedArchive
-from ckptmove.formats.contract import TORCH_SUFFIXES, Container, ReadOnlyFormat
+from ckptmove.formats.contract import Container, ReadOnlyFormat
 from ckptmove.formats.replaced_values import replace_nodes
 from ckptmove.formats.tar_index import padded, read_members
 from ckptmove.formats.tar_tables import MemberReader, read_storages, read_tensors
@@ -45,11 +45,6 @@ class TorchTar(Container):
     """A checkpoint of ``torch.save`` before 0.1.10; little-endian: torch ignores the byte order in ``sys_info``."""
 
     name = "torch-tar"
-    rewritten_as = "torch-zip"
-    is_written = False
-    suffixes = (*TORCH_SUFFIXES, ".tar")
-    weights_only = False
-    not_weights_only = "it is a tar of torch 0.1, which weights_only=True refuses since torch 2.6"
 
     @classmethod
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> TorchTar:

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.assembled.distributed import is_distributed
+from ckptmove.assembled.dcp_folder import is_distributed
 from ckptmove.checkpoint.file_names import INDEX_FILE, SHARD_FILE
 from ckptmove.checkpoint.trainers import ACCELERATE_OPTIMIZER, TRAINERS, file_role
 from ckptmove.formats.safetensors_shards import shard_name

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.io.at_once import at_once
 from ckptmove.model import ArchiveFact
@@ -17,11 +17,11 @@ from ckptmove.model import ArchiveFact
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ckptmove.assembled.distributed import DistributedFolder
-    from ckptmove.assembled.distributed_part import DistributedPart
-    from ckptmove.formats.dcp.pieces import Piece
+    from ckptmove.assembled.dcp import DistributedPart
+    from ckptmove.assembled.dcp_folder import DistributedFolder
+    from ckptmove.assembled.table import Placed
     from ckptmove.io.listing import Listing
-    from ckptmove.model import OptimizerRecord, StateEntry, TensorRecord
+    from ckptmove.model import OptimizerRecord, Span, StateEntry, TensorRecord
 
 #: A copy of a folder, which may set the times of its files anew, is assumed to write at least this many bytes in a
 #: nanosecond, after a pause of at most two seconds.
@@ -74,7 +74,7 @@ class _StepCount(NamedTuple):
     """The step count of a parameter, a 0-d tensor."""
 
     record: TensorRecord  # the count
-    piece: Piece  # its place
+    placed: Placed  # its place
     entry: StateEntry  # the state of the parameter
 
 
@@ -87,18 +87,26 @@ def _of_another_save(part: DistributedPart, optimizer: OptimizerRecord) -> list[
     steps: dict[str, list[_StepCount]] = {}
     for entry in optimizer.state:
         record = entry.tensor("step")
-        piece = None if record is None else part.only_piece(record)
-        if record is not None and piece is not None:
-            steps.setdefault(piece.file, []).append(_StepCount(record, piece, entry))
+        placed = None if record is None else _only_chunk(part, record)
+        if record is not None and placed is not None:
+            steps.setdefault(placed.file, []).append(_StepCount(record, placed, entry))
     steps = {file: own for file, own in steps.items() if len(own) > 1}
     if len(steps) < 2 or not _odd_files(part, {file: _few(part, file, own) for file, own in steps.items()}):
         return []
     return _odd_files(part, {file: own if part.is_near(file) else _few(part, file, own) for file, own in steps.items()})
 
 
+def _only_chunk(part: DistributedPart, record: TensorRecord) -> Placed | None:
+    """The place of a tensor that is one chunk; None if it has several, is in an object, or is not there."""
+    key = part.own_key(record)
+    entry = None if key is None else part.entry(key)
+    placed = [] if entry is None or entry.is_storage else [*entry.placed]
+    return placed[0] if len(placed) == 1 else None
+
+
 def _few(part: DistributedPart, file: str, steps: Sequence[_StepCount]) -> list[_StepCount]:
     """A few step counts of a file; one of a large file at a URL, where each takes a request."""
-    ordered = sorted(steps, key=lambda one: one.piece.span.start)
+    ordered = sorted(steps, key=lambda one: cast("Span", one.placed.span).start)
     if not part.is_near(file):
         return [ordered[int(len(ordered) * _PLACE)]]
     return [ordered[place] for place in sorted({at * (len(ordered) - 1) // (_SAMPLE - 1) for at in range(_SAMPLE)})]

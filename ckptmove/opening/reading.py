@@ -10,12 +10,12 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.assembled.distributed import find_distributed, is_distributed, read_distributed
-from ckptmove.assembled.distributed_part import DistributedPart
+from ckptmove.assembled.dcp import DistributedPart
+from ckptmove.assembled.dcp_folder import find_distributed, is_distributed, read_distributed
+from ckptmove.assembled.hf import ShardsPart, find_shards
 from ckptmove.assembled.megatron import join_optimizers
-from ckptmove.assembled.rank_part import RankFilesPart
 from ckptmove.assembled.rank_shards import group_by_rank, missing_by_name, read_rank_file
-from ckptmove.assembled.shards import ShardsPart, find_shards, is_consolidated
+from ckptmove.assembled.ranks import RankFilesPart
 from ckptmove.assembled.zero_files import is_later_rank, partitioned_parameters, require_ranks, zero_file
 from ckptmove.checkpoint.inventory.outline import OutlineLine
 from ckptmove.checkpoint.merge import file_record, merge_inventories, moved_inventory
@@ -38,9 +38,9 @@ from ckptmove.text import amount
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ckptmove.assembled.distributed import DistributedFolder
+    from ckptmove.assembled.dcp_folder import DistributedFolder
+    from ckptmove.assembled.hf import ShardsFolder
     from ckptmove.assembled.rank_shards import RankFile
-    from ckptmove.assembled.shards import ShardsFolder
     from ckptmove.assembled.zero_files import ZeroFile
     from ckptmove.checkpoint.directories import DirectoryInventory, UnreadFile
     from ckptmove.checkpoint.parts import OpenPart
@@ -195,7 +195,7 @@ class Reader:
         """Read shards as one part; return their paths if they only repeat the consolidated files next to them."""
         part = ShardsPart(folder, self._files, self._limits, self._base)
         self._done += part.inventory.size_bytes
-        if is_consolidated(part, folder, self._parts):
+        if folder.is_consolidated(part.tensors, self._parts):
             found = f"{amount(len(folder.files), 'shard')} of the tensors in {folder.parent or 'this folder'}"
             self._lines.append(OutlineLine(1, folder.path, found))
             return {file.path for file in folder.files}

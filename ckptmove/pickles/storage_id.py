@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.pickles.tree import Persistent, Tuple
+from ckptmove.pickles.tree import Persistent, Tuple, nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ckptmove.pickles.tree import Node, Value
 
@@ -49,3 +49,20 @@ def prefix_keys(persistents: Iterable[Persistent], prefix: str) -> None:
     for node, pid in storage_ids(persistents):
         if len(pid.items) > KEY and type(key := pid.items[KEY]) is str:
             node.pid = with_key(pid, prefix + key)
+
+
+def set_devices(root: Value, devices: Mapping[str, str]) -> None:
+    """Set the device of each storage, by its key; of all others, the CPU."""
+    for node, pid in storage_ids(nodes(root)):
+        node.pid = with_location(pid, devices.get(str(pid.items[KEY]), "cpu"))
+
+
+def rename_storages(found: Iterable[Node], rename: Callable[[str], str]) -> None:
+    """Change the keys of storages in the nodes of a tree; a persistent id keeps the five fields of a zip archive."""
+    for node, pid in storage_ids(found):
+        node.pid = with_key(Tuple(pid.items[:FIELDS], pid.starts[:FIELDS]), rename(str(pid.items[KEY])))
+
+
+def storage_keys(root: Value) -> dict[str, None]:
+    """Keys of the storages in a tree, in the order of the tree."""
+    return {str(pid.items[KEY]): None for _, pid in storage_ids(nodes(root))}

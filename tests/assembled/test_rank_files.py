@@ -31,7 +31,7 @@ from ckptmove.pickles.tree import Persistent, nodes
 from ckptmove.proof.file_checks import check_file, fail_on_findings
 from ckptmove.proof.restored import loaded
 from ckptmove.proof.restored.loaded import Loaded
-from ckptmove.proof.restored.shards import ShardsTally
+from ckptmove.proof.restored.pieces import PiecesTally
 
 fsdp, tensors = map(pytest.importorskip, ("torch.distributed.fsdp", "torch.distributed.tensor"))
 if not hasattr(fsdp, "fully_shard"):
@@ -602,11 +602,11 @@ def test_memory_is_computed_from_the_files_of_all_ranks(saved, copy) -> None:
 
 
 def test_the_shards_of_two_processes_are_added() -> None:
-    tallies = [ShardsTally(shards=3), ShardsTally(shards=4, errors={"rank00.pt": "RuntimeError: no"})]
+    tallies = [PiecesTally(ranked=3), PiecesTally(ranked=4, failed_files={"rank00.pt": "RuntimeError: no"})]
     tallies[1].differing.add("model.head.weight (rank01.pt)")
     tallies[0].join(tallies[1].to_json())
-    assert tallies[0].shards == 7
-    assert tallies[0].errors == {"rank00.pt": "RuntimeError: no"}
+    assert tallies[0].ranked == 7
+    assert tallies[0].failed_files == {"rank00.pt": "RuntimeError: no"}
     assert tallies[0].differing.first == ["model.head.weight (rank01.pt)"]
 
 

@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_flatten
 import ckptmove
 from ckptmove.assembled.rank_shards import read_rank_file, shard_calls
 from ckptmove.checkpoint.pairing import pair_all
-from ckptmove.conversion.remap.errors import NotGathered
-from ckptmove.errors import CrcMismatch
+from ckptmove.errors import CrcMismatch, NotGathered
 from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.tree import Tuple
 

@@ -10,7 +10,7 @@ import zero_runs
 
 import ckptmove
 from ckptmove.checkpoint.pairing import pair_all
-from ckptmove.conversion.remap.errors import NotGathered
+from ckptmove.errors import NotGathered
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.opening.checkpoint import open_checkpoint

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ckptmove.formats.facts import facts_of
 from ckptmove.formats.two_readers import other_readings
 from ckptmove.io.part import MemorySource
 from ckptmove.model import ArchiveFact
 from ckptmove.torch_facts.verdicts import uses_of_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from ckptmove.formats.contract import Container
     from ckptmove.formats.salvage import Salvage
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
 SCRIPT_NAMES: Final = re.compile(r"__torch__\..*|torch\.jit\._pickle\..*|torch\.jit\.\w+LoweredModule")
 
 
-def judged(machine: Machine, container: Container) -> tuple[GlobalUse, ...]:
-    """The names that a pickle imports; those whose calls the container has read itself are not dangerous."""
-    opened = container.opened
+def judged(machine: Machine, opened: Collection[str] = ()) -> tuple[GlobalUse, ...]:
+    """The names that a pickle imports; ``opened``, whose calls the container has read itself, are not dangerous."""
     uses = uses_of_names(machine.globals, machine.runs)
     return tuple(use._replace(verdict="unknown") if use.name in opened else use for use in uses)
 
@@ -72,6 +72,6 @@ def _unread(salvage: Salvage) -> Iterator[ArchiveFact]:
 
 
 def _uses(record: str, names: Machine, container: Container) -> Iterator[GlobalUse]:
-    for use in judged(names, container):
-        if not (container.has_code and SCRIPT_NAMES.fullmatch(use.name)):
+    for use in judged(names, container.opened):
+        if not (facts_of(container.name).has_code and SCRIPT_NAMES.fullmatch(use.name)):
             yield use._replace(record=record)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.model import Mention
 from ckptmove.pickles.rebuild_arguments import device_text
 from ckptmove.pickles.tree import Call, Sequence, Tuple
@@ -108,7 +108,7 @@ def mesh_owners(inventory: Inventory) -> dict[str, str]:
 
 def is_in_code(inventory: Inventory, mention: Mention) -> bool:
     """Whether a mention is in TorchScript code, in a single file or in a file of a directory."""
-    may_have_code = inventory.container == "directory" or container_class(inventory.container).is_script
+    may_have_code = inventory.container == "directory" or facts_of(inventory.container).is_script
     return may_have_code and mention.site is None and mention.kind == "torch.device"
 
 

@@ -25,5 +25,5 @@ def storage_inventory(container: Container, machine: Machine) -> Inventory:
         layout="other",
         size_bytes=container.source.size,
         storages=storages,
-        globals=judged(machine, container),
+        globals=judged(machine, container.opened),
     )

@@ -14,15 +14,15 @@ from ckptmove.checkpoint.merge import split_plan
 from ckptmove.conversion.policy import Policy
 from ckptmove.conversion.remap.errors import NotRemappable
 from ckptmove.errors import UneditablePickle
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.pickles.build import new_dict
 from ckptmove.pickles.rebuild_arguments import view_of
-from ckptmove.pickles.storage_id import FIELDS, KEY, storage_ids, with_key, with_location
+from ckptmove.pickles.storage_id import rename_storages, set_devices
 from ckptmove.pickles.tree import Call, Dict, Global, Persistent, Sequence, Tuple, items_of, nodes
 from ckptmove.torch_facts.devices import split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
@@ -42,7 +42,7 @@ def combine(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits) -> Value
 
 
 def _part_tree(part: OpenPart, plan: MovePlan, limits: Limits) -> Value:
-    kind = container_class(part.inventory.container)
+    kind = facts_of(part.inventory.container)
     if kind.has_code:
         raise NotRemappable(part.path, part.inventory.container, _CODE)
     root = part.whole_tree()
@@ -70,23 +70,6 @@ def _place(root: Value, part: OpenPart, request: MoveRequest, limits: Limits) ->
         inventory = tree_inventory(root, part.path, part.inventory.container, limits, part.inventory.size_bytes)
         policy = Policy(inventory, request)
         set_devices(root, {one.storage: policy.decide(one)[1] for one in inventory.tensors if one.storage is not None})
-
-
-def set_devices(root: Value, devices: Mapping[str, str]) -> None:
-    """Set the device of each storage, by its key; of all others, the CPU."""
-    for node, pid in storage_ids(nodes(root)):
-        node.pid = with_location(pid, devices.get(str(pid.items[KEY]), "cpu"))
-
-
-def rename_storages(found: Iterable[Node], rename: Callable[[str], str]) -> None:
-    """Change the keys of storages in the nodes of a tree; a persistent id keeps the five fields of a zip archive."""
-    for node, pid in storage_ids(found):
-        node.pid = with_key(Tuple(pid.items[:FIELDS], pid.starts[:FIELDS]), rename(str(pid.items[KEY])))
-
-
-def storage_keys(root: Value) -> dict[str, None]:
-    """Keys of the storages in a tree, in the order of the tree."""
-    return {str(pid.items[KEY]): None for _, pid in storage_ids(nodes(root))}
 
 
 def _write_views_as_offsets(found: Iterable[Node]) -> None:

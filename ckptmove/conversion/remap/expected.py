@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
+from ckptmove.assembled.zero import gather_partitions
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.inventory.partitions import is_partitioned
 from ckptmove.checkpoint.inventory.shapes import as_dict
@@ -17,10 +18,9 @@ from ckptmove.conversion.remap.gather import gathered_names
 from ckptmove.conversion.remap.kept_files import replaced_by_shards
 from ckptmove.conversion.remap.new_files import merged_metadata
 from ckptmove.conversion.remap.remapping import remap
-from ckptmove.conversion.remap.zero import gather_partitions
 from ckptmove.conversion.shards import INDEX_NAME, shard_names
 from ckptmove.conversion.to_safetensors import dense_records, tied_names
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.io.cast import CAST_BLOCK, cast_blocks
 from ckptmove.io.contracts import CastSegment
 from ckptmove.io.part import MemorySource
@@ -61,8 +61,8 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
     is_rank = any(map(is_partitioned, converted.inventory.optimizers))
     whole = gather_partitions(original, limits) if one_file and not is_rank else None
     original = whole or original
-    is_table = all(container_class(part.inventory.container).is_table for part in converted.parts)
-    was_table = all(container_class(part.inventory.container).is_table for part in original.parts)
+    is_table = all(facts_of(part.inventory.container).is_table for part in converted.parts)
+    was_table = all(facts_of(part.inventory.container).is_table for part in original.parts)
     is_gathered = one_file and _may_be_gathered(original, converted)
     is_resharded = not one_file and is_table and _is_resharded(original, converted, options)
     as_file = one_file or is_resharded or bool(options.as_root)

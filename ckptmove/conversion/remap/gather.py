@@ -10,7 +10,7 @@ from ckptmove.checkpoint.entries import entries
 from ckptmove.checkpoint.file_names import SHARD_FILE
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
 from ckptmove.checkpoint.pairing import pair_all
-from ckptmove.conversion.remap.errors import NotGathered
+from ckptmove.errors import NotGathered
 from ckptmove.pickles.build import new_dict, ordered_dict
 from ckptmove.pickles.tree import Dict, Node, nodes
 

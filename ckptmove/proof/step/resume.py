@@ -16,7 +16,7 @@ from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import UncastableDtype, UnreadableInput, UnsupportedDtype
 from ckptmove.findings.context import Context, available_device, tried_command
 from ckptmove.findings.trials import Source
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.model import OPAQUE
 from ckptmove.moves import MoveRequest
 from ckptmove.proof.checks import NOTHING_TO_RESUME
@@ -166,7 +166,7 @@ def _fix_command(bench: Bench) -> str:
 def _command(bench: Bench, *options: Argument) -> str:
     """The command that converts the checkpoint for the target; empty if it would fail."""
     request = bench.request
-    if not container_class(bench.checkpoint.inventory.container).is_editable:
+    if not facts_of(bench.checkpoint.inventory.container).is_editable:
         return ""
     context = Context(device_count=request.devices, source=Source(request.path, bench.checkpoint, request.limits))
     target = Argument("to", available_device(bench.site.target, context))

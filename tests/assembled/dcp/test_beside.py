@@ -11,7 +11,7 @@ import torch
 import ckptmove
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.errors import NotACheckpoint
-from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
+from ckptmove.formats.facts import facts_of
 
 HALVES = {"w": (torch.arange(12.0).reshape(4, 3), [(0, (0, 0), (2, 3)), (1, (2, 0), (2, 3))])}
 
@@ -58,7 +58,7 @@ def test_a_file_without_tensors_beside_it_does_not_hide_that_no_device_is_stored
     torch.save({"epoch": 3}, folder / "common.pt")  # as Megatron-Core does
     result = ckptmove.convert(folder, to="cuda:0")
     assert result.output is None
-    assert DistributedCheckpoint.why_no_devices in result.notes[0]
+    assert facts_of("dcp").why_no_devices in result.notes[0]
     torch.save({"v": torch.ones(2)}, folder / "common.pt")
     assert ckptmove.convert(folder, to="cuda:0", dry_run=True).notes == ()
 
@@ -140,7 +140,7 @@ def test_there_is_nothing_to_convert(trained, tmp_path, snapshot):
     result = ckptmove.convert(trained, to="cuda:0")
     assert (result.output, result.plan.is_empty) == (None, True)
     (note,) = result.notes
-    assert note.startswith(f"{DistributedCheckpoint.why_no_devices}; ")
+    assert note.startswith(f"{facts_of('dcp').why_no_devices}; ")
     assert "-o OUT" in note
     output = ckptmove.convert(trained, to="cuda:0", output=tmp_path / "copy").output
     assert snapshot(output) == snapshot(trained)

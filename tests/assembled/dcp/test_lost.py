@@ -142,7 +142,7 @@ def inflating():
 
 
 def test_objects_that_inflate_to_more_operations_than_all_may_have_are_refused(distributed, tmp_path, monkeypatch):
-    monkeypatch.setattr("ckptmove.assembled.distributed_pieces._OPERATIONS", 10_000)
+    monkeypatch.setattr("ckptmove.assembled.dcp_pieces._OPERATIONS", 10_000)
     packed = inflating()
     objects = {f"held{number}": (0, packed) for number in range(3)}
     folder = distributed.save_ranks(tmp_path / "run", {}, objects)
@@ -157,7 +157,7 @@ def test_objects_that_inflate_to_more_operations_than_all_may_have_are_refused(d
 
 
 def test_chunks_that_inflate_to_more_operations_than_all_may_have_are_refused(distributed, tmp_path, monkeypatch):
-    monkeypatch.setattr("ckptmove.assembled.distributed_pieces._OPERATIONS", 10_000)
+    monkeypatch.setattr("ckptmove.assembled.dcp_pieces._OPERATIONS", 10_000)
     packed = inflating()
     one = distributed.save_ranks(tmp_path / "run", {"w": (torch.ones(2, 3), [(0, (0, 0), (2, 3))])})
     (one / "__0_0.distcp").write_bytes(packed)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.assembled import distributed as distributed_folders
+from ckptmove.assembled import dcp_folder as distributed_folders
 from ckptmove.formats.dcp import checkpoint as containers
 from ckptmove.io.source import FileSource
 

@@ -68,5 +68,5 @@ def test_what_torch_loads_counts(distributed, folder):
         (part,), (record,) = checkpoint.parts, checkpoint.inventory.tensors
         assert torch.equal(stored.tensor(record), wanted["w"])
         assert part.tree().get("o") == wanted["o"]
-        pieces = [*part.pieces_of("w"), *(piece for _, piece in part.objects())]
-    assert [piece.place.partition(" ")[0] for piece in pieces] == [f"__{number - 1}_0.distcp"] * 2
+        pieces = [*part.pieces("w"), *(placed for _, placed, _ in part.objects())]
+    assert [placed.file for placed in pieces] == [f"__{number - 1}_0.distcp"] * 2

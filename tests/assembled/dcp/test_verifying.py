@@ -23,7 +23,7 @@ from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.errors import MissingShard
 from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
-from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
+from ckptmove.formats.facts import facts_of
 from ckptmove.limits import Limits
 from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.file_checks import check_file
@@ -134,7 +134,7 @@ def test_a_verdict_through_the_child(distributed, tmp_path):
     assert [finding.code for finding in result.findings if finding.severity.value != "info"] == []
     checks = {check.name: check.detail for check in result.checks}
     assert checks["file"].startswith("dcp of ")
-    assert checks["placement"] == DistributedCheckpoint.why_no_devices
+    assert checks["placement"] == facts_of("dcp").why_no_devices
     assert "torch.load(weights_only=True)" in checks["restore"]
     assert "torch.distributed.checkpoint.load " in checks["restore"]
     assert told[-1][0] <= told[-1][1]

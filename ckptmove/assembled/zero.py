@@ -16,19 +16,18 @@ from itertools import accumulate
 from math import ceil, prod
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
+from ckptmove.assembled.experts import Experts, shares_of
 from ckptmove.assembled.gathered_part import GatheredPart, Run
 from ckptmove.assembled.zero_files import EXPERT_FILE, MODEL_FILE, OPTIMIZER_FILE
 from ckptmove.checkpoint.inventory.partitions import HOLDER, PARTITIONS, is_partitioned, partitions
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
 from ckptmove.checkpoint.parts import FilePart
-from ckptmove.conversion.remap.combine import rename_storages, set_devices
-from ckptmove.conversion.remap.errors import NotGathered
-from ckptmove.conversion.remap.experts import Experts, shares_of
-from ckptmove.errors import DamagedArchive
+from ckptmove.errors import DamagedArchive, NotGathered
 from ckptmove.formats.rebuild_calls import rebuild_call
 from ckptmove.model import TensorRecord
 from ckptmove.pickles.build import new_dict, new_list
 from ckptmove.pickles.rebuild_arguments import NotATensor, sizes
+from ckptmove.pickles.storage_id import rename_storages, set_devices
 from ckptmove.pickles.tree import Dict, items_of, nodes
 from ckptmove.torch_facts.optimizers import is_elementwise
 

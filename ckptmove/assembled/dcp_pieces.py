@@ -19,7 +19,8 @@ from ckptmove.io.contracts import CopySegment
 from ckptmove.io.part import PartSource
 from ckptmove.io.segments import shifted
 from ckptmove.model import LACKING, ArchiveFact
-from ckptmove.pickles.tree import Tuple
+from ckptmove.pickles.build import new_tuple
+from ckptmove.pickles.storage_id import FIELDS, KEY, storage_id, with_key, with_location
 from ckptmove.torch_facts.devices import NO_DEVICE
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 _ZIP: Final = b"PK\x03\x04"
 #: Errors that mean that a piece is damaged.
 DAMAGE: Final = (CrcMismatch, DamagedArchive, DamagedPickle)
-#: Fields of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
-_KEY, _LOCATION, _FIELDS = 2, 3, 5
 #: Operations and bytes of pickles that all pieces together may need, in addition to their own size.
 _OPERATIONS: Final = 1 << 20
 _PICKLE_BYTES: Final = 1 << 22
@@ -141,13 +140,13 @@ def _take_storages(stream: Container, machine: Machine, name: str, limits: Limit
     known = {one.key for one in inventory.storages}
     keys: dict[str, str] = {}
     for node in machine.persistents:
-        fields = node.pid.items if type(node.pid) is Tuple else ()
-        own = fields[_KEY] if len(fields) == _FIELDS and fields[0] == "storage" else None
-        if type(own) is not str or own not in known:
+        pid = storage_id(node)
+        own = pid.items[KEY] if pid is not None and len(pid.items) == FIELDS else None
+        if pid is None or type(own) is not str or own not in known:
             return None
         key = f"{name}/data/{own}"
         keys[key] = own
-        node.pid = Tuple((*fields[:_KEY], key, NO_DEVICE, *fields[_LOCATION + 1 :]), (-1,) * _FIELDS)
+        node.pid = new_tuple(*with_location(with_key(pid, key), NO_DEVICE).items)
     return keys
 
 

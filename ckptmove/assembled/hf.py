@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from ckptmove.assembled.chunked import AssembledTensor, ChunkElements
-from ckptmove.assembled.pieced_part import PiecedPart, StoredPiece
+from ckptmove.assembled.hf_table import ShardPiece, absent_shards, sharded_tensor
+from ckptmove.assembled.part import AssembledPart
+from ckptmove.assembled.table import OpenChunk, Placed, TableEntry
 from ckptmove.checkpoint.directories import FileRecord
 from ckptmove.checkpoint.inventory.budget import Budget
-from ckptmove.checkpoint.inventory.build import build_inventory
+from ckptmove.checkpoint.inventory.build import machine_inventory
 from ckptmove.checkpoint.merge import moved_inventory
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.parts import read_file
 from ckptmove.errors import DamagedArchive
+from ckptmove.formats.rebuild_calls import plain_table_machine, table_machine
 from ckptmove.formats.safetensors_file import SafetensorsFile
-from ckptmove.formats.safetensors_shards import (
-    SafetensorsShards,
-    ShardPiece,
-    chunk_at,
-    chunk_offsets,
-    shard_name,
-)
+from ckptmove.formats.safetensors_shards import chunk_at, chunk_offsets, shard_name
 from ckptmove.lazy.stored import StoredBytes
-from ckptmove.model import Span
 from ckptmove.pickles.rebuild_arguments import contiguous
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
+    from ckptmove.assembled.hf_table import ShardedTensor
     from ckptmove.checkpoint.open_files import OpenFiles
     from ckptmove.checkpoint.parts import OpenPart
-    from ckptmove.formats.safetensors_shards import ShardedTensor
-    from ckptmove.io.contracts import ByteSource, Progress
+    from ckptmove.io.contracts import ByteSource
     from ckptmove.io.listing import ListedFile, Listing
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact, TensorRecord
+    from ckptmove.model import Span
     from ckptmove.pickles.tree import Value
 
 
@@ -52,6 +46,14 @@ class ShardsFolder(NamedTuple):
         """The path of the folder around it, where torch writes the consolidated files."""
         return self.path.rpartition("/")[0]
 
+    def is_consolidated(self, tensors: Mapping[str, ShardedTensor], others: Iterable[OpenPart]) -> bool:
+        """Whether files in the folder around the shards have all their tensors, as torch consolidates them."""
+        whole: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for other in others if self.path else ():
+            if other.name.rpartition("/")[0] == self.parent and not other.is_distributed:
+                whole |= {other.own_name(one.name): (one.dtype, one.shape) for one in other.inventory.tensors}
+        return all(whole.get(name) == (tensor.dtype, tensor.shape) for name, tensor in tensors.items())
+
 
 def find_shards(listing: Listing) -> tuple[ShardsFolder, ...]:
     """The folders with shards in a directory; in an archive each file is read by itself."""
@@ -62,24 +64,15 @@ def find_shards(listing: Listing) -> tuple[ShardsFolder, ...]:
     return tuple(ShardsFolder(path, tuple(files)) for path, files in sorted(found.items()))
 
 
-def is_consolidated(part: ShardsPart, folder: ShardsFolder, others: Iterable[OpenPart]) -> bool:
-    """Whether files in the folder around the shards have all their tensors, as torch consolidates them."""
-    whole: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for other in others if folder.path else ():
-        if other.name.rpartition("/")[0] == folder.parent and not other.is_distributed:
-            whole |= {other.own_name(one.name): (one.dtype, one.shape) for one in other.inventory.tensors}
-    return all(whole.get(name) == (tensor.dtype, tensor.shape) for name, tensor in part.tensors.items())
-
-
-class ShardsPart(PiecedPart):
+class ShardsPart(AssembledPart):
     """The shards of one folder."""
 
+    is_distributed = True
     has_checksums = False
-    byteorder = sys.byteorder
-    pickle_bytes = 0
 
     def __init__(self, folder: ShardsFolder, files: OpenFiles, limits: Limits, base: int) -> None:
         """Read the tables of all shards, which have no sites."""
+        super().__init__()
         listing = files.listing
         self.name, self.path, self.base = folder.path, listing.full(folder.path).rstrip("/"), base
         self._folder, self._files, self._limits = folder, files, limits
@@ -102,17 +95,19 @@ class ShardsPart(PiecedPart):
                     # A safetensors file has all bytes of its tensors.
                     self._spans[file.name, key] = cast("Span", container.storage_span(key))
         with naming(self.path):
-            self._table = SafetensorsShards(self.path, [file.name for file in folder.files], pieces, limits)
-            own = build_inventory(self._table, self._table.read_compact(), limits, keep_tree=False)
-        self.tensors: Mapping[str, ShardedTensor] = self._table.tensors
-        own = replace(own, layout="sharded", size_bytes=sum(file.size_bytes for file in folder.files))
+            self.tensors = {name: sharded_tensor(name, own, self.path) for name, own in pieces.items()}
+            facts = tuple(absent_shards(self.tensors, [file.name for file in folder.files], self.path))
+            machine = plain_table_machine(self._table_rows(), limits, self._letters)
+            own = machine_inventory(machine, SafetensorsFile.name, limits, keep_tree=False)
+        size_bytes = sum(file.size_bytes for file in folder.files)
+        own = replace(own, path=self.path, layout="sharded", size_bytes=size_bytes, facts=facts)
         self._records = {one.name: one for one in own.tensors}
         self.inventory = moved_inventory(folder.path, own, base)
         self.rows = tuple(
             FileRecord(
                 path=file.path,
                 roles=tuple(dict.fromkeys(one.role for one in own.tensors)) or ("other",),
-                container=self._table.name,
+                container=SafetensorsFile.name,
                 layout="sharded",
                 size_bytes=file.size_bytes,
                 tensors=counts[file.path],
@@ -122,46 +117,28 @@ class ShardsPart(PiecedPart):
             for file in folder.files
         )
 
-    def close(self) -> None:
-        """Do nothing: the files of the directory are closed together."""
-
-    def files_of(self, record: TensorRecord) -> frozenset[str]:
-        return frozenset(piece.file for piece in self.tensors[self.own_key(record) or ""].pieces)
-
-    def span(self, key: str) -> Span | None:
-        return Span(0, self.tensors[key].nbytes)
-
-    def storage(self, key: str) -> StoredBytes:
+    def entry(self, key: str) -> TableEntry:
         tensor = self.tensors[key]
-        chunks = [piece.chunk for piece in tensor.pieces]
-        whole = AssembledTensor(
-            tensor.shape, tensor.dtype, chunks, lambda place: self._chunk(key, tensor.pieces[place])
-        )
-        return StoredBytes(whole, Span(0, tensor.nbytes), self.byteorder)
+        return TableEntry(tensor.dtype, tensor.shape, [Placed(one.chunk, one.file, name=key) for one in tensor.pieces])
 
-    def pieces_of(self, key: str) -> Iterator[StoredPiece]:
-        for piece in self.tensors[key].pieces:
-            yield StoredPiece(self._source(piece.file), piece.file, self._table.name, piece.chunk, key)
+    def opened(self, key: str, placed: Placed) -> OpenChunk:
+        sizes, span = placed.chunk.sizes, self._spans[placed.file, key]
+        local = self._records[key]._replace(shape=sizes, stride=contiguous(sizes), nbytes=span.nbytes)
+        return OpenChunk(StoredBytes(self.source(placed.file), span, "little"), local, SafetensorsFile.name)
+
+    def source(self, file: str) -> ByteSource:
+        return self._files.source(f"{self._folder.path}/{file}" if self._folder.path else file)
 
     def tree(self) -> Value:
-        return self._table.read().root
-
-    def check(self, progress: Progress | None = None, jobs: int = 1) -> tuple[ArchiveFact, ...]:
-        """The facts so far: safetensors has no CRCs."""
-        del progress, jobs
-        return self.inventory.facts
+        """A state_dict of whole tensors, without a place in any pickle."""
+        return table_machine(self._table_rows(), self._limits, self._letters).root
 
     def budget(self) -> Budget:
         return Budget(self._limits, self.inventory.size_bytes)
 
-    def extras(self) -> Mapping[str, bytes]:
-        """Return nothing: the metadata of shards is about their chunks."""
-        return {}
+    def _table_rows(self) -> Iterable[tuple[str, str, tuple[int, ...]]]:
+        return ((name, tensor.dtype, tensor.shape) for name, tensor in self.tensors.items())
 
-    def _chunk(self, key: str, piece: ShardPiece) -> ChunkElements:
-        sizes, span = piece.chunk.sizes, self._spans[piece.file, key]
-        record = self._records[key]._replace(shape=sizes, stride=contiguous(sizes), nbytes=span.nbytes)
-        return ChunkElements(StoredBytes(self._source(piece.file), span, "little"), record, span)
-
-    def _source(self, file: str) -> ByteSource:
-        return self._files.source(f"{self._folder.path}/{file}" if self._folder.path else file)
+    @property
+    def _letters(self) -> int:
+        return sum(map(len, self.tensors))

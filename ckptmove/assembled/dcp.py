@@ -6,16 +6,13 @@ A piece is opened when it is read, and compared with the chunk that ``.metadata`
 from __future__ import annotations
 
 import hashlib
-import sys
 from bisect import bisect_left
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from math import prod
 from typing import TYPE_CHECKING, Final, cast
 
-from ckptmove.assembled.chunked import AssembledTensor, ChunkElements
-from ckptmove.assembled.distributed import check_pieces, file_records, pieces_of_files
-from ckptmove.assembled.distributed_pieces import (
+from ckptmove.assembled.dcp_folder import check_pieces, file_records, pieces_of_files
+from ckptmove.assembled.dcp_pieces import (
     DAMAGE,
     check_piece,
     chunk_in,
@@ -23,7 +20,8 @@ from ckptmove.assembled.distributed_pieces import (
     limits_of,
     open_chunk,
 )
-from ckptmove.assembled.pieced_part import PiecedPart, StoredPiece
+from ckptmove.assembled.part import AssembledPart
+from ckptmove.assembled.table import OpenChunk, Placed, TableEntry
 from ckptmove.checkpoint.elements import extent_span, overlaps
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.outline import outline as make_outline
@@ -32,22 +30,19 @@ from ckptmove.checkpoint.naming import naming
 from ckptmove.errors import CrcMismatch
 from ckptmove.formats.chunks import Chunk
 from ckptmove.formats.dcp.metadata import StoredObject
-from ckptmove.io.part import PartSource
+from ckptmove.formats.dcp.pieces import Piece
 from ckptmove.lazy.stored import StoredBytes
-from ckptmove.model import Span
-from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ckptmove.assembled.distributed import PiecesOfFile, ReadFolder
+    from ckptmove.assembled.dcp_folder import PiecesOfFile, ReadFolder
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.open_files import OpenFiles
-    from ckptmove.formats.dcp.metadata import DistributedMetadata, StoredTensor
-    from ckptmove.formats.dcp.pieces import Piece
+    from ckptmove.formats.dcp.metadata import StoredTensor
     from ckptmove.io.contracts import ByteSource, Progress
     from ckptmove.limits import Limits
-    from ckptmove.model import ArchiveFact, OptimizerRecord, TensorRecord
+    from ckptmove.model import ArchiveFact, OptimizerRecord, Span, TensorRecord
     from ckptmove.pickles.tree import Value
 
 _BLOCK: Final = 1 << 20
@@ -55,13 +50,14 @@ _BLOCK: Final = 1 << 20
 _MOST_OPEN: Final = 1024
 
 
-class DistributedPart(PiecedPart):
+class DistributedPart(AssembledPart):
     """A ``.metadata`` and the files next to it."""
 
-    byteorder = sys.byteorder
+    is_distributed = True
 
     def __init__(self, read: ReadFolder, files: OpenFiles, limits: Limits, base: int = 0) -> None:
         """Hold a folder that was read, as a part of a directory; ``base`` is added to its sites."""
+        super().__init__()
         folder = read.folder
         self.name, self.path, self.base = folder.path, read.inventory.path, base
         whole = moved_inventory(folder.path, read.inventory, base)
@@ -71,6 +67,7 @@ class DistributedPart(PiecedPart):
         self.inventory = replace(whole, facts=whole.facts + damage)
         self._folder, self._files, self._limits = folder, files, limits
         self._container = container = read.container
+        self.metadata = container.metadata
         self._tensors = {tensor.name: tensor for tensor in container.metadata.tensors}
         names = (one.name for one in container.metadata.entries if isinstance(one, StoredObject))
         self._names = dict.fromkeys(names)
@@ -81,24 +78,19 @@ class DistributedPart(PiecedPart):
         lost = sorted(map(self.full_name, self.lost()))
         own = (_with_obstacle(optimizer, lost) for optimizer in self.inventory.optimizers)
         self.inventory = replace(self.inventory, optimizers=tuple(own))
-        #: Container of each piece that was opened; None if it is damaged, for the reason in ``_damage``.
-        self._kinds_of: dict[tuple[str, int], str | None] = {}
+        #: File and start of the pieces that are damaged, and the reasons by name of the tensor.
+        self._damaged: set[tuple[str, int]] = set()
         self._damage: dict[str, str] = {}
         # Each piece is read several times: for its kind, its checksums and its elements.
-        self._open = lru_cache(_MOST_OPEN)(self._read_piece)
-
-    @property
-    def metadata(self) -> DistributedMetadata:
-        """Contents of ``.metadata``."""
-        return self._container.metadata
+        self._open = lru_cache(_MOST_OPEN)(self._open_piece)
 
     @cached_property
     def has_checksums(self) -> bool:
         """Whether the first whole piece in each of its files has CRCs; one process writes a whole file."""
         for _, pieces in self._container.whole_pieces():
-            chunks = (piece for piece in pieces if piece.offsets is not None and self._kind_of(piece) is not None)
+            chunks = (piece for piece in pieces if piece.offsets is not None and self._chunk(piece) is not None)
             first = next(chunks, None)
-            if first is not None and not open_chunk(self._source(first), first, self._limits).has_checksums():
+            if first is not None and not open_chunk(self.source(first.file), first, self._limits).has_checksums():
                 return False
         return True
 
@@ -111,20 +103,6 @@ class DistributedPart(PiecedPart):
         found = tuple(fact.below(self.name) for fact in facts)
         self._undamaged += found
         self.inventory = replace(self.inventory, facts=self.inventory.facts + found)
-
-    def files_of(self, record: TensorRecord) -> frozenset[str]:
-        """The names of the files with pieces of a tensor."""
-        key = self.own_key(record) or ""
-        if key in self._in_objects:
-            return frozenset({self._holder(key).file})
-        tensor = self._tensors[key]
-        placed, chunks = self._container.metadata.pieces.of(tensor.name), {chunk.offsets for chunk in tensor.chunks}
-        return frozenset(piece.file for offsets, piece in placed.items() if offsets in chunks)
-
-    def only_piece(self, record: TensorRecord) -> Piece | None:
-        """The piece of a tensor that is stored whole; None if it is in several pieces, in an object, or not there."""
-        pieces = [*self._container.pieces_of(self.own_key(record) or "").values()]
-        return pieces[0] if len(pieces) == 1 and pieces[0].offsets is not None else None
 
     @property
     def jobs(self) -> int:
@@ -139,49 +117,31 @@ class DistributedPart(PiecedPart):
 
         return self._container.sizes[file] <= 2 * WINDOW
 
-    def span(self, key: str) -> Span | None:
-        """Bytes of a tensor by its name, as if they were contiguous; None if some are missing."""
+    def entry(self, key: str) -> TableEntry:
         if key in self._in_objects:
-            return self._in_object(key).span
+            name, own = self._in_objects[key]
+            piece = cast("Piece", self._container.object_piece(name))  # the object was read
+            return TableEntry("", (), (Placed(Chunk((), ()), piece.file, piece.span, own),), is_storage=True)
         tensor = self._tensors[key]
-        return None if self._found(tensor) is None else Span(0, prod(tensor.shape) * ITEM_BYTES[tensor.dtype])
+        return TableEntry(tensor.dtype, tensor.shape, self._placed(tensor))
 
-    def storage(self, key: str) -> StoredBytes | None:
-        if key in self._in_objects:
-            return self._in_object(key)
-        tensor, span = self._tensors[key], self.span(key)
-        found = self._found(tensor)
-        if found is None or span is None:
-            return None
-        chunks, pieces = [chunk for chunk, _ in found], [piece for _, piece in found]
-        whole = AssembledTensor(tensor.shape, tensor.dtype, chunks, lambda place: self._chunk(pieces[place]))
-        return StoredBytes(whole, span, self.byteorder)
+    def opened(self, key: str, placed: Placed) -> OpenChunk | None:
+        piece = self._piece(key, placed)
+        return self._in_object(piece, placed.key) if piece.offsets is None else self._chunk(piece)
 
-    def pieces_of(self, key: str) -> Iterator[StoredPiece]:
-        """The pieces of a tensor by its name, except those without elements; all of them are complete."""
-        for chunk, piece in self._found(self._tensors[key]) or ():
-            kind = cast("str", self._kind_of(piece))  # _found returns only known kinds
-            yield StoredPiece(PartSource(self._source(piece), piece.span), _place(piece), kind, chunk)
+    def check_chunk(self, key: str, placed: Placed) -> None:
+        piece, source = self._piece(key, placed), self.source(placed.file)
+        for fact in check_piece(source, piece, self._container, limits_of(piece, self._limits, self._container)):
+            raise CrcMismatch(source.path, fact.record)
 
-    def require_sound(self, key: str) -> None:
-        """Compare the pieces of a tensor with their CRCs."""
-        pieces = (
-            [self._holder(key)]
-            if key in self._in_objects
-            else [piece for _, piece in self._found(self._tensors[key]) or ()]
-        )
-        for piece in pieces:
-            source = self._source(piece)
-            for fact in check_piece(source, piece, self._container, limits_of(piece, self._limits, self._container)):
-                raise CrcMismatch(source.path, fact.record)
+    def source(self, file: str) -> ByteSource:
+        return self._files.source(self._folder.full(file))
 
-    def objects(self) -> Iterator[tuple[str, StoredPiece]]:
-        """Pieces of objects that are not tensors, by name, except missing ones and those that wrote their own bytes."""
+    def objects(self) -> Iterator[tuple[str, Placed, str]]:
         for name, found in self._container.objects.items():
             piece = self._container.object_piece(name)
             if piece is not None and found.kind is not None:
-                place = PartSource(self._source(piece), piece.span), _place(piece)
-                yield name, StoredPiece(*place, found.kind, Chunk((), ()))
+                yield name, Placed(Chunk((), ()), piece.file, piece.span), found.kind
 
     def object_of(self, record: TensorRecord) -> tuple[str, str] | None:
         name, _ = self._in_objects.get(self.own_key(record) or "", ("", ""))
@@ -228,68 +188,54 @@ class DistributedPart(PiecedPart):
             piece = self._container.object_piece(name)
             if piece is not None and one.machine is None:
                 digest = hashlib.sha256()
-                for block in self._source(piece).blocks(piece.span, _BLOCK):
+                for block in self.source(piece.file).blocks(piece.span, _BLOCK):
                     digest.update(block)
                 found[name] = digest.digest()
         return found
 
-    def _found(self, tensor: StoredTensor) -> list[tuple[Chunk, Piece]] | None:
-        """The chunks of a tensor that have elements, with their pieces; None if some are missing or damaged."""
-        chunks = {chunk.offsets: chunk for chunk in tensor.chunks if chunk.volume}.values()
-        placed = self._container.pieces_of(tensor.name)
-        found = [(chunk, placed[chunk.offsets]) for chunk in chunks if chunk.offsets in placed]
-        if len(found) < len(chunks) or tensor.uncovered > 0:
-            return None
-        return None if any(self._kind_of(piece) is None for _, piece in found) else found
+    def _placed(self, tensor: StoredTensor) -> Iterator[Placed]:
+        """The chunks of a tensor whose pieces end within their files."""
+        there = self._container.pieces_of(tensor.name)
+        for chunk in tensor.chunks:
+            if chunk.offsets in there:
+                piece = there[chunk.offsets]
+                yield Placed(chunk, piece.file, piece.span)
 
-    def _kind_of(self, piece: Piece) -> str | None:
-        """Container of the piece of a chunk; None if it is not the expected chunk."""
+    def _piece(self, key: str, placed: Placed) -> Piece:
+        """The piece with a chunk, or with the storage of an object."""
+        span = cast("Span", placed.span)
+        if key in self._in_objects:
+            return Piece(self._in_objects[key][0], None, placed.file, span)
+        return Piece(key, placed.chunk.offsets, placed.file, span)
+
+    def _in_object(self, piece: Piece, own: str) -> OpenChunk:
+        """The storage of an object by its key there."""
+        stream = open_chunk(self.source(piece.file), piece, limits_of(piece, self._limits, self._container))
+        span = cast("Span", stream.storage_span(own))  # it was found when the object was read
+        return OpenChunk(StoredBytes(stream.source, span, stream.byteorder), None, stream.name)
+
+    def _chunk(self, piece: Piece) -> OpenChunk | None:
+        """The piece of a chunk; None if it is not the expected chunk."""
         place = piece.file, piece.span.start
-        if place not in self._kinds_of:
-            kind = None
+        if place not in self._damaged:
             try:
-                with naming(self._source(piece).path):
-                    kind = self._open(piece)[0]
+                with naming(self.source(piece.file).path):
+                    return self._open(piece)
             except DAMAGE as error:
                 self._damage.setdefault(piece.name, str(error))
-            self._kinds_of[place] = kind
-        return self._kinds_of[place]
+                self._damaged.add(place)
+        return None
 
-    def _holder(self, key: str) -> Piece:
-        """The piece of the object with a storage."""
-        return cast("Piece", self._container.object_piece(self._in_objects[key][0]))  # the object was read
-
-    def _in_object(self, key: str) -> StoredBytes:
-        """Bytes of a storage of an object."""
-        piece = self._holder(key)
-        stream = open_chunk(self._source(piece), piece, limits_of(piece, self._limits, self._container))
-        return StoredBytes(stream.source, cast("Span", stream.storage_span(self._in_objects[key][1])), self.byteorder)
-
-    def _chunk(self, piece: Piece) -> ChunkElements:
-        with naming(self._source(piece).path):
-            return ChunkElements(*self._open(piece)[1])
-
-    def _read_piece(self, piece: Piece) -> tuple[str, tuple[StoredBytes, TensorRecord, Span]]:
-        """Open the piece of a chunk: its container, and its tensor."""
-        source = self._source(piece)
+    def _open_piece(self, piece: Piece) -> OpenChunk:
+        source = self.source(piece.file)
         limits = limits_of(piece, self._limits, self._container)
         stream = open_chunk(source, piece, limits)
         (record,) = chunk_in(stream, source, piece, self._container, limits)
         span = None if record.storage is None else stream.storage_span(record.storage)
-        stored = None if span is None else StoredBytes(stream.source, span, stream.byteorder)
-        place = None if span is None else extent_span(span, record)
         # One stored element may have many places in an expanded tensor.
-        if stored is None or place is None or overlaps(record):
+        if span is None or extent_span(span, record) is None or overlaps(record):
             raise damaged_piece(source, piece, "is compressed, incomplete, or has overlapping elements")
-        return stream.name, (stored, record, place)
-
-    def _source(self, piece: Piece) -> ByteSource:
-        return self._files.source(self._folder.full(piece.file))
-
-
-def _place(piece: Piece) -> str:
-    """Place of a piece in words."""
-    return f"{piece.file} at byte {piece.span.start}"
+        return OpenChunk(StoredBytes(stream.source, span, stream.byteorder), record, stream.name)
 
 
 def _with_obstacle(optimizer: OptimizerRecord, lost: Sequence[str]) -> OptimizerRecord:

@@ -11,9 +11,10 @@ from dataclasses import replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from ckptmove.assembled.distributed_pieces import DAMAGE, check_piece, checks_in, limits_of, read_object
+from ckptmove.assembled.dcp_pieces import DAMAGE, check_piece, checks_in, limits_of, read_object
 from ckptmove.checkpoint.directories import FileRecord
-from ckptmove.checkpoint.inventory.build import build_inventory
+from ckptmove.checkpoint.inventory.apart import judged
+from ckptmove.checkpoint.inventory.build import machine_inventory
 from ckptmove.checkpoint.naming import naming
 from ckptmove.errors import MissingShard, NotACheckpoint, UnsupportedContainer
 from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
@@ -131,7 +132,7 @@ def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits
         container.require_apart()
         damage = tuple(_read_objects(listing, folder, container, limits)) if objects else ()
         machine = container.read_whole() if objects else container.read()
-        inventory = build_inventory(container, machine, limits)
+        inventory = machine_inventory(machine, "dcp", limits)
         nbytes = container.metadata_bytes + sum(container.sizes.values())
     # Files without a reference are left over from an earlier save by more ranks.
     unnamed = (name for name in sorted(folder.spare) if name not in container.sizes and folder.files[name])
@@ -140,7 +141,12 @@ def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits
         path=listing.full(folder.folder).rstrip("/"),
         layout="dcp",
         size_bytes=nbytes,
-        facts=(*inventory.facts, *(ArchiveFact("unnamed-file", name, folder.files[name]) for name in unnamed)),
+        globals=judged(machine),
+        facts=(
+            *container.facts(),
+            *inventory.facts,
+            *(ArchiveFact("unnamed-file", name, folder.files[name]) for name in unnamed),
+        ),
         # ``.metadata`` stores integer keys as text, and a load restores the keys of the training run.
         optimizers=tuple(one._replace(mistyped=()) for one in inventory.optimizers),
     )

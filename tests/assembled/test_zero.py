@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 import ckptmove
 from ckptmove.cli.app import app
 from ckptmove.conversion.remap import zero
-from ckptmove.conversion.remap.errors import NotGathered
-from ckptmove.errors import CrcMismatch, DamagedArchive
+from ckptmove.errors import CrcMismatch, DamagedArchive, NotGathered
 from ckptmove.limits import Limits
 from ckptmove.opening.checkpoint import open_checkpoint
 
