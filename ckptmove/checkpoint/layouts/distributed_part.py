@@ -13,10 +13,9 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Final, cast
 
-from ckptmove.checkpoint.elements import extent_span, overlaps
+from ckptmove.checkpoint.elements import overlaps
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.outline import outline as make_outline
-from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.checkpoint.layouts.distributed import check_pieces, file_records, pieces_of_files
 from ckptmove.checkpoint.layouts.distributed_pieces import (
     DAMAGE,
@@ -33,7 +32,9 @@ from ckptmove.errors import CrcMismatch
 from ckptmove.formats.chunks import Chunk
 from ckptmove.formats.dcp.metadata import StoredObject
 from ckptmove.io.part import PartSource
-from ckptmove.lazy.stored import StoredBytes
+from ckptmove.lazy.chunked import Chunked
+from ckptmove.lazy.stored import StoredBytes, stored_tensor
+from ckptmove.lazy.tensor import Elements
 from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from ckptmove.formats.dcp.metadata import DistributedMetadata, StoredTensor
     from ckptmove.formats.dcp.pieces import Piece
     from ckptmove.io.contracts import ByteSource, Progress
+    from ckptmove.lazy.tensor import LazyTensor
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, OptimizerRecord, TensorRecord
     from ckptmove.pickles.tree import Value
@@ -154,8 +156,8 @@ class DistributedPart(PiecedPart):
         if found is None or span is None:
             return None
         chunks, pieces = [chunk for chunk, _ in found], [piece for _, piece in found]
-        whole = AssembledTensor(tensor.shape, tensor.dtype, chunks, lambda place: self._chunk(pieces[place]))
-        return StoredBytes(whole, span, self.byteorder)
+        whole = Chunked(tensor.shape, tensor.dtype, chunks, lambda place: self._chunk(pieces[place]))
+        return StoredBytes(Elements(whole), span, self.byteorder)
 
     def pieces_of(self, key: str) -> Iterator[StoredPiece]:
         """The pieces of a tensor by its name, except those without elements; all of them are complete."""
@@ -265,11 +267,11 @@ class DistributedPart(PiecedPart):
         stream = open_chunk(self._source(piece), piece, limits_of(piece, self._limits, self._container))
         return StoredBytes(stream.source, cast("Span", stream.storage_span(self._in_objects[key][1])), self.byteorder)
 
-    def _chunk(self, piece: Piece) -> ChunkElements:
+    def _chunk(self, piece: Piece) -> LazyTensor:
         with naming(self._source(piece).path):
-            return ChunkElements(*self._open(piece)[1])
+            return self._open(piece)[1]
 
-    def _read_piece(self, piece: Piece) -> tuple[str, tuple[StoredBytes, TensorRecord, Span]]:
+    def _read_piece(self, piece: Piece) -> tuple[str, LazyTensor]:
         """Open the piece of a chunk: its container, and its tensor."""
         source = self._source(piece)
         limits = limits_of(piece, self._limits, self._container)
@@ -277,11 +279,11 @@ class DistributedPart(PiecedPart):
         (record,) = chunk_in(stream, source, piece, self._container, limits)
         span = None if record.storage is None else stream.storage_span(record.storage)
         stored = None if span is None else StoredBytes(stream.source, span, stream.byteorder)
-        place = None if span is None else extent_span(span, record)
+        tensor = None if stored is None else stored_tensor(stored, record)
         # One stored element may have many places in an expanded tensor.
-        if stored is None or place is None or overlaps(record):
+        if tensor is None or overlaps(record):
             raise damaged_piece(source, piece, "is compressed, incomplete, or has overlapping elements")
-        return stream.name, (stored, record, place)
+        return stream.name, tensor
 
     def _source(self, piece: Piece) -> ByteSource:
         return self._files.source(self._folder.full(piece.file))

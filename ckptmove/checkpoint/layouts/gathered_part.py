@@ -7,11 +7,12 @@ from itertools import accumulate
 from threading import Lock, local
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.checkpoint.layouts.tree_part import NewTreePart
 from ckptmove.errors import CrcMismatch
 from ckptmove.formats.chunks import Chunk
-from ckptmove.lazy.stored import StoredBytes
+from ckptmove.lazy.chunked import Chunked
+from ckptmove.lazy.stored import StoredBytes, stored_tensor
+from ckptmove.lazy.tensor import Elements, LazyTensor
 from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
@@ -40,18 +41,21 @@ class Run(NamedTuple):
 class _Recent(local):
     """What each thread has read last: key of a storage, and its elements."""
 
-    last: tuple[str, AssembledTensor] | None = None
+    last: tuple[str, Chunked] | None = None
 
 
-class _Elements:
-    """The bytes of a storage of a gathered part."""
+class _Gathered(LazyTensor):
+    """The elements of a storage of a gathered part."""
 
-    def __init__(self, part: GatheredPart, key: str) -> None:
-        self._part, self._key = part, key
+    def __init__(self, part: GatheredPart, key: str, dtype: str, count: int) -> None:
+        self._part, self._key, self.dtype, self.shape = part, key, dtype, (count,)
 
-    def read(self, start: int, end: int) -> bytes:
-        """Bytes from ``start`` to ``end`` (exclusive), both between two elements; errors as of the files."""
-        return self._part.assembled(self._key).read(start, end) if start < end else b""
+    @property
+    def block_bytes(self) -> int:
+        return self._part.assembled(self._key).block_bytes
+
+    def read_into(self, first: int, memory: memoryview) -> None:
+        self._part.assembled(self._key).read_into(first, memory)
 
 
 class GatheredPart(NewTreePart):
@@ -72,14 +76,15 @@ class GatheredPart(NewTreePart):
         self._recent = _Recent()
 
     def storage(self, key: str) -> StoredBytes | None:
-        nbytes = 0
+        count, dtype = 0, "uint8"
         for run in self._storages[key]():
             if run.record.nbytes and run.part.bytes_of(run.record) is None:
                 return None
-            nbytes += run.record.nbytes
-        return StoredBytes(_Elements(self, key), Span(0, nbytes), self.byteorder)
+            count, dtype = count + run.record.shape[0], run.record.dtype
+        tensor = _Gathered(self, key, dtype, count)
+        return StoredBytes(Elements(tensor), Span(0, tensor.nbytes), self.byteorder)
 
-    def assembled(self, key: str) -> AssembledTensor:
+    def assembled(self, key: str) -> Chunked:
         """The elements of a storage; of each thread, only those of the last one stay in memory."""
         last = self._recent.last
         if last is None or last[0] != key:
@@ -88,16 +93,16 @@ class GatheredPart(NewTreePart):
         return last[1]
 
     @staticmethod
-    def _assemble(runs: Sequence[Run]) -> AssembledTensor:
+    def _assemble(runs: Sequence[Run]) -> Chunked:
         ends = list(accumulate((run.record.shape[0] for run in runs), initial=0))
         chunks = [Chunk((start,), run.record.shape) for start, run in zip(ends, runs, strict=False)]
 
-        def load(place: int) -> ChunkElements:
+        def load(place: int) -> LazyTensor:
             part, record = runs[place]
-            stored, span = cast("tuple[StoredBytes, Span]", part.bytes_of(record))  # `storage` found them
-            return ChunkElements(stored, record, span)
+            storage = cast("StoredBytes", part.storage(part.own_key(record) or ""))
+            return cast("LazyTensor", stored_tensor(storage, record))  # `storage` found it
 
-        return AssembledTensor((ends[-1],), runs[0].record.dtype, chunks, load)
+        return Chunked((ends[-1],), runs[0].record.dtype, chunks, load)
 
     def require_sound(self, key: str) -> None:
         """Compare the files of a storage with their CRCs, each once."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.checkpoint.elements import extent_span
 from ckptmove.checkpoint.inventory.build import build_inventory
-from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.checkpoint.layouts.merge import file_record, moved_inventory
 from ckptmove.checkpoint.layouts.rank_shards import computed_crc, shard_calls
 from ckptmove.checkpoint.open_checkpoint import shifted_progress
@@ -22,7 +21,9 @@ from ckptmove.formats.chunks import flaw_of
 from ckptmove.formats.local_shards import CLASSES
 from ckptmove.formats.rank_files import RankFiles
 from ckptmove.formats.rebuild_calls import rebuild_call
-from ckptmove.lazy.stored import StoredBytes
+from ckptmove.lazy.chunked import Chunked
+from ckptmove.lazy.stored import StoredBytes, stored_tensor
+from ckptmove.lazy.tensor import Elements
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.tree import Persistent, Tuple, nodes
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.layouts.rank_shards import RankFile, RankGroup, SavedShard
     from ckptmove.formats.chunks import Chunk
     from ckptmove.io.contracts import Progress
+    from ckptmove.lazy.tensor import LazyTensor
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory, TensorRecord
     from ckptmove.pickles.tree import Value
@@ -121,8 +123,8 @@ class RankFilesPart(OpenPart):
         if boxes is None:
             return None
         chunks = [box.chunk for box in boxes]
-        whole = AssembledTensor(saved.shard.shape, saved.local.dtype, chunks, lambda place: _elements(boxes[place]))
-        return StoredBytes(whole, self._extent(key), self.byteorder)
+        whole = Chunked(saved.shard.shape, saved.local.dtype, chunks, lambda place: _elements(boxes[place]))
+        return StoredBytes(Elements(whole), self._extent(key), self.byteorder)
 
     def is_sharded(self, key: str) -> bool:
         """Whether a storage is that of an assembled tensor, and not one of the first rank."""
@@ -266,7 +268,6 @@ def span_of(box: ShardBox) -> Span | None:
     return None if span is None else extent_span(span, box.local)
 
 
-def _elements(box: ShardBox) -> ChunkElements:
-    # Their span is known.
-    stored, span = cast("StoredBytes", box.file.part.storage(box.local.storage or "")), cast("Span", span_of(box))
-    return ChunkElements(stored, box.local, span)
+def _elements(box: ShardBox) -> LazyTensor:
+    storage = cast("StoredBytes", box.file.part.storage(box.local.storage or ""))
+    return cast("LazyTensor", stored_tensor(storage, box.local))  # `_find_distinct` found its span

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from ckptmove.checkpoint.directories import FileRecord
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.build import build_inventory
-from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.checkpoint.layouts.merge import moved_inventory
 from ckptmove.checkpoint.layouts.pieced_part import PiecedPart, StoredPiece
 from ckptmove.checkpoint.naming import naming
@@ -24,7 +23,9 @@ from ckptmove.formats.safetensors_shards import (
     chunk_offsets,
     shard_name,
 )
-from ckptmove.lazy.stored import StoredBytes
+from ckptmove.lazy.chunked import Chunked
+from ckptmove.lazy.stored import StoredBytes, Strided
+from ckptmove.lazy.tensor import Elements
 from ckptmove.model import Span
 from ckptmove.pickles.rebuild_arguments import contiguous
 
@@ -106,7 +107,6 @@ class ShardsPart(PiecedPart):
             own = build_inventory(self._table, self._table.read_compact(), limits, keep_tree=False)
         self.tensors: Mapping[str, ShardedTensor] = self._table.tensors
         own = replace(own, layout="sharded", size_bytes=sum(file.size_bytes for file in folder.files))
-        self._records = {one.name: one for one in own.tensors}
         self.inventory = moved_inventory(folder.path, own, base)
         self.rows = tuple(
             FileRecord(
@@ -134,10 +134,8 @@ class ShardsPart(PiecedPart):
     def storage(self, key: str) -> StoredBytes:
         tensor = self.tensors[key]
         chunks = [piece.chunk for piece in tensor.pieces]
-        whole = AssembledTensor(
-            tensor.shape, tensor.dtype, chunks, lambda place: self._chunk(key, tensor.pieces[place])
-        )
-        return StoredBytes(whole, Span(0, tensor.nbytes), self.byteorder)
+        whole = Chunked(tensor.shape, tensor.dtype, chunks, lambda place: self._chunk(key, tensor.pieces[place]))
+        return StoredBytes(Elements(whole), Span(0, tensor.nbytes), self.byteorder)
 
     def pieces_of(self, key: str) -> Iterator[StoredPiece]:
         for piece in self.tensors[key].pieces:
@@ -158,10 +156,10 @@ class ShardsPart(PiecedPart):
         """Return nothing: the metadata of shards is about their chunks."""
         return {}
 
-    def _chunk(self, key: str, piece: ShardPiece) -> ChunkElements:
+    def _chunk(self, key: str, piece: ShardPiece) -> Strided:
         sizes, span = piece.chunk.sizes, self._spans[piece.file, key]
-        record = self._records[key]._replace(shape=sizes, stride=contiguous(sizes), nbytes=span.nbytes)
-        return ChunkElements(StoredBytes(self._source(piece.file), span, "little"), record, span)
+        storage = StoredBytes(self._source(piece.file), span, "little")
+        return Strided(storage, self.tensors[key].dtype, sizes, contiguous(sizes))
 
     def _source(self, file: str) -> ByteSource:
         return self._files.source(f"{self._folder.path}/{file}" if self._folder.path else file)

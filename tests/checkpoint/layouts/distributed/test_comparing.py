@@ -5,27 +5,19 @@ from __future__ import annotations
 import io
 import pickle
 import re
-import sys
 import tracemalloc
 import zipfile
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 import ckptmove
-from ckptmove.checkpoint.layouts.assembled import AssembledTensor, ChunkElements
 from ckptmove.comparison.differences import Change, Gap, Uncompared
 from ckptmove.errors import LimitExceeded, MissingShard
-from ckptmove.formats.chunks import Chunk
-from ckptmove.io.part import MemorySource
-from ckptmove.lazy.stored import StoredBytes
 from ckptmove.limits import Limits
-from ckptmove.model import Span, TensorRecord
 
 WHOLE = torch.arange(24.0).reshape(4, 6)
 CHUNKINGS = {
@@ -61,45 +53,6 @@ def test_two_chunkings_of_one_tensor(distributed, tmp_path, ours, theirs):
     changed[2, 3] += 0.5
     distributed.save_ranks(other, {"w": (changed, CHUNKINGS[theirs])})
     assert diff(one, other).changed == (Change("w", "value", "[4, 6]", "[4, 6]", Gap(0.5, 0.5 / 15.5)),)
-
-
-ORDERS = ("little", "big")
-
-
-@st.composite
-def cut(draw):
-    """A shape of some axes, and a grid of chunks of it."""
-    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=0, max_size=4)))
-    edges = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=2))}) for size in shape]
-    boxes = list(product(*(pairwise(line) for line in edges)))
-    chunks = [Chunk(tuple(a for a, _ in box), tuple(b - a for a, b in box)) for box in boxes]
-    return shape, draw(st.permutations(chunks))
-
-
-@given(cut(), st.data())
-def test_any_run_of_any_chunking_is_that_of_the_tensor(case, data):
-    shape, chunks = case
-    whole = torch.arange(torch.Size(shape).numel(), dtype=torch.int16).reshape(shape)
-    loaded = []
-
-    def load(place):
-        chunk = chunks[place]
-        part = whole[tuple(slice(a, a + n) for a, n in zip(chunk.offsets, chunk.sizes, strict=True))]
-        axes = data.draw(st.permutations(range(len(shape))))
-        turned = part.permute(axes).contiguous().permute([axes.index(axis) for axis in range(len(shape))])
-        record = TensorRecord("w", "model", "cpu", "int16", tuple(part.shape), turned.stride(), "0", 0, 0)
-        elements, order = turned.as_strided((turned.numel(),), (1,)).numpy(), data.draw(st.sampled_from(ORDERS))
-        raw = (elements if order == sys.byteorder else elements.byteswap()).tobytes()
-        loaded.append(place)
-        return ChunkElements(StoredBytes(MemorySource("x", raw), Span(0, len(raw)), order), record, Span(0, len(raw)))
-
-    tensor = AssembledTensor(shape, "int16", chunks, load)
-    raw = whole.contiguous().numpy().tobytes()
-    for _ in range(3):
-        start = data.draw(st.integers(0, whole.numel()))
-        end = data.draw(st.integers(start, whole.numel()))
-        assert tensor.read(2 * start, 2 * end) == raw[2 * start : 2 * end]
-    assert len(set(loaded)) == len(loaded)
 
 
 @pytest.mark.parametrize(
