@@ -11,7 +11,7 @@ from ckptmove.checkpoint.layouts.tree_part import NewTreePart
 from ckptmove.errors import CrcMismatch
 from ckptmove.formats.chunks import Chunk
 from ckptmove.lazy.chunked import Chunked
-from ckptmove.lazy.stored import StoredBytes, stored_tensor
+from ckptmove.lazy.stored import StoredBytes
 from ckptmove.lazy.tensor import Elements, LazyTensor
 from ckptmove.model import Span
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
@@ -78,7 +78,7 @@ class GatheredPart(NewTreePart):
     def storage(self, key: str) -> StoredBytes | None:
         count, dtype = 0, "uint8"
         for run in self._storages[key]():
-            if run.record.nbytes and run.part.bytes_of(run.record) is None:
+            if run.record.nbytes and run.part.elements(run.record) is None:
                 return None
             count, dtype = count + run.record.shape[0], run.record.dtype
         tensor = _Gathered(self, key, dtype, count)
@@ -98,9 +98,7 @@ class GatheredPart(NewTreePart):
         chunks = [Chunk((start,), run.record.shape) for start, run in zip(ends, runs, strict=False)]
 
         def load(place: int) -> LazyTensor:
-            part, record = runs[place]
-            storage = cast("StoredBytes", part.storage(part.own_key(record) or ""))
-            return cast("LazyTensor", stored_tensor(storage, record))  # `storage` found it
+            return cast("LazyTensor", runs[place].part.elements(runs[place].record))  # `storage` found it
 
         return Chunked((ends[-1],), runs[0].record.dtype, chunks, load)
 
