@@ -69,8 +69,9 @@ def bytes_of_storage(storage: StoredBytes) -> LazyTensor:
 
 def _whole(storage: StoredBytes) -> LazyTensor | None:
     """The tensor whose elements a storage has; None for another storage."""
-    tensor = storage.source.tensor if isinstance(storage.source, Elements) else None
-    return tensor if tensor is not None and storage.span == Span(0, tensor.nbytes) else None
+    source, span, byteorder = storage
+    is_whole = isinstance(source, Elements) and span == Span(0, source.tensor.nbytes) and byteorder == sys.byteorder
+    return source.tensor if isinstance(source, Elements) and is_whole else None
 
 
 def as_strided(tensor: LazyTensor) -> Strided:

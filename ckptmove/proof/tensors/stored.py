@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
 
-from ckptmove.checkpoint.elements import extent_numel, extent_span
+from ckptmove.checkpoint.elements import extent_span
 from ckptmove.checkpoint.parts import RANKS_MISSING
 from ckptmove.errors import DamagedArchive, MissingShard, SourceChanged
 from ckptmove.io.part import read_into
+from ckptmove.lazy.geometry import extent_numel
 from ckptmove.model import Span
 from ckptmove.proof.tensors.dtypes import dtype_of
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
