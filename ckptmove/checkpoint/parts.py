@@ -31,6 +31,7 @@ from ckptmove.formats.opening import container_of
 from ckptmove.io.part import CountedSource
 from ckptmove.pickles.collector import collector_paused
 from ckptmove.pickles.compact_memo import NeedsEveryOperation
+from ckptmove.torch_facts.dtypes import ITEM_BYTES
 from ckptmove.torch_facts.verdicts import classify
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from ckptmove.io.contracts import ByteSource, Progress
     from ckptmove.io.source import DiskPlace
     from ckptmove.lazy.stored import StoredBytes
+    from ckptmove.lazy.tensor import LazyTensor
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, Inventory, Span, TensorRecord
     from ckptmove.pickles.state import Machine
@@ -181,14 +183,13 @@ class OpenPart(ABC):
         """Whether it is a file of a server that is still open."""
         return False
 
-    def bytes_of(self, record: TensorRecord) -> tuple[StoredBytes, Span] | None:
-        """Storage of a dense tensor, and the tensor's span in it; None if bytes are missing or encoded."""
-        from ckptmove.checkpoint.elements import extent_span
+    def elements(self, record: TensorRecord) -> LazyTensor | None:
+        """Elements of a dense tensor; None if bytes are missing or encoded."""
+        from ckptmove.lazy.stored import stored_tensor
 
         key = self.own_key(record)
-        stored = None if key is None else self.storage(key)
-        span = None if stored is None else extent_span(stored.span, record)
-        return None if stored is None or span is None else (stored, span)
+        storage = None if key is None else self.storage(key)
+        return None if storage is None else stored_tensor(storage, record)
 
     def number(self, record: TensorRecord) -> float | None:
         """Read a tensor of one element; None if it is another tensor or cannot be read."""
@@ -197,17 +198,17 @@ class OpenPart(ABC):
             return None
         if self.disk is None and not (self.is_assembled or self.is_remote):
             return None  # a compressed member of an archive would be inflated again
-        from ckptmove.checkpoint.elements import blocks
-
+        data = bytearray(ITEM_BYTES[record.dtype])
         try:
-            found = self.bytes_of(record)
-            data = b"" if found is None else next(blocks(found[0], record, found[1]), b"")
+            found = self.elements(record)
+            if found is not None:
+                found.read_into(0, memoryview(data))
         except (UnreadableInput, LimitExceeded):
             return None
         return None if found is None else float(struct.unpack(f"={letter}", data)[0])
 
     def why_not(self, record: TensorRecord) -> str:
-        """Why :meth:`bytes_of` returns None for a tensor."""
+        """Why :meth:`elements` returns None for a tensor."""
         kind = self._kinds.get(record.storage or "")
         if kind == "encoded-storage":
             return f"written as text in {self.path}, as pickle protocols 0 to 2 write bytes"

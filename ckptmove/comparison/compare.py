@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.checkpoint.elements import blocks, fills_extent, overlaps, raw_blocks
+from ckptmove.checkpoint.elements import fills_extent, overlaps
 from ckptmove.checkpoint.file_names import SHARD_FILE
 from ckptmove.checkpoint.open_checkpoint import side_by_side
 from ckptmove.checkpoint.state_dicts import WRAPPERS
@@ -21,13 +20,14 @@ from ckptmove.comparison.other_content import OtherContent
 from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import DamagedArchive, LimitExceeded, Refused, UsageError
 from ckptmove.formats.facts import facts_of
-from ckptmove.io.cast import cast_blocks
-from ckptmove.io.contracts import CastSegment
+from ckptmove.lazy.cast import Cast
+from ckptmove.lazy.geometry import extent_numel, is_contiguous
+from ckptmove.lazy.tensor import blocks
 from ckptmove.moves import Remap
 from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.text import amount, some
 from ckptmove.torch_facts.devices import NO_DEVICE
-from ckptmove.torch_facts.dtypes import CAST_DOWN, PACKED
+from ckptmove.torch_facts.dtypes import CAST_DOWN, ITEM_BYTES, PACKED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from ckptmove.comparison.gaps import Measure
     from ckptmove.io.contracts import Progress
     from ckptmove.limits import Limits
-    from ckptmove.model import Span, TensorRecord
+    from ckptmove.model import TensorRecord
 
-    #: Location and layout of elements: file, storage, span in it, dtype, shape and stride.
-    _Elements: TypeAlias = tuple[str, str | None, Span, str, tuple[int, ...], tuple[int, ...]]
+    #: Location and layout of elements: file, storage, offset in it, dtype, shape and stride.
+    _Elements: TypeAlias = tuple[str, str | None, int, str, tuple[int, ...], tuple[int, ...]]
 
 #: Kinds of tensors without elements in a storage of their own: meta tensors have no elements, "device-data" tensors
 #: have them in the pickle, and wrapper subclasses have inner tensors, which are compared under their own names.
@@ -207,12 +207,6 @@ class TensorComparison:
         mine, other = one.record, two.record
         if _WITHOUT_BYTES & {mine.kind, other.kind}:
             return
-        ours, theirs = one.part.bytes_of(mine), two.part.bytes_of(other)
-        if ours is None or theirs is None:
-            lacking = [stored for stored, found in ((one, ours), (two, theirs)) if found is None]
-            reasons = "; ".join(stored.part.why_not(stored.record) for stored in lacking)
-            self._uncompared.append(Uncompared(mine.name, reasons))
-            return
         # Elements that ``expand`` repeats on both sides are compared once, and counted as often as they occur.
         steps = zip(mine.shape, mine.stride, other.stride, strict=True)
         shape = tuple([size if step or counterpart else min(size, 1) for size, step, counterpart in steps])
@@ -221,20 +215,25 @@ class TensorComparison:
         is_cast = self._is_cast(mine, other)
         alike = mine.stride == other.stride and (is_cast or mine.dtype == other.dtype)
         share = (overlaps(mine) and overlaps(other)) or mine.dtype in PACKED
+        place = _elements(one, mine), _elements(two, other)
+        # Elements that are dense and in the same order on both sides need not be put into torch's order first.
+        if share or (mine.stride == other.stride and fills_extent(mine)):
+            mine, other = _as_stored(mine), _as_stored(other)
+        first, second = one.part.elements(mine), two.part.elements(other)
+        if first is None or second is None:
+            lacking = [stored for stored, found in ((one, first), (two, second)) if found is None]
+            reasons = "; ".join(stored.part.why_not(stored.record) for stored in lacking)
+            self._uncompared.append(Uncompared(mine.name, reasons))
+            return
         if share and not alike:
             self._uncompared.append(Uncompared(mine.name, "its elements overlap in a different way on each side"))
             return
-        place = _elements(one, mine, ours[1]), _elements(two, other, theirs[1])
         if place not in self._compared:
-            self._spend(ours[1].nbytes + theirs[1].nbytes)
-            # Elements that are dense and in the same order on both sides need not be put into torch's order first.
-            read = raw_blocks if share or (mine.stride == other.stride and fills_extent(mine)) else blocks
-            first, second, dtype = read(ours[0], mine, ours[1]), read(theirs[0], other, theirs[1]), other.dtype
+            self._spend(_extent_bytes(mine) + _extent_bytes(other))
             if is_cast:
-                segment = CastSegment(theirs[1], dtype, mine.dtype, sys.byteorder, None)
-                second, dtype = cast_blocks(second, segment, two.part.path), mine.dtype
-            pairs = zip(first, second, strict=True)
-            self._compared[place] = gap_between(pairs, mine.dtype, dtype, self._measure)
+                second = Cast(second, mine.dtype)
+            pairs = zip(map(bytes, blocks(first)), map(bytes, blocks(second)), strict=True)
+            self._compared[place] = gap_between(pairs, mine.dtype, second.dtype, self._measure)
         differ, gap = self._compared[place]
         if differ:
             change = Change(mine.name, "value", _sizes(one.record), _sizes(two.record), gap and gap.repeated(times))
@@ -269,8 +268,19 @@ def _unwrapped(name: str) -> str:
     return ".".join(part for part in name.split(".") if f"{part}." not in WRAPPERS)
 
 
-def _elements(stored: Stored, record: TensorRecord, span: Span) -> _Elements:
-    return stored.part.name, record.storage, span, record.dtype, record.shape, record.stride
+def _elements(stored: Stored, record: TensorRecord) -> _Elements:
+    return stored.part.name, record.storage, record.storage_offset, record.dtype, record.shape, record.stride
+
+
+def _as_stored(record: TensorRecord) -> TensorRecord:
+    """The elements of a tensor's extent in the order of the file, with gaps."""
+    if is_contiguous(record.shape, record.stride):
+        return record
+    return record._replace(shape=(extent_numel(record.shape, record.stride),), stride=(1,))
+
+
+def _extent_bytes(record: TensorRecord) -> int:
+    return extent_numel(record.shape, record.stride) * ITEM_BYTES[record.dtype]
 
 
 def _properties(record: TensorRecord, *, keeps_less: bool) -> tuple[tuple[What, str], ...]:

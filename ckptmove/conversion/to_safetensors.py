@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
-from ckptmove.checkpoint.elements import blocks, extent_numel, is_contiguous, little_endian
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, unique
 from ckptmove.conversion.remap.errors import NotInFormat
 from ckptmove.formats.safetensors_new import NewTensor, obstacle
@@ -20,7 +19,9 @@ from ckptmove.io.contracts import CopySegment, FromSource, StreamSegment
 from ckptmove.io.cut import checked_blocks, cut
 from ckptmove.io.segments import length, without_checks
 from ckptmove.io.spool import Spool, is_streamed
-from ckptmove.lazy.stored import StoredBytes
+from ckptmove.lazy.geometry import extent_numel, is_contiguous
+from ckptmove.lazy.stored import StoredBytes, Strided
+from ckptmove.lazy.tensor import blocks
 from ckptmove.moves import Dropped
 from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import Call, Dict, List, Node, Persistent, Set, Tuple
@@ -194,7 +195,7 @@ def _kept(group: list[TensorRecord], storage_nbytes: int) -> str | None:
     """Return the first tensor that holds the elements of all in a group, or None."""
     if len({(record.dtype, record.storage_offset, record.shape, record.stride) for record in group}) == 1:
         return group[0].name
-    if not all(is_contiguous(record) or len(record.shape) == 1 for record in group):
+    if not all(is_contiguous(record.shape, record.stride) or len(record.shape) == 1 for record in group):
         return None  # the library fails to flatten it
     complete = [record.name for record in group if not record.storage_offset and record.nbytes == storage_nbytes]
     return complete[0] if complete else None
@@ -208,7 +209,7 @@ def _segment(
 ) -> Segment:
     start, end = _area(record)
     part = cut(source, storage, start, end - start)
-    if is_contiguous(record) and (byteorder == "little" or ITEM_BYTES[record.dtype] == 1):
+    if is_contiguous(record.shape, record.stride) and (byteorder == "little" or ITEM_BYTES[record.dtype] == 1):
         return part
     elements = StreamSegment(record.nbytes, lambda: _elements(record, source, part, byteorder, overflowed))
     # The source stays known, so that a change of its file is detected.
@@ -217,19 +218,15 @@ def _segment(
 
 def _elements(
     record: TensorRecord, source: ByteSource, part: Segment, byteorder: str, overflowed: Overflowed | None
-) -> Iterator[bytes]:
+) -> Iterator[memoryview]:
     """Yield the elements of a tensor in order, little-endian."""
     while isinstance(part, FromSource):
         source, part = part
-    found = checked_blocks(source, part, overflowed)
-    if is_contiguous(record):
-        yield from little_endian(record, found, byteorder)
-        return
     with closing(Spool()) as spool:
         if isinstance(part, CopySegment):
-            for _ in found if part.checks else ():
+            for _ in checked_blocks(source, part) if part.checks else ():
                 pass
         else:
             source, part = spool.hold(source, part, overflowed)
-        span = cast("CopySegment", part).span
-        yield from blocks(StoredBytes(source, span, byteorder), record, span, "little")
+        storage = StoredBytes(source, cast("CopySegment", part).span, byteorder)
+        yield from blocks(Strided(storage, record.dtype, record.shape, record.stride), "little")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     #: Offsets and sizes of a part of a tensor, along each axis.
     Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
+#: Bytes to read of each chunk at a time, if chunks lie next to each other in a row.
+_RUN: Final = 4 << 10
 #: Chunks that are kept after they were loaded: those of a few hundred ranks.
 _MOST_LOADED: Final = 1024
 
@@ -76,10 +78,10 @@ class Chunked(LazyTensor):
 
     @property
     def block_bytes(self) -> int:
-        """A tile if chunks lie next to each other in a row: each read has elements of many."""
+        """As for the first chunk, and more if each read has elements of very many chunks."""
+        own = self.load(0).block_bytes if self.chunks else super().block_bytes
         one_by_one = all(map(int.__lt__, self._lasts, self._firsts[1:]))
-        # All chunks are assumed to be stored like the first.
-        return self.load(0).block_bytes if self.chunks and one_by_one else TILE
+        return own if one_by_one else max(own, min(_RUN * len(self.chunks), TILE))
 
     def read_into(self, first: int, memory: memoryview) -> None:
         for start in range(0, len(memory), TILE):

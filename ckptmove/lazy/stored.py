@@ -6,12 +6,13 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.io.part import read_into
-from ckptmove.lazy.geometry import Axis, contiguous_stride, is_contiguous
+from ckptmove.lazy.geometry import Axis, contiguous_stride, extent_numel, is_contiguous
 from ckptmove.lazy.tensor import TILE, Elements, LazyTensor, swap
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
     from ckptmove.io.part import Readable
+    from ckptmove.model import TensorRecord
 
 
 class StoredBytes(NamedTuple):
@@ -48,6 +49,29 @@ class Strided(LazyTensor):
             read_strided(source, start, axes, item, first, memory)
         if byteorder != sys.byteorder:
             swap(memory, self.dtype)
+
+
+def stored_tensor(storage: StoredBytes, record: TensorRecord) -> LazyTensor | None:
+    """A dense tensor of a storage; None if some of its elements are past the end."""
+    whole = _whole(storage)
+    is_whole = whole is not None and (record.dtype, record.shape) == (whole.dtype, whole.shape)
+    if is_whole and is_contiguous(record.shape, record.stride):
+        return whole
+    tensor = Strided(storage, record.dtype, record.shape, record.stride, record.storage_offset)
+    reached = record.storage_offset + extent_numel(record.shape, record.stride)
+    return tensor if reached * tensor.item <= storage.span.nbytes else None
+
+
+def bytes_of_storage(storage: StoredBytes) -> LazyTensor:
+    """All bytes of a storage in order: those of the tensor that it was made from, or its own."""
+    return _whole(storage) or Strided(storage, "uint8", (storage.span.nbytes,), (1,))
+
+
+def _whole(storage: StoredBytes) -> LazyTensor | None:
+    """The tensor whose elements a storage has; None for another storage."""
+    source, span, byteorder = storage
+    is_whole = isinstance(source, Elements) and span == Span(0, source.tensor.nbytes) and byteorder == sys.byteorder
+    return source.tensor if isinstance(source, Elements) and is_whole else None
 
 
 def as_strided(tensor: LazyTensor) -> Strided:

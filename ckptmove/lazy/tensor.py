@@ -63,7 +63,8 @@ def blocks(tensor: LazyTensor, byteorder: Literal["little", "big"] = sys.byteord
     A block is valid until the next one is taken.
     """
     item, nbytes = tensor.item, tensor.nbytes
-    length, step = min(tensor.block_bytes, nbytes), BLOCK_ELEMENTS * item
+    step = BLOCK_ELEMENTS * item
+    length = min(-(-tensor.block_bytes // step) * step, nbytes)
     memory = memoryview(bytearray(length))
     for start in range(0, nbytes, max(length, 1)):
         found = memory[: nbytes - start]
@@ -74,10 +75,10 @@ def blocks(tensor: LazyTensor, byteorder: Literal["little", "big"] = sys.byteord
 
 
 class Elements:
-    """The elements of a tensor as a source of bytes: those of a contiguous storage, in this machine's byte order."""
+    """The elements of a tensor as a source of bytes: those of a contiguous storage."""
 
-    def __init__(self, tensor: LazyTensor) -> None:
-        self.tensor = tensor
+    def __init__(self, tensor: LazyTensor, byteorder: str = sys.byteorder) -> None:
+        self.tensor, self.byteorder = tensor, byteorder
 
     def read(self, start: int, end: int) -> bytes:
         """Bytes from ``start`` to ``end`` (exclusive), both between two elements."""
@@ -88,6 +89,8 @@ class Elements:
     def read_into(self, start: int, memory: memoryview) -> None:
         """Read bytes from ``start``, the first of an element, on until the memory is full."""
         self.tensor.read_into(start // self.tensor.item, memory)
+        if self.byteorder != sys.byteorder:
+            swap(memory, self.tensor.dtype)
 
 
 def swap(memory: memoryview, dtype: str) -> None:

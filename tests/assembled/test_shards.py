@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from hf_shards import MODEL, write
 from safetensors.torch import load_file, save_file
 
 import ckptmove
@@ -14,35 +15,6 @@ from ckptmove.api.hints import hint_for
 from ckptmove.errors import CkptMoveError, DamagedArchive, MissingShard
 from ckptmove.formats.safetensors_shards import ShardName, shard_name
 from ckptmove.opening.checkpoint import open_checkpoint
-
-#: Tensors of a model, with the axis of their shards (None: one rank has all) and the number of the file.
-MODEL = {
-    "emb.weight": (torch.arange(40.0).reshape(10, 4), 0, 1),
-    "seen": (torch.arange(7, dtype=torch.float16), None, 1),
-    "head.weight": (torch.arange(35, dtype=torch.bfloat16).reshape(5, 7), 1, 2),
-    "head.bias": (torch.arange(9.0), 0, 2),
-    "scale": (torch.tensor(3.0), None, 2),
-    "none": (torch.zeros(0, 4), None, 2),
-}
-
-
-def write(folder, *, ranks=3, files=2):
-    """Write the shards of each rank, as the writer does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for rank in range(ranks):
-        for index in range(1, files + 1):
-            tensors, offsets = {}, {}
-            for name, (tensor, axis, home) in MODEL.items():
-                parts = [tensor] if axis is None else tensor.chunk(ranks, axis)
-                if home == index and rank < len(parts):
-                    tensors[name] = parts[rank].contiguous()
-                    start = [0] * tensor.dim()
-                    if axis is not None:
-                        start[axis] = sum(part.shape[axis] for part in parts[:rank])
-                    offsets[name] = {"saved_offsets": start}
-            notes = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
-            save_file(tensors, folder / ShardName(rank + 1, index, files).text, metadata=notes)
-    return folder
 
 
 @pytest.fixture
@@ -71,22 +43,6 @@ def test_names_are_those_of_torch():
     assert ShardName(3, 2, 11).text == hf_utils._gen_file_name(2, 11, 3)
     assert shard_name(hf_utils._gen_file_name(2, 11, 3)) == ShardName(3, 2, 11)
     assert shard_name(hf_utils._gen_file_name(2, 11)) is None
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_tensors_are_whole(tmp_path, ranks):
-    folder = write(tmp_path / "run", ranks=ranks)
-    with open_checkpoint(str(folder)) as checkpoint:
-        inventory = checkpoint.inventory
-        assert {one.name: (one.dtype, one.shape) for one in inventory.tensors} == {
-            name: (str(tensor.dtype).removeprefix("torch."), tensor.shape) for name, (tensor, _, _) in MODEL.items()
-        }
-        assert (inventory.container, inventory.layout) == ("directory", "sharded")
-        assert [file.path for file in inventory.files] == sorted(path.name for path in folder.iterdir())
-        assert sum(one.nbytes for one in inventory.tensors) == sum(one.nbytes for one, _, _ in MODEL.values())
-        (part,) = checkpoint.parts
-        (emb,) = (one for one in inventory.tensors if one.name == "emb.weight")
-        assert len(part.files_of(emb)) == ranks
 
 
 def test_torch_reads_the_same(shards):
@@ -141,15 +97,6 @@ def test_next_to_other_checkpoints(shards):
     torch.save({"optimizer": 1}, shards / "extra.pt")
     inventory = ckptmove.inspect(shards).inventory
     assert {file.path for file in inventory.files} == {path.name for path in shards.iterdir()}
-
-
-def test_a_copy_is_the_same(shards, tmp_path):
-    torch.save({"w": torch.ones(1)}, shards / "other.pt")
-    ckptmove.convert(shards, to="cpu", output=tmp_path / "copy")
-    assert ckptmove.diff(shards, tmp_path / "copy").same
-    with open_checkpoint(str(shards)) as checkpoint:
-        (part,) = (part for part in checkpoint.parts if part.is_distributed)
-        part.budget().spend(1)
 
 
 def test_every_piece_is_compared(shards):

@@ -8,8 +8,6 @@ import json
 import math
 import pickle
 import shutil
-import sys
-import tracemalloc
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -22,15 +20,11 @@ import safetensors.torch
 import torch
 
 import ckptmove
-from ckptmove.checkpoint import elements
 from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.comparison import compare as comparison
 from ckptmove.comparison.differences import Change, Gap, LoneNan, Uncompared
 from ckptmove.errors import LimitExceeded, MissingFile
-from ckptmove.io.part import MemorySource
-from ckptmove.lazy.stored import StoredBytes
 from ckptmove.limits import Limits
-from ckptmove.model import Span, TensorRecord
 from ckptmove.proof.tensors import measuring
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
@@ -488,7 +482,7 @@ def test_elements_in_one_order_are_compared_as_they_lie(compare, monkeypatch):
     def refuse(*_arguments):
         raise AssertionError("put into another order first")
 
-    monkeypatch.setattr("ckptmove.checkpoint.elements._strided", refuse)
+    monkeypatch.setattr("ckptmove.lazy.strided.read_strided", refuse)
     image = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
     [change] = compare({"w": image}, {"w": (image + 2).to(memory_format=torch.channels_last)}).changed
     assert change.gap == Gap(2.0, 1.0)
@@ -547,14 +541,14 @@ def test_many_elements_with_gaps_between_them_are_read_in_blocks(compare):
 
 def test_elements_that_several_names_share_are_compared_once(compare, monkeypatch):
     asked = []
-    real = comparison.raw_blocks
-    monkeypatch.setattr(comparison, "raw_blocks", lambda *where: asked.append(where[1].name) or real(*where))
+    real = comparison.blocks
+    monkeypatch.setattr(comparison, "blocks", lambda one: asked.append(one.offset) or real(one))
     ours, theirs = torch.zeros(6), torch.ones(6)
     names = [f"w{place}" for place in range(50)]
     result = compare(dict.fromkeys(names, ours), dict.fromkeys(names, theirs))
     assert whats(result) == [(name, "value") for name in names]
     assert {change.gap for change in result.changed} == {Gap(1.0, 1.0)}
-    assert asked == ["w0", "w0"]
+    assert asked == [0, 0]
 
 
 def test_elements_that_lie_otherwise_are_others(compare, monkeypatch):
@@ -567,10 +561,10 @@ def test_elements_that_lie_otherwise_are_others(compare, monkeypatch):
         "turned": held[:6].reshape(3, 2).t(),
     }
     asked = []
-    real = comparison.raw_blocks
-    monkeypatch.setattr(comparison, "raw_blocks", lambda *where: asked.append(where[1].name) or real(*where))
+    real = comparison.blocks
+    monkeypatch.setattr(comparison, "blocks", lambda one: asked.append(one.offset) or real(one))
     assert compare(views, views).same
-    assert sorted(asked) == sorted([*views, *views])
+    assert sorted(asked) == [*[0] * 6, 6, 6]
     other = compare(views, {**views, "behind": torch.zeros(6), "w": torch.ones(6)})
     assert [change for change in whats(other) if change[1] == "value"] == [("w", "value"), ("behind", "value")]
 
@@ -841,46 +835,6 @@ def test_a_cast_of_a_tensor_in_another_order_is_measured(compare):
     assert [change.what for change in compare({"w": values}, {"w": values.half()}).changed] == ["dtype"]
     [_, change] = compare({"w": values}, {"w": (values + 2).half()}).changed
     assert change == Change("w", "value", "[4, 3, 2]", "[4, 3, 2]", Gap(2.0, 1.0))
-
-
-@pytest.mark.parametrize(
-    "cut",
-    [
-        lambda values: values.permute(2, 0, 1),
-        lambda values: values[:, ::2].transpose(0, 2),
-        lambda values: values[1:2, :, 1::3],
-        lambda values: values[:, 1:2].expand(-1, 5, -1).transpose(0, 1),
-        lambda values: values[0, :, 0],
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.complex128])
-def test_elements_come_in_the_order_of_torch(cut, dtype, monkeypatch):
-    monkeypatch.setattr(elements, "BLOCK_ELEMENTS", 3)
-    tensor = cut(torch.arange(60).view(3, 4, 5).to(dtype))
-    found = b"".join(elements.blocks(*held(tensor)))
-    assert found == bytes(tensor.clone(memory_format=torch.contiguous_format).untyped_storage())
-
-
-def test_columns_take_no_more_memory_than_their_bytes(monkeypatch):
-    monkeypatch.setattr(elements, "BLOCK_ELEMENTS", 2**12)
-    given = held(torch.ones(2, 2**15, dtype=torch.uint8).t())
-    tracemalloc.start()
-    try:
-        assert sum(map(len, elements.blocks(*given))) == 2**16
-        assert tracemalloc.get_traced_memory()[1] < 2**17
-    finally:
-        tracemalloc.stop()
-
-
-def held(tensor):
-    """Arguments to read the elements of a tensor: its storage in memory, its record, and its offset."""
-    data = bytes(tensor.untyped_storage())
-    record = TensorRecord(
-        name="w", role="model", device="cpu", dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape),
-        stride=tuple(tensor.stride()), storage="0", storage_offset=tensor.storage_offset(), nbytes=tensor.nbytes,
-    )  # fmt: skip
-    stored = StoredBytes(MemorySource("w", data), Span(0, len(data)), sys.byteorder)
-    return stored, record, elements.extent_span(stored.span, record)
 
 
 @pytest.mark.parametrize("is_link", [True, False])

@@ -29,7 +29,7 @@ from ckptmove.errors import (
     OutputIsFolder,
     OutputIsSource,
 )
-from ckptmove.formats.safetensors_file import SafetensorsFile
+from ckptmove.formats.facts import facts_of
 from ckptmove.io.source import FileSource
 from ckptmove.limits import Limits
 from ckptmove.opening import zip_members
@@ -352,7 +352,7 @@ def test_an_archive_without_any_device(archives, tmp_path):
     path = archives.zip({"model.safetensors": safetensors.torch.save({"0.weight": torch.ones(3)})})
     told = ckptmove.convert(path, to="cpu")
     assert told.output is None
-    assert told.notes[0].startswith(f"{SafetensorsFile.why_no_devices}; ")
+    assert told.notes[0].startswith(f"{facts_of('safetensors').why_no_devices}; ")
     assert "-o OUT" in told.notes[0]
     ckptmove.convert(path, to="cpu", output=tmp_path / "copy.zip")
     assert (tmp_path / "copy.zip").read_bytes() == path.read_bytes()

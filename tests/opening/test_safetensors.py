@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import ckptmove
 from ckptmove.checkpoint.pairing import pair_all
-from ckptmove.formats.safetensors_file import SafetensorsFile
+from ckptmove.formats.facts import facts_of
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_directory_without_any_device_is_only_copied_where_that_is_asked_for(b
     save_file(build.trained()[0].state_dict(), folder / "model.safetensors")
     result = ckptmove.convert(folder, to="cuda:0")
     assert result.output is None
-    assert result.notes[0].startswith(f"{SafetensorsFile.why_no_devices}; ")
+    assert result.notes[0].startswith(f"{facts_of('safetensors').why_no_devices}; ")
     assert "-o OUT" in result.notes[0]
     assert [path.name for path in tmp_path.iterdir()] == ["weights"]
     output = Path(ckptmove.convert(folder, to="cuda:0", output=tmp_path / "copy").output)

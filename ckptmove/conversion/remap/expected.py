@@ -21,11 +21,11 @@ from ckptmove.conversion.remap.remapping import remap
 from ckptmove.conversion.shards import INDEX_NAME, shard_names
 from ckptmove.conversion.to_safetensors import dense_records, tied_names
 from ckptmove.formats.facts import facts_of
-from ckptmove.io.cast import CAST_BLOCK, cast_blocks
-from ckptmove.io.contracts import CastSegment
 from ckptmove.io.part import MemorySource
 from ckptmove.io.segments import blocks_of
-from ckptmove.lazy.stored import StoredBytes
+from ckptmove.lazy.cast import Cast
+from ckptmove.lazy.stored import StoredBytes, Strided
+from ckptmove.lazy.tensor import Elements
 from ckptmove.model import Span
 from ckptmove.moves import MovePlan, MoveRequest, Remap
 from ckptmove.pickles.build import new_dict, ordered_dict
@@ -218,7 +218,7 @@ class ExpectedPart(NewTreePart):
             return stored
         start = stored.span.start + change.span.start
         cut = StoredBytes(stored.source, Span(start, start + change.span.nbytes), stored.byteorder)
-        return cut if change.cast is None else _cast(cut, change.cast, part.path)
+        return cut if change.cast is None else _cast(cut, change.cast)
 
 
 def _inflated(part: OpenPart, key: str) -> StoredBytes | None:
@@ -233,23 +233,8 @@ def _inflated(part: OpenPart, key: str) -> StoredBytes | None:
     return StoredBytes(MemorySource(part.path, data), Span(0, len(data)), part.byteorder)
 
 
-def _cast(stored: StoredBytes, dtypes: tuple[str, str], path: str) -> StoredBytes:
-    old, new = (ITEM_BYTES[dtype] for dtype in dtypes)
-    return StoredBytes(_CastBytes(stored, dtypes, path), Span(0, stored.span.nbytes // old * new), stored.byteorder)
-
-
-class _CastBytes:
-    """Bytes of a storage that are cast when they are read."""
-
-    def __init__(self, stored: StoredBytes, dtypes: tuple[str, str], path: str) -> None:
-        self._stored, self._dtypes, self._path = stored, dtypes, path
-
-    def read(self, start: int, end: int) -> bytes:
-        """Bytes from ``start`` to ``end`` (exclusive), both between two elements."""
-        old, new = (ITEM_BYTES[dtype] for dtype in self._dtypes)
-        first = self._stored.span.start
-        span = Span(first + start // new * old, first + end // new * old)
-        segment = CastSegment(Span(0, span.nbytes), *self._dtypes, self._stored.byteorder, None)
-        wide = self._stored.source.read(span.start, span.end)
-        blocks = (wide[at : at + CAST_BLOCK] for at in range(0, len(wide), CAST_BLOCK))
-        return b"".join(cast_blocks(blocks, segment, self._path))
+def _cast(stored: StoredBytes, dtypes: tuple[str, str]) -> StoredBytes:
+    source, target = dtypes
+    count = stored.span.nbytes // ITEM_BYTES[source]
+    tensor = Cast(Strided(stored, source, (count,), (1,)), target)
+    return StoredBytes(Elements(tensor, stored.byteorder), Span(0, tensor.nbytes), stored.byteorder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
 from ckptmove.checkpoint.parts import RANKS_MISSING, FilePart
 from ckptmove.checkpoint.state_dicts import RootKeys
@@ -21,9 +21,11 @@ from ckptmove.io.contracts import FromSource, StreamSegment
 from ckptmove.io.cut import cut
 from ckptmove.io.locations import stem
 from ckptmove.io.outputs import do_nothing
-from ckptmove.io.part import MemorySource, read_into
+from ckptmove.io.part import MemorySource
 from ckptmove.io.segments import length
 from ckptmove.io.spool import Spool
+from ckptmove.lazy.stored import bytes_of_storage
+from ckptmove.lazy.tensor import blocks
 from ckptmove.pickles.storage_id import rename_storages, storage_keys
 from ckptmove.pickles.tree import nodes
 from ckptmove.pickles.write import write_pickle
@@ -41,9 +43,6 @@ if TYPE_CHECKING:
     from ckptmove.lazy.stored import StoredBytes
     from ckptmove.model import Inventory
     from ckptmove.pickles.tree import Value
-
-#: Bytes read at a time of a tensor that is assembled from pieces; a multiple of every element size.
-_BLOCK: Final = 1 << 20
 
 
 def lay_out_file(
@@ -185,7 +184,7 @@ class NewFiles:
             if stored is not None:
                 assembled = cast("AssembledPart", part)
                 check = partial(assembled.require_sound, key) if self._conversion.request.check else do_nothing
-                return StreamSegment(stored.span.nbytes, partial(_blocks, stored, check)), None
+                return StreamSegment(stored.span.nbytes, partial(_checked_blocks, stored, check)), None
         raise DamagedArchive(part.path, f"bytes of storage '{key:.40}' are missing")
 
 
@@ -209,14 +208,10 @@ def _model_of(inventory: Inventory, other: str) -> str:
     return max(nbytes, key=nbytes.__getitem__, default=other)
 
 
-def _blocks(stored: StoredBytes, check: Callable[[], None]) -> Iterator[memoryview]:
+def _checked_blocks(stored: StoredBytes, check: Callable[[], None]) -> Iterator[memoryview]:
     """Bytes of a tensor that is assembled from pieces. They are not read in order, so they are checked before."""
     check()
-    buffer = memoryview(bytearray(min(_BLOCK, stored.span.nbytes)))
-    for start in range(stored.span.start, stored.span.end, _BLOCK):
-        block = buffer[: stored.span.end - start]
-        read_into(stored.source, start, block)
-        yield block
+    yield from blocks(bytes_of_storage(stored))
 
 
 def _own_key(part: OpenPart, key: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ckptmove.checkpoint.elements import extent_numel
+from ckptmove.lazy.geometry import extent_numel
 from ckptmove.proof.checks import Joined, Offenders, failed, passed, skipped
 from ckptmove.proof.processes.shares import ONE_PROCESS
 from ckptmove.proof.restored.pages import PagesOfFiles

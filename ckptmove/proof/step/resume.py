@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
-from ckptmove.checkpoint.elements import extent_numel, overlaps
+from ckptmove.checkpoint.elements import overlaps
 from ckptmove.checkpoint.inventory.partitions import one_of_ranks
 from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.conversion.plan import plan_move
@@ -17,6 +17,7 @@ from ckptmove.errors import UncastableDtype, UnreadableInput, UnsupportedDtype
 from ckptmove.findings.context import Context, available_device, tried_command
 from ckptmove.findings.trials import Source
 from ckptmove.formats.facts import facts_of
+from ckptmove.lazy.geometry import extent_numel
 from ckptmove.model import OPAQUE
 from ckptmove.moves import MoveRequest
 from ckptmove.proof.checks import NOTHING_TO_RESUME

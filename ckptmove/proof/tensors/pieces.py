@@ -8,10 +8,10 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from ckptmove.checkpoint.elements import extent_numel, is_contiguous
 from ckptmove.checkpoint.pairing import moments
 from ckptmove.checkpoint.state_dicts import is_never_trained
 from ckptmove.formats.local_shards import CLASSES
+from ckptmove.lazy.geometry import extent_numel, is_contiguous
 from ckptmove.torch_facts.optimizers import BY_NAME, is_elementwise, keeps_state_on_first
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Window(NamedTuple):
             share = count / record.shape[0]
             whole = extent_numel(record.shape, record.stride)
             return run if extent_numel(run.shape, run.stride) <= _MOST_OVERLAP * share * whole else None
-        if not is_contiguous(record):
+        if not is_contiguous(record.shape, record.stride):
             return None
         return record._replace(shape=(count,), stride=(1,), storage_offset=record.storage_offset + self.start)
 
@@ -192,7 +192,7 @@ def _cut(piece: ParameterPiece) -> Iterator[ParameterPiece]:
     if piece.elements <= WINDOW_ELEMENTS or any(record.shape != piece.parameter.shape for record in sized):
         yield piece  # a moment of another shape: the step shows whether the optimizer accepts it
         return
-    flat = all(is_contiguous(record) for record in sized)
+    flat = all(is_contiguous(record.shape, record.stride) for record in sized)
     rows = piece.elements if flat else piece.parameter.shape[0]
     row = piece.elements // rows
     step = max(1, WINDOW_ELEMENTS // row)

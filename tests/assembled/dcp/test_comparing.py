@@ -121,13 +121,6 @@ def test_memory_does_not_hang_on_the_size_of_tensors(distributed, tmp_path):
 # --- objects other than tensors --------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_and_its_copy(distributed, trained, tmp_path):
-    other = distributed.save(tmp_path / "other", distributed.trained_tree())
-    result = diff(trained, other)
-    assert result.same
-    assert result.tensors == len(ckptmove.inspect(trained).inventory.tensors)
-
-
 def test_objects_are_told_by_what_is_in_them(distributed, trained, tmp_path):
     tree = distributed.trained_tree()
     tree["step"] = 4

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptmove.io import strided
-from ckptmove.io.strided import strided_blocks
+from ckptmove.lazy import stored, strided, tensor
+from ckptmove.lazy.stored import StoredBytes, Strided
+from ckptmove.lazy.tensor import blocks
+from ckptmove.model import Span
 
 AXES = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 40)), min_size=1, max_size=4)
 
@@ -20,7 +24,7 @@ class Reads:
         self.data = tensor.numpy().tobytes()
         self.spans = []
 
-    def __call__(self, start, end):
+    def read(self, start, end):
         assert 0 <= start < end <= len(self.data)
         self.spans.append((start, end))
         return self.data[start:end]
@@ -31,16 +35,18 @@ class Reads:
 
 
 def elements(reads, start, shape, stride, item):
-    return b"".join(strided_blocks(reads, start * item, shape, stride, item))
+    dtype = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}[item]
+    storage = StoredBytes(reads, Span(0, len(reads.data)), sys.byteorder)
+    return b"".join(map(bytes, blocks(Strided(storage, dtype, shape, stride, start))))
 
 
 @pytest.fixture
 def small(monkeypatch):
     """Limits in proportion to tensors of a few kilobytes."""
-    monkeypatch.setattr(strided, "_TILE", 512)
+    monkeypatch.setattr(stored, "TILE", 512)
     monkeypatch.setattr(strided, "_CHUNK", 96)
     monkeypatch.setattr(strided, "_GAP", 8)
-    monkeypatch.setattr(strided, "_BLOCK", 64)
+    monkeypatch.setattr(tensor, "BLOCK_ELEMENTS", 4)
 
 
 @pytest.mark.usefixtures("small")
@@ -77,8 +83,7 @@ def test_short_gaps_are_read() -> None:
 def test_a_large_matrix_is_read_in_chunks(shape) -> None:
     matrix = torch.arange(1 << 24, dtype=torch.int32).view(shape)
     reads = Reads(matrix)
-    blocks = list(strided_blocks(reads, 0, (shape[1], shape[0]), (1, shape[1]), 4))
-    assert b"".join(blocks) == Reads(matrix.t()).data
+    assert elements(reads, 0, (shape[1], shape[0]), (1, shape[1]), 4) == Reads(matrix.t()).data
     assert max(end - start for start, end in reads.spans) <= 8 << 20
     assert reads.nbytes <= 2 * len(reads.data)
     assert len(reads.spans) <= 8192
