@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import zlib
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 #: For a mistyped path: entries of its folder to compare with, and the least similarity.
 _MOST_ENTRIES: Final = 1000
 _NEARLY: Final = 0.8
+#: Start and end of the name of a journal. It is next to its file, and its name is of fixed length and computed from that
+#: of the file, so that one lookup finds it.
+_JOURNAL: Final = (".ckptmove-", ".journal")
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 
@@ -175,3 +179,26 @@ def read_link(path: str) -> str:
         return os.readlink(path)  # a Path would normalize the target
     except OSError:
         return ""
+
+
+def journal_name(name: str) -> str:
+    """Return the name of a file's journal."""
+    return f"{zlib.crc32(os.fsencode(name)):08x}".join(_JOURNAL)
+
+
+def is_journal(name: str) -> bool:
+    """Whether a name has the form of a journal's name."""
+    return name.startswith(_JOURNAL[0]) and name.endswith(_JOURNAL[1])
+
+
+def home_of(path: str) -> tuple[str, str]:
+    """Return the folder and the name of a file; of a symbolic link, those of its target."""
+    real = os.path.realpath(path) if os.path.islink(path) else path
+    folder, name = os.path.split(real)
+    return folder or os.curdir, name
+
+
+def journal_path(path: str) -> str:
+    """Return the path of a file's journal, which is next to the file."""
+    folder, name = home_of(path)
+    return os.path.join(folder, journal_name(name))

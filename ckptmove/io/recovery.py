@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ckptmove.errors import RollbackFailed
-from ckptmove.io.journal import is_journal, journal_name, journal_path
+from ckptmove.io.locations import is_journal, journal_name, journal_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

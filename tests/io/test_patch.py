@@ -21,7 +21,8 @@ from ckptmove.errors import (
 )
 from ckptmove.io import patch as room
 from ckptmove.io.changes import InterruptedConversion, Patch
-from ckptmove.io.journal import UNKNOWN_JOURNAL, ChangedRange, Journal, decode, is_journal, journal_name, journal_path
+from ckptmove.io.journal import UNKNOWN_JOURNAL, ChangedRange, Journal, decode
+from ckptmove.io.locations import is_journal, journal_name, journal_path
 from ckptmove.io.patch import apply_patch, read_journal
 from ckptmove.io.patch import roll_back as roll_back_found
 from ckptmove.io.recovery import require_settled, with_journals
