@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: For a mistyped path: entries of its folder to compare with, and the least similarity.
 _MOST_ENTRIES: Final = 1000
 _NEARLY: Final = 0.8
-#: Start and end of the hidden name of a journal. It is next to its file, and its name, of fixed length, is computed from
-#: that of the file, so that one lookup finds it.
+#: Start and end of the name of a journal, which is next to its file. Its hidden name has a fixed length, and is computed
+#: from that of the file, so that one lookup finds it.
 _JOURNAL: Final = (".ckptmove-", ".journal")
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
