@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: For a mistyped path: entries of its folder to compare with, and the least similarity.
 _MOST_ENTRIES: Final = 1000
 _NEARLY: Final = 0.8
-#: Start and end of the name of a journal, which is next to its file. Its hidden name has a fixed length, and is computed
+#: Start and end of the name of a journal, which is next to its file. The name is hidden, of a fixed length, and computed
 #: from that of the file, so that one lookup finds it.
 _JOURNAL: Final = (".ckptmove-", ".journal")
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
